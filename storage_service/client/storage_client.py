@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.client import reads
 from streamhouse.storage_service.client.endpoint import with_ca_file
+from streamhouse.storage_service.client.position_reports import PositionReports, reported
 from streamhouse.storage_service.client.reached_offsets import ReachedOffsets
 from streamhouse.storage_service.client.reads import LogBatch
 from streamhouse.storage_service.client.tables import TableCalls
@@ -275,6 +276,7 @@ class StorageClient(TableCalls, TieringCalls):
         start: Literal["latest", "earliest"] | Mapping[int, int] = "latest",
         columns: Sequence[str] | None = None,
         schema_id: int | None = None,
+        consumer: str | None = None,
     ) -> Iterator[LogBatch]:
         """Follow a table: yield log batches as they become durable, for ever.
 
@@ -282,7 +284,9 @@ class StorageClient(TableCalls, TieringCalls):
 
         The service pushes; within a bucket rows come in offset order, each once, also when the
         connection breaks in between. `start` is `latest`, `earliest` (the log's oldest row), or
-        bucket -> offset for only those buckets.
+        bucket -> offset for only those buckets. Under the name `consumer`, if it is given, the
+        service is told about once a second how far the caller is: `streamhouse consumers` shows it.
+        A batch counts as read when the next one is asked for.
         """
         parsed = str(TablePath.parse(path))
         if start == "latest":
@@ -297,7 +301,7 @@ class StorageClient(TableCalls, TieringCalls):
             )
         if isinstance(start, str):
             self.begin_reading(path, offsets)
-        return reads.subscribe(
+        batches = reads.subscribe(
             self._transport,
             parsed,
             start=offsets,
@@ -305,6 +309,16 @@ class StorageClient(TableCalls, TieringCalls):
             reached=self._reached,
             schema_id=self._version(path, schema_id),
         )
+        if consumer is None:
+            return batches
+        return reported(batches, self.position_reports(path, consumer), start=offsets)
+
+    def position_reports(
+        self, path: str, consumer: str, *, reads_lake: bool = False
+    ) -> PositionReports:
+        """Return what tells the service, beside the reading, how far `consumer` is."""
+        send = functools.partial(self.report_position, path, consumer, reads_lake=reads_lake)
+        return PositionReports(send, consumer=consumer)
 
     def lookup(
         self, path: str, keys: pa.Table | pa.RecordBatch, *, columns: Sequence[str] | None = None

@@ -24,7 +24,11 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.lake.coverage import LakeDivergence
 from streamhouse.storage_service.model.lake.facts import LakeCatalog
-from streamhouse.storage_service.model.offsets import BucketPositions, offsets_from_json
+from streamhouse.storage_service.model.offsets import (
+    BucketPositions,
+    buckets_to_json,
+    offsets_from_json,
+)
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Schema, canonical_type, type_to_json
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
@@ -319,6 +323,36 @@ class TableCalls:
         answer = self._transport.request_json("GET", _pins_path(path))
         return {pin["holder"]: int(pin["snapshot_id"]) for pin in answer["pins"]}
 
+    # -- where readers stand -------------------------------------------------------------------
+
+    def consumers(self, path: str) -> list[dict[str, Any]]:
+        """Return where the readers of a table stand, as docs/http_api.md describes it."""
+        answer: dict[str, Any] = self._transport.request_json("GET", _consumers_path(path))
+        return list(answer["consumers"])
+
+    def report_position(
+        self, path: str, consumer: str, offsets: Mapping[int, int], *, reads_lake: bool = False
+    ) -> dict[str, int | None]:
+        """Say that `consumer` has read every row below bucket -> offset.
+
+        Returns `lag_rows` and `lag_ms`: how many rows it has not read, and the age of the oldest.
+        With `reads_lake` it finds rows that have left the log in the lake.
+        """
+        answer: dict[str, int | None] = self._transport.request_json(
+            "PUT",
+            _consumers_path(path, consumer),
+            body={"offsets": buckets_to_json(offsets), "reads_lake": reads_lake},
+            is_repeatable=True,
+        )
+        return answer
+
+    def forget_consumer(self, path: str, consumer: str) -> None:
+        """Let nothing wait for a consumer that will not come back; none of it being there is fine.
+
+        One that does is known again with its next report.
+        """
+        self._transport.request_json("DELETE", _consumers_path(path, consumer), is_repeatable=True)
+
     # -- the service ---------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
@@ -405,6 +439,11 @@ class TableCalls:
 
 def _pins_path(path: str) -> str:
     return f"/v1/tables/{TablePath.parse(path)}/lake/pins"
+
+
+def _consumers_path(path: str, consumer: str | None = None) -> str:
+    of_table = f"/v1/tables/{TablePath.parse(path)}/consumers"
+    return of_table if consumer is None else f"{of_table}/{quote(consumer, safe='')}"
 
 
 def _pin_path(path: str, holder: str) -> str:

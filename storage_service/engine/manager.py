@@ -561,6 +561,8 @@ class TabletManager:
         await self.upkeep.stop()
         await self.transactions.stop()
         tables = (*self.open_tables(), *self._leaving.values())
+        said = (table.consumers.save(is_last=True) for table in tables)
+        await asyncio.gather(*said, return_exceptions=True)  # what fails is said again
         await asyncio.gather(*(table.stop(flush=True) for table in tables))
         await self.runtime.run(self._committer.stop)
         # Groups that the commit thread handed over are completed before the logs are closed.
@@ -574,8 +576,7 @@ class TabletManager:
     def _add(self, table: OpenTable) -> None:
         table.is_dropped = False
         self._tables[table.path] = table
-        for bucket, tablet in enumerate(table.tablets):
-            self._places[tablet] = (table, bucket)
+        self._places |= {tablet: (table, bucket) for bucket, tablet in enumerate(table.tablets)}
         self._deferred.update(table.logs_of_writers)
 
     def _remove(self, table: OpenTable) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from streamhouse.storage_service.engine.consumers import Consumer, Consumers
 from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.engine.wakeups import Wakeups
@@ -62,12 +63,14 @@ class OpenTable(abc.ABC):
         *,
         lake: LakeState,
         lake_pins: LakePins,
+        consumers: Consumers,
         wakeups: Wakeups,
     ) -> None:
         assert len(tablets) == info.bucket_count, "every bucket has its log"
         self.info = info
         self.tablets = tuple(tablets)
         self.lake_pins = lake_pins
+        self.consumers = consumers
         self.wakeups = wakeups
         self.gate = WriteGate()
         """Passed by every write."""
@@ -142,6 +145,17 @@ class OpenTable(abc.ABC):
         """Whether the lake has rows that were overwritten."""
         is_known = self.lake.truncated_offsets == self.truncated_offsets
         return self.lake.snapshot_id is not None and not is_known
+
+    def readers(self) -> list[Consumer]:
+        """Return the consumers that have said within their time how far they are."""
+        return self.consumers.current(self.properties.log_consumers_ttl_ms)
+
+    @property
+    def is_log_kept_in_lake(self) -> bool:
+        """Whether the lake has every row that has left the log, for readers that look there."""
+        if self.info.is_primary_key_table:
+            return self.properties.datalake_changelog
+        return self.properties.datalake_enabled
 
     def state(self) -> TableState:
         """Return the table, its positions and its lake snapshot: one consistent cut."""

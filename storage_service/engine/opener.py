@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.consumers import Consumers
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.directory.format_upgrade import upgrade_files
 from streamhouse.storage_service.engine.directory.table_files import (
@@ -149,6 +150,7 @@ class TableOpener:
     async def _open(self, info: TableInfo, lake: LakeState, *, is_new: bool) -> OpenTable:
         """Open a table; if `is_new`, some of its files may never have been made."""
         pins = await self._runtime.run(self._load_pins, info)
+        consumers = await self._runtime.run(self._load_consumers, info)
         opened = await asyncio.gather(
             *(
                 self._runtime.run(self._open_bucket, info, bucket, lake, is_new)
@@ -161,7 +163,7 @@ class TableOpener:
             if isinstance(error, BaseException):
                 await self._runtime.run(_close_buckets, buckets)
                 raise error
-        table = self._table(info, buckets, lake, pins)
+        table = self._table(info, buckets, lake, pins, consumers)
         try:
             await self._check_history(table)
         except BaseException:
@@ -171,13 +173,20 @@ class TableOpener:
         return table
 
     def _table(
-        self, info: TableInfo, buckets: Sequence[_OpenBucket], lake: LakeState, pins: LakePins
+        self,
+        info: TableInfo,
+        buckets: Sequence[_OpenBucket],
+        lake: LakeState,
+        pins: LakePins,
+        consumers: Consumers,
     ) -> OpenTable:
         wakeups = Wakeups(self._waiter_limit)
         keys = [bucket.keys for bucket in buckets if bucket.keys is not None]
         if not keys:
             tablets = [bucket.tablet for bucket in buckets]
-            return LogTable(info, tablets, lake=lake, lake_pins=pins, wakeups=wakeups)
+            return LogTable(
+                info, tablets, lake=lake, lake_pins=pins, consumers=consumers, wakeups=wakeups
+            )
         writer = KeyWriter(
             keys,
             table=str(info.path),
@@ -186,7 +195,9 @@ class TableOpener:
             on_published=wakeups.wake,
             frame_bytes_max=self._frame_bytes_max,
         )
-        return KeyTable(info, keys, writer, lake=lake, lake_pins=pins, wakeups=wakeups)
+        return KeyTable(
+            info, keys, writer, lake=lake, lake_pins=pins, consumers=consumers, wakeups=wakeups
+        )
 
     async def _check_history(self, table: OpenTable) -> None:
         """Take note, durably, if the logs are not those that the lake state was saved for."""
@@ -204,6 +215,13 @@ class TableOpener:
     def _load_pins(self, info: TableInfo) -> LakePins:
         return LakePins(
             self._directory.lake_pins_file(info.table_id),
+            table=str(info.path),
+            runtime=self._runtime,
+        )
+
+    def _load_consumers(self, info: TableInfo) -> Consumers:
+        return Consumers(
+            self._directory.consumers_file(info.table_id),
             table=str(info.path),
             runtime=self._runtime,
         )

@@ -34,6 +34,9 @@ class Observer(Protocol):
     def segments_deleted(self, count: int) -> None:
         """Count log segments that retention deleted."""
 
+    def unread_rows_deleted(self, count: int) -> None:
+        """Count rows that left the log before a consumer had read them."""
+
     def rows_expired(self, count: int) -> None:
         """Count rows that were deleted because of their age."""
 

@@ -32,6 +32,7 @@ from streamhouse.storage_service.engine.table_arrivals import TableArrivals, ins
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     StorageFailedError,
+    StreamhouseError,
     UnavailableError,
 )
 from streamhouse.storage_service.journal.store.object_store import ObjectStore, ObjectStoreError
@@ -236,6 +237,9 @@ async def _freeze(manager: TabletManager, table: OpenTable, why: UnavailableErro
         table.gate.refuse(why)
         table.gate.stop(why)
     await table.lake_pins.end(why)
+    with contextlib.suppress(StreamhouseError):
+        await table.consumers.save(is_last=True)
+    await table.consumers.end(why)
     await manager.mending.leave(table)
     await manager.transactions.forget(table)
 

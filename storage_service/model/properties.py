@@ -122,6 +122,19 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
         parse_duration_ms,
         "How long rows stay in the log after they were written (lake tables: and were tiered).",
     ),
+    "table.log.consumers.wait": (
+        "log_consumers_wait",
+        "false",
+        parse_boolean,
+        "Keep rows in the log, however old, until every consumer that reports its position has read"
+        " them; `--disk-max` bounds it.",
+    ),
+    "table.log.consumers.ttl": (
+        "log_consumers_ttl_ms",
+        "7d",
+        parse_duration_ms,
+        "How long a consumer is known after its last report.",
+    ),
     "table.log.segment-bytes": (
         "log_segment_bytes",
         "128mb",
@@ -162,6 +175,8 @@ class TableProperties:
     datalake_ttl_ms: int | None
     import_source: str
     log_ttl_ms: int
+    log_consumers_wait: bool
+    log_consumers_ttl_ms: int
     log_segment_bytes: int
 
     @property

@@ -149,12 +149,15 @@ def _check_table(
                 f"rows [{tiered}, {found.log_start_offset}) are neither in the log nor in the lake;"
                 " retention takes them while table.datalake.enabled is false",
             )
-    try:
-        pins = directory.lake_pins_file(info.table_id)
-        if pins.exists():
-            pins.load()
-    except StreamhouseError as error:
-        report.error(where, error.message)
+    for file in (
+        directory.lake_pins_file(info.table_id),
+        directory.consumers_file(info.table_id),
+    ):
+        try:
+            if file.exists():
+                file.load()
+        except StreamhouseError as error:
+            report.error(where, error.message)
     if info.is_primary_key_table:
         _check_ages(directory.row_ages_file(info.table_id), facts, report)
     check_transactions(directory, info, lake, facts, report)

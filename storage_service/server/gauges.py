@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
+from streamhouse.storage_service.engine.upkeep.consumer_lag import consumer_lags
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.event_loop import in_slices
@@ -58,6 +59,16 @@ _TABLE_GAUGES: Final[Mapping[str, tuple[str, Callable[[OpenTable, TieringCoordin
 }
 
 
+CONSUMERS_MAX: Final = 500
+"""Consumers with metrics; those beyond have none, the first tables by name come first."""
+
+_CONSUMER_GAUGES: Final[Mapping[str, str]] = {
+    "lag_rows": "Rows that the consumer has not read.",
+    "lag_seconds": "Age of the oldest row that the consumer has not read; 0 when it has read all.",
+    "rows_at_risk": "Rows that the consumer has not read and that retention takes soon.",
+}
+
+
 async def read_state(service: Service) -> list[Metric]:
     """Return all of it. Event loop only."""
     gauges = await _gauges(service)
@@ -76,6 +87,7 @@ async def read_state(service: Service) -> list[Metric]:
         rounds,
         _damaged_tables(service),
         *await _tables(service),
+        *await _consumers(service),
     ]
 
 
@@ -115,6 +127,34 @@ async def _tables(service: Service) -> list[Metric]:
             family.add_metric([label], value)
         families.append(family)
     return families
+
+
+async def _consumers(service: Service) -> list[Metric]:
+    """Return how far the consumers of the tables are behind, of a bounded number of them."""
+    labels = ["table", "consumer"]
+    families = {
+        name: GaugeMetricFamily(f"streamhouse_consumer_{name}", text, labels=labels)
+        for name, text in _CONSUMER_GAUGES.items()
+    }
+    left = CONSUMERS_MAX
+    tables = sorted(service.manager.open_tables(), key=lambda table: table.path)
+    async for table in in_slices(tables):
+        if not left:
+            break
+        # Consumers of two tokens may have one name: the worst of them counts.
+        worst: dict[str, dict[str, float]] = {}
+        for lag in await consumer_lags(table, service.manager.runtime):
+            values: dict[str, float] = {"lag_rows": lag.rows, "rows_at_risk": lag.rows_at_risk}
+            if lag.lag_ms is not None:
+                values["lag_seconds"] = lag.lag_ms / 1000
+            of_name = worst.setdefault(lag.consumer.name, {})
+            for name, value in values.items():
+                of_name[name] = max(value, of_name.get(name, 0))
+        for consumer, found in list(worst.items())[:left]:
+            for name, value in found.items():
+                families[name].add_metric([str(table.path), consumer], value)
+        left = max(0, left - len(worst))
+    return list(families.values())
 
 
 def _label(service: Service, path: TablePath, number: int) -> str:

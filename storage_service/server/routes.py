@@ -227,6 +227,13 @@ _CONTROL: Final = (
         ("DELETE", "/{holder}", "read:{path}", "unpin_snapshot"),
     ),
     *_control(
+        "consumers",
+        "/v1/tables/{path}/consumers",
+        ("GET", "", "read:{path}", "list_consumers"),
+        ("PUT", "/{name}", "read:{path}", "report_position"),
+        ("DELETE", "/{name}", "read:{path}", "forget_consumer"),
+    ),
+    *_control(
         "transactions",
         "/v1/tables/{path}/transactions",
         ("POST", "", "write:{path}", "begin_transaction"),
@@ -294,6 +301,7 @@ _NOTHING: Final = (
     *_nothing("/v1/tables/{path}/lookup/...", "read:{path}"),
     *_nothing("/v1/tables/{path}/prefix_lookup/...", "read:{path}"),
     *_nothing("/v1/tables/{path}/lake/...", "read:{path}"),
+    *_nothing("/v1/tables/{path}/consumers/...", "read:{path}"),
     *_nothing("/v1/tables/{path}/append/...", "read:{path}", "write:{path}"),
     *_nothing("/v1/tables/{path}/upsert/...", "read:{path}", "write:{path}"),
     *_nothing("/v1/tables/{path}/delete/...", "read:{path}", "write:{path}"),

@@ -22,6 +22,7 @@ _KINDS: Final = (
     ("table.json", r"tables/[^/]+/table\.json"),
     ("lake.json", r"tables/[^/]+/lake\.json"),
     ("lake_pins.json", r"tables/[^/]+/lake_pins\.json"),
+    ("consumers.json", r"tables/[^/]+/consumers\.json"),
     ("row_ages.json", r"tables/[^/]+/row_ages\.json"),
     ("transaction", r"tables/[^/]+/transactions/[^/]+"),
     ("rows by key: sst", r"tables/[^/]+/bucket-\d+/kv/[^/]+\.sst"),

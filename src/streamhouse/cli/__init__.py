@@ -17,6 +17,7 @@ _COMMANDS: Final = {
     "adopt": ("streamhouse.cli.adopt", "Go on with the lake's rows where the log has others."),
     "backup": ("streamhouse.cli.backup", "Back a data directory up, running or not."),
     "check": ("streamhouse.cli.check", "Verify a data directory, reading only."),
+    "consumers": ("streamhouse.cli.consumers", "Show how far readers are behind."),
     "dump": ("streamhouse.cli.dump", "Show what a log segment holds."),
     "import": ("streamhouse.cli.import_table", "Make a table of an Iceberg table."),
     "maintain": ("streamhouse.cli.maintain", "Tidy a lake table now."),

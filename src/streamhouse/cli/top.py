@@ -64,7 +64,7 @@ def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
             _age(table["freshness_ms"]) if table["is_tiered"] else "",
             *([_chart(table["history"]["written_rows_per_s"])] if is_wide else []),
         )
-    lines: list[RenderableType] = [tables, *_troubles(status)]
+    lines: list[RenderableType] = [tables, *_consumers(status), *_troubles(status)]
     for worker in status["workers"]:
         lines.append(
             f"{worker['worker_id']} tiers {worker['table']} since {_age(worker['round_ms'])}"
@@ -76,6 +76,21 @@ def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
         if error := table["tiering"]["last_error"]:
             lines.append(Text(f"{table['table']}: {error}", style="red"))
     return Group(*lines)
+
+
+def _consumers(status: dict[str, Any]) -> list[RenderableType]:
+    """Return the readers that have reported their position, if there are any."""
+    readers = Table()
+    for heading in ("consumer", "of table"):
+        readers.add_column(heading, overflow="fold")
+    for heading in ("unread", "lag", "at risk"):
+        readers.add_column(heading, justify="right", no_wrap=True)
+    for table in status["tables"]:
+        for one in table.get("consumers", ()):
+            lag = "in the lake" if one["lag_ms"] is None else _age(one["lag_ms"])
+            at_risk = Text(_short(one["rows_at_risk"]) if one["rows_at_risk"] else "", style="red")
+            readers.add_row(one["name"], table["table"], _short(one["lag_rows"]), lag, at_risk)
+    return [readers] if readers.row_count else []
 
 
 def _troubles(status: dict[str, Any]) -> list[Text]:

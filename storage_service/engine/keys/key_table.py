@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from streamhouse.storage_service.engine.consumers import Consumers
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, table_rules
 from streamhouse.storage_service.engine.keys.key_lookup import KeyLookup
 from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
@@ -33,10 +34,13 @@ class KeyTable(OpenTable):
         *,
         lake: LakeState,
         lake_pins: LakePins,
+        consumers: Consumers,
         wakeups: Wakeups,
     ) -> None:
         logs = [bucket.log for bucket in buckets]
-        super().__init__(info, logs, lake=lake, lake_pins=lake_pins, wakeups=wakeups)
+        super().__init__(
+            info, logs, lake=lake, lake_pins=lake_pins, consumers=consumers, wakeups=wakeups
+        )
         self.key_buckets = tuple(buckets)
         self.key_writer = writer
         self.lookup = KeyLookup(info, self.key_buckets)

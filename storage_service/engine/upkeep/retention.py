@@ -3,6 +3,9 @@
 Rows of a table with a lake stay until they are tiered, however old they are. Changes of a primary
 key table stay until the rows they made are in the lake and durable without them; without a lake
 they stay for ever, because then they are the only rows that a reader can read.
+
+With `table.log.consumers.wait` rows stay until every consumer has read them; where the disk budget
+needs room it is age alone that counts. Without, who has not read what leaves the log is told of.
 """
 
 from __future__ import annotations
@@ -12,6 +15,11 @@ from collections.abc import Callable, Iterable
 
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime
+from streamhouse.storage_service.engine.upkeep.consumer_lag import (
+    first_wanted,
+    tell_of_lost_rows,
+    tell_of_rows_at_risk,
+)
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.log.log_tablet import LogTablet
 
@@ -26,13 +34,15 @@ async def retain(
     """Apply the retention of every table; of each no file changes otherwise meanwhile."""
     for table in tables():
         # The disk budget must not wait for who changes files if there is nothing to gain by it.
-        if is_early and not table.properties.datalake_enabled:
+        if is_early and not _gains_by_early(table):
             continue
         try:
             async with runtime.changing_files:
                 if table.is_dropped:
                     continue
                 deleted = await apply_retention(table, runtime, is_early=is_early)
+                await tell_of_rows_at_risk(table, runtime)
+            await table.consumers.save()
         except StreamhouseError as error:
             # A table dropped meanwhile has closed logs.
             if not table.is_dropped:
@@ -46,22 +56,35 @@ async def retain(
 async def apply_retention(table: OpenTable, runtime: Runtime, *, is_early: bool = False) -> int:
     """Delete the table's expired segments; return how many.
 
-    With `is_early` those that the lake has, whatever their age; without a lake the log is all there
-    is, and its age a promise.
+    With `is_early` those that the lake has, whatever their age, and whoever has not read them;
+    without a lake the log is all there is, and its age a promise.
     """
     properties = table.properties
     # Of a diverged one nobody knows yet which rows are whose.
-    if table.lake.diverged or (is_early and not properties.datalake_enabled):
+    if table.lake.diverged or (is_early and not _gains_by_early(table)):
         return 0
-    ttl_ms = 0 if is_early else properties.log_ttl_ms
+    is_age_ignored = is_early and properties.datalake_enabled
+    ttl_ms = 0 if is_age_ignored else properties.log_ttl_ms
     timestamp_us_before = runtime.clock_us() - ttl_ms * 1_000
     deleted = 0
     for bucket, tablet in enumerate(table.tablets):
         offset_max = await table.forgettable(bucket, timestamp_us_before=timestamp_us_before)
+        if properties.log_consumers_wait and not is_early:
+            wanted = first_wanted(table, bucket)
+            offset_max = offset_max if wanted is None else min(offset_max, wanted)
+        start = tablet.log_start_offset
         if offset_max > tablet.log_start_offset or table.truncated_offsets:
             tiered = table.lake.tiered_offsets.get(bucket, 0)
             deleted += await runtime.run(_delete, tablet, timestamp_us_before, offset_max, tiered)
+        if tablet.log_start_offset > start:
+            end = tablet.log_start_offset
+            if lost := tell_of_lost_rows(table, bucket, start=start, end=end):
+                runtime.observer.unread_rows_deleted(lost)
     return deleted
+
+
+def _gains_by_early(table: OpenTable) -> bool:
+    return table.properties.datalake_enabled or table.properties.log_consumers_wait
 
 
 def _delete(

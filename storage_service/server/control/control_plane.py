@@ -22,6 +22,7 @@ from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY
 from streamhouse.storage_service.secret_sources import without_secrets
 from streamhouse.storage_service.server.caller import Level, database_scope
 from streamhouse.storage_service.server.control.adoption_route import adoption_routes
+from streamhouse.storage_service.server.control.consumer_routes import consumer_routes
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.move_routes import move_routes
 from streamhouse.storage_service.server.control.request_bodies import CreateDatabase, TakeBackup
@@ -58,6 +59,7 @@ def build_control_plane(service: Service) -> FastAPI:
     move_routes(routes, service)
     state_routes(routes, service)
     lake_pin_routes(routes, service)
+    consumer_routes(routes, service)
     transaction_routes(routes, service)
     tiering_routes(routes, service)
     _backup_routes(routes, service)

@@ -28,6 +28,7 @@ __all__ = [
     "MoveTable",
     "PinSnapshot",
     "ReceiveTable",
+    "ReportPosition",
     "TableName",
 ]
 
@@ -113,6 +114,16 @@ class MoveTable(_RequestBody):
     """Which shard is to have the table."""
 
     to: Annotated[str, Field(max_length=63)]
+
+
+class ReportPosition(_RequestBody):
+    """How far a consumer is: every row below these offsets is read.
+
+    With `reads_lake` it finds rows that have left the log in the lake.
+    """
+
+    offsets: _Offsets
+    reads_lake: bool = False
 
 
 class ReceiveTable(_RequestBody):

@@ -61,6 +61,10 @@ class ServiceMetrics(Collector):
         self._segments_deleted = self._counter(
             "retention_deleted_segments", "Log segments deleted because they expired."
         )
+        self._unread_rows_deleted = self._counter(
+            "retention_unread_rows",
+            "Rows that left the log before a consumer had read them, counted for each consumer.",
+        )
         self._rows_expired = self._counter(
             "expired_rows", "Rows of primary key tables deleted because of their age."
         )
@@ -134,6 +138,10 @@ class ServiceMetrics(Collector):
     def segments_deleted(self, count: int) -> None:
         """Count log segments that retention deleted."""
         self._segments_deleted.inc(count)
+
+    def unread_rows_deleted(self, count: int) -> None:
+        """Count rows that left the log before a consumer had read them."""
+        self._unread_rows_deleted.inc(count)
 
     def watch(self, read_state: Callable[[], Awaitable[Sequence[Metric]]]) -> None:
         """Also report what `read_state` returns at each scrape, in place of what was before."""

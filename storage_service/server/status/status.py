@@ -23,6 +23,7 @@ from fastapi.responses import Response
 
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.upkeep.consumer_lag import consumer_lags, lag_of
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
@@ -32,6 +33,8 @@ _logger = logging.getLogger(__name__)
 
 # Rates over less are noise, and a page that is older is not watched.
 STATUS_INTERVAL_MS: Final = 5_000
+CONSUMERS_SHOWN_MAX: Final = 20
+"""Consumers shown of each table: those that are most behind."""
 SAMPLES_MAX: Final = 120
 """Samples kept of each table: ten minutes."""
 
@@ -72,6 +75,8 @@ class StatusSampler:
         unread = [table for table in tables if not table.is_age_known]
         if unread:
             await runtime.run(_read_ages, unread)
+        for table in tables:
+            await consumer_lags(table, runtime)
         now_s, now_us = runtime.monotonic_s(), runtime.clock_us()
         kept = {}
         async for table in in_slices(tables):
@@ -140,6 +145,7 @@ class StatusSampler:
             "lake_snapshot_id": table.lake.snapshot_id and str(table.lake.snapshot_id),
             "tiering": self._manager.tiering.status(table),
             "unusable": table.failures,
+            "consumers": self._consumers(table),
             "buckets": [
                 {
                     "bucket": bucket,
@@ -156,6 +162,24 @@ class StatusSampler:
                 "lag_ms": [list(sample.lag_ms) for sample in samples],
             },
         }
+
+    def _consumers(self, table: OpenTable) -> list[dict[str, Any]]:
+        """Return the consumers that are most behind, without where they are."""
+        now_us = self._manager.runtime.clock_us()
+        lags = sorted(
+            (lag_of(table, one, now_us=now_us) for one in table.readers()),
+            key=lambda lag: (-lag.rows, lag.consumer.key),
+        )
+        return [
+            {
+                "name": lag.consumer.name,
+                "lag_rows": lag.rows,
+                "lag_ms": lag.lag_ms,
+                "rows_at_risk": lag.rows_at_risk,
+                "reported_us": lag.consumer.reported_us,
+            }
+            for lag in lags[:CONSUMERS_SHOWN_MAX]
+        ]
 
 
 def _sample(table: OpenTable, *, now_s: float, now_us: int) -> _Sample:

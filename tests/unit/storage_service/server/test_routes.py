@@ -92,6 +92,7 @@ def test_a_path_that_can_be_no_tables_is_refused() -> None:
         ("GET", "/v1/tables/t", Level.READ, "default.t"),
         ("POST", "/v1/tables/t/transactions/1/commit", Level.WRITE, "default.t"),
         ("PUT", "/v1/tables/t/lake/pins/me", Level.READ, "default.t"),
+        ("PUT", "/v1/tables/t/consumers/me", Level.READ, "default.t"),
         ("POST", "/v1/tables/t/something_new", Level.ADMIN, "default.t"),
         ("POST", "/v1/tiering/claim", Level.WRITE, "service"),
         ("POST", "/v1/admin/backup", Level.ADMIN, "service"),

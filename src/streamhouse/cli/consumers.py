@@ -1,0 +1,88 @@
+"""`streamhouse consumers`: where the readers of tables stand, and how far behind they are."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from streamhouse.cli.connection import endpoint_option, open_client
+from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    TableDamagedError,
+    UnavailableError,
+)
+
+__all__ = ["command"]
+
+_LEFT: Final = ("table", "consumer")
+_RIGHT: Final = ("unread rows", "lag", "at risk", "reported")
+
+
+@click.command("consumers")
+@click.argument("path", metavar="[TABLE]", required=False)
+@endpoint_option
+@click.option("--forget", metavar="NAME", help="Forget a consumer that will not come back.")
+def command(path: str | None, endpoint: str | None, forget: str | None) -> None:
+    """Show how far the readers of all tables, or of TABLE, are: streams and subscriptions that
+    report their position. At risk: unread rows that retention takes soon."""
+    if forget is not None and path is None:
+        raise InvalidRequestError("--forget needs the TABLE whose consumer it is")
+    console = Console()
+    with open_client(endpoint) as client:
+        if forget is not None and path is not None:
+            client.forget_consumer(path, forget)
+            return
+        paths = client.list_tables() if path is None else [path]
+        shown, troubles = _rows(client, paths, is_one=path is not None)
+    overview = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading in _LEFT:
+        overview.add_column(heading, overflow="fold")
+    for heading in _RIGHT:
+        overview.add_column(heading, justify="right", no_wrap=True)
+    for row in shown:
+        overview.add_row(*row)
+    console.print(overview if shown else "no reader has reported its position", *troubles, sep="\n")
+
+
+def _rows(
+    client: StorageClient, paths: list[str], *, is_one: bool
+) -> tuple[list[tuple[str, ...]], list[Text]]:
+    rows, troubles = [], []
+    for path in paths:
+        try:
+            found = client.consumers(path)
+        except (TableDamagedError, UnavailableError) as error:
+            if is_one:
+                raise
+            # One shard of several may be away: the others' tables are shown.
+            troubles.append(Text(error.message, style="red"))
+            continue
+        rows += [_row(path, consumer) for consumer in found]
+    return rows, troubles
+
+
+def _row(path: str, consumer: dict[str, Any]) -> tuple[str, ...]:
+    ago_s = max(0.0, time.time() - consumer["reported_us"] / 1e6)
+    lag_ms, at_risk = consumer["lag_ms"], consumer["rows_at_risk"]
+    return (
+        path,
+        str(consumer["name"]),
+        f"{consumer['lag_rows']:,}",
+        "in the lake" if lag_ms is None else _time(lag_ms / 1000),
+        f"{at_risk:,}" if at_risk else "",
+        f"{_time(ago_s)} ago",
+    )
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:.1f} s"

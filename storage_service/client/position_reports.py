@@ -1,0 +1,157 @@
+"""Tells the service where a reader stands, beside the reading and never in its way.
+
+Invariants:
+- `reached` only notes where the reader is: it asks nobody and waits for nobody
+- at most one report in REPORT_S, and one in UNMOVED_S of a reader that has not moved
+- a report that fails is told of once and tried again; the reader never hears of it
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from streamhouse.storage_service.client.reads import LogBatch
+from streamhouse.storage_service.errors import StreamhouseError
+
+__all__ = ["PositionReports", "ReportedLag", "Send", "reported"]
+
+_logger = logging.getLogger(__name__)
+
+REPORT_S: Final = 1.0
+UNMOVED_S: Final = 30.0
+_FLUSH_S: Final = 2.0
+
+Send = Callable[[Mapping[int, int]], Mapping[str, int | None]]
+"""Reports offsets; returns `lag_rows` and `lag_ms`."""
+
+
+class ReportedLag(NamedTuple):
+    """What the service answered to a report, and when, by `time.monotonic`."""
+
+    rows: int | None
+    lag_ms: int | None
+    at_s: float
+
+
+class PositionReports:
+    """The reports of one reader, sent by a thread of its own, which ends with it."""
+
+    def __init__(self, send: Send, *, consumer: str) -> None:
+        self._send = send
+        self._consumer = consumer
+        self._offsets: Mapping[int, int] = {}
+        self._sent: Mapping[int, int] = {}
+        self._sent_s = float("-inf")
+        self._failures = 0
+        self._tries = threading.Condition()
+        self._signals = _Signals()
+        self._thread: threading.Thread | None = None
+        self.lag: ReportedLag | None = None
+        """How far the reader was behind at its last report."""
+
+    def reached(self, offsets: Mapping[int, int]) -> None:
+        """Note that every row below `offsets` is read; the map may go on to change."""
+        self._offsets = offsets
+        if not self._signals.moved.is_set():
+            self._signals.moved.set()
+        if self._thread is None:
+            # It holds no reference to the reports: they end with their reader, and it with them.
+            self._thread = threading.Thread(
+                target=_report_until_gone,
+                args=(weakref.ref(self), self._signals),
+                name="streamhouse-position-reports",
+                daemon=True,
+            )
+            self._thread.start()
+
+    def flush(self) -> None:
+        """Report now what was reached since the last report; wait for it, but not for long."""
+        if self._thread is None or self._offsets == self._sent:
+            return
+        failures = self._failures
+        self._signals.hurried.set()
+        self._signals.moved.set()
+        with self._tries:
+            self._tries.wait_for(
+                lambda: self._offsets == self._sent or self._failures > failures, _FLUSH_S
+            )
+
+    def close(self) -> None:
+        """Report what is left, and end the thread; idempotent."""
+        if not self._signals.stopped.is_set():
+            self.flush()
+            self._signals.stop()
+
+    def __del__(self) -> None:
+        self._signals.stop()
+
+    def report_if_due(self) -> None:
+        """Report if the reader has moved, or has not for long. On the reports' own thread."""
+        offsets, now_s = dict(self._offsets), time.monotonic()
+        if not offsets or (offsets == self._sent and now_s - self._sent_s < UNMOVED_S):
+            return
+        try:
+            said = self._send(offsets)
+        except StreamhouseError as error:
+            self._failed(error.message)
+        except Exception as error:  # noqa: BLE001 - outermost loop of a thread: the reader goes on
+            self._failed(repr(error))
+        else:
+            with self._tries:
+                self._sent, self._sent_s, self._failures = offsets, now_s, 0
+                self.lag = ReportedLag(said.get("lag_rows"), said.get("lag_ms"), now_s)
+                self._tries.notify_all()
+
+    def _failed(self, why: str) -> None:
+        level = logging.DEBUG if self._failures else logging.WARNING
+        _logger.log(level, "event=position_not_reported consumer=%s why=%r", self._consumer, why)
+        with self._tries:
+            self._failures += 1
+            self._tries.notify_all()
+
+
+class _Signals:
+    """What the reader tells the thread: it has moved, it cannot wait, it is gone."""
+
+    def __init__(self) -> None:
+        self.moved = threading.Event()
+        self.hurried = threading.Event()
+        self.stopped = threading.Event()
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.hurried.set()
+        self.moved.set()
+
+
+def _report_until_gone(of: weakref.ref[PositionReports], signals: _Signals) -> None:
+    while True:
+        signals.moved.wait(UNMOVED_S)
+        signals.moved.clear()
+        reports = of()
+        if reports is None or signals.stopped.is_set():
+            return
+        signals.hurried.clear()
+        reports.report_if_due()
+        del reports
+        signals.hurried.wait(REPORT_S)
+
+
+def reported(
+    batches: Iterator[LogBatch], reports: PositionReports, *, start: Mapping[int, int]
+) -> Iterator[LogBatch]:
+    """Yield the batches; one counts as read when the next is asked for."""
+    positions = dict(start)
+    try:
+        reports.reached(positions)
+        for batch in batches:
+            yield batch
+            positions[batch.bucket] = batch.end_offset
+            reports.reached(positions)
+    finally:
+        reports.close()

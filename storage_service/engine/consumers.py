@@ -1,0 +1,225 @@
+"""Where the readers of one table stand: what each of them last said that it has read.
+
+Invariants:
+- a consumer is one of the token that reports it: others may have one of the same name
+- a consumer that has said nothing for the table's `table.log.consumers.ttl` counts for nothing
+- a table has at most CONSUMERS_MAX of them, OWNER_CONSUMERS_MAX of one token
+- a new one is on disk before `report` returns, later reports of it soon: after a crash it stands
+  at most SAVE_MS behind of what it said, which makes the service keep too much, never too little
+Event loop only; disk writes go to the runtime's threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from streamhouse.storage_service.engine.directory.state_file import StateFile
+from streamhouse.storage_service.engine.runtime import Runtime
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    InvalidRequestError,
+    OverloadedError,
+    StreamhouseError,
+)
+from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
+
+__all__ = ["Consumer", "ConsumerKey", "Consumers"]
+
+_logger = logging.getLogger(__name__)
+
+CONSUMERS_MAX: Final = 200
+OWNER_CONSUMERS_MAX: Final = 100
+SAVE_MS: Final = 10_000
+_SAVE_UNMOVED_MS: Final = 600_000
+_NAME: Final = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
+
+ConsumerKey: TypeAlias = tuple[str, str]
+"""Owner and name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumer:
+    """A reader that has read every row below `offsets`, of the buckets that it reads.
+
+    `owner` is the name of the token that reported it. With `reads_lake` it finds rows that have
+    left the log where they are then.
+    """
+
+    owner: str
+    name: str
+    offsets: Mapping[int, int]
+    reported_us: int
+    reads_lake: bool = False
+
+    @property
+    def key(self) -> ConsumerKey:
+        """What tells it from all others of the table."""
+        return (self.owner, self.name)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "owner": self.owner,
+            "name": self.name,
+            "offsets": buckets_to_json(self.offsets),
+            "reported_us": self.reported_us,
+            "reads_lake": self.reads_lake,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Consumer:
+        """Read the JSON form."""
+        return cls(
+            owner=str(value["owner"]),
+            name=str(value["name"]),
+            offsets=offsets_from_json(value["offsets"]),
+            reported_us=int(value["reported_us"]),
+            reads_lake=bool(value["reads_lake"]),
+        )
+
+
+class Consumers:
+    """The consumers of one table."""
+
+    def __init__(
+        self,
+        file: StateFile,
+        *,
+        table: str,
+        runtime: Runtime,
+        consumers_max: int = CONSUMERS_MAX,
+        owner_consumers_max: int = OWNER_CONSUMERS_MAX,
+    ) -> None:
+        """Read those in `file`; it need not exist. Blocking.
+
+        One that is damaged is told of, and its consumers are forgotten: they report again.
+        """
+        self._file = file
+        self._table = table
+        self._runtime = runtime
+        self._consumers_max = consumers_max
+        self._owner_consumers_max = owner_consumers_max
+        self._consumers = _load(file, table)
+        self._saved = dict(self._consumers)
+        self._saved_us = 0
+        self._lock = asyncio.Lock()
+        self._end: StreamhouseError | None = None
+        self.written_us: dict[tuple[int, int], int] = {}
+        """When the first row was written that a consumer has not read, by bucket and offset."""
+        self.rows_at_risk: dict[ConsumerKey, int] = {}
+        """Unread rows that retention takes soon, as it found them last."""
+
+    async def end(self, error: StreamhouseError) -> None:
+        """Return when nothing is being saved, and nothing will be: who reports gets `error`."""
+        async with self._lock:
+            self._end = error
+
+    def current(self, ttl_ms: int) -> list[Consumer]:
+        """Return those that have reported within `ttl_ms`, sorted."""
+        if not self._consumers:
+            return []
+        oldest_us = self._runtime.clock_us() - ttl_ms * 1_000
+        alive = (one for one in self._consumers.values() if one.reported_us > oldest_us)
+        return sorted(alive, key=lambda consumer: consumer.key)
+
+    async def report(
+        self,
+        name: str,
+        *,
+        owner: str,
+        offsets: Mapping[int, int],
+        reads_lake: bool,
+        ttl_ms: int,
+    ) -> Consumer:
+        """Note that the consumer has read every row below `offsets`.
+
+        Raises:
+            InvalidRequestError: the name is not a possible one.
+            OverloadedError: the table, or this owner, has as many consumers as it may have.
+        """
+        if not _NAME.fullmatch(name):
+            raise InvalidRequestError(
+                f"table '{self._table}': a consumer is named by 1 to 200 letters, digits, '.', '_',"
+                f" ':', '@' and '-', not {name[:80]!r}"
+            )
+        async with self._lock:
+            if self._end is not None:
+                raise type(self._end)(self._end.message)
+            known = {consumer.key: consumer for consumer in self.current(ttl_ms)}
+            is_new = (owner, name) not in known
+            if is_new:
+                self._check_room(known, owner)
+            said = Consumer(
+                owner=owner,
+                name=name,
+                offsets=dict(offsets),
+                reported_us=self._runtime.clock_us(),
+                reads_lake=reads_lake,
+            )
+            self._consumers = {**known, said.key: said}
+            if is_new or self._is_due():
+                await self._save()
+            return said
+
+    async def forget(self, name: str, *, owner: str, of_others: bool = False) -> None:
+        """Forget the owner's consumer of this name; there being none is fine.
+
+        `of_others`: if `owner` has none, those of others by that name are forgotten.
+        """
+        async with self._lock:
+            gone = {(owner, name)} & self._consumers.keys()
+            if not gone and of_others:
+                gone = {key for key in self._consumers if key[1] == name}
+            if gone:
+                self._consumers = {k: one for k, one in self._consumers.items() if k not in gone}
+                await self._save()
+
+    async def save(self, *, is_last: bool = False) -> None:
+        """Save what was reported if it is due, or anything that was if it `is_last`."""
+        if self._consumers == self._saved:
+            return
+        async with self._lock:
+            if self._end is None and (is_last or self._is_due()):
+                await self._save()
+
+    def _check_room(self, known: Mapping[ConsumerKey, Consumer], owner: str) -> None:
+        of_owner = sum(key[0] == owner for key in known)
+        if of_owner >= self._owner_consumers_max or len(known) >= self._consumers_max:
+            whose, limit = "this token", self._owner_consumers_max
+            if of_owner < self._owner_consumers_max:
+                whose, limit = "all tokens together", self._consumers_max
+            raise OverloadedError(
+                f"table '{self._table}' has its limit of {limit} consumers of {whose}; forget one"
+                " with 'streamhouse consumers --forget'"
+            )
+
+    def _is_due(self) -> bool:
+        """Whether what was reported is to be saved now: less often if nobody has moved."""
+        age_ms = (self._runtime.clock_us() - self._saved_us) / 1_000
+        if age_ms < SAVE_MS:
+            return False
+        now = {key: one.offsets for key, one in self._consumers.items()}
+        then = {key: one.offsets for key, one in self._saved.items()}
+        return now != then or age_ms >= _SAVE_UNMOVED_MS
+
+    async def _save(self) -> None:
+        consumers = self._consumers
+        content = {"consumers": [one.to_json() for _, one in sorted(consumers.items())]}
+        await self._runtime.run(self._file.save, content)
+        self._saved, self._saved_us = consumers, self._runtime.clock_us()
+
+
+def _load(file: StateFile, table: str) -> dict[ConsumerKey, Consumer]:
+    if not file.exists():
+        return {}
+    try:
+        found = [Consumer.from_json(value) for value in file.load()["consumers"]]
+    except (CorruptDataError, KeyError, TypeError, ValueError, AttributeError) as error:
+        _logger.error("event=consumers_lost table=%s why=%r", table, str(error))
+        return {}
+    return {consumer.key: consumer for consumer in found}

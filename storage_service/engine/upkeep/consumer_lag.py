@@ -1,0 +1,176 @@
+"""How far the consumers of a table are behind: in rows, in time, and before retention.
+
+Rows that a consumer has not read are counted on one cut of the table. How old the oldest of them is
+takes a look at the log, once for each place that a consumer stands at.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from streamhouse.storage_service.engine.consumers import Consumer, ConsumerKey
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.runtime import Runtime
+from streamhouse.storage_service.errors import StreamhouseError
+
+__all__ = [
+    "ConsumerLag",
+    "consumer_lags",
+    "first_wanted",
+    "lag_of",
+    "tell_of_lost_rows",
+    "tell_of_rows_at_risk",
+]
+
+_logger = logging.getLogger(__name__)
+
+_WARN_PERCENT: Final = 80
+"""Share of `table.log.ttl` after which it is said that nobody has read a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerLag:
+    """How far one consumer is behind.
+
+    `lag_ms` is the age of the oldest row that it has not read, 0 if it has read all; None where
+    that row is in the lake alone. `rows_at_risk` are unread rows that retention takes soon.
+    """
+
+    consumer: Consumer
+    rows: int
+    lag_ms: int | None
+    rows_at_risk: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return self.consumer.to_json() | {
+            "lag_rows": self.rows,
+            "lag_ms": self.lag_ms,
+            "rows_at_risk": self.rows_at_risk,
+        }
+
+
+async def consumer_lags(table: OpenTable, runtime: Runtime) -> list[ConsumerLag]:
+    """Return how far each consumer of the table is behind, by owner and name."""
+    consumers = table.readers()
+    if not consumers:
+        return []
+    unknown = _all_places(table, consumers) - table.consumers.written_us.keys()
+    found = await runtime.run(_read_times, table, sorted(unknown)) if unknown else {}
+    # What others have asked for or reported meanwhile counts, too.
+    known, consumers = {**table.consumers.written_us, **found}, table.readers()
+    wanted = _all_places(table, consumers)
+    table.consumers.written_us = {place: known[place] for place in wanted & known.keys()}
+    return [lag_of(table, one, now_us=runtime.clock_us()) for one in consumers]
+
+
+def _all_places(table: OpenTable, consumers: Iterable[Consumer]) -> set[tuple[int, int]]:
+    return {place for one in consumers for place in _places(table, one)}
+
+
+def lag_of(table: OpenTable, consumer: Consumer, *, now_us: int) -> ConsumerLag:
+    """Return how far a consumer is behind, as far as that is known without reading the log."""
+    rows = sum(
+        max(0, at.high_watermark - max(consumer.offsets[bucket], at.first_offset))
+        for bucket, at in table.positions().items()
+        if bucket in consumer.offsets
+    )
+    known = table.consumers.written_us
+    times = [known[place] for place in _places(table, consumer) if place in known]
+    lag_ms = None if rows else 0
+    if rows and times:
+        lag_ms = max(0, now_us - min(times)) // 1_000
+    return ConsumerLag(
+        consumer=consumer,
+        rows=rows,
+        lag_ms=lag_ms,
+        rows_at_risk=table.consumers.rows_at_risk.get(consumer.key, 0),
+    )
+
+
+def _places(table: OpenTable, consumer: Consumer) -> Iterable[tuple[int, int]]:
+    """The first rows in the log that a consumer has not read, by bucket and offset."""
+    for bucket, offset in consumer.offsets.items():
+        if bucket < len(table.tablets):
+            tablet = table.tablets[bucket]
+            first = max(offset, tablet.log_start_offset)
+            if first < tablet.high_watermark:
+                yield bucket, first
+
+
+def _read_times(
+    table: OpenTable, places: Iterable[tuple[int, int]]
+) -> Mapping[tuple[int, int], int]:
+    times = {}
+    for bucket, offset in places:
+        try:
+            times[bucket, offset] = table.tablets[bucket].read(offset, bytes_max=1)[0].timestamp_us
+        except (StreamhouseError, IndexError) as error:
+            # Retention took it meanwhile, or the log is damaged, which shows where it is read.
+            _logger.debug("event=age_unknown table=%s why=%r", table.path, str(error))
+    return times
+
+
+# -- what retention asks and tells ---------------------------------------------------------------
+
+
+def first_wanted(table: OpenTable, bucket: int) -> int | None:
+    """Return the first offset of a bucket that some consumer has not read; None without any."""
+    offsets = [one.offsets[bucket] for one in table.readers() if bucket in one.offsets]
+    return min(offsets, default=None)
+
+
+async def tell_of_rows_at_risk(table: OpenTable, runtime: Runtime) -> None:
+    """Note which consumers have not read what the log loses soon; say so once for each of them."""
+    consumers = _dependent(table)
+    at_risk: dict[ConsumerKey, int] = {}
+    if consumers and not table.properties.log_consumers_wait:
+        due = await _due_soon(table, runtime)
+        for one in consumers:
+            rows = sum(
+                max(0, end - max(one.offsets[bucket], table.tablets[bucket].log_start_offset))
+                for bucket, end in due.items()
+                if bucket in one.offsets
+            )
+            if rows:
+                at_risk[one.key] = rows
+    for (_, name), rows in at_risk.items() - table.consumers.rows_at_risk.items():
+        _logger.warning(
+            "event=unread_rows_expire table=%s consumer=%s rows=%d"
+            " advice='rows that it has not read leave the log soon: see why it is behind, or set"
+            " table.log.ttl, or table.log.consumers.wait=true'",
+            *(table.path, name, rows),
+        )
+    table.consumers.rows_at_risk = at_risk
+
+
+async def _due_soon(table: OpenTable, runtime: Runtime) -> dict[int, int]:
+    age_us = table.properties.log_ttl_ms * 1_000 * _WARN_PERCENT // 100
+    before_us = runtime.clock_us() - age_us
+    ends = await runtime.run(table.offsets_for_timestamp, before_us)
+    return {
+        bucket: min(end, await table.forgettable(bucket, timestamp_us_before=before_us))
+        for bucket, end in ends.items()
+    }
+
+
+def tell_of_lost_rows(table: OpenTable, bucket: int, *, start: int, end: int) -> int:
+    """Say which consumers had not read rows [start, end) that have left the log; count the rows."""
+    lost = 0
+    for one in _dependent(table):
+        rows = end - max(start, one.offsets.get(bucket, end))
+        if rows > 0:
+            lost += rows
+            _logger.warning(
+                "event=unread_rows_expired table=%s bucket=%d consumer=%s rows=%d",
+                *(table.path, bucket, one.name, rows),
+            )
+    return lost
+
+
+def _dependent(table: OpenTable) -> list[Consumer]:
+    """Return the consumers that find rows in the log alone."""
+    return [one for one in table.readers() if not (one.reads_lake and table.is_log_kept_in_lake)]

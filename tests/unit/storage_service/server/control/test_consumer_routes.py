@@ -1,0 +1,96 @@
+"""The routes of consumers: reports, where they stand, metrics and the status."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.in_process_service import InProcessService, event_rows, in_process_service
+
+CONSUMERS = "/v1/tables/events/consumers"
+
+
+async def _report(service: InProcessService, name: str, body: Any) -> Any:
+    return await service.call("PUT", f"{CONSUMERS}/{name}", json_body=body)
+
+
+async def _standing(service: InProcessService) -> dict[str, tuple[int, dict[str, int]]]:
+    listed = (await service.call("GET", CONSUMERS)).json()["consumers"]
+    return {one["name"]: (one["lag_rows"], one["offsets"]) for one in listed}
+
+
+async def test_a_consumer_reports_is_listed_and_forgotten(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await service.create_table(bucket_count=2)
+        await service.append([(0, 0, event_rows(0, 10)), (1, 0, event_rows(0, 5))])
+        assert await _standing(service) == {}
+
+        behind = await _report(service, "billing", {"offsets": {"0": 4, "1": 5}})
+        done = await _report(service, "one-bucket", {"offsets": {"0": 10}, "reads_lake": True})
+
+        assert behind.json()["lag_rows"] == 6
+        assert behind.json()["lag_ms"] >= 0
+        assert done.json() == {"lag_rows": 0, "lag_ms": 0}
+
+    async with in_process_service(tmp_path) as service:
+        assert await _standing(service) == {
+            "billing": (6, {"0": 4, "1": 5}),
+            "one-bucket": (0, {"0": 10}),
+        }
+        assert (await service.call("DELETE", f"{CONSUMERS}/billing")).status == 204
+        assert (await service.call("DELETE", f"{CONSUMERS}/billing")).status == 204
+        assert (await _standing(service)).keys() == {"one-bucket"}
+        await service.call("DELETE", "/v1/tables/events")
+        await service.create_table()
+        assert await _standing(service) == {}
+
+
+async def test_metrics_and_the_status_show_how_far_consumers_are_behind(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await service.create_table()
+        await service.append([(0, 0, event_rows(0, 10))])
+        await _report(service, "billing", {"offsets": {"0": 4}})
+        await _report(service, "done", {"offsets": {"0": 10}})
+
+        text = (await service.call("GET", "/metrics")).body.decode()
+        await service.service.status.sample()
+        [table] = (await service.call("GET", "/v1/status")).json()["tables"]
+
+        labels = '{consumer="billing",table="default.events"}'
+        assert f"streamhouse_consumer_lag_rows{labels} 6.0" in text
+        assert f"streamhouse_consumer_lag_seconds{labels}" in text
+        assert f"streamhouse_consumer_rows_at_risk{labels} 0.0" in text
+        assert [(one["name"], one["lag_rows"]) for one in table["consumers"]] == [
+            ("billing", 6),
+            ("done", 0),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "message"),
+    [
+        ("a", {}, "body.offsets"),
+        ("a", {"offsets": {"0": -1}}, "body.offsets"),
+        ("a", {"offsets": {"x": 1}}, "body.offsets"),
+        ("a", {"offsets": {"0": 1}, "other": 1}, "body.other"),
+        ("a%20b", {"offsets": {"0": 1}}, "a consumer is named by"),
+    ],
+)
+async def test_a_wrong_report_is_refused(
+    tmp_path: Path, name: str, body: Any, message: str
+) -> None:
+    async with in_process_service(tmp_path) as service:
+        await service.create_table()
+        status, code, text = (await _report(service, name, body)).error()[:3]
+        assert (status, code) == (400, "invalid_request")
+        assert message in text
+        assert await _standing(service) == {}
+
+
+async def test_a_bucket_that_is_not_there_is_named(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await service.create_table()
+        text = (await _report(service, "a", {"offsets": {"1": 1}})).error()[2]
+        assert "table 'default.events' has no bucket 1" in text
