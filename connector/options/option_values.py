@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.units import parse_whole_number
 
 __all__ = [
+    "parse_consumer",
     "parse_expressions",
     "parse_long_poll_ms",
     "parse_names",
@@ -16,6 +18,7 @@ __all__ = [
 ]
 
 LONG_POLL_MS_MAX: Final = 10_000
+_CONSUMER: Final = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
 
 
 def parse_snapshot_id(text: str, *, name: str) -> int:
@@ -26,6 +29,15 @@ def parse_snapshot_id(text: str, *, name: str) -> int:
 def parse_version(text: str, *, name: str) -> int:
     """Read the number of a write of an application."""
     return parse_whole_number(text, name=name, least=0, most=2**63 - 1)
+
+
+def parse_consumer(text: str, *, name: str) -> str:
+    """Read the name of a consumer."""
+    if not _CONSUMER.fullmatch(text.strip()):
+        raise InvalidRequestError(
+            f"{name} = '{text[:80]}' must be 1 to 200 letters, digits, '.', '_', ':', '@' and '-'"
+        )
+    return text.strip()
 
 
 def parse_long_poll_ms(text: str, *, name: str) -> int:

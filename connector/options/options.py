@@ -22,6 +22,7 @@ from streamhouse.connector.options.offset_option import (
     parse_timestamp_us,
 )
 from streamhouse.connector.options.option_values import (
+    parse_consumer,
     parse_long_poll_ms,
     parse_names,
     parse_snapshot_id,
@@ -105,6 +106,8 @@ OPTIONS: Final = (
            " spread fairly over the buckets."),
     Option("longPollMs", "300", (STREAM,), "How long a trigger waits for new rows at the service,"
            " in milliseconds; other sources of the same query wait too. 0 to 10000."),
+    Option("consumer", "", (STREAM,), "The name under which the stream tells the service how far it"
+           " has read (`streamhouse consumers`); default: one that its checkpoint keeps."),
     Option("streaming-skip-overwrite-snapshots", "false", (STREAM,), "Only `$iceberg`: pass over"
            " snapshots that overwrite rows, which are an error else. The name is Iceberg's."),
     Option("streaming-skip-delete-snapshots", "false", (STREAM,), "Only `$iceberg`: pass over"
@@ -203,6 +206,7 @@ class ReadOptions:
     max_offsets_per_trigger: int
     long_poll_ms: int
     skipped_snapshots: frozenset[str] = frozenset()
+    consumer: str | None = None
 
 
 def check_keys(options: Mapping[str, str], *, uses: Sequence[str]) -> dict[str, str]:
@@ -307,6 +311,7 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
         max_split_bytes=_value(given, "maxSplitBytes", parse_bytes),
         max_offsets_per_trigger=_value(given, "maxOffsetsPerTrigger", parse_whole_number),
         long_poll_ms=_value(given, "longPollMs", parse_long_poll_ms),
+        consumer=optional(given, "consumer", parse_consumer),
         skipped_snapshots=frozenset(
             key for key in SKIP_OPTIONS if _value(given, key, parse_boolean)
         ),

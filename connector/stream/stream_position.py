@@ -1,8 +1,10 @@
 """Where a stream stands: one offset per bucket, as JSON in Spark's checkpoint.
 
-The JSON is `{"version": 1, "table_id": 7, "offsets": {"0": 12, "1": 9}}`: everything below an
-offset was read. It names no tier: where a row lives is looked up when a range is planned, so a
-replay finds the same rows after they moved.
+The JSON is `{"version": 1, "table": "db.t", "table_id": 7, "offsets": {"0": 12, "1": 9}}`:
+everything below an offset was read. It names no tier: where a row lives is looked up when a range
+is planned, so a replay finds the same rows after they moved. `consumer` is the name under which the
+reader tells the service how far it is, if nobody gave it one. Positions of releases before this
+have neither that nor `table`.
 
 While a stream of a primary key table reads the rows it starts with, version 2 adds the lake
 snapshot with them: `"bootstrap": {"snapshot_id": "42", "ends": {"0": 90, "1": 80}, "pin": "x"}`.
@@ -63,20 +65,25 @@ class Bootstrap:
 class StreamPosition:
     """One offset per bucket of one table, and the bootstrap if it is not through with it.
 
-    `fingerprints` are the log's at these offsets, of the buckets where they are known.
+    `fingerprints` are the log's at these offsets, of the buckets where they are known. `table` is
+    its name, `consumer` the reader's; both are None where they were not written down.
     """
 
     table_id: int
     offsets: Mapping[int, int]
     bootstrap: Bootstrap | None = None
     fingerprints: Mapping[int, str] = field(default_factory=dict)
+    table: str | None = None
+    consumer: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the form Spark keeps; equal positions give equal JSON."""
         value: dict[str, Any] = {
             "version": POSITION_VERSION,
+            **({} if self.table is None else {"table": self.table}),
             "table_id": self.table_id,
             "offsets": buckets_to_json(self.offsets),
+            **({} if self.consumer is None else {"consumer": self.consumer}),
         }
         if self.bootstrap is not None:
             value |= {"version": BOOTSTRAP_VERSION, "bootstrap": self.bootstrap.to_json()}
@@ -105,8 +112,8 @@ class StreamPosition:
             else fingerprint_at(bucket, offset)
             for bucket, offset in offsets.items()
         }
-        return StreamPosition(
-            table_id=self.table_id,
+        return replace(
+            self,
             offsets=offsets,
             bootstrap=bootstrap,
             fingerprints={bucket: said for bucket, said in found.items() if said is not None},
@@ -125,7 +132,8 @@ class StreamPosition:
 
         `adopted_from` is the table's: a position of the table elsewhere is one here as far as its
         rows came along. Raises `TableNotFoundError` when the table was dropped and created again
-        since, `OffsetOutOfRangeError` when the stream has read rows that did not come along.
+        since, `OffsetOutOfRangeError` when the stream has read rows that did not come along,
+        `InvalidRequestError` when it is another table's.
         """
         try:
             version = value["version"]
@@ -143,11 +151,18 @@ class StreamPosition:
                 fingerprints={
                     int(bucket): str(said) for bucket, said in value.get("fingerprints", {}).items()
                 },
+                table=_text(value, "table"),
+                consumer=_text(value, "consumer"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidRequestError(
                 f"table '{table}': {value!r} in the checkpoint is not a Streamhouse position"
             ) from error
+        if found.table not in (None, table):
+            raise InvalidRequestError(
+                f"the checkpoint's position is of table '{found.table}', and this stream reads"
+                f" '{table}': start it with the checkpoint of '{table}', or with a new one"
+            )
         ends = (adopted_from or {}).get(found.table_id)
         if ends is not None:
             found.check_not_beyond(ends, table=table)
@@ -174,6 +189,11 @@ class StreamPosition:
                     " the service's data restored, or its lake table adopted? start with a new"
                     " checkpoint"
                 )
+
+
+def _text(value: Mapping[str, Any], member: str) -> str | None:
+    said = value.get(member)
+    return None if said is None else str(said)
 
 
 def advance(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from streamhouse.connector.changes.table import Table
     from streamhouse.connector.format.registration import attach, register
     from streamhouse.connector.lookup.lookup_join import lookup_join, register_lookup
+    from streamhouse.connector.stream.stream_lag import lag
     from streamhouse.storage_service.client.producer import Producer
 
 __version__: Final = "0.1.0"
@@ -24,6 +25,7 @@ _HOMES: Final = {
     "StreamhouseClient": "streamhouse.client",
     "Table": "streamhouse.connector.changes.table",
     "attach": "streamhouse.connector.format.registration",
+    "lag": "streamhouse.connector.stream.stream_lag",
     "lookup_join": "streamhouse.connector.lookup.lookup_join",
     "register_lookup": "streamhouse.connector.lookup.lookup_join",
     "register": "streamhouse.connector.format.registration",
@@ -35,6 +37,7 @@ __all__ = [
     "Table",
     "__version__",
     "attach",
+    "lag",
     "lookup_join",
     "register",
     "register_lookup",

@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 import pyarrow as pa
 
-from streamhouse.storage_service.client import LogBatch, TieringIdle
+from streamhouse.storage_service.client import LogBatch, PositionReports, TieringIdle
 from streamhouse.storage_service.errors import (
     FencedError,
     HistoryDivergedError,
@@ -80,6 +80,8 @@ class FakeService:
         self.states = 0
         self.may_lose_rows = False
         """Whether it says so, and tells fingerprints; `lose` makes them others from there on."""
+        self.consumers_said: dict[tuple[str, str], tuple[dict[int, int], bool]] = {}
+        """By table and consumer, what it reported last, and whether it reads the lake."""
         self._lost_from: int | None = None
         self.on_read: Callable[[int, Iterator[LogBatch]], Iterator[LogBatch]] | None = None
         self.on_claim: Callable[[], TieringAssignment | TieringIdle | None] | None = None
@@ -353,6 +355,17 @@ class FakeService:
 
     def unpin_snapshot(self, path: str, *, holder: str) -> None:
         self._table(path).pins.pop(holder, None)
+
+    def position_reports(
+        self, path: str, consumer: str, *, reads_lake: bool = False
+    ) -> PositionReports:
+        def send(offsets: Mapping[int, int]) -> dict[str, int | None]:
+            self.consumers_said[path, consumer] = (dict(offsets), reads_lake)
+            high = {b: at.high_watermark for b, at in self.table_state(path).positions.items()}
+            rows = sum(max(0, high[b] - offset) for b, offset in offsets.items())
+            return {"lag_rows": rows, "lag_ms": 1_000 * rows}
+
+        return PositionReports(send, consumer=consumer)
 
     def pinned_snapshots(self, path: str) -> dict[str, int]:
         return dict(self._table(path).pins)

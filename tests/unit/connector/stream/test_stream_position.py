@@ -101,3 +101,13 @@ def test_a_position_elsewhere_is_one_here_as_far_as_its_rows_came_along() -> Non
         StreamPosition.from_json(value, table="t", table_id=8, adopted_from={3: {0: 5, 1: 8}})
     with pytest.raises(TableNotFoundError):
         StreamPosition.from_json(value, table="t", table_id=8, adopted_from={4: {0: 5, 1: 9}})
+
+
+def test_a_position_names_its_table_and_is_refused_by_another() -> None:
+    position = StreamPosition(table_id=7, offsets={0: 1}, table="db.t", consumer="spark-1")
+    value = json.loads(json.dumps(position.to_json()))
+    assert StreamPosition.from_json(value, table="db.t", table_id=7) == position
+
+    message = r"is of table 'db\.t', and this stream reads 'db\.u': start it with the checkpoint of"
+    with pytest.raises(InvalidRequestError, match=message):
+        StreamPosition.from_json(value, table="db.u", table_id=7)

@@ -251,3 +251,57 @@ def test_a_position_from_before_fingerprints_goes_on(world: UnionWorld) -> None:
     assert len(addresses(world, stream, start, end)) == 20
     # The bucket that stays has none: the same position is the same JSON.
     assert stream.latestOffset(end, ReadMaxRows(1))["fingerprints"] == {"1": "first-1-11"}
+
+
+def said_by(world: UnionWorld, stream: StreamhouseStreamReader) -> dict[str, Any]:
+    """Return what the stream's consumers have told the service: name -> offsets."""
+    stream._follower.flush_reports()
+    said = world.tiering.service.consumers_said
+    assert all(reads_lake for _, reads_lake in said.values())
+    return {consumer: at for (_, consumer), (at, _) in said.items()}
+
+
+def test_a_stream_tells_how_far_it_has_read_under_a_name_its_checkpoint_keeps(
+    world: UnionWorld,
+) -> None:
+    stream = reader(world)
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ReadMaxRows(40))
+    [(name, at)] = said_by(world, stream).items()
+    assert (name, at) == (start["consumer"], {0: 0, 1: 0})
+    assert (start["table"], end["consumer"]) == (UnionWorld.PATH, name)
+    assert (stream.reportLatestOffset() or {})["lag_ms"] >= 60_000
+
+    again = reader(world)
+    last = again.latestOffset(end, ALL)
+    assert sum(said_by(world, again)[name].values()) == 40
+    again.latestOffset(last, ALL)
+    assert said_by(world, again) == {name: {0: 30, 1: 30}}
+    assert (again.reportLatestOffset() or {})["lag_ms"] == 0
+
+
+def test_a_stream_may_be_named(world: UnionWorld) -> None:
+    stream = reader(world, consumer="billing")
+    start = stream.initialOffset()
+    stream.prepareForTriggerAvailableNow()
+    stream.latestOffset(stream.latestOffset(start, ALL), ALL)
+
+    assert "consumer" not in start
+    # At the end of the query nobody has to ask for it: the process ends.
+    said = world.tiering.service.consumers_said
+    assert said == {(UnionWorld.PATH, "billing"): ({0: 30, 1: 30}, True)}
+
+
+def test_a_position_without_table_and_consumer_goes_on_unchanged_until_it_moves(
+    world: UnionWorld,
+) -> None:
+    stream = reader(world, longPollMs="0")
+    old = position(world, 30, 30)
+    assert stream.latestOffset(old, ALL) == old
+    world.append(0, rows(30, 5))
+
+    moved = stream.latestOffset(old, ALL)
+
+    assert offsets(moved) == [35, 30]
+    assert moved["table"] == UnionWorld.PATH
+    assert said_by(world, stream).keys() == {moved["consumer"]}
