@@ -43,7 +43,7 @@ from streamhouse.storage_service.errors import InvalidRequestError, SnapshotNotF
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.table_state import TableState
 
-__all__ = ["choose_layout", "plan_batch_read", "read_table"]
+__all__ = ["choose_layout", "plan_batch_read", "read_splits", "read_table"]
 
 _THREADS_MAX: Final = 8
 
@@ -130,15 +130,18 @@ def read_table(client: StorageClient, options: ReadOptions) -> pa.Table:
     )
     output = shape_columns(state.table, shape)
     plan = plan_batch_read(client, state, options, output)
-    return pa.Table.from_batches(_batches(client, plan), schema=plan.context.output_schema)
+    return pa.Table.from_batches(read_splits(client, plan), schema=plan.context.output_schema)
 
 
-def _batches(client: StorageClient, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
+def read_splits(client: StorageClient, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
     """Yield all rows, reading splits in parallel: Parquet decoding leaves the interpreter free."""
 
     def read(split: Split) -> list[pa.RecordBatch]:
         return list(read_split(split, plan.context, client=client))
 
+    if len(plan.splits) == 1:
+        yield from read(plan.splits[0])
+        return
     threads = min(_THREADS_MAX, os.cpu_count() or 1, max(1, len(plan.splits)))
     with ThreadPoolExecutor(threads, thread_name_prefix="streamhouse-read") as pool:
         for batches in pool.map(read, plan.splits):

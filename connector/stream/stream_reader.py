@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -54,7 +55,8 @@ class StreamhouseStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
         """Of `client`, or of the one this process has for the options' endpoint."""
         self._given_client = client
         self._options = options
-        self._follower = TableFollower(options, state, output, self._client)
+        own_name = f"spark-{uuid.uuid4().hex[:12]}"
+        self._follower = TableFollower(options, state, output, self._client, own_name=own_name)
         self._schema = schema
         self._initial: StreamPosition | None = None
         self._last: Mapping[int, int] | None = None

@@ -146,6 +146,11 @@ class SnapshotPin:
         except StreamhouseError as error:
             _log.warning("event=unpin_failed table=%s why=%r", self._table, error)
 
+    def leave(self) -> None:
+        """Renew the pin no longer: it lasts for `PIN_TTL_S`, for who goes on in the meantime."""
+        self._released.set()
+        self._held = None
+
     def _renew(self, bootstrap: Bootstrap, released: threading.Event) -> None:
         while not released.wait(RENEWAL_S):
             try:

@@ -25,6 +25,7 @@ from streamhouse.connector.stream.stream_plan import plan_bootstrap_range, plan_
 from streamhouse.connector.stream.stream_position import StreamPosition, advance
 from streamhouse.connector.stream.stream_start import SnapshotPin, start_of_stream
 from streamhouse.storage_service.client import PositionReports, StorageClient
+from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.table_state import TableState
 
 __all__ = ["TableFollower"]
@@ -41,7 +42,10 @@ class TableFollower:
         state: TableState,
         output: Sequence[ScanColumn],
         client: Callable[[], StorageClient],
+        *,
+        own_name: str | None = None,
     ) -> None:
+        """`own_name` is the consumer's if it has no other; without one it reports nothing."""
         self.table = str(options.connection.name.path)
         self.state = state
         """The table as it was seen last, in the schema of the first time."""
@@ -52,7 +56,7 @@ class TableFollower:
         self._client = client
         self._pin = SnapshotPin(client, self.table)
         self._is_change_told = False
-        self._own_name = f"spark-{uuid.uuid4().hex[:12]}"
+        self._own_name = own_name
         self._reports: PositionReports | None = None
 
     # -- positions -----------------------------------------------------------------------------
@@ -151,14 +155,41 @@ class TableFollower:
                 if is_read and _is_log_only(state, bucket, offset):
                     self._client().fingerprint_at(self.table, bucket, offset, expected=said)
 
+    def found_again(
+        self, start: StreamPosition, end: StreamPosition, error: StreamhouseError
+    ) -> tuple[StreamPosition, StreamPosition]:
+        """Return the step for who failed to read it by `error`, because rows were moved meanwhile.
+
+        One of a snapshot that was expired goes on in the current one, which has those rows that
+        have not changed since. The log has the changes, from where the first snapshot ended; what
+        was not read and has changed comes as its changes alone. Raises `error` if they are gone.
+        """
+        state = self.refresh()
+        if start.bootstrap is None:
+            return start, end
+        ends, current = start.bootstrap.ends, state.lake.snapshot_id
+        has_changes = all(
+            at.log_start_offset <= ends.get(bucket, 0) for bucket, at in state.positions.items()
+        )
+        if current is None or not (has_changes or state.lake.changelog is not None):
+            raise error
+        bootstrap = replace(start.bootstrap, snapshot_id=current, pin=f"stream-{uuid.uuid4()}")
+        self._pin.hold(bootstrap)
+        if end.bootstrap is not None:
+            end = replace(end, bootstrap=bootstrap)
+        return replace(start, bootstrap=bootstrap), end
+
     # -- what the service is told --------------------------------------------------------------
 
     def reached(self, position: StreamPosition) -> None:
         """Note that everything before a position was read; the service is told beside that."""
+        consumer = self._options.consumer or position.consumer or self._own_name
+        if consumer is None:
+            return
         if self._reports is None:
             self._reports = self._client().position_reports(
                 self.table,
-                self._options.consumer or position.consumer or self._own_name,
+                consumer,
                 reads_lake=self._options.connection.name.part != LOG,
             )
         self._reports.reached(position.offsets)
@@ -178,10 +209,10 @@ class TableFollower:
         return said.lag_ms + round(1_000 * (time.monotonic() - said.at_s))
 
     def close(self) -> None:
-        """End the reports and the pin; idempotent."""
+        """End the reports; a pin lasts for a while, for who goes on. Idempotent."""
         if self._reports is not None:
             self._reports.close()
-        self._pin.release()
+        self._pin.leave()
 
     # -- the table -----------------------------------------------------------------------------
 

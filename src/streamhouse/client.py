@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.client import LogBatch, StorageClient
+from streamhouse.storage_service.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from streamhouse.connector.stream.full_subscription import TableBatch
 
 __all__ = ["StreamhouseClient"]
 
 
 class StreamhouseClient(StorageClient):
-    """A connection to a Streamhouse service; see `StorageClient` for all but `read`."""
+    """A connection to a Streamhouse service; see `StorageClient` for all but reading tables."""
 
     def read(
         self,
@@ -42,3 +47,74 @@ class StreamhouseClient(StorageClient):
         if where is not None:
             given["where"] = where
         return read_table(self, read_options(given, use=BATCH))
+
+    @overload
+    def subscribe(
+        self,
+        path: str,
+        *,
+        start: Literal["latest", "earliest"] | Mapping[int, int] = "latest",
+        columns: Sequence[str] | None = None,
+        schema_id: int | None = None,
+        consumer: str | None = None,
+    ) -> Iterator[LogBatch]: ...
+
+    @overload
+    def subscribe(
+        self,
+        path: str,
+        *,
+        start: Literal["full"] | Mapping[str, Any],
+        columns: Sequence[str] | None = None,
+        schema_id: int | None = None,
+        consumer: str | None = None,
+        where: str | None = None,
+    ) -> Iterator[TableBatch]: ...
+
+    def subscribe(
+        self,
+        path: str,
+        *,
+        start: Any = "latest",
+        columns: Sequence[str] | None = None,
+        schema_id: int | None = None,
+        consumer: str | None = None,
+        where: str | None = None,
+    ) -> Iterator[LogBatch] | Iterator[TableBatch]:
+        """Follow a table: yield batches of rows as they become durable, for ever.
+
+        `start` is `latest`, `earliest` (the log's oldest row) or bucket -> offset, as
+        `StorageClient.subscribe` has it; or `full`: the rows that the table has, from the lake and
+        from the log, then live ones, without a gap. Of a primary key table these are the rows of
+        one lake snapshot as `+I`, then every change, by `__change_type`.
+
+        With `full` each batch has a `token`, a JSON object. Give it as `start` to go on after that
+        batch, also in another process, also in the middle of the history.
+
+        Args:
+            columns: only these columns, in this order.
+            schema_id: rows come in this version of the table's schema, by default the current one.
+            consumer: the name under which the service is told how far the caller is. A batch counts
+                as read when the next one is asked for.
+            where: with `full`, only rows for which this SQL predicate is true.
+        """
+        is_token = isinstance(start, Mapping) and "offsets" in start
+        if start != "full" and not is_token:
+            if where is not None:
+                raise InvalidRequestError(
+                    "subscribe: 'where' is for start='full', or a token of such a subscription"
+                )
+            return super().subscribe(
+                path, start=start, columns=columns, schema_id=schema_id, consumer=consumer
+            )
+        from streamhouse.connector.stream.full_subscription import subscribe_full
+
+        given = {"table": path, "endpoint": self.endpoint}
+        if columns is not None:
+            given["columns"] = ",".join(f"`{name}`" for name in columns)
+        if where is not None:
+            given["where"] = where
+        if consumer is not None:
+            given["consumer"] = consumer
+        token = start if is_token else None
+        return subscribe_full(self, given, token=token, schema_id=schema_id)

@@ -21,6 +21,7 @@ def test_the_public_names() -> None:
         "__version__",
         "attach",
         "lookup_join",
+        "lag",
         "register",
         "register_lookup",
     }
