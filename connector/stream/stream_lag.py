@@ -13,7 +13,7 @@ from typing import Any, Final
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.offsets import offsets_from_json
 
-__all__ = ["LAG_MEMBER", "LOG_LEVEL_VARIABLE", "StreamLag", "lag", "log_batch"]
+__all__ = ["LAG_MEMBER", "LOG_LEVEL_VARIABLE", "StreamLag", "lag", "log_batch", "show_if_wanted"]
 
 LOG_LEVEL_VARIABLE: Final = "STREAMHOUSE_LOG_LEVEL"
 LAG_MEMBER: Final = "lag_ms"
@@ -94,7 +94,7 @@ def log_batch(
     The process in which Spark runs a source has no handler for logs: it gets one for stderr where
     the environment variable STREAMHOUSE_LOG_LEVEL names a level that shows the line.
     """
-    _show_if_wanted()
+    show_if_wanted(_logger)
     if not _logger.isEnabledFor(logging.INFO):
         return
     read = {bucket: offset - start.get(bucket, 0) for bucket, offset in end.items()}
@@ -112,11 +112,12 @@ def log_batch(
     )
 
 
-def _show_if_wanted() -> None:
+def show_if_wanted(logger: logging.Logger) -> None:
+    """Let a logger that nobody listens to write to stderr, if the environment says so."""
     wanted = os.environ.get(LOG_LEVEL_VARIABLE, "").strip().upper()
-    if not wanted or _logger.hasHandlers() or wanted not in logging.getLevelNamesMapping():
+    if not wanted or logger.hasHandlers() or wanted not in logging.getLevelNamesMapping():
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    _logger.addHandler(handler)
-    _logger.setLevel(wanted)
+    logger.addHandler(handler)
+    logger.setLevel(wanted)

@@ -41,8 +41,16 @@ class ReportedLag(NamedTuple):
 class PositionReports:
     """The reports of one reader, sent by a thread of its own, which ends with it."""
 
-    def __init__(self, send: Send, *, consumer: str) -> None:
+    def __init__(
+        self,
+        send: Send,
+        *,
+        consumer: str,
+        report_s: float = REPORT_S,
+        unmoved_s: float = UNMOVED_S,
+    ) -> None:
         self._send = send
+        self._report_s, self._unmoved_s = report_s, unmoved_s
         self._consumer = consumer
         self._offsets: Mapping[int, int] = {}
         self._sent: Mapping[int, int] = {}
@@ -63,7 +71,7 @@ class PositionReports:
             # It holds no reference to the reports: they end with their reader, and it with them.
             self._thread = threading.Thread(
                 target=_report_until_gone,
-                args=(weakref.ref(self), self._signals),
+                args=(weakref.ref(self), self._signals, self._report_s, self._unmoved_s),
                 name="streamhouse-position-reports",
                 daemon=True,
             )
@@ -93,7 +101,7 @@ class PositionReports:
     def report_if_due(self) -> None:
         """Report if the reader has moved, or has not for long. On the reports' own thread."""
         offsets, now_s = dict(self._offsets), time.monotonic()
-        if not offsets or (offsets == self._sent and now_s - self._sent_s < UNMOVED_S):
+        if not offsets or (offsets == self._sent and now_s - self._sent_s < self._unmoved_s):
             return
         try:
             said = self._send(offsets)
@@ -129,9 +137,11 @@ class _Signals:
         self.moved.set()
 
 
-def _report_until_gone(of: weakref.ref[PositionReports], signals: _Signals) -> None:
+def _report_until_gone(
+    of: weakref.ref[PositionReports], signals: _Signals, report_s: float, unmoved_s: float
+) -> None:
     while True:
-        signals.moved.wait(UNMOVED_S)
+        signals.moved.wait(unmoved_s)
         signals.moved.clear()
         reports = of()
         if reports is None or signals.stopped.is_set():
@@ -139,7 +149,7 @@ def _report_until_gone(of: weakref.ref[PositionReports], signals: _Signals) -> N
         signals.hurried.clear()
         reports.report_if_due()
         del reports
-        signals.hurried.wait(REPORT_S)
+        signals.hurried.wait(report_s)
 
 
 def reported(

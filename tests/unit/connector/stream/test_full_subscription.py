@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.connector.stream import full_subscription
 from streamhouse.connector.stream.full_subscription import TableBatch
+from streamhouse.storage_service.client import LogBatch
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,
@@ -91,19 +91,17 @@ def test_columns_a_predicate_and_a_name_may_be_given(world: UnionWorld) -> None:
     assert world.tiering.service.consumers_said == {(world.PATH, "billing"): ({0: 30}, True)}
 
 
-def test_rows_that_move_while_they_are_read_are_found_in_the_lake(
-    world: UnionWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, moved = full_subscription.read_splits, []
+def test_rows_that_move_while_they_are_read_are_found_in_the_lake(world: UnionWorld) -> None:
+    service = world.tiering.service
 
-    def moving(*arguments: Any) -> Any:
-        if not moved:
-            moved.append(True)
-            world.tiering.tier()
-            world.expire_log(0, 30)
-        return read(*arguments)
+    def moving(_: int, batches: Iterator[LogBatch]) -> Iterator[LogBatch]:
+        service.on_read = None
+        world.tiering.tier()
+        world.expire_log(0, 30)
+        raise OffsetOutOfRangeError("the rows have left the log")
+        yield from batches
 
-    monkeypatch.setattr(full_subscription, "read_splits", moving)
+    service.on_read = moving
     follower = _follower(world, columns="id")
     follower.token = {
         "version": 1,
@@ -112,7 +110,7 @@ def test_rows_that_move_while_they_are_read_are_found_in_the_lake(
     }
 
     assert _offsets(follower.read()) == list(range(20, 30))
-    assert moved
+    assert service.on_read is None
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from streamhouse import lag
-from streamhouse.connector.stream import stream_lag
-from streamhouse.connector.stream.stream_lag import StreamLag, log_batch
+from streamhouse.connector.stream.stream_lag import (
+    LOG_LEVEL_VARIABLE,
+    StreamLag,
+    log_batch,
+    show_if_wanted,
+)
 from streamhouse.connector.stream.stream_position import StreamPosition
 from streamhouse.storage_service.errors import InvalidRequestError
 
@@ -75,12 +79,12 @@ def test_the_environment_shows_the_line_where_nothing_else_does(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logger = logging.Logger("streamhouse.stream")  # noqa: LOG001 - it must have no parent
-    monkeypatch.setattr(stream_lag, "_logger", logger)
-    log_batch("db.t", {0: 0}, {0: 1}, latest={0: 1}, lag_ms=0)
-    monkeypatch.setenv(stream_lag.LOG_LEVEL_VARIABLE, "info")
-
+    show_if_wanted(logger)
+    monkeypatch.setenv(LOG_LEVEL_VARIABLE, "info")
     for _ in range(2):
-        log_batch("db.t", {0: 1}, {0: 2}, latest={0: 2}, lag_ms=0)
+        show_if_wanted(logger)
+    logger.debug("too much")
+    logger.info("a micro-batch")
 
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split("offsets=")[1].split()[0] for line in lines] == ["0:1-2", "0:1-2"]
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("INFO streamhouse.stream a micro-batch")

@@ -10,7 +10,6 @@ from queue import Queue
 
 import pytest
 
-from streamhouse.storage_service.client import position_reports
 from streamhouse.storage_service.client.position_reports import PositionReports
 from streamhouse.storage_service.errors import UnavailableError
 
@@ -117,12 +116,8 @@ def test_the_thread_ends_with_its_reader(service: Service) -> None:
     assert not thread.is_alive()
 
 
-def test_one_that_does_not_move_says_now_and_then_that_it_is_there(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(position_reports, "UNMOVED_S", 0.01)
-    monkeypatch.setattr(position_reports, "REPORT_S", 0.01)
-    reports = PositionReports(service.send, consumer="billing")
+def test_one_that_does_not_move_says_now_and_then_that_it_is_there(service: Service) -> None:
+    reports = PositionReports(service.send, consumer="billing", report_s=0.01, unmoved_s=0.01)
     reports.reached({0: 5})
 
     assert [service.next() for _ in range(3)] == [{0: 5}] * 3
