@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from decimal import Decimal
@@ -12,10 +13,12 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from streamhouse.connector.where.evaluation import filter_batch
 from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.zone import parse_zone
 
 pytestmark = pytest.mark.spark
 
@@ -368,3 +371,122 @@ def test_every_expression_keeps_the_rows_that_spark_keeps(frame: DataFrame) -> N
             wrong.append(f"{where}: ours {ours}, Spark's {sparks}")
 
     assert not wrong, "\n".join(wrong)
+
+
+# What a session's zone decides, around the times at which the zones of the test change clocks.
+ZONED_WHERES = r"""
+at = '2024-03-10 02:30:00'
+at >= '2024-03-10 02:30:00'
+at < '2024-11-03 01:30'
+at > TIMESTAMP '2024-11-03 01:00:00'
+at <= TIMESTAMP_NTZ '2024-11-03 01:30:00'
+at >= DATE '2017-10-15'
+at = DATE '2017-10-15'
+at > '2024-11-03 01:30 +00:00'
+at between '2024-03-10' and '2024-11-03'
+at in ('2024-03-10 03:30', '2024-11-03 01:30')
+at = cast(DATE '2017-10-15' as timestamp)
+date(at) = '2006-10-29'
+date(at) < '2006-10-29'
+date(at) >= '2006-10-29'
+date(at) > DATE '2006-10-28'
+date(at) in ('2006-10-28', '2024-03-10')
+date(at) between '2006-10-29' and '2017-10-14'
+year(at) = 1969
+year(at) >= 2024
+year(at) != 1970
+local >= TIMESTAMP '2024-03-10 03:00:00'
+local = TIMESTAMP '2024-03-10 03:30:00'
+local < TIMESTAMP '2024-11-03 01:30:00'
+local > TIMESTAMP '2024-03-10 02:30:00'
+local != TIMESTAMP '2006-10-29 00:00:30'
+local = '2024-03-10 02:30:00'
+local <= TIMESTAMP_NTZ '2024-03-10 02:30:00'
+local >= DATE '2017-10-15'
+date(local) = '2006-10-29'
+year(local) = 2024
+day = TIMESTAMP '2017-10-15 00:00:00'
+day = TIMESTAMP '2017-10-15 01:00:00'
+day < TIMESTAMP '2024-03-10 00:00:01'
+day >= TIMESTAMP_NTZ '2024-03-10 00:00:01'
+day <= '2024-03-10'
+at = local
+at < local
+local >= at
+at = day
+day > at
+day <= local
+at <=> local
+not (at = local)
+""".strip().splitlines()
+
+
+def _moments() -> list[datetime.datetime]:
+    changes = ["2006-10-29 02:31", "2017-10-15 03:00", "2024-03-10 07:00", "2024-11-03 06:00"]
+    changes += ["1970-01-01 00:00", "1883-11-18 17:00", "2011-12-30 10:00", "2100-07-01 12:00"]
+    steps = [0, -1, 1, 30 * 60, -30 * 60, 3600, -3600, 86_400, -86_400, 5 * 3600, -9 * 3600, 12_345]
+    starts = [datetime.datetime.fromisoformat(text) for text in changes]
+    return [start + datetime.timedelta(seconds=step) for start in starts for step in steps]
+
+
+@pytest.mark.parametrize(
+    "zone",
+    [
+        "America/New_York",
+        "America/St_Johns",
+        "America/Sao_Paulo",
+        "Pacific/Apia",
+        "Asia/Kolkata",
+        "GMT+8",
+        "-03:30",
+        "PST",
+        "Z",
+    ],
+)
+def test_every_expression_keeps_the_rows_that_spark_keeps_in_the_session_s_zone(
+    frame: DataFrame, zone: str
+) -> None:
+    moments = _moments()
+    walls = [moments[(7 * i + 3) % len(moments)] for i in range(len(moments))]
+    # Rows whose wall clock shows in this zone what the row's moment is.
+    reader = parse_zone(zone, name="zone")
+    shown = [m + datetime.timedelta(microseconds=reader.offset_at(_micros(m))) for m in moments]
+    table = pa.table(
+        {
+            "row": pa.array(range(2 * len(moments)), pa.int32()),
+            "at": pa.array([m.replace(tzinfo=UTC) for m in moments * 2], SCHEMA.field("at").type),
+            "local": pa.array([*walls, *shown], pa.timestamp("us")),
+            "day": pa.array([w.date() for w in [*shown, *walls]], pa.date32()),
+        }
+    )
+    spark = frame.sparkSession
+    times = {"at", "local", "day"}
+    wheres = ZONED_WHERES + [w for w in WHERES if _columns(w) and _columns(w) <= times]
+
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        given = spark.createDataFrame(table)
+        truths = given.select("row", *[F.expr(w).alias(str(i)) for i, w in enumerate(wheres)])
+        found = truths.toArrow().sort_by("row")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+    (batch,) = table.combine_chunks().to_batches()
+    schema = Schema.from_arrow(table.schema)
+    wrong = []
+    for i, where in enumerate(wheres):
+        predicate = parse_predicate(where, schema, table="db.t", zone=reader)
+        ours = filter_batch(predicate, batch)["row"].to_pylist()
+        sparks = [row for row, truth in enumerate(found[str(i)].to_pylist()) if truth]
+        if ours != sparks:
+            rows = sorted(set(ours) ^ set(sparks))[:3]
+            wrong.append(f"{where}: differs at {table.take(rows).to_pylist()}")
+    assert not wrong, "\n".join(wrong)
+
+
+def _micros(moment: datetime.datetime) -> int:
+    return (moment - datetime.datetime(1970, 1, 1)) // datetime.timedelta(microseconds=1)
+
+
+def _columns(where: str) -> set[str]:
+    return set(re.findall(r"[a-z]+", where)) & set(SCHEMA.names)

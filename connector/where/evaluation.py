@@ -39,6 +39,7 @@ from streamhouse.connector.where.predicate import (
 )
 from streamhouse.storage_service.errors import SchemaMismatchError, UnknownColumnError
 from streamhouse.storage_service.model.calendar import DAY_US
+from streamhouse.storage_service.model.zone import Zone
 
 __all__ = ["boolean_array", "filter_batch", "filtered", "integer_array", "integer_values"]
 
@@ -146,6 +147,8 @@ def _compare(array: pa.Array, operator: Operator, value: object) -> _Truth:
 def _compare_columns(node: CompareColumns, batch: pa.RecordBatch) -> _Truth:
     common = comparison_type(node.left.type, node.right.type)
     assert common is not None, node
+    if node.needs_zone:
+        return _compare_in_zone(node, batch)
     if pa.types.is_timestamp(common) and pa.types.is_date32(node.left.type):
         return _compare_day_and_time(node.operator, node.left, node.right, batch)
     if pa.types.is_timestamp(common) and pa.types.is_date32(node.right.type):
@@ -190,6 +193,36 @@ def _compare_day_and_time(
     elif operator == "!=":
         found = pc.or_(found, boolean_array(rest != 0))
     return pc.if_else(pc.and_(days.is_valid(), times.is_valid()), found, _NULL)
+
+
+def _compare_in_zone(node: CompareColumns, batch: pa.RecordBatch) -> _Truth:
+    """Compare moments with dates or wall clock times: days in UTC first, then the rest of a day."""
+    sides = [_read(column, batch) for column in (node.left, node.right)]
+    (left_days, left_rest), (right_days, right_rest) = (_moments(side, node.zone) for side in sides)
+    is_same_day = left_days == right_days
+    less = (left_days < right_days) | (is_same_day & (left_rest < right_rest))
+    equal = is_same_day & (left_rest == right_rest)
+    found = {
+        "=": equal,
+        "!=": ~equal,
+        "<": less,
+        "<=": less | equal,
+        ">": ~(less | equal),
+        ">=": ~less,
+    }[node.operator]
+    are_valid = pc.and_(sides[0].is_valid(), sides[1].is_valid())
+    return pc.if_else(are_valid, boolean_array(found), _NULL)
+
+
+def _moments(array: pa.Array, zone: Zone) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    if pa.types.is_date32(array.type):
+        days = array.view(pa.int32()).cast(pa.int64()).fill_null(0)
+        return zone.midnights(integer_values(days))
+    microseconds = integer_values(array.view(pa.int64()).fill_null(0))
+    if array.type.tz is None:
+        return zone.moments(microseconds)
+    days_in_utc, rest = np.divmod(microseconds, DAY_US)
+    return days_in_utc, rest
 
 
 def _in(node: In, batch: pa.RecordBatch) -> _Truth:

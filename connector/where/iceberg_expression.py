@@ -41,7 +41,7 @@ def _convert(node: ast.Node, *, negated: bool) -> Expression:
         case ast.And(children) | ast.Or(children):
             converted = [_convert(child, negated=negated) for child in children]
             return all_of(converted) if isinstance(node, ast.And) != negated else any_of(converted)
-        case ast.CompareColumns(left, _, right):
+        case ast.CompareColumns(left=left, right=right):
             return all_of([_column(left).is_not_null(), _column(right).is_not_null()])
         case ast.IsNull(column):
             return _column(column).is_not_null() if negated else _column(column).is_null()

@@ -5,7 +5,9 @@ Spark compares in a common type: `int_column = 3.5` as decimals, `bigint_column 
 the values that match are a range of the column's own values; its ends are found here, once. What
 comes out compares the column with plain values of its own type and matches exactly the same rows.
 
-Texts become dates and times in UTC. Parsing SQL is left to parser.py.
+A time without a zone is in the zone that the caller gives, which is the Spark session's. What a
+wall clock shows is no monotone cast: where clocks are put back, or forward, a comparison with it
+becomes ranges of moments (`Zone.moments_reaching`). Parsing SQL is left to parser.py.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from streamhouse.storage_service.errors import InvalidPredicateError
 from streamhouse.storage_service.lake.files.bounds import PlainValue
 from streamhouse.storage_service.model.calendar import DAY_US, days_of
 from streamhouse.storage_service.model.lake.limits import decimal_of
+from streamhouse.storage_service.model.zone import UTC, Zone
 
 __all__ = [
     "DateOf",
@@ -59,9 +62,14 @@ _FALSE_TEXTS: Final = frozenset({"f", "false", "n", "no", "0"})
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A literal of the SQL text; a date is days, a timestamp microseconds since 1970 in UTC."""
+    """A literal of the SQL text.
 
-    kind: str  # null, boolean, exact, double, string, binary, date or timestamp
+    A date is days since 1970, a timestamp microseconds since 1970 in UTC, a timestamp_ntz those
+    that a wall clock shows.
+    """
+
+    # null, boolean, exact, double, string, binary, date, timestamp or timestamp_ntz
+    kind: str
     value: bool | Decimal | float | str | bytes | int | None
     text: str
 
@@ -92,7 +100,7 @@ class _Domain:
     scale: int = 0
 
 
-def compare(subject: Subject, op: Operator, literal: Literal) -> Node:
+def compare(subject: Subject, op: Operator, literal: Literal, *, zone: Zone = UTC) -> Node:
     """Return the node that matches exactly the rows for which Spark finds `subject op literal`."""
     if literal.kind == "null":
         return Constant(None)
@@ -107,16 +115,23 @@ def compare(subject: Subject, op: Operator, literal: Literal) -> Node:
         return Compare(column, op, _as_unordered(data_type, literal))
     if pa.types.is_nested(data_type):
         raise refuse(f"column '{column}' of type {data_type} cannot be compared")
-    first_equal, first_above = _cut(data_type, literal)
+    if pa.types.is_timestamp(data_type) and data_type.tz is None and literal.kind == "timestamp":
+        # Spark casts the column to a timestamp, so its wall clock times are read in the zone.
+        moment = literal.value
+        assert isinstance(moment, int)
+        return _node_of_ranges(column, op, *map(zone.walls_reaching, (moment, moment + 1)))
+    first_equal, first_above = _cut(data_type, literal, zone)
     if isinstance(subject, DateOf):
         first_equal, first_above = first_equal * DAY_US, first_above * DAY_US
     elif isinstance(subject, YearOf):
         unit = 1 if pa.types.is_date32(column.type) else DAY_US
         first_equal, first_above = (days_of(y, 1, 1) * unit for y in (first_equal, first_above))
+    if not isinstance(subject, PredicateColumn) and _has_zone(column.type):
+        return _node_of_ranges(column, op, *map(zone.moments_reaching, (first_equal, first_above)))
     return _node_of_cut(column, op, first_equal, first_above)
 
 
-def in_list(subject: Subject, literals: Sequence[Literal]) -> Node:
+def in_list(subject: Subject, literals: Sequence[Literal], *, zone: Zone = UTC) -> Node:
     """Return the node for `subject IN (literals)`."""
     kinds = {literal.kind for literal in literals} - {"null"}
     data_type = subject.type if isinstance(subject, PredicateColumn) else None
@@ -129,7 +144,7 @@ def in_list(subject: Subject, literals: Sequence[Literal]) -> Node:
     values: list[PlainValue] = []
     others: list[Node] = []
     for literal in literals:
-        node = compare(subject, "=", literal)
+        node = compare(subject, "=", literal, zone=zone)
         if isinstance(node, Compare):
             values.append(node.value)
         elif not isinstance(node, In) and node not in others[-1:]:
@@ -169,6 +184,10 @@ def _is_discrete(t: pa.DataType) -> bool:
         or pa.types.is_date32(t)
         or pa.types.is_timestamp(t)
     )
+
+
+def _has_zone(t: pa.DataType) -> bool:
+    return pa.types.is_timestamp(t) and t.tz is not None
 
 
 def _domain(t: pa.DataType) -> _Domain:
@@ -230,22 +249,14 @@ def _float32_at_least(value: float) -> float:
     return near if near >= value else float(np.nextafter(np.float32(near), np.float32(np.inf)))
 
 
-def _cut(t: pa.DataType, literal: Literal) -> tuple[int, int]:
+def _cut(t: pa.DataType, literal: Literal, zone: Zone) -> tuple[int, int]:
     """Return the first numbers of the type's domain that are >= and > the literal.
 
     They may lie outside the domain, by any distance for an exact literal.
     """
+    if pa.types.is_date32(t) or pa.types.is_timestamp(t):
+        return _time_cut(t, literal, zone)
     value = literal.value
-    if pa.types.is_date32(t):
-        if literal.kind == "timestamp" and isinstance(value, int):
-            return _exact_cut(Fraction(value, DAY_US))
-        return _exact_cut(_days(t, literal))
-    if pa.types.is_timestamp(t):
-        if literal.kind == "timestamp" and isinstance(value, int):
-            return _exact_cut(value)
-        if isinstance(value, str):
-            return _exact_cut(parse_timestamp(value, zone_allowed=t.tz is not None))
-        return _exact_cut(_days(t, literal) * DAY_US)
     if isinstance(value, str):
         if pa.types.is_decimal(t):
             return _double_cut(_domain(t), parse_double(value))
@@ -258,6 +269,24 @@ def _cut(t: pa.DataType, literal: Literal) -> tuple[int, int]:
         _check_digits(t, value, literal.text)
         return _exact_cut(Fraction(value) * 10 ** decimal_shape(t)[1])
     raise _mismatch(t, literal)
+
+
+def _time_cut(t: pa.DataType, literal: Literal, zone: Zone) -> tuple[int, int]:
+    value = literal.value
+    if pa.types.is_date32(t):
+        if literal.kind == "timestamp" and isinstance(value, int):
+            return zone.day_reaching(value), zone.day_reaching(value + 1)
+        if literal.kind == "timestamp_ntz" and isinstance(value, int):
+            return _exact_cut(Fraction(value, DAY_US))
+        return _exact_cut(_days(t, literal))
+    if literal.kind == "timestamp" and isinstance(value, int):
+        return _exact_cut(value)
+    if literal.kind == "timestamp_ntz" and isinstance(value, int):
+        return _exact_cut(zone.moment_of(value) if _has_zone(t) else value)
+    if isinstance(value, str):
+        return _exact_cut(parse_timestamp(value, zone=zone if _has_zone(t) else None))
+    days = _days(t, literal)
+    return _exact_cut(zone.midnight(days) if _has_zone(t) else days * DAY_US)
 
 
 def _days(t: pa.DataType, literal: Literal) -> int:
@@ -304,29 +333,64 @@ def _double_cut(domain: _Domain, value: float) -> tuple[int, int]:
 
 def _node_of_cut(column: PredicateColumn, op: Operator, first_equal: int, first_above: int) -> Node:
     domain = _domain(column.type)
-
-    def plain(number: int) -> PlainValue:
-        return decimal_of(number, domain.scale) if pa.types.is_decimal(column.type) else number
-
-    def bound(first: int, symbol: Operator) -> Node:
-        """Compare with the number `first`; `<=` and `>` name the number before it instead."""
-        if not domain.lowest < first <= domain.highest:
-            is_below = first > domain.highest
-            return _constant_if_valid(column, value=is_below == (symbol in ("<", "<=")))
-        return Compare(column, symbol, plain(first - 1 if symbol in ("<=", ">") else first))
-
     if op in ("<", ">="):
-        return bound(first_equal, op)
+        return _bound(column, op, first_equal)
     if op in ("<=", ">"):
-        return bound(first_above, op)
+        return _bound(column, op, first_above)
     width = first_above - first_equal
     is_inside = domain.lowest <= first_equal <= domain.highest
     if width == 0 or (width == 1 and not is_inside):
         return _constant_if_valid(column, value=op == "!=")
     if width == 1:
-        return Compare(column, op, plain(first_equal))
-    both = And((bound(first_equal, ">="), bound(first_above, "<")))
+        return Compare(column, op, _plain(column, first_equal))
+    both = And((_bound(column, ">=", first_equal), _bound(column, "<", first_above)))
     return both if op == "=" else Not(both)
+
+
+def _node_of_ranges(
+    column: PredicateColumn,
+    op: Operator,
+    equal: list[tuple[int, int | None]],
+    above: list[tuple[int, int | None]],
+) -> Node:
+    """Return the node for `op` of values that are at least the literal in `equal`, and above it in
+    `above`.
+    """
+    if len(equal) == len(above) == 1:
+        return _node_of_cut(column, op, equal[0][0], above[0][0])
+
+    def within(ranges: list[tuple[int, int | None]]) -> Node:
+        nodes: list[Node] = []
+        for start, end in ranges:
+            first = _bound(column, ">=", start)
+            nodes.append(first if end is None else And((first, _bound(column, "<", end))))
+        return nodes[0] if len(nodes) == 1 else Or(tuple(nodes))
+
+    match op:
+        case ">=":
+            return within(equal)
+        case "<":
+            return Not(within(equal))
+        case ">":
+            return within(above)
+        case "<=":
+            return Not(within(above))
+    found = And((within(equal), Not(within(above))))
+    return found if op == "=" else Not(found)
+
+
+def _bound(column: PredicateColumn, symbol: Operator, first: int) -> Node:
+    """Compare with the number `first`; `<=` and `>` name the number before it instead."""
+    domain = _domain(column.type)
+    if not domain.lowest < first <= domain.highest:
+        is_below = first > domain.highest
+        return _constant_if_valid(column, value=is_below == (symbol in ("<", "<=")))
+    return Compare(column, symbol, _plain(column, first - 1 if symbol in ("<=", ">") else first))
+
+
+def _plain(column: PredicateColumn, number: int) -> PlainValue:
+    is_decimal = pa.types.is_decimal(column.type)
+    return decimal_of(number, _domain(column.type).scale) if is_decimal else number
 
 
 def _constant_if_valid(column: PredicateColumn, *, value: bool) -> Node:

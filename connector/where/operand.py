@@ -37,6 +37,7 @@ from streamhouse.storage_service.model.schema import (
     TIMESTAMP_COLUMN,
     Schema,
 )
+from streamhouse.storage_service.model.zone import Zone
 
 __all__ = ["Operand", "Operands", "check_arguments", "piece"]
 
@@ -51,7 +52,8 @@ _SYSTEM_TYPES: Final = {
     CHANGE_TYPE_COLUMN: pa.string(),
 }
 _INTEGER_BITS: Final = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
-_TIMESTAMP_KINDS: Final = frozenset({"TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMPLTZ", "TIMESTAMPNTZ"})
+_NTZ: Final = "TIMESTAMPNTZ"
+_TIMESTAMP_KINDS: Final = frozenset({"TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMPLTZ", _NTZ})
 _EXACT_TEXT: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,3})?", re.ASCII | re.I)
 _NUMBER_TEXT: Final = re.compile(r"(?:\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.I)
 
@@ -59,7 +61,8 @@ _NUMBER_TEXT: Final = re.compile(r"(?:\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | 
 class Operands:
     """Resolves names against one table; names are matched without case, as Spark does."""
 
-    def __init__(self, schema: Schema, *, table: str) -> None:
+    def __init__(self, schema: Schema, *, table: str, zone: Zone) -> None:
+        self._zone = zone
         self._schema = schema
         self._table = table
         self._types = {column.name.lower(): (column.name, column.type) for column in schema.columns}
@@ -84,7 +87,7 @@ class Operands:
             check_arguments(node, "this", "to")
             if _type_name(node) == "DATE":
                 return self._date(node, self.operand(node.this))
-        return literal_of(node)
+        return literal_of(node, self._zone)
 
     def column(self, node: exp.Expr) -> PredicateColumn:
         """Return the column or struct field that `node` names; raises `UnknownColumnError`."""
@@ -143,7 +146,7 @@ def check_arguments(node: exp.Expr, *known: str) -> None:
             raise refuse(f"{piece(node)} is not supported")
 
 
-def literal_of(node: exp.Expr) -> Literal:
+def literal_of(node: exp.Expr, zone: Zone) -> Literal:
     """Return the literal that `node` is; raises `InvalidPredicateError` naming it if it is none."""
     node = node.unnest()
     text = piece(node)
@@ -157,7 +160,7 @@ def literal_of(node: exp.Expr) -> Literal:
     if isinstance(node, exp.Literal):
         return Literal("string", str(node.this), text) if node.is_string else _number(node, text)
     if isinstance(node, exp.Neg) and _is_literal(node.this):
-        inner = literal_of(node.this)
+        inner = literal_of(node.this, zone)
         if inner.kind in ("exact", "double"):
             assert isinstance(inner.value, Decimal | float)
             negative = (
@@ -168,7 +171,7 @@ def literal_of(node: exp.Expr) -> Literal:
             return inner
     if isinstance(node, exp.Cast) and _is_literal(node.this):
         check_arguments(node, "this", "to")
-        return _cast(literal_of(node.this), node, text)
+        return _cast(literal_of(node.this, zone), node, text, zone)
     raise refuse(f"{text} as an operand is not supported")
 
 
@@ -207,7 +210,7 @@ def _number(node: exp.Literal, text: str) -> Literal:
     return Literal("double", value, text)
 
 
-def _cast(literal: Literal, node: exp.Cast, text: str) -> Literal:
+def _cast(literal: Literal, node: exp.Cast, text: str, zone: Zone) -> Literal:
     """Cast as Spark's ANSI mode does; whatever would lose digits or fail is refused."""
     name, value = _type_name(node), literal.value
     if value is None:
@@ -218,9 +221,11 @@ def _cast(literal: Literal, node: exp.Cast, text: str) -> Literal:
     elif isinstance(value, Decimal) or (name == "DECIMAL" or name in _INTEGER_BITS):
         found = _cast_to_exact(literal, node, text)
     elif isinstance(value, str):
-        found = _cast_text(value, text, to=name)
+        found = _cast_text(value, text, to=name, zone=zone)
     elif literal.kind == "date" and name in _TIMESTAMP_KINDS and isinstance(value, int):
-        found = Literal("timestamp", value * DAY_US, text)
+        has_zone = name != _NTZ
+        midnight = zone.midnight(value) if has_zone else value * DAY_US
+        found = Literal("timestamp" if has_zone else "timestamp_ntz", midnight, text)
     if found is None:
         raise refuse(f"{text} is not supported")
     return found
@@ -254,12 +259,13 @@ def _cast_to_exact(literal: Literal, node: exp.Cast, text: str) -> Literal | Non
     return Literal("exact", value, text) if fits else None
 
 
-def _cast_text(value: str, text: str, *, to: str) -> Literal | None:
+def _cast_text(value: str, text: str, *, to: str, zone: Zone) -> Literal | None:
     if to == "TEXT":
         return Literal("string", value, text)
     if to == "DATE":
         return Literal("date", parse_date(value), text)
     if to in _TIMESTAMP_KINDS:
-        micros = parse_timestamp(value, zone_allowed=to != "TIMESTAMPNTZ")
-        return Literal("timestamp", micros, text)
+        has_zone = to != _NTZ
+        micros = parse_timestamp(value, zone=zone if has_zone else None)
+        return Literal("timestamp" if has_zone else "timestamp_ntz", micros, text)
     return None

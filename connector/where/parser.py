@@ -34,6 +34,7 @@ from streamhouse.connector.where.predicate import (
 from streamhouse.connector.where.text import refuse, unescape
 from streamhouse.storage_service.errors import InvalidPredicateError
 from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.zone import UTC, Zone
 
 __all__ = ["parse_predicate"]
 
@@ -56,10 +57,10 @@ _CLOSING: Final = frozenset({TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.E
 _PREFIX: Final = frozenset({TokenType.NOT, TokenType.DASH, TokenType.PLUS, TokenType.TILDE})
 
 
-def parse_predicate(text: str, schema: Schema, *, table: str) -> Predicate:
+def parse_predicate(text: str, schema: Schema, *, table: str, zone: Zone = UTC) -> Predicate:
     """Parse `text` (Spark SQL) against the columns of `table`.
 
-    Column names are matched without case; times without a zone are UTC. Raises
+    Column names are matched without case; times without a zone are in `zone`. Raises
     `UnknownColumnError`, or `InvalidPredicateError` naming the piece that cannot be pushed down.
     """
     if len(text) > TEXT_CHARACTERS_MAX:
@@ -79,7 +80,7 @@ def parse_predicate(text: str, schema: Schema, *, table: str) -> Predicate:
             raise InvalidPredicateError(
                 "where: the expression is empty; leave the option out instead"
             )
-        return Predicate(_Translator(Operands(schema, table=table)).node(root))
+        return Predicate(_Translator(Operands(schema, table=table, zone=zone), zone).node(root))
     except ParseError as error:
         raise InvalidPredicateError(f"where: {_syntax_message(error)}") from error
     except SqlglotError as error:
@@ -144,8 +145,9 @@ def _check_nesting(tokens: list[Token]) -> None:
 class _Translator:
     """Translates sqlglot nodes that have a truth value."""
 
-    def __init__(self, operands: Operands) -> None:
+    def __init__(self, operands: Operands, zone: Zone) -> None:
         self._operands = operands
+        self._zone = zone
         self._conditions = 0
 
     def node(self, node: exp.Expr) -> Node:
@@ -179,7 +181,7 @@ class _Translator:
             check_arguments(node, "this", "low", "high")
             subject = self._subject(node.this)
             low, high = self._literal(node.args["low"]), self._literal(node.args["high"])
-            return And((compare(subject, ">=", low), compare(subject, "<=", high)))
+            return And((self._against(subject, ">=", low), self._against(subject, "<=", high)))
         if isinstance(node, exp.In):
             return self._in(node)
         if isinstance(node, exp.Like | exp.Escape):
@@ -222,9 +224,9 @@ class _Translator:
         if isinstance(left, Literal):
             if isinstance(right, Literal):
                 return fold(left, operator, right)
-            return compare(right, FLIPPED_OPERATOR[operator], left)
+            return self._against(right, FLIPPED_OPERATOR[operator], left)
         if isinstance(right, Literal):
-            return compare(left, operator, right)
+            return self._against(left, operator, right)
         if not isinstance(left, PredicateColumn) or not isinstance(right, PredicateColumn):
             raise refuse(f"{piece(node)} is not supported")
         if comparison_type(left.type, right.type) is None:
@@ -232,7 +234,10 @@ class _Translator:
                 f"columns '{left}' of type {left.type} and '{right}' of type {right.type}"
                 " cannot be compared exactly"
             )
-        return CompareColumns(left, operator, right)
+        return CompareColumns(left, operator, right, self._zone)
+
+    def _against(self, subject: Subject, operator: Operator, literal: Literal) -> Node:
+        return compare(subject, operator, literal, zone=self._zone)
 
     def _null_safe_equal(self, node: exp.Expr) -> Node:
         left = self._operands.operand(node.this)
@@ -272,7 +277,8 @@ class _Translator:
                 f"where: an IN list of {len(node.expressions)} values, at most {IN_VALUES_MAX} are"
                 " allowed; join with a DataFrame of the values instead"
             )
-        return in_list(self._subject(node.this), [self._literal(e) for e in node.expressions])
+        literals = [self._literal(e) for e in node.expressions]
+        return in_list(self._subject(node.this), literals, zone=self._zone)
 
     def _is_nan(self, node: exp.IsNan) -> Node:
         column = self._column(node.this)

@@ -23,6 +23,7 @@ from typing import Final, Literal, TypeAlias
 import pyarrow as pa
 
 from streamhouse.storage_service.lake.files.bounds import PlainValue, statistics_key
+from streamhouse.storage_service.model.zone import UTC, Zone
 
 __all__ = [
     "And",
@@ -95,11 +96,24 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class CompareColumns:
-    """`left operator right`, both cast to `comparison_type`; NULL where either is NULL."""
+    """`left operator right`, both cast to `comparison_type`; NULL where either is NULL.
+
+    In `zone` a date or a timestamp_ntz is read that is compared with a timestamp.
+    """
 
     left: PredicateColumn
     operator: Operator
     right: PredicateColumn
+    zone: Zone = UTC
+
+    @property
+    def needs_zone(self) -> bool:
+        """Whether one side is a moment and the other what a wall clock or a calendar shows."""
+        types = (self.left.type, self.right.type)
+        if self.zone.is_utc or not any(map(pa.types.is_timestamp, types)):
+            return False
+        moments = [t for t in types if pa.types.is_timestamp(t) and t.tz is not None]
+        return len(moments) == 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,6 +159,8 @@ def _possible_columns(
         return any(possible[symbol] for symbol in operator)
 
     may_be_valid = all(valid for _, valid in nulls)
+    if node.needs_zone:
+        return _Possible(may_be_valid, may_be_valid, any(null for null, _ in nulls))
     return _Possible(
         may(node.operator) and may_be_valid,
         may(NEGATED_OPERATOR[node.operator]) and may_be_valid,

@@ -1,4 +1,4 @@
-"""Dates, times and doubles from text, as Spark's ANSI casts read them in a session in UTC.
+"""Dates, times and doubles from text, as Spark's ANSI casts read them.
 
 Whatever is not surely read as Spark reads it is refused: special words (`today`), zone names. Years
 may have a sign and more than four digits. Spark string literals with their escapes are read here.
@@ -12,6 +12,7 @@ from typing import Final
 
 from streamhouse.storage_service.errors import InvalidPredicateError
 from streamhouse.storage_service.model.calendar import days_of
+from streamhouse.storage_service.model.zone import Zone
 
 __all__ = ["parse_date", "parse_double", "parse_timestamp", "refuse", "unescape"]
 
@@ -63,20 +64,27 @@ def parse_date(text: str) -> int:
     raise refuse(f"'{text}' is not a date of the form 2024-12-31")
 
 
-def parse_timestamp(text: str, *, zone_allowed: bool = True) -> int:
-    """Return microseconds since 1970 of a text as Spark casts it in a session in UTC."""
+def parse_timestamp(text: str, *, zone: Zone | None) -> int:
+    """Return microseconds since 1970 of a text as Spark casts it.
+
+    A text without a zone is in `zone`; with None the text may name no zone, and the wall clock time
+    itself is returned, as of a timestamp_ntz.
+    """
     match = _TIMESTAMP_TEXT.fullmatch(text.strip())
     try:
         if match:
-            *parts, fraction, zone = match.groups()
+            *parts, fraction, named = match.groups()
             year, month, day = (int(part or 1) for part in parts[:3])
             hour, minute, second = (int(part or 0) for part in parts[3:])
             datetime.time(hour, minute, second)
             seconds = days_of(year, month, day) * _DAY_S + (hour * 60 + minute) * 60 + second
             micros = seconds * 1_000_000 + int((fraction or "").ljust(6, "0")[:6])
-            if zone and not zone_allowed:
+            if named and zone is None:
                 raise refuse(f"'{text}' has a time zone but is compared with a timestamp_ntz")
-            micros -= _zone_us(zone)
+            if named:
+                micros -= _zone_us(named)
+            elif zone is not None:
+                micros = zone.moment_of(micros)
             if -_TIMESTAMP_END <= micros < _TIMESTAMP_END:
                 return micros
     except ValueError:
@@ -114,8 +122,8 @@ def unescape(text: str) -> str:
         raise refuse("a string with an escape that is not a Unicode character") from None
 
 
-def _zone_us(zone: str | None) -> int:
-    if zone is None or zone in ("Z", "UTC"):
+def _zone_us(zone: str) -> int:
+    if zone in ("Z", "UTC"):
         return 0
     hours, minutes = int(zone[1:3]), int(zone[4:6])
     if hours > 18 or minutes > 59:
