@@ -13,7 +13,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from streamhouse.connector.format.data_source import StreamhouseDataSource
-from streamhouse.connector.format.spark_readers import FORMAT, mark_streams, plan_reads_afresh
+from streamhouse.connector.format.spark_readers import (
+    FORMAT,
+    mark_streams,
+    plan_reads_afresh,
+    session_zone,
+)
 from streamhouse.connector.options.connection import client_for, connection_options
 from streamhouse.connector.options.options import (
     BATCH,
@@ -67,7 +72,7 @@ def attach(spark: SparkSession, table: str, name: str | None = None, **options: 
         The SQL name.
     """
     register(spark)
-    given = as_options(options) | {"table": table}
+    given = session_zone(spark) | as_options(options) | {"table": table}
     check_keys(given, uses=(BATCH, STREAM, WRITE))
     found = connection_options(given).name
     sql_name = name or (f"{found.path.table}_{found.part}" if found.part else found.path.table)

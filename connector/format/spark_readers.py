@@ -1,7 +1,8 @@
 """What `register` adds to Spark's readers of our format: what Spark does not tell a source.
 
-A load of `readStream` is marked, because a source learns too late whether it is a stream's. A load
-of `read` gets one more column, `PLANNED_COLUMN`, which is always true, and a filter on it. That
+Both kinds of load get the session's time zone, in which Spark reads times that name none. A load of
+`readStream` is marked, because a source learns too late whether it is a stream's. A load of `read`
+gets one more column, `PLANNED_COLUMN`, which is always true, and a filter on it. That
 filter is there for its effect on Spark's planner. PySpark 4.3 asks a Python source for its
 partitions once a relation and keeps them for good, with one exception: with
 `spark.sql.python.filterPushdown.enabled` it asks again each time it plans a scan that has a filter
@@ -21,13 +22,24 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from streamhouse.connector.options.options import PLANNED_COLUMN, PLANNED_MARK, STREAM_MARK
+from streamhouse.connector.options.options import (
+    PLANNED_COLUMN,
+    PLANNED_MARK,
+    STREAM_MARK,
+    ZONE_MARK,
+)
 
-__all__ = ["FORMAT", "mark_streams", "plan_reads_afresh"]
+__all__ = ["FORMAT", "mark_streams", "plan_reads_afresh", "session_zone"]
 
 FORMAT: Final = "streamhouse"
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+_ZONE: Final = "spark.sql.session.timeZone"
 _CHANGED: Final = "_changed_by_streamhouse"
+
+
+def session_zone(spark: SparkSession) -> dict[str, str]:
+    """Return the option that tells a read the time zone of the session."""
+    return {ZONE_MARK: spark.conf.get(_ZONE) or "UTC"}
 
 
 def mark_streams(reader_class: Any) -> None:
@@ -79,6 +91,8 @@ def _change(reader_class: Any) -> None:
     def planned_load(self: Any, *arguments: Any, **options: Any) -> Any:
         named = _format_of_load(arguments, options)
         is_ours = getattr(self, "_streamhouse_format", False) if named is None else _is_ours(named)
+        if is_ours:
+            self.options(**session_zone(_session(self)))
         if not is_ours or not _is_pushdown_on(self):
             return load(self, *arguments, **options)
         given = arguments[2] if len(arguments) > 2 else options.get("schema")
@@ -96,9 +110,7 @@ def _change(reader_class: Any) -> None:
 
 
 def _is_pushdown_on(reader: Any) -> bool:
-    # Spark Connect's reader calls its session a client.
-    session = getattr(reader, "_spark", None) or reader._client
-    if session.conf.get(PUSHDOWN, "false").lower() == "true":
+    if (_session(reader).conf.get(PUSHDOWN, "false") or "").lower() == "true":
         return True
     warnings.warn(
         f"{PUSHDOWN} is off in this session: the DataFrame keeps the rows of its first use, also"
@@ -106,6 +118,12 @@ def _is_pushdown_on(reader: Any) -> bool:
         stacklevel=3,
     )
     return False
+
+
+def _session(reader: Any) -> SparkSession:
+    # Spark Connect's reader calls its session a client.
+    session: SparkSession = getattr(reader, "_spark", None) or reader._client
+    return session
 
 
 def _with_planned(schema: StructType | str) -> StructType | str:
@@ -116,7 +134,7 @@ def _with_planned(schema: StructType | str) -> StructType | str:
 
 def _mark_stream(reader: Any, source: Any) -> None:
     if _is_ours(source):
-        reader.option(STREAM_MARK, "true")
+        reader.options(**{STREAM_MARK: "true"}, **session_zone(_session(reader)))
 
 
 def _format_of_load(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
 from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.model.calendar import DAY_US, days_of
+from streamhouse.storage_service.model.zone import parse_zone
 
 __all__ = [
     "EARLIEST",
@@ -25,6 +28,10 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 """In a mapping of offsets: the end at the time of planning."""
 
+_MICROSECOND: Final = timedelta(microseconds=1)
+_YEAR_LAST: Final = 2262
+_END_US: Final = days_of(_YEAR_LAST + 1, 1, 1) * DAY_US
+
 Kind = Literal["full", "earliest", "latest", "timestamp", "offsets"]
 
 
@@ -37,8 +44,8 @@ class StartingPosition:
     timestamp_us: int | None = None
 
 
-def parse_starting_offsets(text: str, *, name: str) -> StartingPosition:
-    """Read option `startingOffsets`."""
+def parse_starting_offsets(text: str, *, name: str, zone: str = "UTC") -> StartingPosition:
+    """Read option `startingOffsets`; a time without a zone is in `zone`."""
     lowered = text.strip().lower()
     if lowered == "full":
         return StartingPosition(kind="full")
@@ -48,13 +55,13 @@ def parse_starting_offsets(text: str, *, name: str) -> StartingPosition:
         return StartingPosition(kind="latest")
     if lowered.startswith("{"):
         return StartingPosition(kind="offsets", offsets=_offsets(text, name=name))
-    try:
-        return StartingPosition(kind="timestamp", timestamp_us=parse_timestamp_us(text, name=name))
-    except InvalidRequestError as error:
+    if not lowered[:1].isdigit() and not lowered.startswith("-"):
         raise InvalidRequestError(
             f"{name} = '{text}' must be full, earliest, latest, a time, or JSON like"
             ' {"0": 12, "1": "earliest"}'
-        ) from error
+        )
+    timestamp_us = parse_timestamp_us(text, name=name, zone=zone)
+    return StartingPosition(kind="timestamp", timestamp_us=timestamp_us)
 
 
 def parse_ending_offsets(text: str, *, name: str) -> dict[int, int]:
@@ -71,22 +78,48 @@ def parse_ending_offsets(text: str, *, name: str) -> dict[int, int]:
     return offsets
 
 
-def parse_timestamp_us(text: str, *, name: str) -> int:
-    """Read ISO-8601 (UTC unless it names a zone) or epoch milliseconds as epoch microseconds."""
+def parse_timestamp_us(text: str, *, name: str, zone: str = "UTC") -> int:
+    """Read ISO-8601, in `zone` unless it names one, or a number, as microseconds since 1970.
+
+    A number of 11 to 13 digits is milliseconds, one of 14 to 16 microseconds: both name the years
+    1970 to 2286. Fewer digits are seconds and more are nanoseconds; neither is guessed.
+    """
     text = text.strip()
-    if text.lstrip("-").isdigit():
-        return int(text) * 1_000
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
+    if re.fullmatch(r"[+-]?[0-9]+", text):
+        timestamp_us = _of_number(text, name=name)
+    else:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"{name} = '{text}' is not a time: write ISO-8601 like '2026-01-31T12:00:00Z', or"
+                " milliseconds or microseconds since 1970"
+            ) from error
+        wall = (moment.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // _MICROSECOND
+        if (offset := moment.utcoffset()) is not None:
+            timestamp_us = wall - offset // _MICROSECOND
+        else:
+            timestamp_us = parse_zone(zone, name="the time zone").moment_of(wall)
+    if not 0 <= timestamp_us < _END_US:
         raise InvalidRequestError(
-            f"{name} = '{text}' is not a time: write ISO-8601 like"
-            " '2026-01-31T12:00:00Z', or milliseconds since 1970"
-        ) from error
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    delta = moment - datetime(1970, 1, 1, tzinfo=UTC)
-    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+            f"{name} = '{text}' is a time before 1970 or after {_YEAR_LAST}, when no row was"
+            " written: check the unit and the sign"
+        )
+    return timestamp_us
+
+
+def _of_number(text: str, *, name: str) -> int:
+    digits = len(text.lstrip("+-").lstrip("0"))
+    if digits == 0 or 11 <= digits <= 13:
+        return int(text) * 1_000
+    if 14 <= digits <= 16:
+        return int(text)
+    hint = "multiply seconds by 1000" if digits < 11 else "divide nanoseconds by 1000"
+    raise InvalidRequestError(
+        f"{name} = '{text}' has {digits} digits, so it is neither milliseconds since 1970 (11 to 13"
+        f" digits) nor microseconds (14 to 16): {hint}, or write ISO-8601 like"
+        " '2026-01-31T12:00:00Z'"
+    )
 
 
 def _offsets(text: str, *, name: str) -> dict[int, int]:

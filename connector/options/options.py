@@ -6,6 +6,7 @@ suggestion, and so is an option that its use would ignore; keys that Spark adds 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -82,18 +83,21 @@ OPTIONS: Final = (
     Option("includeMetadata", "false", _READS, "Add the columns `__bucket`, `__offset` and"
            " `__timestamp`."),
     Option("startingOffsets", "full", _READS, "Where to start: `full`, `earliest`, `latest`"
-           " (streams), a time as ISO-8601 or epoch milliseconds, or JSON like"
+           " (streams), a time like `startingTimestamp`, or JSON like"
            ' `{"0": 12, "1": "earliest"}`. A stream uses it only without a checkpoint.'),
     Option("endingOffsets", "latest", (BATCH,), "Where to end (exclusive): `latest`, or JSON like"
            ' `{"0": 99, "1": "latest"}`.'),
-    Option("startingTimestamp", "", _READS, "Only rows written at or after this time: ISO-8601 or"
-           " epoch milliseconds."),
-    Option("endingTimestamp", "", (BATCH,), "Only rows written before this time: ISO-8601 or epoch"
-           " milliseconds."),
+    Option("startingTimestamp", "", _READS, "Only rows written at or after this time: ISO-8601, or"
+           " milliseconds or microseconds since 1970."),
+    Option("endingTimestamp", "", (BATCH,), "Only rows written before this time, written like"
+           " `startingTimestamp`."),
     Option("asOfTimestamp", "", (BATCH,), "The table as it was at this time: rows written at or"
-           " before it. ISO-8601 or epoch milliseconds."),
+           " before it. Written like `startingTimestamp`."),
     Option("asOfSnapshot", "", (BATCH,), "The rows of this lake snapshot (see"
            " `table$snapshots`), without the log."),
+    Option("timeZone", "", _READS, "Zone of times without one in `where` and in the options that"
+           " take a time, like `Europe/Berlin` or `+01:00`; default: the session's"
+           " `spark.sql.session.timeZone`, and `UTC` without Spark."),
     Option("readChangeFeed", "", (STREAM,), "Rows are changes, each with its"
            " `__change_type`: so unless told otherwise where the table has a primary key. `false`:"
            " only new versions of rows, without that column."),
@@ -147,6 +151,7 @@ _SOURCE_OPTIONS: Final = (
     "where",
     "startingOffsets",
     "asOfSnapshot",
+    "timeZone",
     "minPartitions",
     "maxSplitBytes",
     "maxOffsetsPerTrigger",
@@ -164,6 +169,9 @@ PLANNED_MARK: Final = "__streamhouse_planned"
 PLANNED_COLUMN: Final = "__streamhouse_planned"
 """The column that such a read has beside the table's; it is true in every row."""
 
+ZONE_MARK: Final = "__streamhouse_time_zone"
+"""What `read`, `readStream` and `attach` add: the session's zone, which Spark tells no source."""
+
 # What Spark adds to the options of sources by itself: paths, catalog tables, streams, INSERT.
 _SPARK_KEYS: Final = frozenset(
     {
@@ -180,6 +188,7 @@ _SPARK_KEYS: Final = frozenset(
         "__sourcename",
         STREAM_MARK,
         PLANNED_MARK,
+        ZONE_MARK,
     }
 )
 _T = TypeVar("_T")
@@ -192,6 +201,7 @@ class ReadOptions:
     connection: ConnectionOptions
     columns: tuple[str, ...] | None
     where: str | None
+    time_zone: str
     include_metadata: bool
     starting: StartingPosition
     ending: Mapping[int, int] | None
@@ -278,8 +288,12 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
     """Read and check the options of a read; `use` is `BATCH` or `STREAM`."""
     given = check_keys(options, uses=(use,))
     _check_part(given, connection_options(options).name)
-    starting = _value(given, "startingOffsets", parse_starting_offsets)
-    from_us = optional(given, "startingTimestamp", parse_timestamp_us)
+    # Looked up only where a time needs it: a machine without a zone database reads the rest.
+    zone = (given.get("timezone") or given.get(ZONE_MARK) or "UTC").strip()
+    parse_time = functools.partial(parse_timestamp_us, zone=zone)
+    parse_start = functools.partial(parse_starting_offsets, zone=zone)
+    starting = _value(given, "startingOffsets", parse_start)
+    from_us = optional(given, "startingTimestamp", parse_time)
     if starting.kind == "timestamp":
         if from_us is not None:
             raise InvalidRequestError(
@@ -291,13 +305,14 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
             "option 'startingOffsets' = 'latest' would read nothing; it is for streams"
         )
     _check_conflicts(given, is_bounded=from_us is not None or starting.kind != "full")
-    to_us = optional(given, "endingTimestamp", parse_timestamp_us)
-    if (as_of_us := optional(given, "asOfTimestamp", parse_timestamp_us)) is not None:
+    to_us = optional(given, "endingTimestamp", parse_time)
+    if (as_of_us := optional(given, "asOfTimestamp", parse_time)) is not None:
         to_us = as_of_us + 1
     return ReadOptions(
         connection=connection_options(options),
         columns=optional(given, "columns", parse_names),
         where=(given.get("where") or "").strip() or None,
+        time_zone=zone,
         include_metadata=_value(given, "includeMetadata", parse_boolean),
         starting=starting,
         ending=optional(given, "endingOffsets", parse_ending_offsets),

@@ -18,6 +18,7 @@ from streamhouse.storage_service.model.changelog import APPEND, CHANGE_TYPE_NAME
 from streamhouse.storage_service.model.lake.facts import LAKE_SYSTEM_FIELDS, SYSTEM_FIELD_ID_FIRST
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, Column, Schema
 from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.storage_service.model.zone import parse_zone
 
 __all__ = ["change_type_column", "output_columns", "scan_context", "with_field_ids"]
 
@@ -79,6 +80,7 @@ def scan_context(
     *,
     output: Sequence[ScanColumn],
     where: str | None,
+    time_zone: str = "UTC",
     endpoint: str,
     token: str | None,
 ) -> ScanContext:
@@ -86,7 +88,7 @@ def scan_context(
     table = str(state.table.path)
     schema = state.table.schema
     has_changelog = state.table.is_primary_key_table
-    predicate = None if where is None else _parsed(where, schema, table=table)
+    predicate = None if where is None else _parsed(where, schema, table=table, time_zone=time_zone)
     shown = {column.name for column in output}
     change_type = change_type_column(has_changelog=has_changelog)
     known = (*map(_user_column, schema.columns), change_type, *SYSTEM_COLUMNS)
@@ -115,11 +117,12 @@ def scan_context(
     )
 
 
-def _parsed(where: str, schema: Schema, *, table: str) -> Predicate:
+def _parsed(where: str, schema: Schema, *, table: str, time_zone: str) -> Predicate:
     # Only the driver parses: executors must not need, nor wait for, the SQL parser.
     from streamhouse.connector.where.parser import parse_predicate
 
-    return parse_predicate(where, schema, table=table)
+    zone = parse_zone(time_zone, name="the time zone")
+    return parse_predicate(where, schema, table=table, zone=zone)
 
 
 def with_field_ids(context: ScanContext, field_ids: Mapping[str, int | None]) -> ScanContext:

@@ -73,6 +73,7 @@ def read_context(
         state,
         output=output,
         where=options.where,
+        time_zone=options.time_zone,
         endpoint=options.connection.endpoint,
         token=options.connection.token,
     )

@@ -100,10 +100,13 @@ def test_a_bad_value_names_option_and_value(options: dict[str, str], sentence: s
     ("options", "sentence"),
     [
         ({"startingOffsets": "latest"}, "would read nothing"),
-        ({"startingOffsets": "2026-01-01", "startingTimestamp": "1"}, "both give a time"),
-        ({"asOfSnapshot": "1", "asOfTimestamp": "2"}, "cannot be combined with 'asOfTimestamp'"),
+        ({"startingOffsets": "2026-01-01", "startingTimestamp": "2025-01-01"}, "both give a time"),
+        (
+            {"asOfSnapshot": "1", "asOfTimestamp": "2025-01-01"},
+            "cannot be combined with 'asOfTimestamp'",
+        ),
         ({"asOfSnapshot": "1", "startingOffsets": "earliest"}, "with 'startingOffsets'"),
-        ({"asOfTimestamp": "1", "endingTimestamp": "2"}, "both end the read"),
+        ({"asOfTimestamp": "2025-01-01", "endingTimestamp": "2025-01-02"}, "both end the read"),
     ],
 )
 def test_options_that_contradict_each_other(options: dict[str, str], sentence: str) -> None:
@@ -121,11 +124,74 @@ def test_options_that_choose_rows_mean_nothing_to_metadata(key: str) -> None:
 
 def test_times_become_microseconds_and_as_of_includes_its_instant() -> None:
     options = read_options(
-        TABLE | {"startingTimestamp": "1970-01-01T00:00:01+01:00", "asOfTimestamp": "5"}, use=BATCH
+        TABLE
+        | {"startingTimestamp": "1970-01-01T01:00:01+01:00", "asOfTimestamp": "1700000000123"},
+        use=BATCH,
     )
 
-    assert options.from_timestamp_us == (1 - 3600) * 1_000_000
-    assert options.to_timestamp_us == 5_001
+    assert options.from_timestamp_us == 1_000_000
+    assert options.to_timestamp_us == 1_700_000_000_123_001
+
+
+@pytest.mark.parametrize(
+    ("text", "microseconds"),
+    [
+        ("0", 0),
+        ("10000000000", 10_000_000_000_000),
+        ("1700000000123", 1_700_000_000_123_000),
+        ("9234567890123", 9_234_567_890_123_000),
+        ("10000000000000", 10_000_000_000_000),
+        ("1700000000123456", 1_700_000_000_123_456),
+        ("2023-11-14T22:13:20.123456Z", 1_700_000_000_123_456),
+        ("2023-11-14 22:13:20.123456", 1_700_000_000_123_456),
+        ("2023-11-15 03:43:20.123456+05:30", 1_700_000_000_123_456),
+    ],
+)
+def test_a_time_is_milliseconds_or_microseconds_by_its_size(text: str, microseconds: int) -> None:
+    for key in ("startingTimestamp", "startingOffsets"):
+        assert read_options(TABLE | {key: text}, use=BATCH).from_timestamp_us == microseconds
+    for key in ("endingTimestamp", "asOfTimestamp"):
+        end = read_options(TABLE | {key: text}, use=BATCH).to_timestamp_us
+        assert end == microseconds + (key == "asOfTimestamp")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("1700000000", "has 10 digits, .* multiply seconds by 1000"),
+        ("1", "has 1 digits, .* nor microseconds"),
+        ("1700000000123456789", "has 19 digits, .* divide nanoseconds by 1000"),
+        ("17000000001234567", "has 17 digits"),
+        ("-1700000000123", "before 1970 or after 2262"),
+        ("1969-12-31T23:59:59Z", "before 1970 or after 2262"),
+        ("2263-01-01T00:00:00Z", "before 1970 or after 2262"),
+        ("9999999999999", "before 1970 or after 2262"),
+        ("2026-13-01", "is not a time: write ISO-8601"),
+    ],
+)
+@pytest.mark.parametrize("key", ["asOfTimestamp", "startingTimestamp", "startingOffsets"])
+def test_a_time_that_no_row_can_have_is_refused(key: str, text: str, sentence: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"option '{key}' = '{text}' .*{sentence}"):
+        read_options(TABLE | {key: text}, use=BATCH)
+
+
+def test_a_time_without_a_zone_is_in_the_session_s_or_in_the_option_s() -> None:
+    noon = {"asOfTimestamp": "2026-07-01 12:00", "__streamhouse_time_zone": "America/New_York"}
+
+    in_session = read_options(TABLE | noon, use=BATCH).as_of_timestamp_us
+    in_option = read_options(TABLE | noon | {"timeZone": "GMT+2"}, use=BATCH).as_of_timestamp_us
+    named = read_options(TABLE | noon | {"asOfTimestamp": "2026-07-01T12:00Z"}, use=BATCH)
+
+    assert (in_session or 0) - (in_option or 0) == 6 * 3600 * 1_000_000
+    assert (in_session or 0) - (named.as_of_timestamp_us or 0) == 4 * 3600 * 1_000_000
+
+
+def test_a_zone_that_is_not_known_is_refused_where_a_time_needs_it() -> None:
+    lost = TABLE | {"timeZone": "Europe/Nowhere"}
+
+    assert read_options(lost | {"asOfTimestamp": "2026-07-01T12:00Z"}, use=BATCH)
+    with pytest.raises(InvalidRequestError, match="'Europe/Nowhere' is not a time zone"):
+        read_options(lost | {"asOfTimestamp": "2026-07-01T12:00"}, use=BATCH)
 
 
 def test_offsets_may_name_ends() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from streamhouse.connector.format.spark_readers import mark_streams
-from streamhouse.connector.options.options import STREAM_MARK, shape_options
+from streamhouse.connector.options.options import STREAM_MARK, ZONE_MARK, shape_options
 
 
 def reader_class() -> Any:
@@ -13,10 +14,11 @@ def reader_class() -> Any:
         """As much of Spark's `DataStreamReader` as is used."""
 
         def __init__(self) -> None:
-            self.options: dict[str, str] = {}
+            self.given: dict[str, str] = {}
+            self._spark = SimpleNamespace(conf={"spark.sql.session.timeZone": "Asia/Tokyo"})
 
-        def option(self, key: str, value: str) -> Reader:
-            self.options[key] = value
+        def options(self, **given: str) -> Reader:
+            self.given |= given
             return self
 
         def format(self, source: str) -> Reader:
@@ -29,7 +31,7 @@ def reader_class() -> Any:
             schema: str | None = None,
             **options: str,
         ) -> dict[str, str]:
-            return {**self.options, **options, "path": str(path)}
+            return {**self.given, **options, "path": str(path)}
 
     return Reader
 
@@ -42,7 +44,12 @@ def test_a_stream_of_our_format_is_marked_once() -> None:
 
     assert reader.load is load
     options = reader().format("Streamhouse").load("db.t", where="id > 1")
-    assert options == {STREAM_MARK: "true", "path": "db.t", "where": "id > 1"}
+    assert options == {
+        STREAM_MARK: "true",
+        ZONE_MARK: "Asia/Tokyo",
+        "path": "db.t",
+        "where": "id > 1",
+    }
     assert shape_options(options).is_stream
     assert STREAM_MARK in reader().load("db.t", "streamhouse")
     assert STREAM_MARK in reader().load(format="streamhouse")
