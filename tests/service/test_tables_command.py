@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,10 +39,35 @@ def test_no_figure_is_cut_off_in_80_columns(tmp_path: Path) -> None:
         shown = CliRunner().invoke(command, ["--endpoint", service.endpoint], env={"COLUMNS": "80"})
 
         assert shown.exit_code == 0, shown.output
-        heading, _, *lines = [line.split() for line in shown.output.splitlines()]
+        heading, *lines = [line.split() for line in shown.output.splitlines()]
         assert " ".join(heading) == "table buckets rows in the log in the lake untiered"
         assert lines[0][1:] == ["2", "1,234,577", "1,234,577", "1,234,567", "10"]
         assert lines[0][0] + "".join(line[0] for line in lines[1:] if line) == name
+
+
+def test_a_pipe_gets_plain_lines(tmp_path: Path) -> None:
+    name = "default.a_table_with_a_name_that_is_long_for_a_terminal" + "_and_longer" * 7
+    with ServiceProcess(tmp_path) as service, StreamhouseClient(service.endpoint) as client:
+        client.create_table(name, SCHEMA, bucket_count=2)
+        client.append(name, _rows(1_234))
+
+        env = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
+        main = "from streamhouse.cli import main; main()"
+        given = [sys.executable, "-c", main, "tables", "--endpoint"]
+        runs = [
+            subprocess.run(
+                [*given, service.endpoint, *more], capture_output=True, text=True, env=env
+            )
+            for more in ([], ["--sizes"], [name])
+        ]
+
+    listed, sizes, described = [run.stdout.splitlines() for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0], runs
+    assert listed[1].split()[:4] == [name, "2", "1,234", "1,234"]
+    assert len(listed) == 2
+    assert any(line.startswith(name) for line in sizes)
+    assert any(line.split() == ["id", "bigint", "no"] for line in described)
+    assert all(run.stdout.isascii() for run in runs), runs
 
 
 def test_rows_that_have_expired_are_counted_nowhere(tmp_path: Path) -> None:
@@ -102,7 +130,7 @@ def test_bytes_hot_cold_and_doubled(tmp_path: Path) -> None:
         )
         assert shown.exit_code == 0, shown.output
         (line,) = [line for line in shown.output.splitlines() if "default.tiered" in line]
-        cells = [cell.strip() for cell in re.split("[│|]", line) if cell.strip()]
+        cells = [cell.strip() for cell in re.split("  +", line) if cell.strip()]
         assert cells[4] == "10,000"
         # zstd makes less of a row than the log, which is not compressed.
         assert 0 < float(cells[5]) < 1
@@ -127,7 +155,7 @@ def test_each_lake_table_has_a_line(tmp_path: Path) -> None:
 
         assert shown.exit_code == 0, shown.output
         lines = [
-            [cell.strip() for cell in re.split("[│|]", line) if cell.strip()]
+            [cell.strip() for cell in re.split("  +", line) if cell.strip()]
             for line in shown.output.splitlines()
         ]
         found = {cells[0]: cells for cells in lines if cells}

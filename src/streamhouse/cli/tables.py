@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 import click
@@ -19,12 +20,14 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
 )
 from streamhouse.storage_service.model.lake.facts import LakeRole, LakeState, SideLakeState
+from streamhouse.storage_service.model.schema import type_name
 from streamhouse.storage_service.model.table_state import TableSizes, TableState
 
 __all__ = ["command"]
 
 _SIZE_HEADINGS: Final = ("hot", "cold", "doubled", "lake rows", "lake / log, a row")
 _UNIT: Final = 1024
+_PIPE_COLUMNS: Final = 10_000
 
 
 @click.command("tables")
@@ -36,22 +39,30 @@ def command(path: str | None, endpoint: str | None, sizes: bool) -> None:
     if sizes and path is not None:
         raise InvalidRequestError("--sizes lists all tables: give no PATH with it")
     console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        # In a pipe or a file nothing is cut off.
+        console = Console(width=_PIPE_COLUMNS)
     with open_client(endpoint) as client:
         if sizes:
-            console.print(_sizes_overview(client))
+            console.print(_sizes_overview(client, console))
         elif path is None:
-            console.print(_overview(client))
+            console.print(_overview(client, console))
         else:
             _describe(client, path, console)
 
 
-def _overview(client: StorageClient) -> Group:
+def _frame(console: Console, frame: box.Box) -> box.Box | None:
+    """Return a frame for a terminal; a program that reads the lines gets plain columns."""
+    return frame if console.is_terminal else None
+
+
+def _overview(client: StorageClient, console: Console) -> Group:
     rounds = _rounds(client)
     states, damaged = _states_of_tables(client)
     rows = [_row(client, state, rounds.get(str(state.table.path))) for state in states]
     headings = ("table", "buckets", "rows", "in the log", "in the lake", "untiered", "tiering")
     # Narrow: 80 columns are few. Names are folded when they must be, figures never.
-    overview = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    overview = Table(box=_frame(console, box.SIMPLE_HEAD), pad_edge=False, show_edge=False)
     for heading, cells in zip(headings, zip(*rows, strict=True) if rows else [()] * 7, strict=True):
         if heading == "table":
             overview.add_column(heading, overflow="fold")
@@ -122,10 +133,13 @@ def _tiering(status: dict[str, Any] | None, *, is_tiered: bool) -> str:
 def _describe(client: StorageClient, path: str, console: Console) -> None:
     state = client.table_state(path)
     descriptor = state.table.descriptor
-    columns = Table("column", "type", "nullable", "comment", title=str(descriptor.path))
+    frame = _frame(console, box.HEAVY_HEAD)
+    edge = frame is not None
+    title = str(descriptor.path)
+    columns = Table("column", "type", "nullable", "comment", title=title, box=frame, pad_edge=edge)
     for column in descriptor.schema.columns:
         columns.add_row(
-            column.name, str(column.type), "yes" if column.nullable else "no", column.comment
+            column.name, type_name(column.type), "yes" if column.nullable else "no", column.comment
         )
     console.print(columns)
     facts = {
@@ -137,7 +151,7 @@ def _describe(client: StorageClient, path: str, console: Console) -> None:
     for name, value in facts.items():
         if value:
             console.print(f"{name}: {value}", highlight=False)
-    buckets = Table("bucket", "log start", "high watermark", "tiered")
+    buckets = Table("bucket", "log start", "high watermark", "tiered", box=frame, pad_edge=edge)
     for bucket, p in sorted(state.positions.items()):
         buckets.add_row(
             str(bucket), f"{p.log_start_offset:,}", f"{p.high_watermark:,}", f"{p.tiered_offset:,}"
@@ -147,11 +161,13 @@ def _describe(client: StorageClient, path: str, console: Console) -> None:
         console.print(Text(state.lake.diverged, style="red"))
 
 
-def _sizes_overview(client: StorageClient) -> Group:
+def _sizes_overview(client: StorageClient, console: Console) -> Group:
     """Return every table's bytes, and what they come to."""
     overview = Table(
+        box=_frame(console, box.HEAVY_HEAD),
+        pad_edge=console.is_terminal,
         caption="hot: log and rows by key. cold: the lake. doubled: log that the lake has, and lake"
-        " tables beside the rows' own."
+        " tables beside the rows' own.",
     )
     overview.add_column("table", no_wrap=True)
     for heading in _SIZE_HEADINGS:
