@@ -63,7 +63,7 @@ def test_a_wrong_type_in_the_schema(world: SparkWorld) -> None:
 
     line = _message(lambda: world.reader().schema("id string").load(path).count())
 
-    assert "column 'id' is int64, but .schema(...) asks for string" in line
+    assert "column 'id' is bigint, but .schema(...) asks for string" in line
 
 
 def test_a_service_that_is_not_there(world: SparkWorld) -> None:

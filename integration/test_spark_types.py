@@ -9,9 +9,11 @@ import pytest
 from pyspark.sql import functions as F
 
 import streamhouse
-from integration.spark_world import SparkWorld
+from integration.spark_world import SparkWorld, last_line, world
 
-pytestmark = pytest.mark.spark
+__all__ = ["world"]
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 # `spark_session` is in New York: midnight there is 5 hours after midnight in UTC.
 MIDNIGHT = datetime.datetime(2024, 1, 1, 5, tzinfo=datetime.UTC)
@@ -62,3 +64,92 @@ def test_a_time_without_a_zone_is_in_the_session_s(world: SparkWorld) -> None:
 
     assert world.load(path, asOfTimestamp=text).count() == 5
     assert world.load(path, endingTimestamp=text).count() == 0
+
+
+@pytest.mark.parametrize(
+    ("expression", "name"),
+    [
+        ("parse_json('{\"a\": 1}')", "VARIANT"),
+        ("struct(array(parse_json('1')) AS list)", "VARIANT"),
+        ("INTERVAL 3 DAYS", "INTERVAL DAY"),
+        ("INTERVAL 3 MONTHS", "INTERVAL MONTH"),
+        ("'a' COLLATE UTF8_LCASE", "STRING COLLATE UTF8_LCASE"),
+        ("NULL", "VOID"),
+    ],
+)
+def test_types_that_tables_lack_are_refused_by_name(
+    world: SparkWorld, expression: str, name: str
+) -> None:
+    frame = world.spark.sql(f"SELECT 1L AS id, {expression} AS other")
+
+    with pytest.raises(Exception, match="column 'other") as refused:
+        world.write(frame, "default.no_such_types")
+
+    line = last_line(refused.value)
+    assert f"is {name}" in line
+    assert "Traceback" not in str(refused.value)
+    assert not any(t.endswith("no_such_types") for t in world.client.list_tables("default"))
+
+
+def test_values_are_assigned_as_insert_into_assigns_them(world: SparkWorld) -> None:
+    wanted = (
+        "small smallint, number int, big bigint, price decimal(7,2), ratio float, text string,"
+        " at timestamp, local timestamp_ntz, place struct<zone:int, price:decimal(5,1)>"
+    )
+    given = (
+        "9L AS small, 7.9D AS number, CAST(3 AS tinyint) AS big, 1.125BD AS price, 2L AS ratio,"
+        " 42 AS text, DATE '2024-07-01' AS at, DATE '2024-07-01' AS local,"
+        " named_struct('PRICE', 3, 'Zone', 4L) AS place"
+    )
+    spark = world.spark
+    spark.sql(f"CREATE TABLE assigned ({wanted}) USING parquet")
+    inserted = f"INSERT INTO assigned SELECT {given.replace('named_struct(', 'struct_by_name(')}"
+    inserted = inserted.replace(
+        "struct_by_name('PRICE', 3, 'Zone', 4L)", "named_struct('zone', 4L, 'price', 3)"
+    )
+    world.write(spark.table("assigned"), "default.assigned")
+
+    spark.sql(inserted)
+    world.write(spark.sql(f"SELECT {given}"), "default.assigned")
+
+    found = world.load("default.assigned").collect()
+    assert found == spark.table("assigned").collect()
+    assert [row.place.zone for row in found] == [4]
+    spark.sql("DROP TABLE assigned")
+
+
+def test_a_value_that_does_not_fit_names_column_and_row(world: SparkWorld) -> None:
+    path = world.table()
+    numbers = world.spark.sql("SELECT id, IF(id = 7, 300, 1) AS small FROM range(10)")
+    whole = numbers.selectExpr(
+        "id", "'eu' AS region", "small", "1.5BD AS price", "current_timestamp() AS at",
+        "array('a') AS tags", "named_struct('zone', 1S, 'name', 'n') AS place",
+    ).coalesce(1)  # fmt: skip
+
+    with pytest.raises(Exception, match="'small': row 7 has 300, which does not fit tinyint"):
+        world.write(whole, path)
+    with pytest.raises(Exception, match="'small' is tinyint, and string is not assigned to it"):
+        world.write(whole.withColumn("small", F.lit("1")), path)
+
+    assert world.load(path).count() == 0
+    world.write(whole.filter("id < 7"), path)
+    assert world.load(path).count() == 7
+
+
+def test_names_of_columns_have_no_case(world: SparkWorld) -> None:
+    spark = world.spark
+    path = "default.cased"
+    first = spark.sql("SELECT 1L AS Id, 'a' AS Name, 1L AS Version")
+    world.write(first, path, **{"primary.key": "ID", "sequence.column": "VERSION"})
+
+    change = spark.sql("SELECT 'b' AS NAME, 1L AS ID, 2L AS version, 5 AS Extra")
+    world.write(change, path, mergeSchema="true", **{"sequence.column": "VERSION"})
+
+    table = world.load(path)
+    assert table.columns == ["Id", "Name", "Version", "Extra"]
+    assert [tuple(row) for row in table.collect()] == [(1, "b", 2, 5)]
+    assert world.load(path, columns="NAME,id").columns == ["Name", "Id"]
+    named = world.reader().schema("NAME string, iD bigint").load(path)
+    assert [row.asDict() for row in named.collect()] == [{"NAME": "b", "iD": 1}]
+    world.write(spark.sql("SELECT 1L AS ID"), path, **{"write.mode": "delete"})
+    assert world.load(path).count() == 0

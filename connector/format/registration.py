@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from streamhouse.connector.format.data_source import StreamhouseDataSource
 from streamhouse.connector.format.spark_readers import (
     FORMAT,
+    hand_over_zone,
     mark_streams,
     plan_reads_afresh,
     session_zone,
@@ -55,6 +56,21 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(StreamhouseDataSource)
     mark_streams(type(spark.readStream))
     plan_reads_afresh(spark)
+    for writer_class in _writer_classes(spark):
+        hand_over_zone(writer_class)
+
+
+def _writer_classes(spark: SparkSession) -> tuple[type, ...]:
+    """Return the classes of `DataFrame.write` and `writeStream`, of this kind of session."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        from pyspark.sql.connect import readwriter as connect_writer
+        from pyspark.sql.connect.streaming import readwriter as connect_stream_writer
+
+        return connect_writer.DataFrameWriter, connect_stream_writer.DataStreamWriter
+    from pyspark.sql import DataFrameWriter
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    return DataFrameWriter, DataStreamWriter
 
 
 def attach(spark: SparkSession, table: str, name: str | None = None, **options: Any) -> str:

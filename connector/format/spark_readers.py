@@ -29,7 +29,7 @@ from streamhouse.connector.options.options import (
     ZONE_MARK,
 )
 
-__all__ = ["FORMAT", "mark_streams", "plan_reads_afresh", "session_zone"]
+__all__ = ["FORMAT", "hand_over_zone", "mark_streams", "plan_reads_afresh", "session_zone"]
 
 FORMAT: Final = "streamhouse"
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
@@ -70,6 +70,25 @@ def plan_reads_afresh(spark: SparkSession) -> None:
     """
     spark.conf.set(PUSHDOWN, "true")
     _change(type(spark.read))
+
+
+def hand_over_zone(writer_class: Any) -> None:
+    """Let `writer_class`, one of Spark's two kinds of writers, tell our format the session's zone.
+
+    A date that is written to a timestamp begins at its midnight there.
+    """
+    if getattr(writer_class, _CHANGED, False):
+        return
+    choose = writer_class.format
+
+    @functools.wraps(choose)
+    def zoned_format(self: Any, source: str) -> Any:
+        if _is_ours(source):
+            self.options(**session_zone(_session(self)))
+        return choose(self, source)
+
+    writer_class.format = zoned_format
+    setattr(writer_class, _CHANGED, True)
 
 
 def _change(reader_class: Any) -> None:
@@ -121,8 +140,11 @@ def _is_pushdown_on(reader: Any) -> bool:
 
 
 def _session(reader: Any) -> SparkSession:
-    # Spark Connect's reader calls its session a client.
-    session: SparkSession = getattr(reader, "_spark", None) or reader._client
+    # Spark Connect's readers call their session a client, and its stream writer calls it so.
+    names = ("_spark", "_session", "_client")
+    session: SparkSession = next(
+        found for name in names if (found := getattr(reader, name, None)) is not None
+    )
     return session
 
 

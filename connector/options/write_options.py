@@ -16,6 +16,7 @@ from streamhouse.connector.options.options import (
     PROPERTY_PREFIXES,
     TRANSACTION_TIMEOUT,
     WRITE,
+    ZONE_MARK,
     check_keys,
     optional,
 )
@@ -59,6 +60,7 @@ class WriteOptions:
     primary_key: tuple[str, ...] | None
     partitioned_by: tuple[str, ...] | None
     properties: Mapping[str, str]
+    time_zone: str | None = None
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
@@ -95,6 +97,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         bucket_key=optional(given, "bucket.key", parse_names),
         primary_key=optional(given, "primary.key", parse_names),
         partitioned_by=optional(given, "partitioned.by", parse_expressions),
+        time_zone=given.get(ZONE_MARK),
         properties={k: v for k, v in given.items() if k.startswith(PROPERTY_PREFIXES)},
     )
 

@@ -16,7 +16,12 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.changelog import APPEND, CHANGE_TYPE_NAMES, INSERT
 from streamhouse.storage_service.model.lake.facts import LAKE_SYSTEM_FIELDS, SYSTEM_FIELD_ID_FIRST
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, Column, Schema
+from streamhouse.storage_service.model.schema import (
+    CHANGE_TYPE_COLUMN,
+    Column,
+    Schema,
+    type_name,
+)
 from streamhouse.storage_service.model.table_state import TableState
 from streamhouse.storage_service.model.zone import parse_zone
 
@@ -70,8 +75,9 @@ def check_types(output: Sequence[ScanColumn], wanted: pa.Schema, *, table: str) 
     for column, field in zip(output, wanted, strict=True):
         if not _same_type(column.type, field.type):
             raise SchemaMismatchError(
-                f"table '{table}': column '{column.name}' is {column.type}, but .schema(...) asks"
-                f" for {field.type}; leave .schema(...) out, and cast the column afterwards"
+                f"table '{table}': column '{column.name}' is {type_name(column.type)}, but"
+                f" .schema(...) asks for {type_name(field.type)}; leave .schema(...) out, and cast"
+                " the column afterwards"
             )
 
 

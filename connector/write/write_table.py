@@ -6,6 +6,7 @@ With option `mergeSchema` the columns of the DataFrame that the table lacks are 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import re
 from collections.abc import Iterable, Mapping
@@ -59,6 +60,7 @@ def existing_or_created(
     A stream asks again with every micro-batch: properties altered meanwhile do not end it.
     """
     path = options.connection.name.path
+    options = _in_names_of(options, schema.names)
     try:
         info = client.describe_table(str(path))
     except (DatabaseNotFoundError, TableNotFoundError):
@@ -69,9 +71,22 @@ def existing_or_created(
         except TableExistsError:
             # Another job created it in between.
             info = client.describe_table(str(path))
+    options = _in_names_of(options, info.schema.names)
     _check_described(options, info)
     _check_properties(options, info, is_stream=is_stream)
     return info
+
+
+def _in_names_of(options: WriteOptions, columns: Iterable[str]) -> WriteOptions:
+    """Return the options with keys named as the columns are, which they match without case."""
+    by_lower = {column.lower(): column for column in columns}
+
+    def named(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return names and tuple(by_lower.get(name.lower(), name) for name in names)
+
+    return dataclasses.replace(
+        options, primary_key=named(options.primary_key), bucket_key=named(options.bucket_key)
+    )
 
 
 def _created(client: StorageClient, options: WriteOptions, schema: pa.Schema) -> TableInfo:
@@ -90,6 +105,12 @@ def _created(client: StorageClient, options: WriteOptions, schema: pa.Schema) ->
         for field in schema
         if not has_changes or field.name not in (CHANGE_TYPE_COLUMN, *CHANGELOG_COLUMNS)
     ]
+    for field in own:
+        if pa.types.is_null(field.type):
+            raise InvalidSchemaError(
+                f"table '{path}': column '{field.name}' is VOID, since all its values are NULL;"
+                f" write cast({field.name} AS string), or what type it shall have"
+            )
     # The first write sets up all it needs; a database is only a name.
     with contextlib.suppress(DatabaseExistsError):
         client.create_database(path.database)

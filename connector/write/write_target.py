@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from streamhouse.connector.options.connection import ConnectionOptions
 from streamhouse.connector.options.write_options import WriteMode, WriteOptions
+from streamhouse.connector.write.assignment import assigned, can_assign
 from streamhouse.connector.write.write_table import (
     CHANGELOG_COLUMNS,
     existing_or_created,
@@ -26,41 +27,40 @@ from streamhouse.storage_service.model.merge_engine import DeleteBehavior, Merge
 from streamhouse.storage_service.model.schema import (
     CHANGE_TYPE_COLUMN,
     Schema,
+    type_name,
 )
 from streamhouse.storage_service.model.schema_change import version_of
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.zone import Zone, parse_zone
 
 __all__ = ["RowShape", "WriteTarget", "resolve_target"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowShape:
-    """How rows leave a task: `types` of the columns by name, without those in `dropped`.
+    """How rows leave a task: as `types` of the table's columns, without those in `dropped`.
 
-    `filled` are columns that the rows lack; they become null.
+    The DataFrame's columns come in the order of `names`, which is what the table calls them.
+    `filled` are columns that the rows lack; they become null. Dates are taken as midnight in `zone`
+    where a column is a timestamp.
     """
 
     types: pa.Schema
+    names: tuple[str, ...]
     dropped: frozenset[str] = frozenset()
     filled: tuple[pa.Field, ...] = ()
+    zone: Zone | None = None
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch to send.
-
-        Timestamps arrive labelled with the session's time zone; the instants are right, and the
-        label becomes the table's.
-        """
+        """Return the batch to send; raises `SchemaMismatchError` for a value that does not fit."""
         arrays, fields = [], []
-        for field, array in zip(batch.schema, batch.columns, strict=True):
-            if field.name in self.dropped:
+        for name, array in zip(self.names, batch.columns, strict=True):
+            if name in self.dropped:
                 continue
-            position = self.types.get_field_index(field.name)
+            position = self.types.get_field_index(name)
             wanted = array.type if position < 0 else self.types.field(position).type
-            try:
-                arrays.append(array if array.type == wanted else array.cast(wanted))
-            except pa.ArrowInvalid as error:
-                raise SchemaMismatchError(f"column '{field.name}': {error}") from error
-            fields.append(pa.field(field.name, wanted))
+            arrays.append(assigned(array, wanted, column=name, zone=self.zone))
+            fields.append(pa.field(name, wanted))
         for field in self.filled:
             arrays.append(pa.nulls(batch.num_rows, field.type))
             fields.append(field)
@@ -102,8 +102,11 @@ def resolve_target(
     `schema` is the DataFrame's. Raises for whatever its rows could not do, by one sentence.
     """
     info = existing_or_created(client, options, schema, is_stream=is_stream)
+    own_names = schema.names
+    schema = _in_names_of(schema, info)
     mode = _mode(options, info)
     ordered_by = _ordering(options, info, mode, schema)
+    zone = None if options.time_zone is None else parse_zone(options.time_zone, name="time zone")
     has_changes = CHANGE_TYPE_COLUMN in schema.names
     dropped = set(CHANGELOG_COLUMNS) if has_changes else set()
     if ordered_by is not None and ordered_by not in info.schema.names:
@@ -114,6 +117,7 @@ def resolve_target(
     data = pa.schema([field for field in schema if field.name in columns])
     if options.merges_schema and mode is not WriteMode.DELETE:
         info = merge_schema(client, info, data)
+    data = _assigned_types(data, info, zone)
     filled = _filled(options, info, mode, data)
     _check_columns(pa.schema([*data, *filled]), info, mode, has_changes=has_changes)
     return WriteTarget(
@@ -121,10 +125,51 @@ def resolve_target(
         table_id=info.table_id,
         mode=mode,
         columns=tuple(columns) if mode is WriteMode.PARTIAL else None,
-        shape=RowShape(types=info.schema.to_arrow(), dropped=frozenset(dropped), filled=filled),
-        ordered_by=ordered_by,
+        shape=RowShape(
+            types=info.schema.to_arrow(),
+            names=tuple(schema.names),
+            dropped=frozenset(dropped),
+            filled=filled,
+            zone=zone,
+        ),
+        # Rows are checked as they come, under the names they come with.
+        ordered_by=None if ordered_by is None else own_names[schema.names.index(ordered_by)],
         is_overwrite=is_overwrite,
     )
+
+
+def _in_names_of(schema: pa.Schema, info: TableInfo) -> pa.Schema:
+    """Return the DataFrame's schema with the table's names; no two of a table differ by case alone.
+
+    A column whose exact name the DataFrame has too keeps its own, which the table then lacks.
+    """
+    known = (*info.schema.names, CHANGE_TYPE_COLUMN, *CHANGELOG_COLUMNS)
+    by_lower = {name.lower(): name for name in known}
+    given = set(schema.names)
+
+    def own(name: str) -> str:
+        found = by_lower.get(name.lower(), name)
+        return name if found in given else found
+
+    return pa.schema([field.with_name(own(field.name)) for field in schema])
+
+
+def _assigned_types(data: pa.Schema, info: TableInfo, zone: Zone | None) -> pa.Schema:
+    """Return `data` with the table's types where its values are assigned to them."""
+    wanted = {column.name: column.type for column in info.schema.columns}
+    fields = []
+    for field in data:
+        column_type = wanted.get(field.name)
+        if column_type is not None and not pa.types.is_null(field.type):
+            if not can_assign(field.type, column_type, zone=zone):
+                raise SchemaMismatchError(
+                    f"table '{info.path}': column '{field.name}' is {type_name(column_type)}, and"
+                    f" {type_name(field.type)} is not assigned to it; write"
+                    f" cast({field.name} AS {type_name(column_type)})"
+                )
+            field = field.with_type(column_type)
+        fields.append(field)
+    return pa.schema(fields)
 
 
 def _filled(
@@ -183,6 +228,7 @@ def _ordering(
     name = options.sequence_column
     if name is None:
         return None
+    name = next((known for known in schema.names if known.lower() == name.lower()), name)
     if not info.is_primary_key_table:
         raise InvalidRequestError(
             f"table '{info.path}' has no primary key, so 'sequence.column' has nothing to decide;"

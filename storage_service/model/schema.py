@@ -31,6 +31,7 @@ __all__ = [
     "check_new_schema",
     "empty_batch",
     "type_from_json",
+    "type_name",
     "type_to_json",
 ]
 
@@ -181,6 +182,26 @@ def type_to_json(t: pa.DataType) -> Any:
     assert pa.types.is_struct(t), t
     fields = [{"name": f.name, "type": type_to_json(f.type), "nullable": f.nullable} for f in t]
     return {"type": "struct", "fields": fields}
+
+
+def type_name(t: pa.DataType) -> str:
+    """Return what Spark calls a type: `bigint`, `array<string>`; Arrow's name if it has none."""
+    if pa.types.is_null(t):
+        return "void"
+    try:
+        return _spark_name(canonical_type(t, where="type"))
+    except InvalidSchemaError:
+        return str(t)
+
+
+def _spark_name(t: pa.DataType) -> str:
+    if pa.types.is_list(t):
+        return f"array<{_spark_name(t.value_type)}>"
+    if pa.types.is_map(t):
+        return f"map<{_spark_name(t.key_type)},{_spark_name(t.item_type)}>"
+    if pa.types.is_struct(t):
+        return f"struct<{','.join(f'{f.name}:{_spark_name(f.type)}' for f in t)}>"
+    return str(type_to_json(t))
 
 
 def type_from_json(value: Any, *, where: str, depth: int = 0) -> pa.DataType:

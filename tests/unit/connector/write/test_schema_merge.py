@@ -81,5 +81,5 @@ def test_whoever_comes_second_finds_it_done() -> None:
 
 
 def test_a_type_that_is_no_wider_is_refused() -> None:
-    with pytest.raises(SchemaMismatchError, match="column 'size' is int32"):
+    with pytest.raises(SchemaMismatchError, match="column 'size' is int, and string is not"):
         _resolve(_tables(), "log", [ID, pa.field("size", pa.string())], mergeSchema="true")

@@ -1,0 +1,241 @@
+"""Values of a DataFrame's columns become values of a table's, as Spark's INSERT INTO assigns them.
+
+Spark's store assignment (ANSI) converts what is of one kind: numbers into numbers of another type,
+dates into timestamps; a string never becomes a number, nor a number a boolean. Decimals are rounded
+half up, fractions of floats cut off; a value that does not fit is an error that names its row.
+Fields of structs are matched by name, without case. What Spark would convert, but in ways that
+Arrow's kernels do not, is refused with the cast to write: floats to decimals, most values to
+strings.
+
+All by Arrow's kernels; a row is looked for one by one only once it is known to be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.storage_service.errors import SchemaMismatchError
+from streamhouse.storage_service.model.calendar import DAY_US
+from streamhouse.storage_service.model.schema import canonical_type, type_name
+from streamhouse.storage_service.model.zone import Zone
+
+__all__ = ["assigned", "can_assign"]
+
+_Kernel = Callable[[pa.Array], pa.Array]
+
+# Holds every decimal and integer of a table, with every scale.
+_WIDE_DIGITS: Final = 76
+_TIMESTAMP_END_DAY: Final = (1 << 63) // DAY_US
+
+
+def can_assign(given: pa.DataType, wanted: pa.DataType, *, zone: Zone | None) -> bool:
+    """Whether values of type `given` are assigned to a column of the canonical type `wanted`.
+
+    Without a `zone` dates are not assigned to timestamps, which begin somewhere else in each.
+    """
+    given = canonical_type(given, where="value")
+    if given == wanted:
+        return True
+    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+        places = _places(given, wanted)
+        return places is not None and all(
+            can_assign(given.field(place).type, field.type, zone=zone)
+            for place, field in zip(places, wanted, strict=True)
+        )
+    if pa.types.is_list(given) and pa.types.is_list(wanted):
+        return can_assign(given.value_type, wanted.value_type, zone=zone)
+    if pa.types.is_map(given) and pa.types.is_map(wanted):
+        return can_assign(given.key_type, wanted.key_type, zone=zone) and can_assign(
+            given.item_type, wanted.item_type, zone=zone
+        )
+    return _kernel(given, wanted, zone) is not None
+
+
+def assigned(array: pa.Array, wanted: pa.DataType, *, column: str, zone: Zone | None) -> pa.Array:
+    """Return the values as values of `wanted`, to which `can_assign`; names the first that cannot.
+
+    Timestamps arrive labelled with the session's time zone; the moments are right, and the label
+    becomes the table's.
+    """
+    if array.type == wanted:
+        return array
+    try:
+        return _converted(array, wanted, zone)
+    except pa.ArrowInvalid as error:
+        row = _first_bad(array, wanted, zone)
+        if row is None:
+            raise SchemaMismatchError(f"column '{column}': {error}") from error
+        value = str(array[row])
+        raise SchemaMismatchError(
+            f"column '{column}': row {row} has {value[:80]}, which does not fit"
+            f" {type_name(wanted)}; convert it with try_cast, or widen the column"
+        ) from error
+
+
+def _first_bad(array: pa.Array, wanted: pa.DataType, zone: Zone | None) -> int | None:
+    """Return the first row that cannot be converted, by halves."""
+    start, end = 0, len(array)
+    while end - start > 1:
+        middle = (start + end) // 2
+        try:
+            _converted(array.slice(start, middle - start), wanted, zone)
+        except pa.ArrowInvalid:
+            end = middle
+        else:
+            start = middle
+    return start if end > start else None
+
+
+def _converted(array: pa.Array, wanted: pa.DataType, zone: Zone | None) -> pa.Array:
+    given = array.type
+    if given == wanted:
+        return array
+    if pa.types.is_struct(wanted) and pa.types.is_struct(given):
+        places = _places(given, wanted)
+        assert places is not None, (given, wanted)
+        children = array.flatten()
+        return pa.StructArray.from_arrays(
+            [
+                _converted(children[place], field.type, zone)
+                for place, field in zip(places, wanted, strict=True)
+            ],
+            fields=list(wanted),
+            mask=array.is_null(),
+        )
+    if pa.types.is_list(wanted) and pa.types.is_list(given):
+        values = _converted(array.flatten(), wanted.value_type, zone)
+        return pa.ListArray.from_arrays(_offsets(array), values, wanted, mask=array.is_null())
+    if pa.types.is_map(wanted) and pa.types.is_map(given):
+        fields = [pa.field("key", given.key_type), pa.field("value", given.item_type)]
+        entries = array.cast(pa.list_(pa.struct(fields)))
+        keys, items = entries.flatten().flatten()
+        return pa.MapArray.from_arrays(
+            _offsets(entries),
+            _converted(keys, wanted.key_type, zone),
+            _converted(items, wanted.item_type, zone),
+            type=wanted,
+            mask=array.is_null(),
+        )
+    plain = _plain(given)
+    kernel = _kernel(plain, wanted, zone)
+    return array.cast(wanted) if kernel is None or plain == wanted else kernel(array.cast(plain))
+
+
+def _plain(t: pa.DataType) -> pa.DataType:
+    """Return the canonical type; a null's is its own, and all zones' labels are UTC's."""
+    if pa.types.is_null(t):
+        return t
+    if pa.types.is_timestamp(t) and t.tz is not None:
+        return pa.timestamp("us", tz="UTC")
+    return canonical_type(t, where="value")
+
+
+def _offsets(array: pa.Array) -> pa.Array:
+    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+
+
+def _places(given: pa.StructType, wanted: pa.StructType) -> list[int] | None:
+    """Return where `given` has each field of `wanted`; None if it has others, or not all."""
+    by_name = {field.name.lower(): place for place, field in enumerate(given)}
+    places = [by_name.get(field.name.lower(), -1) for field in wanted]
+    return places if -1 not in places and len(places) == given.num_fields else None
+
+
+def _kernel(given: pa.DataType, wanted: pa.DataType, zone: Zone | None) -> _Kernel | None:
+    """Return what converts values of one simple type; None if they are not assigned."""
+    if pa.types.is_string(wanted):
+        is_plain = pa.types.is_signed_integer(given) or pa.types.is_boolean(given)
+        return (lambda array: array.cast(wanted)) if is_plain else None
+    if pa.types.is_timestamp(wanted):
+        return _time_kernel(given, wanted, zone)
+    if pa.types.is_date32(wanted) and pa.types.is_timestamp(given) and given.tz is None:
+        return lambda array: pc.floor_temporal(array, unit="day").cast(wanted)
+    return _number_kernel(given, wanted)
+
+
+def _number_kernel(given: pa.DataType, wanted: pa.DataType) -> _Kernel | None:
+    from_int, from_float, from_decimal = (
+        pa.types.is_signed_integer(given),
+        pa.types.is_floating(given),
+        pa.types.is_decimal(given),
+    )
+    if pa.types.is_signed_integer(wanted):
+        if from_int:
+            return lambda array: array.cast(wanted)
+        if from_float:
+            return lambda array: _cut_off(array, wanted)
+        if from_decimal:
+            whole = pa.decimal256(_WIDE_DIGITS, 0)
+            return lambda array: pc.trunc(_wide(array)).cast(whole).cast(wanted)
+    if pa.types.is_floating(wanted):
+        if from_int or from_float:
+            return lambda array: array.cast(wanted, safe=False)
+        if from_decimal:
+            # By its text a decimal becomes the nearest float, which Arrow's own cast may miss.
+            return lambda array: array.cast(pa.string()).cast(wanted)
+    if pa.types.is_decimal(wanted) and (from_int or from_decimal):
+        return lambda array: _in_digits(array, wanted)
+    return None
+
+
+def _time_kernel(given: pa.DataType, wanted: pa.DataType, zone: Zone | None) -> _Kernel | None:
+    is_date = pa.types.is_date32(given)
+    if is_date and wanted.tz is None:
+        return lambda array: array.cast(wanted)
+    is_local = pa.types.is_timestamp(given) and given.tz is None
+    if zone is None or wanted.tz is None or not (is_date or is_local):
+        return None
+    return lambda array: _moments(array, wanted, zone)
+
+
+def _moments(array: pa.Array, wanted: pa.DataType, zone: Zone) -> pa.Array:
+    """Return dates at their midnight, and wall clock times, as moments."""
+    if pa.types.is_date32(array.type):
+        numbers = array.view(pa.int32()).cast(pa.int64()).fill_null(0)
+        days, rest = zone.midnights(_numbers(numbers))
+    else:
+        days, rest = zone.moments(_numbers(array.view(pa.int64()).fill_null(0)))
+    if len(days) and (days.max() >= _TIMESTAMP_END_DAY or days.min() < -_TIMESTAMP_END_DAY):
+        raise pa.ArrowInvalid("out of range of timestamp")
+    return pa.array(days * DAY_US + rest, mask=_mask(array)).view(wanted)
+
+
+def _numbers(array: pa.Array) -> npt.NDArray[np.int64]:
+    numbers: npt.NDArray[np.int64] = array.to_numpy()
+    return numbers
+
+
+def _mask(array: pa.Array) -> npt.NDArray[np.bool_]:
+    mask: npt.NDArray[np.bool_] = array.is_null().to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _cut_off(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Return floats without their fractions as integers."""
+    whole = pc.trunc(array.cast(pa.float64()))
+    end = float(1 << (wanted.bit_width - 1))
+    fits = pc.and_(pc.greater_equal(whole, -end), pc.less(whole, end))
+    if pc.all(fits).as_py() is False:
+        raise pa.ArrowInvalid("out of range")
+    return whole.cast(wanted)
+
+
+def _wide(array: pa.Array) -> pa.Array:
+    return array.cast(pa.decimal256(_WIDE_DIGITS, array.type.scale))
+
+
+def _in_digits(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Return integers or decimals rounded half up to the scale of `wanted`."""
+    wide = pa.decimal256(_WIDE_DIGITS, wanted.scale)
+    if pa.types.is_decimal(array.type):
+        array = _wide(array)
+        if wanted.scale < array.type.scale:
+            array = pc.round(array, wanted.scale, round_mode="half_towards_infinity")
+    return array.cast(wide).cast(wanted)
