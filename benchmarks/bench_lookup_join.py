@@ -24,8 +24,9 @@ import streamhouse
 
 ROWS: Final = 5_000_000
 KEYS: Final = 1_000_000
-REPEATS: Final = 5
+REPEATS: Final = 4
 BAR: Final = 1.25
+KINDS: Final = ("close integers", "integers far apart", "texts")
 _SPREAD: Final = 0x9E3779B97F4A7C15
 _CHUNK: Final = 100_000
 
@@ -35,7 +36,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory, ServiceProcess(directory) as service:
         spark = _session()
         with StreamhouseClient(service.endpoint) as client:
-            for kind in ("close integers", "integers far apart", "texts"):
+            for kind in KINDS:
                 _compare(spark, client, kind)
         spark.stop()
 

@@ -183,7 +183,7 @@ class RowSource:
         columns = [*names, *(name for name in plan.columns if name not in names)]
         try:
             table = self._table.read(columns).combine_chunks()
-            return KeyRows.complete(
+            everything = KeyRows.complete(
                 plan.row_schema,
                 self._keys_in(table),
                 self._shaped(table),
@@ -195,6 +195,10 @@ class RowSource:
                 "table=%s is not read as a whole, its rows are looked up: %s", plan.table, error
             )
             return None
+        # It is read again, once it is too old, only after as many keys were asked for again.
+        self._asked = 0
+        self._may_read_all = everything.nbytes <= plan.cache_bytes
+        return everything
 
     # -- forms ---------------------------------------------------------------------------------
 

@@ -80,6 +80,30 @@ def test_a_table_that_cannot_be_read_as_a_whole_is_asked_on(why: str) -> None:
     assert table.reads == 0
 
 
+def test_a_table_that_grows_old_is_read_again_when_as_much_is_asked_again() -> None:
+    table = _table(100)
+    plan = plan_of(table, given=["user"], columns=["name"], cache_ms=1, table="default.old")
+    source = RowSource(plan, table, table, asked_min=5)
+    batches = [_batch(*range(10)), *(_batch(i) for i in range(3)), _batch(*range(7))]
+    times = iter(range(100))
+
+    out = joined(batches, plan, source, window_rows=1, clock=lambda: float(next(times)))
+
+    assert _names(out) == [
+        f"n{i}" for batch in ((*range(10),), (0, 1, 2), (*range(7),)) for i in batch
+    ]
+    assert (table.reads, table.asked) == (2, [(0,), (1,), (2,)])
+
+
+def test_a_table_that_turns_out_too_large_is_read_once() -> None:
+    table = _table(100)
+    plan = plan_of(table, given=["user"], columns=["name"], cache_bytes=10_000)
+    source = RowSource(plan, table, table, asked_min=5)
+
+    assert len(_names(joined([_batch(i, i + 50) for i in range(50)], plan, source, window_rows=1)))
+    assert table.reads <= 1
+
+
 def test_the_next_window_is_asked_for_while_one_is_taken() -> None:
     table = _table(10)
     plan = plan_of(table, given=["user"], columns=["name"])
