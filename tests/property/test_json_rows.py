@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from streamhouse.storage_service.client.json_rows import JsonRows, OutsideOfPythonError
 from streamhouse.storage_service.model.calendar import python_value
+from streamhouse.storage_service.model.json_values import row_to_json
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.server.data import json_row
@@ -58,7 +59,7 @@ def test_any_row_is_what_arrow_makes_of_it(seed: int) -> None:
         for c in rules.schema.columns
     }
     (expected,) = pa.RecordBatch.from_pylist([row], rules.schema.to_arrow()).to_pylist()
-    sent = json.dumps(json_row.row_to_json(expected)).encode()
+    sent = json.dumps(row_to_json(expected)).encode()
 
     found = JsonRows(_table(rules.schema, rules.primary_key)).row(sent)
 
@@ -72,7 +73,7 @@ def test_extremes_are_what_arrow_makes_of_them_or_none_in_both(name: str) -> Non
     reader = JsonRows(_table(Schema.from_arrow(schema), ["id"]))
     for value in values:
         row = {"id": 1, name: python_value(value)}
-        sent = json.dumps(json_row.row_to_json(row)).encode()
+        sent = json.dumps(row_to_json(row)).encode()
         try:
             expected = value.as_py()
         except (OverflowError, ValueError):

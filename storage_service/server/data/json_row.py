@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import partial
 from json.encoder import encode_basestring_ascii
@@ -15,15 +14,11 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.calendar import (
-    FarDate,
-    FarTimestamp,
-    date_of_text,
-    timestamp_of_text,
-)
+from streamhouse.storage_service.model.calendar import date_of_text, timestamp_of_text
+from streamhouse.storage_service.model.json_values import json_value
 from streamhouse.storage_service.model.table import VERSION_HEADER, TableInfo
 
-__all__ = ["JsonRows", "row_to_json"]
+__all__ = ["JsonRows"]
 
 
 class JsonRows:
@@ -105,15 +100,6 @@ def _boolean(text: str) -> bool:
     return text == "true"
 
 
-def row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of Python values as JSON has them.
-
-    Decimals, dates and timestamps are strings, binary is hexadecimal, a map is a list of pairs, and
-    a float that JSON does not have is a string (`NaN`, `Infinity`, `-Infinity`).
-    """
-    return {name: _json(value) for name, value in row.items()}
-
-
 def _writer(t: pa.DataType) -> Callable[[Any], str]:
     """Return what writes a value that is not None."""
     if pa.types.is_integer(t):
@@ -123,24 +109,5 @@ def _writer(t: pa.DataType) -> Callable[[Any], str]:
     if pa.types.is_timestamp(t) or pa.types.is_date(t):
         return lambda value: f'"{value.isoformat()}"'
     if pa.types.is_floating(t):
-        return lambda value: repr(value) if math.isfinite(value) else json.dumps(_json(value))
-    return lambda value: json.dumps(_json(value))
-
-
-def _json(value: Any) -> Any:
-    match value:
-        case float() if math.isnan(value):
-            return "NaN"
-        case float() if math.isinf(value):
-            return "Infinity" if value > 0 else "-Infinity"
-        case Decimal():
-            return str(value)
-        case datetime.datetime() | datetime.date() | FarDate() | FarTimestamp():
-            return value.isoformat()
-        case bytes():
-            return value.hex()
-        case list() | tuple():
-            return [_json(item) for item in value]
-        case dict():
-            return {name: _json(item) for name, item in value.items()}
-    return value
+        return lambda value: repr(value) if math.isfinite(value) else json.dumps(json_value(value))
+    return lambda value: json.dumps(json_value(value))

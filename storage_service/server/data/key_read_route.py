@@ -28,8 +28,9 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from streamhouse.storage_service.model.json_values import row_to_json
 from streamhouse.storage_service.model.schema import FOUND_COLUMN, empty_batch
-from streamhouse.storage_service.server.data.json_row import JsonRows, row_to_json
+from streamhouse.storage_service.server.data.json_row import JsonRows
 from streamhouse.storage_service.server.data.log_page import ARROW_STREAM, as_views
 from streamhouse.storage_service.server.http.body_memory import HeldBody
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
