@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from streamhouse.client import StreamhouseClient
+    from streamhouse.connector import cdc
     from streamhouse.connector.changes.table import Table
     from streamhouse.connector.format.registration import attach, register
     from streamhouse.connector.lookup.lookup_join import lookup_join, register_lookup
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 
 __version__: Final = "0.1.0"
 
-# Public name -> the module that defines it.
+# Public name -> the module that defines it, or that it is.
 _HOMES: Final = {
     "Producer": "streamhouse.storage_service.client.producer",
     "StreamhouseClient": "streamhouse.client",
     "Table": "streamhouse.connector.changes.table",
     "attach": "streamhouse.connector.format.registration",
+    "cdc": "streamhouse.connector.cdc",
     "lag": "streamhouse.connector.stream.stream_lag",
     "lookup_join": "streamhouse.connector.lookup.lookup_join",
     "register_lookup": "streamhouse.connector.lookup.lookup_join",
@@ -37,6 +39,7 @@ __all__ = [
     "Table",
     "__version__",
     "attach",
+    "cdc",
     "lag",
     "lookup_join",
     "register",
@@ -48,7 +51,8 @@ def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'streamhouse' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(home), name)
+    module = importlib.import_module(home)
+    value: object = module if home.endswith(f".{name}") else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -22,6 +22,7 @@ def test_the_public_names() -> None:
         "attach",
         "lookup_join",
         "lag",
+        "cdc",
         "register",
         "register_lookup",
     }

@@ -1,0 +1,11 @@
+"""Change data capture: envelopes unwrapped into changes, and the history of a table's rows.
+
+The doors are `debezium` (envelope.py) and `scd2` (history.py), as `streamhouse.cdc`.
+"""
+
+from __future__ import annotations
+
+from streamhouse.connector.cdc.envelope import debezium
+from streamhouse.connector.cdc.history import scd2
+
+__all__ = ["debezium", "scd2"]
