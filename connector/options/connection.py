@@ -29,6 +29,7 @@ __all__ = [
     "LAKE",
     "LOG",
     "METADATA_PARTS",
+    "REJECTED",
     "SNAPSHOTS",
     "ConnectionOptions",
     "TableName",
@@ -42,6 +43,7 @@ CHANGELOG: Final = "changelog"
 ICEBERG: Final = "iceberg"
 SNAPSHOTS: Final = "snapshots"
 BUCKETS: Final = "buckets"
+REJECTED: Final = "rejected"
 FILES: Final = "files"
 METADATA_PARTS: Final = (SNAPSHOTS, BUCKETS, FILES)
 _PARTS: Final = (LAKE, LOG, CHANGELOG, ICEBERG, *METADATA_PARTS)
@@ -62,12 +64,15 @@ class TableName:
 
     @classmethod
     def parse(cls, text: str) -> TableName:
-        """Read `database.table` or `database.table$part`."""
+        """Read `database.table` or `database.table$part`; `$rejected` is a table of its own."""
         table, dollar, part = text.strip().partition("$")
+        if part == REJECTED:
+            # A table of its own, by another name.
+            return cls(TablePath.parse(text.strip()))
         if dollar and part not in _PARTS:
             raise InvalidNameError(
                 f"table '{table}' has no part '${part}'{suggestion(part, list(_PARTS))}"
-                f" (parts: {', '.join('$' + known for known in _PARTS)})"
+                f" (parts: {', '.join('$' + known for known in (*_PARTS, REJECTED))})"
             )
         return cls(TablePath.parse(table), part)
 

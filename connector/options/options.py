@@ -129,6 +129,9 @@ OPTIONS: Final = (
            " a commit the service drops a transaction; at most its `transaction_timeout_ms_max`."),
     Option("sequence.column", "", (WRITE,), "Of several rows with one key the one with the greater"
            " value here wins."),
+    Option("on.error", "refuse", (WRITE,), "`reject`: rows that do not fit go to"
+           " [`table$rejected`](spark.md#keep-rows-that-do-not-fit) with their reason, in the same"
+           " transaction, and the others are written."),
     Option("mergeSchema", "false", (WRITE,), "`true` adds the DataFrame's new columns to the table,"
            " widens types, and writes null for columns that it lacks."),
     Option("bucket.num", "1", (WRITE,), "Buckets of the table, if this write creates it."),

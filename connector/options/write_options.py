@@ -55,6 +55,7 @@ class WriteOptions:
     timeout_ms: int
     sequence_column: str | None
     merges_schema: bool
+    rejects: bool
     bucket_count: int | None
     bucket_key: tuple[str, ...] | None
     primary_key: tuple[str, ...] | None
@@ -81,9 +82,17 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         )
     if app_version is not None and app_id is None:
         raise InvalidRequestError("option 'app.version' needs 'app.id', whose version it is")
+    mode = optional(given, "write.mode", _parse_mode)
+    rejects = optional(given, "on.error", _parse_on_error) is True
+    if rejects and (not is_transactional or mode is WriteMode.PARTIAL):
+        why = "write.mode = 'partial'" if is_transactional else "write.transactional = 'false'"
+        raise InvalidRequestError(
+            f"option 'on.error' = 'reject' writes whole rows in a transaction with those it"
+            f" rejects, and this write says {why}; remove one of them"
+        )
     return WriteOptions(
         connection=connection,
-        mode=optional(given, "write.mode", _parse_mode),
+        mode=mode,
         is_transactional=is_transactional,
         app_id=app_id,
         app_version=app_version,
@@ -93,6 +102,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         ),
         sequence_column=(given.get("sequence.column") or "").strip() or None,
         merges_schema=parse_boolean(given.get("mergeschema", "false"), name="option 'mergeSchema'"),
+        rejects=rejects,
         bucket_count=optional(given, "bucket.num", parse_whole_number),
         bucket_key=optional(given, "bucket.key", parse_names),
         primary_key=optional(given, "primary.key", parse_names),
@@ -100,6 +110,16 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         time_zone=given.get(ZONE_MARK),
         properties={k: v for k, v in given.items() if k.startswith(PROPERTY_PREFIXES)},
     )
+
+
+def _parse_on_error(text: str, *, name: str) -> bool:
+    known = ["refuse", "reject"]
+    lowered = text.strip().lower()
+    if lowered not in known:
+        raise InvalidRequestError(
+            f"{name} = '{text}' is not one of {', '.join(known)}{suggestion(lowered, known)}"
+        )
+    return lowered == "reject"
 
 
 def _parse_mode(text: str, *, name: str) -> WriteMode:

@@ -22,10 +22,12 @@ from pyspark.sql.datasource import WriterCommitMessage
 from streamhouse.connector.options.connection import client_for
 from streamhouse.connector.options.write_options import WriteMode
 from streamhouse.connector.scan.split_reader import coalesce
+from streamhouse.connector.write.sieve import OpenedOnce, Sieve, check_table
 from streamhouse.connector.write.write_target import WriteTarget
 from streamhouse.storage_service.client import (
     AppendWriter,
     CommitResult,
+    StagedRejects,
     StorageClient,
     Transaction,
 )
@@ -34,7 +36,6 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     SchemaMismatchError,
     StreamhouseError,
-    TableNotFoundError,
     UnavailableError,
 )
 
@@ -109,7 +110,7 @@ class DirectJob:
 def _write_directly(target: WriteTarget, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
     """Write all rows of one task, in their order; what it wrote before it fails stays."""
     client = client_for(target.connection.endpoint, target.connection.token)
-    _check_table(client.describe_table(target.path).table_id, target)
+    check_table(client.describe_table(target.path).table_id, target)
     writer = AppendWriter()
     written = WrittenRows()
     shaped = (target.shape.apply(batch) for batch in batches if batch.num_rows)
@@ -145,6 +146,7 @@ class StagedRows(WriterCommitMessage):
     parts: tuple[str, ...] = ()
     row_count: int = 0
     span: SequenceSpan | None = None
+    rejected: StagedRejects | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +192,7 @@ class TransactionJob:
             return
         client = _client(self.target)
         transaction = client.open_transaction(self.target.path, self.transaction_id)
-        transaction.commit(_parts(self.target, messages))
+        transaction.commit(_parts(self.target, messages), rejected=_rejected(self.target, messages))
 
     def commit_if_unchanged(
         self, messages: Messages, *, read_offsets: Mapping[int, int], isolation: str
@@ -201,7 +203,10 @@ class TransactionJob:
         """
         transaction = _client(self.target).open_transaction(self.target.path, self.transaction_id)
         return transaction.commit(
-            _parts(self.target, messages), read_offsets=read_offsets, isolation=isolation
+            _parts(self.target, messages),
+            read_offsets=read_offsets,
+            isolation=isolation,
+            rejected=_rejected(self.target, messages),
         )
 
     def abort(self, messages: Messages) -> None:
@@ -233,13 +238,10 @@ class StreamJob:
         if not ids:
             return
         if len(ids) > 1:
-            raise UnavailableError(
-                f"table '{self.target.path}': the transaction of this micro-batch ended while its"
-                " tasks ran; restart the query, which runs the micro-batch again"
-            )
+            raise _ended_between(self.target)
         client = _client(self.target)
         transaction = client.open_transaction(self.target.path, ids.pop())
-        transaction.commit(_parts(self.target, messages))
+        transaction.commit(_parts(self.target, messages), rejected=_rejected(self.target, messages))
 
     def abort(self, messages: Messages) -> None:
         """Drop what was staged as far as it is known; a replay begins anew."""
@@ -297,41 +299,48 @@ def _stage(
 ) -> StagedRows:
     """Stage all rows of one task: one request on its way while Spark makes the next batch."""
     staged = StagedRows()
-    transaction: Transaction | None = None
+    opened = OpenedOnce(_client(target), open_transaction, target)
+    sieve = None if target.rejecting is None else Sieve(target, opened)
     sequence = (
         None if target.ordered_by is None else SequenceCheck(target.ordered_by, table=target.path)
     )
     parts: list[str] = []
     pending: Future[str] | None = None
-    rows = coalesce(_shaped(target, batches, sequence), rows_max=REQUEST_ROWS)
+    rows = coalesce(_shaped(target, batches, sequence, sieve), rows_max=REQUEST_ROWS)
     with ThreadPoolExecutor(1, thread_name_prefix="streamhouse-stage") as sender:
         for batch in rows:
-            if transaction is None:
-                transaction = open_transaction(_client(target))
+            transaction = opened.transaction()
+            if transaction.is_skipped:
                 staged.transaction_id = transaction.transaction_id
-                if transaction.is_skipped:
-                    return _drained(batches)
-                _check_table(transaction.table.table_id, target)
+                return _drained(batches)
             if pending is not None:
                 parts.append(pending.result())
             pending = sender.submit(transaction.stage, batch)
             staged.row_count += batch.num_rows
         if pending is not None:
             parts.append(pending.result())
+    staged.transaction_id = opened.transaction_id
+    staged.rejected = None if sieve is None else sieve.staged
     staged.parts = tuple(parts)
     staged.span = None if sequence is None else sequence.span
     return staged
 
 
 def _shaped(
-    target: WriteTarget, batches: Iterator[pa.RecordBatch], sequence: SequenceCheck | None
+    target: WriteTarget,
+    batches: Iterator[pa.RecordBatch],
+    sequence: SequenceCheck | None,
+    sieve: Sieve | None,
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         if batch.num_rows == 0:
             continue
         if sequence is not None:
             sequence.take(batch)
-        yield target.shape.apply(batch)
+        if sieve is None:
+            yield target.shape.apply(batch)
+        elif (fit := sieve.fitting(batch)).num_rows:
+            yield fit
 
 
 def _drained(batches: Iterator[pa.RecordBatch]) -> StagedRows:
@@ -341,16 +350,25 @@ def _drained(batches: Iterator[pa.RecordBatch]) -> StagedRows:
     return StagedRows()
 
 
-def _check_table(table_id: int, target: WriteTarget) -> None:
-    """Raise unless the table is still the one the write was planned for."""
-    if table_id != target.table_id:
-        raise TableNotFoundError(
-            f"table '{target.path}' was dropped and created again while this job was writing to it"
-        )
-
-
 def _staged(messages: Messages) -> list[StagedRows]:
     return [message for message in messages if isinstance(message, StagedRows)]
+
+
+def _rejected(target: WriteTarget, messages: Messages) -> StagedRejects | None:
+    """Return what the tasks rejected."""
+    found = [m.rejected for m in _staged(messages) if m.rejected is not None]
+    if not found:
+        return None
+    if len({rejected.transaction_id for rejected in found}) > 1:
+        raise _ended_between(target)
+    return StagedRejects(found[0].transaction_id, [p for staged in found for p in staged.parts])
+
+
+def _ended_between(target: WriteTarget) -> UnavailableError:
+    return UnavailableError(
+        f"table '{target.path}': the transaction of this write ended while its tasks ran; run the"
+        " job again, or restart the query, which runs the micro-batch again"
+    )
 
 
 def _parts(target: WriteTarget, messages: Messages) -> list[str]:

@@ -24,6 +24,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.conform import check_schema
 from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine
+from streamhouse.storage_service.model.rejected.row_splitter import castable
 from streamhouse.storage_service.model.schema import (
     CHANGE_TYPE_COLUMN,
     Schema,
@@ -82,6 +83,8 @@ class WriteTarget:
     shape: RowShape
     ordered_by: str | None = None
     is_overwrite: bool = False
+    rejecting: TableInfo | None = None
+    """The table whose rows are tried one by one; None: what does not fit fails the write."""
 
     @property
     def path(self) -> str:
@@ -117,6 +120,8 @@ def resolve_target(
     data = pa.schema([field for field in schema if field.name in columns])
     if options.merges_schema and mode is not WriteMode.DELETE:
         info = merge_schema(client, info, data)
+    if options.rejects:
+        data = castable(data, info)
     data = _assigned_types(data, info, zone)
     filled = _filled(options, info, mode, data)
     _check_columns(pa.schema([*data, *filled]), info, mode, has_changes=has_changes)
@@ -135,6 +140,7 @@ def resolve_target(
         # Rows are checked as they come, under the names they come with.
         ordered_by=None if ordered_by is None else own_names[schema.names.index(ordered_by)],
         is_overwrite=is_overwrite,
+        rejecting=info if options.rejects else None,
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
 from streamhouse.storage_service.client import LogBatch, StorageClient
+from streamhouse.storage_service.client.replay import Replayed, replay_rejected
 from streamhouse.storage_service.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ __all__ = ["StreamhouseClient"]
 
 
 class StreamhouseClient(StorageClient):
-    """A connection to a Streamhouse service; see `StorageClient` for all but reading tables."""
+    """A connection to a Streamhouse service; see `StorageClient` for the rest."""
 
     def read(
         self,
@@ -118,3 +119,24 @@ class StreamhouseClient(StorageClient):
             given["consumer"] = consumer
         token = start if is_token else None
         return subscribe_full(self, given, token=token, schema_id=schema_id)
+
+    def replay_rejected(
+        self,
+        path: str,
+        *,
+        fix: Callable[[dict[str, Any]], Mapping[str, Any] | None] | None = None,
+    ) -> Replayed:
+        """Try the rejected rows of a table again: what fits moves into it, exactly once.
+
+        Rows move in transactions that write them to the table and delete them from
+        `path$rejected`, so a replay may be broken off, repeated, or run twice at a time.
+
+        Args:
+            path: the table, not its rejected rows.
+            fix: is called with each row, as a dict of JSON values, and returns the row to try, or
+                None to leave it where it is.
+
+        Returns:
+            how many rows moved and how many are left.
+        """
+        return replay_rejected(self, path, read=self.read, fix=fix)

@@ -11,6 +11,7 @@ from streamhouse.storage_service.client.endpoint import CA_VARIABLE, with_ca_fil
 from streamhouse.storage_service.client.position_reports import PositionReports
 from streamhouse.storage_service.client.producer import Producer
 from streamhouse.storage_service.client.reads import LogBatch
+from streamhouse.storage_service.client.rejects import Rejects
 from streamhouse.storage_service.client.storage_client import (
     DEFAULT_ENDPOINT,
     ENDPOINT_VARIABLE,
@@ -18,7 +19,7 @@ from streamhouse.storage_service.client.storage_client import (
     StorageClient,
 )
 from streamhouse.storage_service.client.tiering import TieringIdle
-from streamhouse.storage_service.client.transactions import Transaction
+from streamhouse.storage_service.client.transactions import StagedRejects, Transaction
 from streamhouse.storage_service.client.writes import AppendWriter
 from streamhouse.storage_service.model.transaction import CommitResult, TransactionStatus
 
@@ -32,6 +33,8 @@ __all__ = [
     "LogBatch",
     "PositionReports",
     "Producer",
+    "Rejects",
+    "StagedRejects",
     "StorageClient",
     "TieringIdle",
     "Transaction",

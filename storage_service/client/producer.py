@@ -25,6 +25,7 @@ from typing import Final, Literal
 import pyarrow as pa
 
 from streamhouse.storage_service.backoff import Backoff
+from streamhouse.storage_service.client.rejects import OnError, divide, is_rejecting
 from streamhouse.storage_service.client.request_batches import (
     REQUEST_BYTES_TARGET,
     bounded_batches,
@@ -46,6 +47,8 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
+from streamhouse.storage_service.model.rejected.companion import rejected_rows
+from streamhouse.storage_service.model.rejected.row_splitter import BadRow
 from streamhouse.storage_service.model.transaction import TransactionOperation
 
 __all__ = ["Producer"]
@@ -97,6 +100,8 @@ class Producer:
         buffer_bytes: most memory for rows that are not delivered.
         max_block_s: how long a call waits for room before it raises `OverloadedError`.
         delivery_timeout_s: how long a batch is tried before it fails.
+        on_error: `reject`: rows that do not fit are delivered to the table `path$rejected`, and a
+            call is done when both are.
     """
 
     def __init__(
@@ -112,6 +117,7 @@ class Producer:
         buffer_bytes: int = 64 << 20,
         max_block_s: float = 60.0,
         delivery_timeout_s: float = 120.0,
+        on_error: OnError = "refuse",
     ) -> None:
         if batch_rows < 1 or max_in_flight < 1 or buffer_bytes < 1 or linger_ms < 0:
             raise InvalidRequestError(
@@ -128,6 +134,9 @@ class Producer:
                 f"table '{path}' has {'a' if self._is_append else 'no'} primary key: it cannot be"
                 f" written by {operation}"
             )
+        self._is_rejecting = is_rejecting(on_error, columns, path=path)
+        self._client = client
+        self._rejects: Producer | None = None
         self._linger_s = linger_ms / 1000
         self._batch_rows = batch_rows
         self._buffer_bytes = buffer_bytes
@@ -165,6 +174,30 @@ class Producer:
         Of an append these are the rows' own offsets. Of an upsert or delete they are the changes of
         the batch that the rows were delivered in. Rows that cannot be the table's raise here.
         """
+        if not self._is_rejecting:
+            return self._send(data)
+        divided = divide(self._table, data, self._operation)
+        if not divided.bad:
+            return self._send(divided.good)
+        kept = [self._reject(first, rows) for first, rows in divided.bad]
+        return _when_all_are(self._send(divided.good), kept)
+
+    def _reject(self, first: int, bad: Sequence[BadRow]) -> Future[Ranges]:
+        """Deliver rows to the table of rejected rows."""
+        with self._changed:
+            if self._rejects is None:
+                companion = self._client.keep_rejected(str(self._table.path))
+                self._rejects = Producer(self._client, str(companion.path), operation="upsert")
+        rows = rejected_rows(
+            bad,
+            operation=str(self._operation),
+            source="producer",
+            first_row=first,
+            now_us=time.time_ns() // 1_000,
+        )
+        return self._rejects.send(rows)
+
+    def _send(self, data: pa.Table | pa.RecordBatch) -> Future[Ranges]:
         routed = [
             (bucket, rows)
             for batch in bounded_batches(data)
@@ -197,6 +230,8 @@ class Producer:
 
         Raises `UnavailableError` when that takes longer than `timeout_s`; deliveries go on.
         """
+        if self._rejects is not None:
+            self._rejects.flush(timeout_s=timeout_s)
         with self._changed:
             self._is_flushing += 1
             self._changed.notify_all()
@@ -225,6 +260,8 @@ class Producer:
                 self._changed.notify_all()
             for thread in self._threads:
                 thread.join()
+            if self._rejects is not None:
+                self._rejects.close()
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -412,3 +449,26 @@ class Producer:
 
 def _may_pass(error: StreamhouseError) -> bool:
     return error.retriable or isinstance(error, UnknownOutcomeError)
+
+
+def _when_all_are(own: Future[Ranges], others: Sequence[Future[Ranges]]) -> Future[Ranges]:
+    """Return a future with the result of `own`, done when the others are, too."""
+    joined: Future[Ranges] = Future()
+    joined.set_running_or_notify_cancel()
+    waiting = [own, *others]
+    lock = threading.Lock()
+
+    def done(future: Future[Ranges]) -> None:
+        with lock:
+            waiting.remove(future)
+            if waiting:
+                return
+        failed = [f for f in (own, *others) if f.exception() is not None]
+        if failed:
+            joined.set_exception(failed[0].exception())
+        else:
+            joined.set_result(own.result())
+
+    for future in tuple(waiting):
+        future.add_done_callback(done)
+    return joined

@@ -18,6 +18,12 @@ from streamhouse.storage_service.client.endpoint import with_ca_file
 from streamhouse.storage_service.client.position_reports import PositionReports, reported
 from streamhouse.storage_service.client.reached_offsets import ReachedOffsets
 from streamhouse.storage_service.client.reads import LogBatch
+from streamhouse.storage_service.client.rejects import (
+    OnError,
+    divide,
+    is_rejecting,
+    write_divided,
+)
 from streamhouse.storage_service.client.tables import TableCalls
 from streamhouse.storage_service.client.tiering import TieringCalls
 from streamhouse.storage_service.client.transactions import Transaction
@@ -110,6 +116,7 @@ class StorageClient(TableCalls, TieringCalls):
         data: pa.Table | pa.RecordBatch,
         *,
         writer: AppendWriter | None = None,
+        on_error: OnError = "refuse",
     ) -> dict[int, tuple[int, int]]:
         """Append rows to a log table; when it returns they are durable and visible.
 
@@ -119,6 +126,8 @@ class StorageClient(TableCalls, TieringCalls):
         Args:
             writer: number the batches under this writer; a call that raised `UnknownOutcomeError`
                 may then be repeated with the same data and a copy of the writer's state.
+            on_error: `reject`: rows that do not fit go to the table `path$rejected`, in one
+                transaction with the others, and texts are tried as numbers, dates and timestamps.
 
         Returns:
             bucket -> (start offset, end offset) of the rows, for the buckets that got any; when
@@ -127,7 +136,8 @@ class StorageClient(TableCalls, TieringCalls):
         Raises:
             SchemaMismatchError, UnknownColumnError: naming table, column and row; nothing stored.
         """
-        return self._write(path, data, TransactionOperation.APPEND, writer=writer)
+        operation = TransactionOperation.APPEND
+        return self._write(path, data, operation, writer=writer, on_error=on_error)
 
     def upsert(
         self,
@@ -136,6 +146,7 @@ class StorageClient(TableCalls, TieringCalls):
         *,
         columns: Sequence[str] | None = None,
         writer: AppendWriter | None = None,
+        on_error: OnError = "refuse",
     ) -> dict[int, tuple[int, int]]:
         """Insert rows, and replace those with the same primary key; on return that is visible.
 
@@ -147,7 +158,7 @@ class StorageClient(TableCalls, TieringCalls):
                 `u`, `d`) makes it a change stream, whose `-D` rows delete.
             columns: update only these columns, the key among them: existing rows keep the others,
                 new rows have null there. `data` has exactly these columns.
-            writer: as for `append`.
+            writer, on_error: as for `append`; there is no partial update that rejects.
 
         Returns:
             bucket -> (start, end) of the changes in the changelog, for the buckets rows went to; an
@@ -157,7 +168,7 @@ class StorageClient(TableCalls, TieringCalls):
             SchemaMismatchError, UnknownColumnError: nothing of the request in question is applied.
         """
         operation = TransactionOperation.UPSERT
-        return self._write(path, data, operation, columns=columns, writer=writer)
+        return self._write(path, data, operation, columns=columns, writer=writer, on_error=on_error)
 
     def delete(
         self,
@@ -180,7 +191,13 @@ class StorageClient(TableCalls, TieringCalls):
         *,
         columns: Sequence[str] | None = None,
         writer: AppendWriter | None,
+        on_error: OnError = "refuse",
     ) -> dict[int, tuple[int, int]]:
+        if is_rejecting(on_error, columns, path=path):
+            divided = self._with_table(path, lambda table: divide(table, data, operation))
+            if divided.bad:
+                return write_divided(self, path, divided, operation, writer=writer)
+            data = divided.good
         # What was stored before the table turned out to be otherwise is not written again.
         written = Written()
         return self._with_table(
@@ -400,6 +417,7 @@ class StorageClient(TableCalls, TieringCalls):
             answer["schema_id"],
         )
         transaction = self.open_transaction(path, str(answer["transaction_id"]))
+        transaction.last_version = answer.get("last_version")
         if known is not None and is_current:
             transaction.table = known
         return transaction

@@ -104,6 +104,12 @@ class TableCalls:
         )
         return self._remember(TableInfo.from_json(answer))
 
+    def keep_rejected(self, path: str) -> TableInfo:
+        """Return the table of a table's rejected rows, `path$rejected`; it is made if need be."""
+        parsed = TablePath.parse(path)
+        answer = self._transport.request_json("POST", f"/v1/tables/{parsed}/rejected")
+        return self._remember(TableInfo.from_json(answer))
+
     def drop_table(self, path: str, *, if_exists: bool = False, damaged: bool = False) -> None:
         """Drop a table and its log. Its lake table stays for other engines.
 

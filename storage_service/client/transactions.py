@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -30,12 +30,19 @@ from streamhouse.storage_service.model.transaction import (
 )
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 
-__all__ = ["Transaction"]
+__all__ = ["StagedRejects", "Transaction"]
 
 _COMMIT_WAIT_S: Final = 20.0
 # One request stages about so much; the service holds a body in memory while it takes it.
 _STAGE_BYTES_TARGET: Final = 32 << 20
 _SEPARATOR: Final = "+"
+
+
+class StagedRejects(NamedTuple):
+    """Parts of a transaction of the table of rejected rows."""
+
+    transaction_id: str
+    parts: Sequence[str]
 
 
 class Transaction:
@@ -59,6 +66,8 @@ class Transaction:
         self._url = f"/v1/tables/{path}/transactions/{transaction_id}"
         self._is_over = False
         self.transaction_id = transaction_id
+        self.last_version: int | None = None
+        """Of a transaction begun here: what its application had committed, as is remembered."""
 
     def __enter__(self) -> Transaction:
         return self
@@ -108,6 +117,7 @@ class Transaction:
         *,
         read_offsets: Mapping[int, int] | None = None,
         isolation: str = "snapshot",
+        rejected: StagedRejects | None = None,
         timeout_s: float = 600.0,
     ) -> CommitResult:
         """Make the named rows visible at one instant, all or none, in this order.
@@ -115,7 +125,8 @@ class Transaction:
         With `read_offsets`, the high watermarks of all buckets before the rows were computed from
         the table, it happens only if nobody has since changed the rows with their keys, or with
         `isolation="serializable"` and in log tables any row. Else it raises `CommitConflictError`
-        and nothing is written: read again and begin anew.
+        and nothing is written: read again and begin anew. With the rows what is `rejected` is in
+        the table of rejected rows, or neither is.
 
         Repeating it is harmless and answered alike. Parts not named are dropped. Raises
         `UnavailableError` when it is not done in `timeout_s`; it goes on, and may be asked again.
@@ -124,12 +135,15 @@ class Transaction:
             return CommitResult(
                 status=TransactionStatus.SKIPPED, ranges={}, row_count=0, timestamp_us=0
             )
-        named = [part for joined in parts for part in joined.split(_SEPARATOR) if part]
-        read = (
-            None
-            if read_offsets is None
-            else ReadPosition(offsets=read_offsets, isolation=Isolation(isolation))
-        )
+        body: dict[str, Any] = {"parts": _named(parts)}
+        if read_offsets is not None:
+            read = ReadPosition(offsets=read_offsets, isolation=Isolation(isolation))
+            body |= read.to_json()
+        if rejected is not None:
+            body["rejected"] = {
+                "transaction_id": rejected.transaction_id,
+                "parts": _named(rejected.parts),
+            }
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(deadline - time.monotonic(), 0.0)
@@ -138,7 +152,7 @@ class Transaction:
                 "POST",
                 f"{self._url}/commit",
                 query={"max_wait_ms": str(round(wait_s * 1000))},
-                body={"parts": named, **({} if read is None else read.to_json())},
+                body=body,
                 is_repeatable=True,
                 wait_s=wait_s,
             )
@@ -204,3 +218,7 @@ class Transaction:
         return log_rows_by_bucket(
             self.table, rows, schema_id=self.table.schema_id, spread=spread_anywhere
         )
+
+
+def _named(parts: Sequence[str]) -> list[str]:
+    return [part for joined in parts for part in joined.split(_SEPARATOR) if part]

@@ -73,6 +73,8 @@ class AppendWriter:
         # 0 means "no writer" in the log; 63 random bits do not collide in practice.
         self.writer_id = writer_id or secrets.randbits(63) | 1
         self._next_sequence: dict[int, int] = {}
+        self.transactions = 0
+        """How many calls went by a transaction, as those do that reject rows."""
 
     def next_sequence(self, bucket: int) -> int:
         """Return the sequence of the next batch for `bucket`; the first is 1."""

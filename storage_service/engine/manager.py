@@ -64,6 +64,7 @@ from streamhouse.storage_service.log.group_commit import (
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.replica import Replication
 from streamhouse.storage_service.model.lake.facts import LakeState
+from streamhouse.storage_service.model.rejected.companion import in_opening_order
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.shards.directory import ShardDirectory
 
@@ -87,9 +88,8 @@ class TabletManager:
         recovery: KeyRecovery,
         replication: Replication,
     ) -> None:
-        self._config, self.directory = config, directory
+        self._config, self.directory, self.runtime = config, directory, runtime
         self.registry: Final = registry
-        self.runtime = runtime
         self._loop, self.upkeep = asyncio.get_running_loop(), Upkeep()
         self._tables: dict[TablePath, OpenTable] = {}
         self.away: Final[dict[TablePath, UnavailableError]] = {}  # being moved: nobody serves them
@@ -98,8 +98,7 @@ class TabletManager:
         limits = CommitLimits(bytes_max=config.commit_queue_bytes_max)
         self._committer = GroupCommitter(self._publish_soon, limits=limits, replication=replication)
         self._leaving: dict[TablePath, OpenTable] = {}  # of `away`: they are still read here
-        # Logs of primary key tables and of transactions: their writers publish them.
-        self._deferred: set[LogTablet] = set()
+        self._deferred: set[LogTablet] = set()  # of keys and transactions: writers publish them
         self._key_threads = ThreadPoolExecutor(config.key_threads, thread_name_prefix="keys")
         self._opener = TableOpener(
             config,
@@ -122,6 +121,7 @@ class TabletManager:
             submit=self._committer.submit,
             deferred=self._deferred,
             runtime=runtime,
+            damaged=registry.damaged,
         )
         self.tiering = TieringCoordinator(
             tables=self.open_tables,
@@ -195,7 +195,7 @@ class TabletManager:
             directory.close()
             raise
         try:
-            for info in registry.tables():
+            for info in in_opening_order(registry.tables()):
                 await manager._open_known(info)
             await manager.runtime.run(registry.upgraded)
         except BaseException:

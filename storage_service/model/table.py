@@ -26,12 +26,22 @@ from streamhouse.storage_service.model.partitioning import BatchLayout, Partitio
 from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.schema import Schema
 
-__all__ = ["DEFAULT_DATABASE", "VERSION_HEADER", "TableDescriptor", "TableInfo", "TablePath"]
+__all__ = [
+    "DEFAULT_DATABASE",
+    "REJECTED_SUFFIX",
+    "VERSION_HEADER",
+    "TableDescriptor",
+    "TableInfo",
+    "TablePath",
+]
 
 DEFAULT_DATABASE: Final = "default"
 VERSION_HEADER: Final = b"x-table-version"
 """Of an answer with a row: the version of its table that the row has."""
 BUCKET_COUNT_MAX: Final = 4_096
+REJECTED_SUFFIX: Final = "__rejected"
+"""Of the name of the table that has the rejected rows of another one: `t__rejected` of `t`."""
+_REJECTED_PART: Final = "$rejected"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
@@ -57,7 +67,10 @@ class TablePath:
 
     @classmethod
     def parse(cls, text: str | TablePath) -> TablePath:
-        """Read `database.table`, or `table` in database `default`."""
+        """Read `database.table`, or `table` in database `default`.
+
+        `database.table$rejected` is the table that has its rejected rows.
+        """
         return text if isinstance(text, TablePath) else _parsed(text)
 
     def __str__(self) -> str:
@@ -67,6 +80,8 @@ class TablePath:
 # Every request names a table, and mostly one of the same few.
 @functools.lru_cache(maxsize=1_024)
 def _parsed(text: str) -> TablePath:
+    if text.endswith(_REJECTED_PART):
+        text = text.removesuffix(_REJECTED_PART) + REJECTED_SUFFIX
     parts = text.split(".")
     if len(parts) == 1:
         return TablePath(DEFAULT_DATABASE, parts[0])

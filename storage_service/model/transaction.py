@@ -10,6 +10,7 @@ from typing import Any
 __all__ = [
     "CommitResult",
     "Isolation",
+    "LinkedCommit",
     "ReadPosition",
     "TransactionOperation",
     "TransactionStatus",
@@ -70,6 +71,35 @@ class ReadPosition:
             "read_offsets": {str(b): offset for b, offset in sorted(self.offsets.items())},
             "isolation": str(self.isolation),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkedCommit:
+    """Parts of a transaction of another table that are committed with this one, or not at all.
+
+    Both tables are served by one process. The other's rows are visible first, by a moment.
+    """
+
+    table: str
+    transaction_id: str
+    parts: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "table": self.table,
+            "transaction_id": self.transaction_id,
+            "parts": list(self.parts),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> LinkedCommit:
+        """Read the JSON form."""
+        return cls(
+            table=value["table"],
+            transaction_id=value["transaction_id"],
+            parts=tuple(value["parts"]),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.model.table import REJECTED_SUFFIX
 
 __all__ = [
     "EVERYTHING",
@@ -60,8 +61,11 @@ class Grant:
         return cls(Level[found[1].upper()], found[2])
 
     def covers(self, scope: str) -> bool:
-        """Whether `scope` (`db.table`, `db.*`, `service` or `lake`) lies within this grant's."""
-        if self.scope in (EVERYTHING, scope):
+        """Whether `scope` (`db.table`, `db.*`, `service` or `lake`) lies within this grant's.
+
+        Rejected rows of a table are within what concerns the table.
+        """
+        if self.scope in (EVERYTHING, scope, scope.removesuffix(REJECTED_SUFFIX)):
             return True
         database, _, table = self.scope.partition(".")
         # A namespace of the lake may have a dot in it: it is nobody's database then.

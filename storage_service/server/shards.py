@@ -163,11 +163,15 @@ class Shards:
         """
         await self._run(self._place, path)
 
-    def _place(self, path: TablePath) -> None:
+    async def claim(self, path: TablePath) -> None:
+        """Return if a new table of this name is made here, whatever the load; else as `place`."""
+        await self._run(self._place, path, self.own)
+
+    def _place(self, path: TablePath, wanted: str | None = None) -> None:
         records = self._directory.records()
         owners = self._owners_of(records)
         live = {shard for shard, owner in owners.items() if owner is not None and owner.is_live}
-        best = least_loaded(
+        best = wanted or least_loaded(
             live,
             records=records,
             tables=table_counts(self._directory.readable_entries().values()),

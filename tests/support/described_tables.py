@@ -48,7 +48,7 @@ class MemoryTransaction:
         self.parts[part] = table
         return part
 
-    def commit(self, parts: Sequence[str]) -> None:
+    def commit(self, parts: Sequence[str], *, rejected: object = None) -> None:
         """Make these parts rows of the table, once."""
         if self.status == "aborted":
             raise TransactionNotFoundError(f"transaction {self.transaction_id} was aborted")

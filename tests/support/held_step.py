@@ -53,6 +53,16 @@ STEPS: Final = {
     "piece-storing": Place(
         f"{_ENGINE}.transactions.transaction_commit", "TransactionCommit._stored", _HELD
     ),
+    "commit-storing": Place(
+        f"{_ENGINE}.transactions.transaction_commit",
+        "TransactionCommit.store",
+        "the service ends between the decision and the rows",
+    ),
+    "decision-writing": Place(
+        f"{_ENGINE}.transactions.transaction_files",
+        "TransactionFiles.decide",
+        "the service ends before a decision, or before its outcome",
+    ),
     "part-syncing": Place(
         f"{_ENGINE}.transactions.transaction_files", "TransactionFiles._sync_open", _HELD
     ),
@@ -133,6 +143,9 @@ BOUNDS: Final = {
     "met-bytes-of-buckets": Place("storage_service.kv.plan.upsert_plan", "MET_BYTES_MAX", _SLOW),
     "run-bytes": Place("storage_service.kv.cache.write_behind", "_RUN_BYTES_MIN", _SLOW),
     "stored-chunk": Place("storage_service.kv.rocksdb_store", "_CHUNK_ROWS", _SLOW),
+    "log-row-bytes": Place(
+        "storage_service.model.rejected.row_splitter", "LOG_ROW_BYTES_MAX", _SLOW
+    ),
     "read-page": Place("tiering.tasks.log_chunks", "PAGE_BYTES", _SLOW),
 }
 """Bound -> the constant."""

@@ -21,6 +21,7 @@ _COMMANDS: Final = {
     "dump": ("streamhouse.cli.dump", "Show what a log segment holds."),
     "import": ("streamhouse.cli.import_table", "Make a table of an Iceberg table."),
     "maintain": ("streamhouse.cli.maintain", "Tidy a lake table now."),
+    "rejected": ("streamhouse.cli.rejected", "Show or replay a table's rejected rows."),
     "restore": ("streamhouse.cli.restore", "Make a data directory from a backup."),
     "alter": ("streamhouse.cli.alter", "Change a table's columns."),
     "shards": ("streamhouse.cli.shards", "Show the processes of a service."),

@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
 
@@ -26,9 +27,9 @@ token_file_option = click.option(
 )
 
 
-def open_client(endpoint: str | None, *, token: str | None = None) -> StorageClient:
+def open_client(endpoint: str | None, *, token: str | None = None) -> StreamhouseClient:
     """Return a client for a command: a wrong endpoint is said soon, a takeover is waited for."""
-    client = StorageClient(endpoint, token=token)
+    client = StreamhouseClient(endpoint, token=token)
     client.transport.routes.first_contact_s = _FIRST_CONTACT_S
     return client
 

@@ -19,6 +19,7 @@ from streamhouse.storage_service.engine.transactions.transaction_files import (
 from streamhouse.storage_service.errors import InvalidRequestError, OverloadedError
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
+    LinkedCommit,
     ReadPosition,
     TransactionStatus,
 )
@@ -79,6 +80,10 @@ class OpenTransaction:
     named: tuple[str, ...] = ()
     read: ReadPosition | None = None
     """What must not have changed when it is decided; its commit says so."""
+    linked: LinkedCommit | None = None
+    """What its commit commits of another table."""
+    held: int = 0
+    """Commits of other tables that are going to commit it: it is neither aborted nor expires."""
     decision: Decision | None = None
     commit: asyncio.Task[CommitResult] | None = None
     progress: CommitProgress = field(default_factory=CommitProgress)
@@ -100,7 +105,8 @@ class OpenTransaction:
 
     def has_expired(self, now_us: int) -> bool:
         """Whether nobody has touched it for its timeout."""
-        return self.commit is None and not self.under_way and self.expires_us <= now_us
+        is_used = self.commit is not None or self.under_way or self.held
+        return not is_used and self.expires_us <= now_us
 
     def to_json(self) -> dict[str, Any]:
         """Return how far it is."""
@@ -166,6 +172,9 @@ def spec_to_json(spec: TransactionSpec) -> dict[str, Any]:
     return value
 
 
-def digest_of(parts: Sequence[str]) -> str:
-    """Return what tells lists of parts apart."""
-    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
+def digest_of(parts: Sequence[str], linked: LinkedCommit | None = None) -> str:
+    """Return what tells apart what commits name."""
+    named: list[Any] = list(parts)
+    if linked is not None:
+        named.append(linked.to_json())
+    return hashlib.sha256(json.dumps(named).encode()).hexdigest()

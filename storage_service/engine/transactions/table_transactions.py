@@ -58,6 +58,7 @@ from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
+    LinkedCommit,
     ReadPosition,
     TransactionOperation,
     TransactionStatus,
@@ -223,7 +224,7 @@ class TableTransactions:
         if outcome is not None:
             return outcome.result.status
         transaction = self._find(transaction_id)
-        if transaction.commit is not None:
+        if transaction.commit is not None or transaction.held:
             return TransactionStatus.COMMITTING
         self._drop(transaction, "aborted")
         return TransactionStatus.ABORTED
@@ -245,8 +246,9 @@ class TableTransactions:
         transaction_id: str,
         parts: Sequence[str],
         *,
-        wait_s: float,
+        wait_s: float | None,
         read: ReadPosition | None = None,
+        linked: LinkedCommit | None = None,
     ) -> CommitResult | None:
         """Commit the named parts in this order, all or none; None if that takes over `wait_s`.
 
@@ -256,7 +258,7 @@ class TableTransactions:
         Once begun it goes on, whatever becomes of the caller. After a retriable error the
         transaction is open as before, after any other but UnknownOutcomeError it is aborted.
         """
-        digest = digest_of(parts)
+        digest = digest_of(parts, linked)
         outcome = self._outcomes.find(transaction_id)
         if outcome is not None:
             self._check_same(outcome.parts_digest == digest, transaction_id)
@@ -266,11 +268,12 @@ class TableTransactions:
             self._check_parts(transaction, parts)
             if read is not None:
                 check_read_offsets(self._table, read)
-            transaction.named, transaction.read = tuple(parts), read
+            transaction.named, transaction.read, transaction.linked = tuple(parts), read, linked
             transaction.commit = asyncio.create_task(self._commit(transaction))
             # Nobody may be left to ask for it.
             transaction.commit.add_done_callback(lambda task: task.exception())
-        self._check_same(digest_of(transaction.named) == digest, transaction_id)
+        same = digest_of(transaction.named, transaction.linked) == digest
+        self._check_same(same, transaction_id)
         task = transaction.commit
         await asyncio.wait([task], timeout=wait_s)
         if not task.done():
@@ -279,6 +282,22 @@ class TableTransactions:
         if isinstance(error, StreamhouseError):
             raise type(error)(error.message)
         return task.result()
+
+    def hold(self, transaction_id: str, parts: Sequence[str]) -> None:
+        """Keep a transaction, which is to be committed with another table's, until `release`."""
+        transaction = self._staging(transaction_id)
+        self._check_parts(transaction, parts)
+        transaction.held += 1
+
+    def release(self, transaction_id: str) -> None:
+        """Take `hold` back."""
+        transaction = self._open.get(transaction_id)
+        if transaction is not None:
+            transaction.held -= 1
+
+    def latest_version(self, app_id: str | None) -> int | None:
+        """Return the last version that an application committed, as far as is remembered."""
+        return self._outcomes.latest_version(app_id)
 
     async def _commit(self, transaction: OpenTransaction) -> CommitResult:
         started = asyncio.get_running_loop().time()
@@ -296,7 +315,7 @@ class TableTransactions:
         except UnknownOutcomeError:
             raise
         except StreamhouseError as error:
-            transaction.commit, transaction.named = None, ()
+            transaction.commit, transaction.named, transaction.linked = None, (), None
             if not error.retriable:
                 self._drop(transaction, "aborted")
             raise
@@ -344,7 +363,8 @@ class TableTransactions:
                     active_us=self._runtime.clock_us(),
                     decision=decision,
                 )
-                transaction.named = () if decision is None else decision.parts
+                if decision is not None:
+                    transaction.named, transaction.linked = decision.parts, decision.linked
                 self._open[transaction.transaction_id] = transaction
                 self._bytes.hold(transaction.size_bytes)
             elif decision is not None:

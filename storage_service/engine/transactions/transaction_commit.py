@@ -37,8 +37,9 @@ from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.staged_part import StagedPart
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
 from streamhouse.storage_service.model.schema_change import stored_version_of
+from streamhouse.storage_service.model.transaction import LinkedCommit
 
-__all__ = ["CommitProgress", "CommitServices", "TransactionCommit"]
+__all__ = ["CommitProgress", "CommitServices", "Links", "TransactionCommit"]
 
 _CHUNK_ROWS: Final = 400_000
 _BACKOFF: Final = Backoff(first_s=0.05, most_s=2.0)
@@ -53,6 +54,19 @@ class CommitProgress:
     trouble: str = ""
 
 
+class Links(Protocol):
+    """What a commit does with the transaction of another table that it commits, too."""
+
+    def hold(self, linked: LinkedCommit) -> None:
+        """Keep it as it is until `release`; raises if it cannot be committed."""
+
+    def release(self, linked: LinkedCommit) -> None:
+        """Take `hold` back."""
+
+    async def commit(self, linked: LinkedCommit) -> None:
+        """Return when it is committed; it may be that already."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitServices:
     """What commits of all tables share.
@@ -65,6 +79,7 @@ class CommitServices:
     deferred: set[LogTablet]
     chunk_bytes: int
     stopping: asyncio.Event
+    links: Links
 
 
 class _Sink(Protocol):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.directory.damaged_table import DamagedTable
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime
@@ -16,11 +18,20 @@ from streamhouse.storage_service.engine.transactions.open_transaction import Sta
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
 from streamhouse.storage_service.engine.transactions.transaction_commit import CommitServices
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    StreamhouseError,
+    TableNotFoundError,
+    TransactionNotFoundError,
+)
 from streamhouse.storage_service.log.group_commit import Submit
 from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.model.transaction import LinkedCommit
 
 __all__ = ["TransactionCoordinator"]
+
+_logger = logging.getLogger(__name__)
 
 # Staging writes and syncs files, which must not keep fetches and appends from their threads.
 _THREADS: Final = 2
@@ -37,6 +48,7 @@ class TransactionCoordinator:
         submit: Submit,
         deferred: set[LogTablet],
         runtime: Runtime,
+        damaged: Callable[[], Iterable[DamagedTable]],
     ) -> None:
         self._config = config
         self._directory = directory
@@ -51,8 +63,10 @@ class TransactionCoordinator:
             deferred=deferred,
             chunk_bytes=config.transaction_chunk_bytes,
             stopping=asyncio.Event(),
+            links=self,
         )
         self._tables: dict[OpenTable, TableTransactions] = {}
+        self._damaged = damaged
 
     @property
     def open_count(self) -> int:
@@ -92,6 +106,41 @@ class TransactionCoordinator:
             if table not in self._tables:
                 self._staged_bytes.hold(-transactions.staged_bytes)
             raise type(error)(f"table '{table.path}' cannot be opened: {error.message}") from error
+
+    # -- what a commit of one table commits in another ---------------------------------------------
+
+    def hold(self, linked: LinkedCommit) -> None:
+        """See `Links.hold`."""
+        found = self._linked(linked)
+        if found is None:
+            raise TableNotFoundError(f"table '{linked.table}' does not exist")
+        found.hold(linked.transaction_id, linked.parts)
+
+    def release(self, linked: LinkedCommit) -> None:
+        """See `Links.release`."""
+        found = self._linked(linked)
+        if found is not None:
+            found.release(linked.transaction_id)
+
+    async def commit(self, linked: LinkedCommit) -> None:
+        """See `Links.commit`. A table that was dropped meanwhile has nothing to commit."""
+        found = self._linked(linked)
+        if found is None and linked.table in {str(table.path) for table in self._damaged()}:
+            raise CorruptDataError(
+                f"table '{linked.table}', which gets rows of the same transaction, is damaged"
+            )
+        if found is None:
+            _logger.warning("event=linked_table_dropped table=%s", linked.table)
+            return
+        try:
+            await found.commit(linked.transaction_id, linked.parts, wait_s=None)
+        except TransactionNotFoundError:
+            # Committed and forgotten, or the table is another one by now.
+            _logger.warning("event=linked_transaction_gone table=%s", linked.table)
+
+    def _linked(self, linked: LinkedCommit) -> TableTransactions | None:
+        path = TablePath.parse(linked.table)
+        return next((found for table, found in self._tables.items() if table.path == path), None)
 
     async def forget(self, table: OpenTable) -> None:
         """Let go of the transactions of a dropped table."""

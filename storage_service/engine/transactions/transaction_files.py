@@ -40,6 +40,7 @@ from streamhouse.storage_service.log.staged_part import StagedPart, encode_part
 from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
+    LinkedCommit,
     TransactionOperation,
 )
 
@@ -116,7 +117,7 @@ class Decision:
     `starts` are where its rows begin in each bucket they go to, known before any is written. An
     outcome does not list `parts` any more; `parts_digest` is theirs. With `is_truncating` the rows
     below `starts` are no rows of the table any more: so a log table is overwritten. `number` counts
-    the table's decisions, from 1.
+    the table's decisions, from 1. What is `linked` is committed before the outcome is written.
     """
 
     spec: TransactionSpec
@@ -126,6 +127,7 @@ class Decision:
     result: CommitResult
     is_truncating: bool = False
     number: int = 0
+    linked: LinkedCommit | None = None
 
     @property
     def truncated_offsets(self) -> Mapping[int, int]:
@@ -134,7 +136,8 @@ class Decision:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {
+        linked = {} if self.linked is None else {"linked": self.linked.to_json()}
+        return linked | {
             "transaction": self.spec.to_json(),
             "parts": list(self.parts),
             "parts_digest": self.parts_digest,
@@ -155,6 +158,7 @@ class Decision:
             result=CommitResult.from_json(value["result"]),
             is_truncating=bool(value.get("is_truncating", False)),
             number=int(value.get("number", 0)),
+            linked=LinkedCommit.from_json(value["linked"]) if "linked" in value else None,
         )
 
 

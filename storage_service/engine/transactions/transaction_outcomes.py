@@ -39,10 +39,13 @@ class TransactionOutcomes:
 
     def is_stale(self, app_id: str | None, version: int | None) -> bool:
         """Whether the application has committed this version, or a later one."""
-        if app_id is None or version is None:
-            return False
-        latest = self._latest_of_app.get(app_id)
-        return latest is not None and (latest.spec.version or 0) >= version
+        latest = self.latest_version(app_id)
+        return latest is not None and version is not None and latest >= version
+
+    def latest_version(self, app_id: str | None) -> int | None:
+        """Return the last version that an application committed, if it is remembered."""
+        latest = None if app_id is None else self._latest_of_app.get(app_id)
+        return None if latest is None else latest.spec.version or 0
 
     def add(self, outcome: Decision, *, is_folded: bool = False) -> None:
         """Remember an outcome; `is_folded` says that it has no file of its own."""

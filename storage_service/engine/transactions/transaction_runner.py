@@ -7,17 +7,19 @@ Event loop only. The order of a commit, each step durable before the next:
    its rows were computed from the table (read_conflicts.py)
 3. `decision`: from here on the transaction happens, whatever breaks
 4. its rows are stored, piece by piece, in the logs (and applied to the rows by key), not visible
-5. `outcome`: the decision is replaced by where the rows are
-6. all buckets become visible in one step, and the gate opens
-7. the staged files are deleted
+5. what is linked to it in another table is committed there, by the same steps
+6. `outcome`: the decision is replaced by where the rows are
+7. all buckets become visible in one step, and the gate opens
+8. the staged files are deleted
 
 A start of the service goes on at step 4 with what was decided, before the table is used.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from streamhouse.storage_service.config import ServiceConfig
@@ -46,6 +48,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.log.staged_part import StagedPart
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
+    LinkedCommit,
     TransactionOperation,
     TransactionStatus,
 )
@@ -89,7 +92,8 @@ class TransactionRunner:
             await self._runtime.run(conflicts.check)
         async with self._table.gate.alone():
             self._table.gate.check_open()
-            decision = await self._decide(transaction, parts, conflicts)
+            with self._holding(transaction.linked):
+                decision = await self._decide(transaction, parts, conflicts)
             try:
                 outcome = await self._carry_out(transaction, decision, parts)
             except StreamhouseError as error:
@@ -100,6 +104,22 @@ class TransactionRunner:
                 raise self._given_up(transaction, bug) from error
             on_outcome(outcome)
             return outcome.result
+
+    @contextlib.contextmanager
+    def _holding(self, linked: LinkedCommit | None) -> Iterator[None]:
+        """Keep what is linked as it is; when it is decided that it happens, it stays kept."""
+        if linked is None:
+            yield
+            return
+        self._services.links.hold(linked)
+        try:
+            yield
+        except UnknownOutcomeError:
+            # The decision may be on disk: only a restart tells.
+            raise
+        except BaseException:
+            self._services.links.release(linked)
+            raise
 
     async def redo(self, transaction: OpenTransaction) -> Decision:
         """Complete what was decided before the service ended."""
@@ -156,7 +176,7 @@ class TransactionRunner:
         decision = Decision(
             spec=spec,
             parts=(),
-            parts_digest=digest_of(transaction.named),
+            parts_digest=digest_of(transaction.named, transaction.linked),
             starts={},
             result=CommitResult(
                 status=TransactionStatus.SKIPPED,
@@ -187,6 +207,7 @@ class TransactionRunner:
                 starts=starts,
                 result=committing,
                 is_truncating=is_overwrite and isinstance(self._table, LogTable),
+                linked=transaction.linked,
             )
         decision = replace(decision, number=self._files.next_number)
         try:
@@ -200,6 +221,8 @@ class TransactionRunner:
     ) -> Decision:
         """Store what is decided, remember that it is stored, show it; return the outcome."""
         if decision.result.status is not TransactionStatus.COMMITTING:
+            if transaction.linked is not None:
+                self._services.links.release(transaction.linked)
             return decision
         transaction.progress.row_count = decision.result.row_count
         commit = TransactionCommit(
@@ -210,6 +233,10 @@ class TransactionRunner:
             progress=transaction.progress,
         )
         ranges = await commit.store()
+        linked = decision.linked
+        if linked is not None:
+            # Before the outcome: a start goes on with what has none.
+            await commit.until_stored(lambda: self._services.links.commit(linked))
         result = replace(
             decision.result,
             status=TransactionStatus.COMMITTED,

@@ -26,7 +26,11 @@ from streamhouse.storage_service.server.control.consumer_routes import consumer_
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.move_routes import move_routes
 from streamhouse.storage_service.server.control.request_bodies import CreateDatabase, TakeBackup
-from streamhouse.storage_service.server.control.table_routes import state_routes, table_routes
+from streamhouse.storage_service.server.control.table_routes import (
+    rejected_routes,
+    state_routes,
+    table_routes,
+)
 from streamhouse.storage_service.server.control.tiering_routes import (
     lake_pin_routes,
     tiering_routes,
@@ -55,6 +59,7 @@ def build_control_plane(service: Service) -> FastAPI:
     _service_routes(routes, service)
     _database_routes(routes, service)
     table_routes(routes, service)
+    rejected_routes(routes, service)
     adoption_routes(routes, service)
     move_routes(routes, service)
     state_routes(routes, service)

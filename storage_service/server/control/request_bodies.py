@@ -284,6 +284,18 @@ class BeginTransaction(_RequestBody):
     join: bool = False
 
 
+_Parts = Annotated[
+    list[Annotated[str, Field(max_length=200)]], Field(max_length=PARTS_MAX, fail_fast=True)
+]
+
+
+class LinkedParts(_RequestBody):
+    """Parts of a transaction of the table's rejected rows, committed with it or not at all."""
+
+    transaction_id: Annotated[str, Field(max_length=200)]
+    parts: _Parts
+
+
 class CommitTransaction(_RequestBody):
     """The parts to commit, in the order in which they apply.
 
@@ -291,8 +303,7 @@ class CommitTransaction(_RequestBody):
     not changed since.
     """
 
-    parts: Annotated[
-        list[Annotated[str, Field(max_length=200)]], Field(max_length=PARTS_MAX, fail_fast=True)
-    ]
+    parts: _Parts
     read_offsets: _Offsets | None = None
     isolation: Isolation = Isolation.SNAPSHOT
+    rejected: LinkedParts | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -12,8 +13,23 @@ from fastapi.responses import JSONResponse, Response
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.disk_budget import bytes_below
 from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
+from streamhouse.storage_service.errors import (
+    InvalidNameError,
+    TableExistsError,
+    TableNotFoundError,
+)
 from streamhouse.storage_service.model.offsets import buckets_to_json
-from streamhouse.storage_service.model.table import TableDescriptor, TablePath
+from streamhouse.storage_service.model.rejected.companion import (
+    check_companion,
+    companion_descriptor,
+    is_rejecting,
+)
+from streamhouse.storage_service.model.table import (
+    REJECTED_SUFFIX,
+    TableDescriptor,
+    TableInfo,
+    TablePath,
+)
 from streamhouse.storage_service.model.table_state import BucketSizes, TableSizes
 from streamhouse.storage_service.server.caller import SERVICE, Level
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
@@ -28,7 +44,7 @@ from streamhouse.storage_service.server.http.http_exchange import HttpExchange, 
 from streamhouse.storage_service.server.http.parameters import integer, offsets
 from streamhouse.storage_service.server.service import Service
 
-__all__ = ["state_routes", "table_routes"]
+__all__ = ["rejected_routes", "state_routes", "table_routes"]
 
 
 def table_routes(routes: ControlRoutes, service: Service) -> None:
@@ -47,7 +63,7 @@ def table_routes(routes: ControlRoutes, service: Service) -> None:
     async def create_table(
         request: Request, descriptor: Annotated[dict[str, Any], Body()]
     ) -> dict[str, Any]:
-        parsed = TableDescriptor.from_json(descriptor)
+        parsed = _checked(descriptor)
         service.access.require(exchange_of(request), Level.ADMIN, str(parsed.path))
         if service.shards is not None and parsed.path not in manager.list_tables(None):
             await service.shards.place(parsed.path)
@@ -84,6 +100,39 @@ def table_routes(routes: ControlRoutes, service: Service) -> None:
     @routes.answers("Change the schema: all changes or none.")
     async def alter_schema(path: TableName, body: AlterSchema) -> dict[str, Any]:
         return (await manager.alter_schema(service.table(path).path, body.changes)).to_json()
+
+
+def _checked(descriptor: dict[str, Any]) -> TableDescriptor:
+    parsed = TableDescriptor.from_json(descriptor)
+    if is_rejecting(parsed.path):
+        raise InvalidNameError(
+            f"table '{parsed.path}': names that end with {REJECTED_SUFFIX} are kept for the"
+            " rejected rows of another table; choose another name"
+        )
+    return parsed
+
+
+def rejected_routes(routes: ControlRoutes, service: Service) -> None:
+    """Make the route `/v1/tables/{path}/rejected`."""
+
+    @routes.answers("Make the table of a table's rejected rows, or find it.")
+    async def keep_rejected(path: TableName) -> dict[str, Any]:
+        return (await _kept_rejected(service, path)).to_json()
+
+
+async def _kept_rejected(service: Service, path: str) -> TableInfo:
+    """Return the table of a table's rejected rows; it is made where the table is."""
+    descriptor = companion_descriptor(service.table(path).info)
+    try:
+        found = service.readable(str(descriptor.path))
+    except TableNotFoundError:
+        if service.shards is not None:
+            await service.shards.claim(descriptor.path)
+        with contextlib.suppress(TableExistsError):
+            await service.manager.create_table(descriptor)
+        found = service.readable(str(descriptor.path))
+    check_companion(found.info)
+    return found.info
 
 
 def state_routes(routes: ControlRoutes, service: Service) -> None:

@@ -9,8 +9,13 @@ from fastapi.responses import JSONResponse, Response
 
 from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
 from streamhouse.storage_service.model.merge_engine import DeleteBehavior
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.transaction import ReadPosition, TransactionOperation
+from streamhouse.storage_service.model.rejected.companion import rejected_path
+from streamhouse.storage_service.model.table import TableInfo, TablePath
+from streamhouse.storage_service.model.transaction import (
+    LinkedCommit,
+    ReadPosition,
+    TransactionOperation,
+)
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.request_bodies import (
     BeginTransaction,
@@ -43,6 +48,7 @@ def transaction_routes(routes: ControlRoutes, service: Service) -> None:
             "status": str(status),
             "table_id": table.info.table_id,
             "schema_id": table.info.schema_id,
+            "last_version": coordinator.of(table).latest_version(body.app_id),
         }
 
     @routes.answers("How far a transaction is.")
@@ -64,7 +70,11 @@ def transaction_routes(routes: ControlRoutes, service: Service) -> None:
         transactions = coordinator.of(table)
         try:
             result = await transactions.commit(
-                transaction_id, body.parts, wait_s=wait_s, read=_read_position(body)
+                transaction_id,
+                body.parts,
+                wait_s=wait_s,
+                read=_read_position(body),
+                linked=_linked(body, table.path),
             )
         except StreamhouseError:
             service.manager.check_open(table)
@@ -82,6 +92,17 @@ def _read_position(body: CommitTransaction) -> ReadPosition | None:
     if body.read_offsets is None:
         return None
     return ReadPosition(offsets=body.read_offsets, isolation=body.isolation)
+
+
+def _linked(body: CommitTransaction, path: TablePath) -> LinkedCommit | None:
+    """Return what is committed of the rejected rows: no other table can be named."""
+    if body.rejected is None:
+        return None
+    return LinkedCommit(
+        table=str(rejected_path(path)),
+        transaction_id=body.rejected.transaction_id,
+        parts=tuple(body.rejected.parts),
+    )
 
 
 def _columns(body: BeginTransaction, table: TableInfo) -> tuple[str, ...] | None:

@@ -219,6 +219,7 @@ def test_every_route_that_reads_is_a_read_and_no_other() -> None:
     assert changing == {
         *("append", "upsert", "delete", "stage", "stage_backup", "discard_backup"),
         *("create_database", "drop_database", "create_table", "drop_table", "adopt"),
+        "keep_rejected",
         *("move_table", "receive_table"),
         *("alter_properties", "alter_partitioning", "alter_schema"),
         *("begin_transaction", "commit_transaction", "abort_transaction", "complete"),

@@ -1,0 +1,291 @@
+"""Bad rows of Spark's writes are kept; Debezium's envelopes and SCD type 2, in real Spark."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+
+import streamhouse
+from integration.spark_world import SparkWorld, last_line, world
+from streamhouse.storage_service.errors import InvalidRequestError, UnknownColumnError
+
+__all__ = ["world"]
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+SIZES = pa.schema(
+    [pa.field("id", pa.int64(), nullable=False), pa.field("size", pa.int32()), ("day", pa.date32())]
+)
+MIXED = """
+    SELECT * FROM VALUES (1L, '10', '2026-01-01'), (2L, 'ten', '2026-01-02'), (NULL, '30', NULL),
+      (4L, '40', 'soon'), (5L, '3000000000', NULL), (6L, NULL, NULL) AS t(id, size, day)
+"""
+
+
+def _made(world: SparkWorld, name: str, **options: Any) -> str:
+    world.client.create_table(f"default.{name}", SIZES, **options)
+    return f"default.{name}"
+
+
+def _ids(world: SparkWorld, path: str) -> list[int]:
+    return sorted(world.client.read(path)["id"].to_pylist())
+
+
+def _kept(world: SparkWorld, path: str) -> list[Any]:
+    rows = world.load(f"{path}$rejected").select("row").collect()
+    return sorted((json.loads(row.row)["id"] for row in rows), key=lambda value: value or 0)
+
+
+@pytest.mark.parametrize("key", [(), ("id",)])
+def test_a_batch_keeps_what_does_not_fit(world: SparkWorld, key: tuple[str, ...]) -> None:
+    path = _made(world, f"sieved_{len(key)}", primary_key=key, bucket_count=2)
+    frame = world.spark.sql(MIXED).repartition(3)
+
+    for _ in range(2):
+        world.write(frame, path, **{"on.error": "reject", "app.id": "load", "app.version": "1"})
+
+    assert _ids(world, path) == [1, 6]
+    assert _kept(world, path) == [None, 2, 4, 5]
+    reasons = {row.column: row for row in world.load(f"{path}$rejected").collect()}
+    assert "must not be null" in reasons["id"].reason
+    assert reasons["day"].source.startswith("task ")
+    assert "'soon' is no date32" in reasons["day"].reason
+    result = world.client.replay_rejected(path, fix=lambda row: row | {"size": 1, "day": None})
+    assert (result.moved, result.left) == (3, 1)
+    assert _ids(world, path) == [1, 2, 4, 5, 6]
+
+
+def test_without_the_option_the_job_fails_and_nothing_is_written(world: SparkWorld) -> None:
+    path = _made(world, "refusing")
+
+    with pytest.raises(PySparkException):
+        world.write(world.spark.sql(MIXED), path)
+
+    assert _ids(world, path) == []
+    assert f"{path}__rejected" not in world.client.list_tables()
+
+
+def test_a_stream_keeps_what_does_not_fit_once(world: SparkWorld, tmp_path: Path) -> None:
+    path = _made(world, "sieved_stream")
+    (tmp_path / "in").mkdir()
+    world.spark.sql(MIXED).coalesce(1).write.mode("append").json(str(tmp_path / "in"))
+    changes = world.spark.readStream.schema("id BIGINT, size STRING, day STRING").json(
+        str(tmp_path / "in")
+    )
+
+    def run() -> None:
+        query = (
+            changes.writeStream.format("streamhouse")
+            .options(endpoint=world.endpoint, **{"on.error": "reject"})
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(path)
+        )
+        query.awaitTermination()
+
+    run()
+    # As after a crash between our commit and Spark's: the micro-batch runs again.
+    for name in (tmp_path / "checkpoint" / "commits").iterdir():
+        name.unlink()
+    run()
+
+    assert _ids(world, path) == [1, 6]
+    assert _kept(world, path) == [None, 2, 4, 5]
+
+
+def test_what_contradicts_is_said_in_one_sentence(world: SparkWorld) -> None:
+    path = _made(world, "contradicting", primary_key=("id",))
+    for options, said in (
+        ({"on.error": "reject", "write.mode": "partial"}, "write.mode = 'partial'"),
+        ({"on.error": "reject", "write.transactional": "false"}, "write.transactional = 'false'"),
+        ({"on.error": "skip"}, "is not one of refuse, reject"),
+    ):
+        with pytest.raises(PySparkException) as failure:
+            world.write(world.spark.sql(MIXED), path, **options)
+        assert said in last_line(failure.value)
+
+
+# -- Debezium ----------------------------------------------------------------------------------
+
+ROW = "id BIGINT, name STRING, price DECIMAL(8,2), day DATE, at TIMESTAMP, local TIMESTAMP_NTZ"
+
+
+def _event(op: str, lsn: int, before: Any, after: Any) -> str:
+    return json.dumps(
+        {"op": op, "before": before, "after": after, "source": {"lsn": lsn, "ts_ms": lsn}}
+    )
+
+
+FULL = {
+    "id": 1,
+    "name": "a",
+    "price": "12.50",
+    "day": 20_454,
+    "at": "2026-01-01T10:00:00.5Z",
+    "local": 1_767_261_600_500_000,
+}
+
+
+def test_envelopes_become_changes(world: SparkWorld) -> None:
+    events = [
+        ('{"id": 1}', _event("c", 10, None, FULL)),
+        ('{"id": 1}', f'{{"schema": {{}}, "payload": {_event("u", 11, None, FULL)}}}'),
+        ('{"id": 2}', _event("r", 12, None, {"id": 2})),
+        ('{"schema": {}, "payload": {"id": 3}}', _event("d", 13, None, None)),
+        ('{"id": 1}', _event("d", 14, {"id": 1}, None)),
+        ('{"id": 1}', None),
+    ]
+    frame = world.spark.createDataFrame(events, "key STRING, value STRING")
+
+    found = streamhouse.cdc.debezium(frame, ROW).orderBy("__source_order").collect()
+
+    assert [(row.id, row["__change_type"], row["__source_order"]) for row in found] == [
+        (1, "+I", 10),
+        (1, "+U", 11),
+        (2, "+I", 12),
+        (3, "-D", 13),
+        (1, "-D", 14),
+    ]
+    first = found[0]
+    assert (first.name, str(first.price), first.day) == ("a", "12.50", datetime.date(2026, 1, 1))
+    assert first.local == datetime.datetime(2026, 1, 1, 10, 0, 0, 500_000)
+    seconds = frame.sparkSession.sql("SELECT timestamp'2026-01-01T10:00:00.5Z' AS at").collect()
+    assert first.at == seconds[0].at
+
+
+def test_a_parsed_struct_and_columns_of_its_own_are_envelopes_too(world: SparkWorld) -> None:
+    frame = world.spark.createDataFrame([(_event("u", 5, {"id": 1}, {"id": 1}),)], "value STRING")
+    parsed = frame.selectExpr(
+        "from_json(value, 'op STRING, before STRUCT<id: BIGINT>, after STRUCT<id: BIGINT>,"
+        " source STRUCT<lsn: BIGINT>') AS value"
+    )
+    for form in (parsed, parsed.select("value.*")):
+        row = streamhouse.cdc.debezium(form).collect()[0]
+        assert (row.id, row["__change_type"], row["__source_order"]) == (1, "+U", 5)
+
+
+def test_mysql_positions_are_in_order(world: SparkWorld) -> None:
+    places = [("bin.000009", 900, 0), ("bin.000009", 900, 1), ("bin.000010", 4, 0)]
+    events = [
+        (json.dumps({"op": "c", "after": {"id": n}, "source": {"file": f, "pos": p, "row": r}}),)
+        for n, (f, p, r) in enumerate(places)
+    ]
+    frame = world.spark.createDataFrame(events, "value STRING")
+
+    found = streamhouse.cdc.debezium(frame, "id BIGINT").orderBy("__source_order").collect()
+
+    assert [row.id for row in found] == [0, 1, 2]
+    assert len({row["__source_order"] for row in found}) == 3
+
+
+def test_what_is_no_change_fails_or_is_skipped(world: SparkWorld) -> None:
+    events = [(_event("t", 1, None, None),), ("not json",), (_event("c", 2, None, {"id": 7}),)]
+    frame = world.spark.createDataFrame(events, "value STRING")
+
+    skipping = streamhouse.cdc.debezium(frame, "id BIGINT", truncates="skip", malformed="skip")
+    assert [row.id for row in skipping.collect()] == [7]
+    with pytest.raises(PySparkException, match="was truncated"):
+        streamhouse.cdc.debezium(frame, "id BIGINT", malformed="skip").collect()
+    with pytest.raises(PySparkException, match="no envelope: not json"):
+        streamhouse.cdc.debezium(frame, "id BIGINT", truncates="skip").collect()
+    with pytest.raises(InvalidRequestError, match="needs the table's columns"):
+        streamhouse.cdc.debezium(frame)
+    with pytest.raises(UnknownColumnError, match="nor 'op' and 'after'"):
+        streamhouse.cdc.debezium(frame.select("value").withColumnRenamed("value", "v"))
+
+
+def test_a_stream_of_envelopes_keeps_a_table_as_its_source_is(
+    world: SparkWorld, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    state: dict[int, str] = {}
+    random = Random(5)
+    for batch in range(2):
+        lines = []
+        for step in range(60):
+            number, name = random.randrange(12), f"{batch}-{step}"
+            before = {"id": number}
+            if number in state and random.random() < 0.4:
+                del state[number]
+                lines.append(_event("d", step, before, None))
+            else:
+                op = "u" if number in state else "c"
+                state[number] = name
+                lines.append(_event(op, step, before, {"id": number, "name": name}))
+        (tmp_path / "in" / f"{batch}.txt").write_text("\n".join(lines))
+        envelopes = world.spark.readStream.text(str(tmp_path / "in"))
+        query = (
+            streamhouse.cdc.debezium(envelopes, "id BIGINT, name STRING")
+            .drop("__source_order")
+            .writeStream.format("streamhouse")
+            .options(endpoint=world.endpoint, **{"primary.key": "id"})
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start("default.copied")
+        )
+        query.awaitTermination()
+
+    found = world.client.read("default.copied").to_pylist()
+    assert {row["id"]: row["name"] for row in found} == state
+
+
+# -- SCD type 2 --------------------------------------------------------------------------------
+
+
+def test_the_history_of_rows_is_what_was_written(world: SparkWorld) -> None:
+    """Against a model that keeps the table after each write, with the write's time."""
+    path = "default.history"
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+    world.client.create_table(path, schema, primary_key=("id",), bucket_count=3)
+    random = Random(11)
+    tables: list[dict[int, str]] = [{}]
+    ends = 0
+    for write in range(25):
+        state: dict[int, str] = dict(tables[-1])
+        changes: list[tuple[int, str | None, str]] = []
+        for step in range(random.randrange(1, 6)):
+            number = random.randrange(6)
+            if random.random() < 0.3:
+                state.pop(number, None)
+                changes.append((number, None, "-D"))
+            else:
+                state[number] = f"{write}-{step}"
+                changes.append((number, state[number], "+U"))
+        ids, names, types = zip(*changes, strict=True)
+        rows = pa.table({"id": list(ids), "name": pa.array(names, pa.string())})
+        transaction = world.client.begin_transaction(path, operation="upsert")
+        part = transaction.stage(rows.append_column("__change_type", pa.array(types)))
+        transaction.commit([part])
+        # A write that changed nothing has no time.
+        before, ends = ends, sum(p.high_watermark for p in world.client.positions(path).values())
+        if ends > before:
+            tables.append(state)
+    changelog = world.load(f"{path}$changelog")
+    times = sorted({row["__timestamp"] for row in changelog.collect()})
+
+    found = streamhouse.cdc.scd2(changelog, "id").collect()
+
+    for number, at in enumerate(times, 1):
+        valid = {
+            row.id: row.name
+            for row in found
+            if row.valid_from <= at and (row.valid_to is None or at < row.valid_to)
+        }
+        assert valid == tables[number]
+    current = [row for row in found if row.is_current]
+    assert {row.id: row.name for row in current} == tables[-1]
+    assert len(current) == len(tables[-1])
+    assert all(row.valid_to is None or row.valid_from < row.valid_to for row in found)
+
+
+def test_a_history_of_what_is_no_changelog_is_refused(world: SparkWorld) -> None:
+    frame = world.spark.range(3)
+    with pytest.raises(UnknownColumnError, match="column '__change_type' is missing"):
+        streamhouse.cdc.scd2(frame, "id")

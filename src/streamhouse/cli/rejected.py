@@ -1,0 +1,45 @@
+"""`streamhouse rejected`: what a table's writers rejected, and trying it again."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import click
+
+from streamhouse.cli.connection import endpoint_option, open_client
+from streamhouse.storage_service.errors import TableNotFoundError
+
+__all__ = ["command"]
+
+
+@click.group("rejected")
+def command() -> None:
+    """Rows that did not fit a table, in DB.TABLE$rejected."""
+
+
+@command.command("show")
+@click.argument("table", metavar="DB.TABLE")
+@endpoint_option
+def show(*, table: str, endpoint: str | None) -> None:
+    """Count the rejected rows of DB.TABLE by column and reason, the most frequent first."""
+    with open_client(endpoint) as client:
+        client.describe_table(table)
+        try:
+            rows = client.read(f"{table}$rejected", columns=["column", "reason"]).to_pylist()
+        except TableNotFoundError:
+            rows = []
+    counts = Counter((row["column"] or "-", row["reason"]) for row in rows)
+    for (column, reason), count in counts.most_common():
+        click.echo(f"{count}\t{column}\t{reason}")
+    if not rows:
+        click.echo(f"{table} has no rejected rows")
+
+
+@command.command("replay")
+@click.argument("table", metavar="DB.TABLE")
+@endpoint_option
+def replay(*, table: str, endpoint: str | None) -> None:
+    """Write the rejected rows of DB.TABLE that fit by now, each once."""
+    with open_client(endpoint) as client:
+        result = client.replay_rejected(table)
+    click.echo(f"{result.moved} rows moved to {table}, {result.left} left in {table}$rejected")

@@ -1,0 +1,91 @@
+"""A row as JSON, and rows of JSON as a table's columns have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+
+from streamhouse.storage_service.model.calendar import (
+    arrow_value,
+    date_of_text,
+    timestamp_of_text,
+)
+from streamhouse.storage_service.model.json_values import row_to_json
+
+__all__ = ["column_of", "row_of"]
+
+
+_NO_VALUE: Final = (
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    KeyError,
+    AttributeError,
+    pa.ArrowException,
+)
+
+
+def row_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of Python values as JSON has it."""
+    return row_to_json(values)
+
+
+def column_of(values: Sequence[Any], t: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
+    """Return values, Python's own or those of JSON, as an array, and why some are no values of it.
+
+    Those are null in the array.
+    """
+    arrays, wrong = [], {}
+    for position, value in enumerate(values):
+        try:
+            arrays.append(arrow_value(_value(value, t), t))
+        except _NO_VALUE:
+            wrong[position] = f"{str(value)[:100]!r} is no {t}"
+            arrays.append(pa.nulls(1, t))
+    return pa.concat_arrays(arrays) if arrays else pa.array([], t), wrong
+
+
+def _value(value: Any, t: pa.DataType) -> Any:
+    """Return a value for Arrow; raises ValueError, TypeError or ArithmeticError for no such."""
+    if value is None:
+        return None
+    if isinstance(value, str) and (read := _reader(t)) is not None:
+        return read(value)
+    if pa.types.is_string(t) and not isinstance(value, str):
+        return str(value)
+    if pa.types.is_list(t):
+        return [_value(item, t.value_type) for item in value]
+    if pa.types.is_map(t):
+        pairs = value.items() if isinstance(value, Mapping) else value
+        return [(_value(k, t.key_type), _value(v, t.item_type)) for k, v in pairs]
+    if pa.types.is_struct(t):
+        return {field.name: _value(value.get(field.name), field.type) for field in t}
+    return value
+
+
+def _reader(t: pa.DataType) -> Callable[[str], Any] | None:
+    """Return what reads a value of `t` from a text; None: it is one already."""
+    if pa.types.is_string(t):
+        return None
+    if pa.types.is_binary(t):
+        return bytes.fromhex
+    if pa.types.is_boolean(t):
+        return _boolean
+    if pa.types.is_integer(t):
+        return int
+    if pa.types.is_floating(t):
+        return float
+    if pa.types.is_decimal(t):
+        return Decimal
+    if pa.types.is_date(t):
+        return date_of_text
+    if pa.types.is_timestamp(t):
+        return lambda text: timestamp_of_text(text, is_utc=t.tz is not None)
+    return None
+
+
+def _boolean(text: str) -> bool:
+    return {"true": True, "false": False}[text.strip().lower()]
