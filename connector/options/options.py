@@ -133,7 +133,11 @@ OPTIONS: Final = (
            " [`table$rejected`](spark.md#keep-rows-that-do-not-fit) with their reason, in the same"
            " transaction, and the others are written."),
     Option("mergeSchema", "false", (WRITE,), "`true` adds the DataFrame's new columns to the table,"
-           " widens types, and writes null for columns that it lacks."),
+           " widens types, drops NOT NULL where the DataFrame's column may be null, and writes null"
+           " for columns that it lacks."),
+    Option("keepNullability", "false", (WRITE,), "If this write creates the table: `true` makes the"
+           " columns NOT NULL that Spark knows to have no null, as literals and `range`; else only"
+           " the primary key is."),
     Option("bucket.num", "1", (WRITE,), "Buckets of the table, if this write creates it."),
     Option("bucket.key", "", (WRITE,), "Columns `a,b` whose equal rows share a bucket, if this"
            " write creates the table."),

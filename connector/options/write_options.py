@@ -56,6 +56,7 @@ class WriteOptions:
     sequence_column: str | None
     merges_schema: bool
     rejects: bool
+    keeps_nullability: bool
     bucket_count: int | None
     bucket_key: tuple[str, ...] | None
     primary_key: tuple[str, ...] | None
@@ -103,6 +104,9 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         sequence_column=(given.get("sequence.column") or "").strip() or None,
         merges_schema=parse_boolean(given.get("mergeschema", "false"), name="option 'mergeSchema'"),
         rejects=rejects,
+        keeps_nullability=parse_boolean(
+            given.get("keepnullability", "false"), name="option 'keepNullability'"
+        ),
         bucket_count=optional(given, "bucket.num", parse_whole_number),
         bucket_key=optional(given, "bucket.key", parse_names),
         primary_key=optional(given, "primary.key", parse_names),

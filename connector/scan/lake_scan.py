@@ -151,7 +151,8 @@ class _Layout:
                 if not column.nullable and array.null_count:
                     raise CorruptDataError(
                         f"table '{self.table}': lake file '{self.path}' has nulls in column"
-                        f" '{column.name}', which must not be null"
+                        f" '{column.name}', which was NOT NULL when this read was planned; if that"
+                        " was dropped since, load the table or start the stream again"
                     )
             elif column.field_id is not None and column.field_id in self.constants:
                 array = pa.repeat(pa.scalar(self.constants[column.field_id], column.type), count)

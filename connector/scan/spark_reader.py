@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from streamhouse.connector.options.options import PLANNED_COLUMN
 from streamhouse.connector.scan.scan import ScanContext, Split
 from streamhouse.connector.scan.split_reader import read_split
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.errors import SchemaMismatchError, StreamhouseError
 
 __all__ = [
     "SplitStreamReader",
@@ -148,8 +148,18 @@ def in_schema(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[
         if batch.schema.equals(schema):
             yield batch
             continue
+        _check_nulls(batch, schema)
         arrays = [
             array if array.type.equals(field.type) else array.cast(field.type)
             for array, field in zip(batch.columns, schema, strict=True)
         ]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _check_nulls(batch: pa.RecordBatch, schema: pa.Schema) -> None:
+    for field, array in zip(schema, batch.columns, strict=True):
+        if not field.nullable and array.null_count:
+            raise SchemaMismatchError(
+                f"column '{field.name}' was NOT NULL when this DataFrame was loaded, and newer rows"
+                " have nulls in it: load it again, or start the stream again"
+            )

@@ -100,8 +100,7 @@ def _created(client: StorageClient, options: WriteOptions, schema: pa.Schema) ->
         )
     _log.info("creating table=%s from the DataFrame's schema", path)
     own = [
-        # Spark hardly ever knows that a key column has no nulls.
-        field.with_nullable(field.nullable and field.name not in (options.primary_key or ()))
+        _as_created(field, options)
         for field in schema
         if not has_changes or field.name not in (CHANGE_TYPE_COLUMN, *CHANGELOG_COLUMNS)
     ]
@@ -123,6 +122,30 @@ def _created(client: StorageClient, options: WriteOptions, schema: pa.Schema) ->
         partitioned_by=options.partitioned_by or (),
         properties=_with_column_names(options.properties, [field.name for field in own]),
     )
+
+
+def _as_created(field: pa.Field, options: WriteOptions) -> pa.Field:
+    """Return a DataFrame's column as a new table gets it.
+
+    Spark says of literals and ranges that they are not null, which means nothing for later rows,
+    and hardly ever knows it of a key.
+    """
+    if field.name in (options.primary_key or ()):
+        return field.with_nullable(False)
+    if options.keeps_nullability:
+        return field
+    return pa.field(field.name, _nullable(field.type))
+
+
+def _nullable(t: pa.DataType) -> pa.DataType:
+    """Return a type with nulls allowed at every depth; the keys of a map are never null."""
+    if pa.types.is_struct(t):
+        return pa.struct([pa.field(f.name, _nullable(f.type)) for f in t])
+    if pa.types.is_list(t):
+        return pa.list_(pa.field(t.value_field.name, _nullable(t.value_type)))
+    if pa.types.is_map(t):
+        return pa.map_(t.key_type, _nullable(t.item_type))
+    return t
 
 
 def _with_column_names(properties: Mapping[str, str], columns: list[str]) -> dict[str, str]:
@@ -191,11 +214,10 @@ def _differs(key: str, text: str, actual: Mapping[str, str], *, table: str) -> b
     )
 
 
-_log = logging.getLogger(__name__)
-
-
 def merge_schema(client: StorageClient, info: TableInfo, data: pa.Schema) -> TableInfo:
     """Return the table with all columns of `data`, added at its end, and types as wide as there.
+
+    A column that may be null in `data` may be so in the table then, as Iceberg's merging has it.
 
     Another job may do the same at the same time: whoever comes second finds it done.
     """
@@ -233,7 +255,12 @@ def _changes(info: TableInfo, data: pa.Schema) -> list[dict[str, Any]]:
         wanted = canonical_type(field.type, where=field.name)
         column = own.get(field.name)
         if column is None:
-            changes.append({"add": field.name, "type": type_to_json(wanted)})
-        elif is_wider(wanted, column.type) and field.name not in info.descriptor.primary_key:
+            changes.append({"add": field.name, "type": type_to_json(_nullable(wanted))})
+            continue
+        if field.name in info.descriptor.primary_key:
+            continue
+        if is_wider(wanted, column.type):
             changes.append({"widen": field.name, "to": type_to_json(wanted)})
+        if field.nullable and not column.nullable:
+            changes.append({"drop_not_null": field.name})
     return changes

@@ -297,4 +297,17 @@ def _check_columns(data: pa.Schema, info: TableInfo, mode: WriteMode, *, has_cha
     elif mode is WriteMode.DELETE or is_keys_alone:
         # Deletes need no more; a change that does is refused by the service, with its row.
         wanted = wanted.select(key, table=table)
+    _check_given(data, wanted, info)
     check_schema(data, wanted, table=table)
+
+
+def _check_given(data: pa.Schema, wanted: Schema, info: TableInfo) -> None:
+    """Raise for a column that rows must have, because it is NOT NULL, with what to do."""
+    for column in wanted.columns:
+        is_key = column.name in info.descriptor.primary_key
+        if column.name not in data.names and not column.nullable and not is_key:
+            raise SchemaMismatchError(
+                f"table '{info.path}': column '{column.name}' is missing from the data, and it was"
+                f" created NOT NULL: add it, or free it by `streamhouse alter {info.path}"
+                f" --drop-not-null {column.name}`"
+            )

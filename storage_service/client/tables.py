@@ -230,6 +230,10 @@ class TableCalls:
         json_type = type_to_json(canonical_type(data_type, where=name))
         return self.alter_schema(path, [{"widen": name, "to": json_type}])
 
+    def drop_not_null(self, path: str, name: str) -> TableInfo:
+        """Let a column be null from now on; that cannot be taken back."""
+        return self.alter_schema(path, [{"drop_not_null": name}])
+
     def comment_column(self, path: str, name: str, comment: str) -> TableInfo:
         """Set the comment of a column."""
         return self.alter_schema(path, [{"comment": name, "to": comment}])

@@ -16,7 +16,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.schema import Column, Schema, canonical_type
 
-__all__ = ["check_nulls", "check_schema", "conform"]
+__all__ = ["check_nulls", "check_schema", "conform", "null_refused"]
 
 
 def check_schema(given: pa.Schema, schema: Schema, *, table: str) -> None:
@@ -66,11 +66,22 @@ def check_nulls(batch: pa.RecordBatch, schema: Schema, *, table: str) -> None:
         array = batch.column(position)
         if not column.nullable and array.null_count:
             row = pc.index(array.is_null(), True).as_py()
-            raise SchemaMismatchError(
-                f"table '{table}': column '{column.name}' must not be null, but row {row} is"
-            )
+            raise null_refused(column.name, row, table=table)
         if pa.types.is_nested(column.type):
             _check_nested_nulls(array, where=column.name, table=table)
+
+
+def null_refused(column: str, row: int, *, table: str, is_key: bool = False) -> SchemaMismatchError:
+    """Return the error for a null in a column that is NOT NULL, with why it is and what to do."""
+    reason = (
+        "it is part of the primary key"
+        if is_key
+        else "it was created NOT NULL, and a primary key stays so; any other column is freed by"
+        f" `streamhouse alter {table} --drop-not-null {column}` or a write with mergeSchema"
+    )
+    return SchemaMismatchError(
+        f"table '{table}': column '{column}' must not be null, but row {row} is: {reason}"
+    )
 
 
 def _check_nested_nulls(array: pa.Array, *, where: str, table: str) -> None:

@@ -9,6 +9,7 @@ Changes, as in the body of `PATCH /v1/tables/{path}/schema`:
     {"add": "note", "type": "string", "comment": "", "after": "id"}     (or "first": true)
     {"rename": "note", "to": "remark"}
     {"widen": "amount", "to": "bigint"}
+    {"drop_not_null": "amount"}
     {"comment": "amount", "to": "in cents"}
     {"drop": "note", "confirm": "note"}
 """
@@ -118,9 +119,20 @@ def in_current_version(info: TableInfo, rows: pa.RecordBatch) -> pa.RecordBatch:
     schema_id = version_of(info, rows.schema)
     if schema_id == info.schema_id:
         return rows
-    old = info.schema_version(schema_id)
+    old = _with_nulls_of(info.schema_version(schema_id), info.schema)
     conformed = conform(rows, old, table=str(info.path))
     return convert_rows(conformed, old, info.schema, table=str(info.path))
+
+
+def _with_nulls_of(old: Schema, new: Schema) -> Schema:
+    """Return `old` with nulls allowed where `new`, as which rows are stored, allows them."""
+    nullable = {column.column_id for column in new.columns if column.nullable}
+    return Schema(
+        tuple(
+            dataclasses.replace(column, nullable=True) if column.column_id in nullable else column
+            for column in old.columns
+        )
+    )
 
 
 def read_stored(
@@ -146,7 +158,7 @@ def convert_rows(rows: pa.RecordBatch, old: Schema, new: Schema, *, table: str) 
     """Return rows of schema `old` as rows of schema `new`; further columns of `rows` stay.
 
     Raises `SchemaMismatchError` where that cannot be: a value does not fit the type it had in an
-    older version, or a column that allows no null is not in `old`.
+    older version, or a column that allows no null is not in `old` or has one there.
     """
     extra = len(old.columns)
     by_id = {
@@ -166,6 +178,11 @@ def _convert(array: pa.Array | None, column: Column, row_count: int, *, table: s
                 " rows; read the table with its current schema"
             )
         return pa.nulls(row_count, column.type)
+    if not column.nullable and array.null_count:
+        raise SchemaMismatchError(
+            f"table '{table}': a newer row has a null in column '{column.name}', which was NOT NULL"
+            " in an older version of the schema; read the table with its current schema"
+        )
     if array.type == column.type:
         return array
     try:
@@ -190,6 +207,7 @@ class _Change:
             "add": self._add,
             "rename": self._rename,
             "widen": self._widen,
+            "drop_not_null": self._drop_not_null,
             "comment": self._comment,
             "drop": self._drop,
         }
@@ -206,6 +224,7 @@ class _Change:
         known = {
             "add": {"add", "type", "comment", "after", "first"},
             "drop": {"drop", "confirm"},
+            "drop_not_null": {"drop_not_null"},
         }.get(verb, {verb, "to"})
         unknown = sorted(set(change) - known)
         if unknown:
@@ -298,6 +317,18 @@ class _Change:
                 " are fixed"
             )
         return self._with_column(name, type=wanted)
+
+    def _drop_not_null(self, name: str, _: Mapping[str, Any]) -> TableDescriptor:
+        if self._column(name).nullable:
+            raise InvalidSchemaError(
+                f"table '{self._table}': column '{name}' is not NOT NULL, it may be null already"
+            )
+        if name in self.descriptor.primary_key:
+            raise InvalidSchemaError(
+                f"table '{self._table}': column '{name}' is part of the primary key, which is never"
+                " null"
+            )
+        return self._with_column(name, nullable=True)
 
     def _comment(self, name: str, change: Mapping[str, Any]) -> TableDescriptor:
         self._column(name)

@@ -19,6 +19,7 @@ __all__ = ["command"]
 @click.option("--first", is_flag=True, help="With --add: place it first.")
 @click.option("--rename", nargs=2, metavar="OLD NEW", help="Rename a column.")
 @click.option("--widen", nargs=2, metavar="COLUMN TYPE", help="Give a column a larger type.")
+@click.option("--drop-not-null", metavar="COLUMN", help="Let a column be null.")
 @click.option("--comment", nargs=2, metavar="COLUMN TEXT", help="Describe a column.")
 @click.option("--drop", metavar="COLUMN", help="Hide a column for good; asks first.")
 @click.option("--yes", is_flag=True, help="With --drop: do not ask.")
@@ -74,6 +75,8 @@ def _changes(given: dict[str, Any]) -> list[dict[str, Any]]:
         if given[verb]:
             column, to = given[verb]
             changes.append({verb: column, "to": to})
+    if given["drop_not_null"]:
+        changes.append({"drop_not_null": given["drop_not_null"]})
     if given["add"]:
         name, _, data_type = given["add"].strip().partition(" ")
         added = {"add": name, "type": data_type.strip(), "first": given["first"]}

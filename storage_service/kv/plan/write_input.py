@@ -28,7 +28,7 @@ from streamhouse.storage_service.model.changelog import (
     OPERATION_NONE,
     OPERATION_UPSERT,
 )
-from streamhouse.storage_service.model.conform import check_nulls, conform
+from streamhouse.storage_service.model.conform import check_nulls, conform, null_refused
 from streamhouse.storage_service.model.hashing.byte_runs import longest_of
 from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine
 from streamhouse.storage_service.model.schema import Schema
@@ -218,10 +218,7 @@ def _check_nulls(
         if not column.nullable and array.null_count:
             position = pc.index(array.is_null(), True).as_py()
             row = row_numbers[position if whole else upserts[position]]
-            raise SchemaMismatchError(
-                f"table '{rules.table}': column '{column.name}' must not be null, but row"
-                f" {int(row)} is"
-            )
+            raise null_refused(column.name, int(row), table=rules.table, is_key=whole)
     check_nulls(upserted, schema, table=rules.table)
 
 

@@ -83,3 +83,75 @@ def test_whoever_comes_second_finds_it_done() -> None:
 def test_a_type_that_is_no_wider_is_refused() -> None:
     with pytest.raises(SchemaMismatchError, match="column 'size' is int, and string is not"):
         _resolve(_tables(), "log", [ID, pa.field("size", pa.string())], mergeSchema="true")
+
+
+STRICT = pa.schema([ID, pa.field("size", pa.int32(), nullable=False)])
+
+
+def test_merging_drops_not_null_where_the_data_may_be_null_but_of_no_key() -> None:
+    tables = DescribedTables()
+    tables.create_table("db.keyed", STRICT, primary_key=["id"])
+    loose = [pa.field("id", pa.int64()), pa.field("size", pa.int64())]
+
+    _resolve(
+        tables, "keyed", [ID, pa.field("size", pa.int32(), nullable=False)], mergeSchema="true"
+    )
+    assert tables.describe_table("db.keyed").schema_id == 0
+    _resolve(tables, "keyed", loose, mergeSchema="true")
+
+    info = tables.describe_table("db.keyed")
+    assert [(c.name, c.nullable) for c in info.schema.columns] == [("id", False), ("size", True)]
+    assert info.schema.columns[1].type == pa.int64()
+    _resolve(tables, "keyed", loose, mergeSchema="true")
+    assert tables.describe_table("db.keyed") == info
+
+
+def test_a_column_that_must_be_there_is_named_with_how_to_free_it() -> None:
+    tables = DescribedTables()
+    tables.create_table("db.log", STRICT)
+
+    with pytest.raises(SchemaMismatchError, match=r"alter db\.log --drop-not-null size"):
+        _resolve(tables, "log", [ID], mergeSchema="true")
+
+
+NESTED = pa.schema(
+    [
+        ID,
+        pa.field(
+            "tags", pa.list_(pa.field("element", pa.string(), nullable=False)), nullable=False
+        ),
+        pa.field("at", pa.struct([pa.field("zone", pa.int8(), nullable=False)]), nullable=False),
+        pa.field(
+            "counts",
+            pa.map_(pa.string(), pa.field("value", pa.int32(), nullable=False)),
+            nullable=False,
+        ),
+    ]
+)
+
+
+def test_a_new_tables_columns_may_be_null_at_every_depth_but_for_its_key() -> None:
+    tables = DescribedTables()
+
+    target = _resolve(tables, "made", list(NESTED), **{"primary.key": "id"})
+
+    found = tables.describe_table("db.made").schema.to_arrow()
+    assert found == pa.schema(
+        [
+            ID,
+            pa.field("tags", pa.list_(pa.field("element", pa.string()))),
+            pa.field("at", pa.struct([pa.field("zone", pa.int8())])),
+            pa.field("counts", pa.map_(pa.string(), pa.int32())),
+        ]
+    )
+    row = {"id": 1, "tags": ["a"], "at": {"zone": 2}, "counts": [("a", 3)]}
+    rows = pa.RecordBatch.from_pylist([row], schema=NESTED)
+    assert target.shape.apply(rows).to_pylist() == [row]
+
+
+def test_a_new_table_keeps_the_nullability_of_the_data_if_told_so() -> None:
+    tables = DescribedTables()
+
+    _resolve(tables, "made", list(NESTED), keepNullability="true")
+
+    assert tables.describe_table("db.made").schema.to_arrow() == NESTED

@@ -20,6 +20,7 @@ from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.schema_change import (
     change_schema,
     convert_rows,
+    in_current_version,
     version_of,
 )
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
@@ -102,6 +103,30 @@ def test_rows_of_any_version_are_read_in_any_other() -> None:
         _converted(info, _rows(info, 1, ("n", 1 << 40, None, None)), 1, 0)
 
 
+def test_a_column_that_may_be_null_again_is_refused_to_readers_that_know_it_not_null() -> None:
+    info = change_schema(_info(), [{"drop_not_null": "id"}, {"rename": "id", "to": "number"}])
+    column = info.schema.columns[0]
+    assert (column.name, column.column_id, column.nullable) == ("number", 1, True)
+
+    old = _rows(info, 0, (1, None, 2.5))
+    assert _converted(info, old, 0, 1) == [{"number": 1, "price": None, "weight": 2.5}]
+    full = _rows(info, 1, (7, None, None))
+    assert _converted(info, full, 1, 0) == [{"id": 7, "price": None, "weight": None}]
+    with pytest.raises(SchemaMismatchError, match="null in column 'id', which was NOT NULL"):
+        _converted(info, _rows(info, 1, (None, None, None)), 1, 0)
+
+
+def test_rows_of_an_earlier_version_may_be_null_where_the_current_one_allows_it() -> None:
+    info = change_schema(_info(), [{"add": "note", "type": "string"}, {"drop_not_null": "id"}])
+    types = [("id", pa.int32()), ("price", pa.decimal128(8, 2)), ("weight", pa.float32())]
+    columns = [pa.array([value], t) for value, (_, t) in zip((None, None, 0.5), types, strict=True)]
+    given = pa.record_batch(columns, schema=pa.schema(types))
+
+    current = in_current_version(info, given)
+
+    assert current.to_pylist() == [{"id": None, "price": None, "weight": 0.5, "note": None}]
+
+
 def test_a_dropped_column_that_allowed_no_null_cannot_be_read_from_newer_rows() -> None:
     info = change_schema(_info(), [{"drop": "id", "confirm": "id"}])
 
@@ -166,6 +191,9 @@ def test_rows_with_the_columns_of_an_earlier_version_are_of_that_version() -> No
         ([{"widen": "weight", "to": "float"}], InvalidSchemaError, "cannot become float"),
         ([{"widen": "price", "to": "decimal(12,4)"}], InvalidSchemaError, "of the same scale"),
         ([{"widen": "id", "to": "bigint"}], InvalidSchemaError, "part of the primary key"),
+        ([{"drop_not_null": "id"}], InvalidSchemaError, "part of the primary key, which is never"),
+        ([{"drop_not_null": "price"}], InvalidSchemaError, "'price' is not NOT NULL"),
+        ([{"drop_not_null": "id", "to": "x"}], InvalidRequestError, "has no field 'to'"),
         ([{"drop": "weight"}], InvalidRequestError, "repeat its name as 'confirm'"),
         ([{"drop": "id", "confirm": "id"}], InvalidSchemaError, "used by the primary key"),
         ([{"drop": "price", "confirm": "price"}], InvalidSchemaError, "the lake partitioning"),
