@@ -8,8 +8,9 @@ made by another language, or by the name of an attached table), the stream says 
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from streamhouse.connector.format.data_source import StreamhouseDataSource
@@ -20,6 +21,14 @@ from streamhouse.connector.format.spark_readers import (
     plan_reads_afresh,
     session_zone,
 )
+from streamhouse.connector.names.attached_names import (
+    AttachedName,
+    catalog_name,
+    is_attached,
+    note,
+    run_as_spark,
+)
+from streamhouse.connector.names.hooks import answer_statements
 from streamhouse.connector.options.connection import client_for, connection_options
 from streamhouse.connector.options.options import (
     BATCH,
@@ -35,10 +44,12 @@ from streamhouse.storage_service.errors import (
     InvalidNameError,
     InvalidRequestError,
     NotFoundError,
+    UnknownColumnError,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
 from pyspark.sql.types import StructField, StructType
 
 __all__ = ["attach", "register", "write_batch"]
@@ -58,6 +69,7 @@ def register(spark: SparkSession) -> None:
     plan_reads_afresh(spark)
     for writer_class in _writer_classes(spark):
         hand_over_zone(writer_class)
+    answer_statements(spark, _attach)
 
 
 def _writer_classes(spark: SparkSession) -> tuple[type, ...]:
@@ -88,6 +100,10 @@ def attach(spark: SparkSession, table: str, name: str | None = None, **options: 
         The SQL name.
     """
     register(spark)
+    return _attach(spark, table, name, options)
+
+
+def _attach(spark: SparkSession, table: str, name: str | None, options: Mapping[str, Any]) -> str:
     given = session_zone(spark) | as_options(options) | {"table": table}
     check_keys(given, uses=(BATCH, STREAM, WRITE))
     found = connection_options(given).name
@@ -99,8 +115,15 @@ def attach(spark: SparkSession, table: str, name: str | None = None, **options: 
         )
     provider = _provider(sql_name, given)
     spark.dataSource.register(provider)
+    attached = AttachedName(
+        sql_name=catalog_name(spark, sql_name.split(".")),
+        provider=provider.name(),
+        options=given,
+        schema=lambda: provider({}).schema(),
+    )
+    note(spark, attached)
     _make_room(spark, sql_name)
-    spark.sql(f"CREATE TABLE {sql_name} USING {provider.name()}")
+    run_as_spark(spark, f"CREATE TABLE {sql_name} USING {provider.name()}")
     return sql_name
 
 
@@ -108,16 +131,12 @@ def _make_room(spark: SparkSession, sql_name: str) -> None:
     """Drop an earlier attachment of the name, and nothing else."""
     if not spark.catalog.tableExists(sql_name):
         return
-    described = spark.sql(f"DESCRIBE TABLE EXTENDED {sql_name}").collect()
-    details = {row.col_name: row.data_type for row in described}
-    # Spark names the provider of every table but those of Python sources, which are entries of the
-    # catalog without data of their own. A view has no type.
-    if "Provider" in details or details.get("Type") not in ("MANAGED", "EXTERNAL"):
+    if not is_attached(spark, sql_name):
         raise AlreadyExistsError(
             f"Spark has a table or view '{sql_name}' already, which is not an attached one; give"
             " another name: attach(spark, table, name)"
         )
-    spark.sql(f"DROP TABLE {sql_name}")
+    run_as_spark(spark, f"DROP TABLE {sql_name}")
 
 
 def _provider(sql_name: str, baked: dict[str, str]) -> type[StreamhouseDataSource]:
@@ -142,11 +161,32 @@ def _provider(sql_name: str, baked: dict[str, str]) -> type[StreamhouseDataSourc
                 [StructField(f.name, f.dataType, metadata=f.metadata) for f in fields]
             )
 
+        def reader(self, schema: StructType) -> DataSourceReader:
+            with _hinting(provider_name):
+                return super().reader(schema)
+
+        def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+            with _hinting(provider_name):
+                return super().writer(schema, overwrite)
+
         def _options(self, *uses: str) -> Mapping[str, str]:
             # An option for reads must not fail an INSERT, nor the other way round.
             return applicable(baked, uses=uses) | dict(self.options)
 
     return Attached
+
+
+@contextlib.contextmanager
+def _hinting(provider_name: str) -> Iterator[None]:
+    """Say where the columns come from that Spark asks for and the table has not."""
+    try:
+        yield
+    except UnknownColumnError as error:
+        name = provider_name.removeprefix(_PROVIDER_PREFIX)
+        raise UnknownColumnError(
+            f"{error.message}; Spark's catalog has other columns for the attached name"
+            f" ('{name}'): attach it again, or REFRESH TABLE it"
+        ) from None
 
 
 def write_batch(

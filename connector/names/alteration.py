@@ -1,0 +1,135 @@
+"""`ALTER TABLE` on an attached name, as changes of the table itself.
+
+Spark would change the columns that its catalog remembers, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from streamhouse.connector.names.statement import Statement, Token, unquoted
+from streamhouse.storage_service.errors import UnsupportedError
+
+__all__ = ["Alteration", "alteration_of"]
+
+_CAN: Final = (
+    "ADD COLUMNS (name type), DROP COLUMN name, RENAME COLUMN old TO new, ALTER COLUMN name TYPE"
+    " type, ALTER COLUMN name COMMENT 'text', ALTER COLUMN name DROP NOT NULL, SET TBLPROPERTIES,"
+    " UNSET TBLPROPERTIES"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alteration:
+    """What to change: the schema, in the form of `alter_schema`, or properties."""
+
+    changes: tuple[dict[str, Any], ...] = ()
+    updates: dict[str, str] = field(default_factory=dict)
+    removals: tuple[str, ...] = ()
+
+
+def alteration_of(statement: Statement, *, type_of: Callable[[str], Any]) -> Alteration:
+    """Return what an `ALTER TABLE` asks for; `type_of` reads a type as Spark writes it.
+
+    Raises `UnsupportedError` for what a table has not, with what can be altered.
+    """
+    words = [token.word for token in statement.rest]
+    rest = list(statement.rest)
+    if words[:1] == ["ADD"] and words[1:2] in (["COLUMN"], ["COLUMNS"]):
+        specs = list(_listed(rest[2:]))
+        return Alteration(changes=tuple(_added(spec, statement, type_of=type_of) for spec in specs))
+    if words[:1] == ["DROP"] and words[1:2] in (["COLUMN"], ["COLUMNS"]):
+        names = [spec[0] for spec in _listed(rest[2:]) if len(spec) == 1]
+        if names and len(names) == len(list(_listed(rest[2:]))):
+            return Alteration(
+                changes=tuple({"drop": unquoted(n), "confirm": unquoted(n)} for n in names)
+            )
+    if words[:2] == ["RENAME", "COLUMN"] and len(words) == 5 and words[3] == "TO":
+        return Alteration(changes=({"rename": unquoted(rest[2]), "to": unquoted(rest[4])},))
+    if words[:1] in (["ALTER"], ["CHANGE"]):
+        return Alteration(changes=(_column(rest[1:], statement, type_of=type_of),))
+    if words[:2] in (["SET", "TBLPROPERTIES"], ["UNSET", "TBLPROPERTIES"]):
+        given = list(_listed(rest[2:]))
+        if words[0] == "SET":
+            pairs = (_property(spec, statement) for spec in given)
+            return Alteration(updates=dict(pairs))
+        return Alteration(removals=tuple("".join(map(unquoted, spec)) for spec in given))
+    raise _cannot(statement)
+
+
+def _cannot(statement: Statement) -> UnsupportedError:
+    what = " ".join(token.text for token in statement.rest[:3])
+    return UnsupportedError(
+        f"ALTER TABLE {'.'.join(statement.name)} {what} ...: that cannot be done to a Streamhouse"
+        f" table; what can be is {_CAN}"
+    )
+
+
+def _listed(tokens: Sequence[Token]) -> Iterator[list[Token]]:
+    """Yield the parts of a list `(a, b)` or `a, b`."""
+    if tokens and tokens[0].text == "(" and tokens[-1].text == ")":
+        tokens = tokens[1:-1]
+    part: list[Token] = []
+    depth = 0
+    for token in tokens:
+        depth += {"(": 1, "<": 1, ")": -1, ">": -1}.get(token.text, 0)
+        if token.text == "," and not depth:
+            yield part
+            part = []
+        else:
+            part.append(token)
+    if part:
+        yield part
+
+
+def _added(
+    spec: list[Token], statement: Statement, *, type_of: Callable[[str], Any]
+) -> dict[str, Any]:
+    """Return the change for `name type [COMMENT 'text'] [FIRST | AFTER column]`."""
+    end = len(spec)
+    change: dict[str, Any] = {}
+    while end > 2:
+        words = [token.word for token in spec[:end]]
+        if words[-1] == "FIRST":
+            change["first"], end = True, end - 1
+        elif words[-2] == "AFTER":
+            change["after"], end = unquoted(spec[end - 1]), end - 2
+        elif words[-2] == "COMMENT":
+            change["comment"], end = unquoted(spec[end - 1]), end - 2
+        else:
+            break
+    words = [token.word for token in spec[:end]]
+    if end < 2 or words[-2:] == ["NOT", "NULL"] or "DEFAULT" in words:
+        raise _cannot(statement)
+    return {"add": unquoted(spec[0]), "type": type_of(_text(spec[1:end], statement)), **change}
+
+
+def _column(
+    rest: list[Token], statement: Statement, *, type_of: Callable[[str], Any]
+) -> dict[str, Any]:
+    """Return the change for `[COLUMN] name TYPE type | COMMENT 'text' | DROP NOT NULL`."""
+    if rest and rest[0].word == "COLUMN":
+        rest = rest[1:]
+    words = [token.word for token in rest]
+    if words[1:2] == ["TYPE"] and len(rest) > 2:
+        return {"widen": unquoted(rest[0]), "to": type_of(_text(rest[2:], statement))}
+    if words[1:2] == ["COMMENT"] and len(rest) == 3:
+        return {"comment": unquoted(rest[0]), "to": unquoted(rest[2])}
+    if words[1:] == ["DROP", "NOT", "NULL"]:
+        return {"drop_not_null": unquoted(rest[0])}
+    raise _cannot(statement)
+
+
+def _property(spec: list[Token], statement: Statement) -> tuple[str, str]:
+    """Return the pair of `'key' = 'value'`; the key may be written without quotes."""
+    texts = [token.text for token in spec]
+    if "=" not in texts:
+        raise _cannot(statement)
+    at = texts.index("=")
+    return "".join(map(unquoted, spec[:at])), "".join(map(unquoted, spec[at + 1 :]))
+
+
+def _text(tokens: Sequence[Token], statement: Statement) -> str:
+    return statement.text[tokens[0].start : tokens[-1].end]

@@ -1,0 +1,217 @@
+"""Where statements are met: the methods of Spark's Python classes, classic and Connect's.
+
+A Python source hears of CREATE TABLE at most as a question for columns, and of ALTER TABLE never.
+So `register` lets the session's own methods ask `Names` first. Statements that come another way (a
+JVM program, a SQL server on the same catalog) get what Spark gives, and reads and writes through a
+name that is stale say so.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, Final
+
+from pyspark.sql.types import StructType
+
+from streamhouse.connector.names.answers import FORMAT, Names, is_ours, no_such_definition
+from streamhouse.connector.names.attached_names import OWN_METHOD, attached, attached_in, refresh
+from streamhouse.connector.names.statement import name_parts, statement_of
+from streamhouse.storage_service.errors import UnsupportedError
+
+__all__ = ["answer_statements"]
+
+_CONNECT: Final = "pyspark.sql.connect"
+Attach = Callable[..., Any]
+Around = Callable[..., Any]
+
+
+def answer_statements(spark: Any, attach: Attach) -> None:
+    """Let a session's methods ask us first; doing it again changes nothing.
+
+    `attach` makes a name: (spark, table, name, options).
+    """
+    is_connect = type(spark).__module__.startswith(_CONNECT)
+    package = _CONNECT if is_connect else "pyspark.sql"
+
+    def classes(module: str, name: str) -> Any:
+        return getattr(importlib.import_module(f"{package}.{module}"), name)
+
+    _change(type(spark), "sql", functools.partial(_sql, attach=attach))
+    _change(type(spark), "table", _table)
+    _change(type(spark.read), "table", _table)
+    _change(type(spark.readStream), "table", _table)
+    writer, writer_v2 = (
+        classes("readwriter", "DataFrameWriter"),
+        classes("readwriter", "DataFrameWriterV2"),
+    )
+    _change(writer, "format", _noted("format"))
+    _change(writer, "mode", _noted("mode"))
+    _change(writer, "saveAsTable", _save_as_table)
+    _change(writer, "insertInto", _insert_into)
+    _change(writer_v2, "using", _noted("format"))
+    for method in ("create", "replace", "createOrReplace"):
+        _change(writer_v2, method, functools.partial(_define_v2, method=method))
+    stream_writer = classes("streaming.readwriter", "DataStreamWriter")
+    _change(stream_writer, "format", _noted("format"))
+    _change(stream_writer, "toTable", _to_table)
+    catalog = type(spark.catalog)
+    for method in ("createTable", "createExternalTable"):
+        _change(catalog, method, functools.partial(_create_table, method=method))
+    _change(catalog, "truncateTable", _truncate_table)
+    _change(catalog, "refreshTable", _refresh_table)
+    frame = importlib.import_module(
+        f"{_CONNECT}.dataframe" if is_connect else "pyspark.sql.classic.dataframe"
+    ).DataFrame
+    _change(frame, "writeTo", _write_to)
+    _change(frame, "mergeInto", _merge_into)
+
+
+def _change(owner: Any, name: str, around: Around) -> None:
+    own = getattr(owner, name, None)
+    if own is None or hasattr(own, OWN_METHOD):
+        return
+
+    @functools.wraps(own)
+    def changed(self: Any, *arguments: Any, **options: Any) -> Any:
+        return around(self, own, *arguments, **options)
+
+    setattr(changed, OWN_METHOD, own)
+    setattr(owner, name, changed)
+
+
+def _sql(self: Any, own: Around, *arguments: Any, attach: Attach, **options: Any) -> Any:
+    text = arguments[0] if arguments else options.get("sqlQuery", options.get("query"))
+    if isinstance(text, str):
+        statement = statement_of(text)
+        names = Names(self, functools.partial(attach, self))
+        if statement is not None and names.answer(statement):
+            return self.createDataFrame([], StructType([]))
+        _refresh_mentioned(self, text)
+    return own(self, *arguments, **options)
+
+
+def _refresh_mentioned(spark: Any, text: str) -> None:
+    for name in attached_in(spark, text):
+        refresh(spark, name)
+
+
+def _table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+    text = arguments[0] if arguments else options.get("tableName")
+    if isinstance(text, str):
+        _refresh_mentioned(_session_of(self), text)
+    return own(self, *arguments, **options)
+
+
+def _noted(what: str) -> Around:
+    def around(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+        given = arguments[0] if arguments else next(iter(options.values()), None)
+        setattr(self, f"_streamhouse_{what}", given)
+        return own(self, *arguments, **options)
+
+    return around
+
+
+def _save_as_table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+    given = dict(zip(("name", "format", "mode"), arguments, strict=False)) | options
+    name = str(given.get("name"))
+    source = given.get("format") or getattr(self, "_streamhouse_format", None)
+    mode = given.get("mode") or getattr(self, "_streamhouse_mode", None)
+    spark = _session_of(self)
+    if attached(spark, name_parts(name)) is None:
+        if is_ours(source):
+            raise no_such_definition("saveAsTable", name)
+    elif str(mode).lower() == "overwrite":
+        raise UnsupportedError(
+            f"saveAsTable with mode 'overwrite' would put a table of Spark's in place of the name"
+            f" '{name}': use .write.insertInto('{name}', overwrite=True)"
+        )
+    elif source is None:
+        # Spark compares the format with the name's, and takes none for its own default.
+        self.format(FORMAT)
+    _refresh_mentioned(spark, name)
+    return own(self, *arguments, **options)
+
+
+def _insert_into(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+    _refresh_mentioned(_session_of(self), str(arguments[0] if arguments else options))
+    return own(self, *arguments, **options)
+
+
+def _write_to(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+    name = str(arguments[0] if arguments else options.get("table"))
+    _refresh_mentioned(self.sparkSession, name)
+    writer = own(self, *arguments, **options)
+    writer._streamhouse_name = name
+    return writer
+
+
+def _define_v2(self: Any, own: Around, *, method: str) -> Any:
+    name = getattr(self, "_streamhouse_name", "")
+    source = getattr(self, "_streamhouse_format", None)
+    if is_ours(source):
+        raise no_such_definition(f"writeTo(...).{method}()", name)
+    if method != "create" and attached(_session_of(self), name_parts(name)) is not None:
+        raise UnsupportedError(
+            f"writeTo('{name}').{method}() would put a table of Spark's in place of the name: use"
+            f" .write.insertInto('{name}', overwrite=True), which replaces its rows"
+        )
+    return own(self)
+
+
+def _merge_into(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+    name = str(arguments[0] if arguments else options.get("table"))
+    found = attached(self.sparkSession, name_parts(name))
+    if found is not None:
+        raise UnsupportedError(
+            f"mergeInto('{name}'): PySpark lets no Python source change rows; use"
+            f" streamhouse.Table(spark, '{found.connection.name}').merge(...)"
+        )
+    return own(self, *arguments, **options)
+
+
+def _to_table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+    given = dict(zip(("tableName", "format"), arguments, strict=False)) | options
+    name = str(given.get("tableName"))
+    source = given.get("format") or getattr(self, "_streamhouse_format", None)
+    spark = _session_of(self)
+    if attached(spark, name_parts(name)) is None:
+        if is_ours(source):
+            raise no_such_definition("toTable", name)
+    elif source is None:
+        self.format(FORMAT)
+    _refresh_mentioned(spark, name)
+    return own(self, *arguments, **options)
+
+
+def _create_table(self: Any, own: Around, *arguments: Any, method: str, **options: Any) -> Any:
+    given = dict(zip(("tableName", "path", "source"), arguments, strict=False)) | options
+    if is_ours(given.get("source")):
+        raise no_such_definition(f"spark.catalog.{method}", str(given.get("tableName")))
+    return own(self, *arguments, **options)
+
+
+def _truncate_table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+    name = str(arguments[0] if arguments else options.get("tableName"))
+    found = attached(_session_of(self), name_parts(name))
+    if found is not None:
+        raise UnsupportedError(
+            f"truncateTable('{name}'): PySpark lets no Python source change rows; use"
+            f" streamhouse.Table(spark, '{found.connection.name}').truncate()"
+        )
+    return own(self, *arguments, **options)
+
+
+def _refresh_table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+    _refresh_mentioned(_session_of(self), str(arguments[0] if arguments else options))
+    return own(self, *arguments, **options)
+
+
+def _session_of(holder: Any) -> Any:
+    """Return the session of a reader, a writer, a catalog, or a session itself."""
+    for attribute in ("_sparkSession", "_spark", "_session", "_client"):
+        found = getattr(holder, attribute, None)
+        if found is not None and hasattr(found, "catalog"):
+            return found
+    return holder

@@ -1,0 +1,168 @@
+"""What a SQL statement is about: its verb, the table it names, the format it names.
+
+Only statements that define, change or empty a table are told apart. Everything else, and everything
+that this does not understand, is no business of ours: Spark answers it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["Statement", "Token", "name_parts", "statement_of", "tokens_of", "unquoted"]
+
+_TOKEN: Final = re.compile(
+    r"""(?P<comment>--[^\n]*|/\*.*?\*/)
+      | (?P<string>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*")
+      | (?P<quoted>`(?:[^`]|``)*`)
+      | (?P<word>\w+)
+      | (?P<sign>[^\s\w])""",
+    re.VERBOSE | re.DOTALL,
+)
+_NAME_FOLLOWS: Final = {
+    ("ALTER", "TABLE"): 2,
+    ("TRUNCATE", "TABLE"): 2,
+    ("REFRESH", "TABLE"): 2,
+    ("DELETE", "FROM"): 2,
+    ("MERGE", "INTO"): 2,
+    ("REPLACE", "TABLE"): 2,
+    ("UPDATE",): 1,
+}
+_MERGE_EVOLVING: Final = ("MERGE", "WITH", "SCHEMA", "EVOLUTION", "INTO")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A word, a quoted name, a string or a sign, and where it ends and starts in the text."""
+
+    text: str
+    start: int
+    end: int
+    is_string: bool = False
+
+    @property
+    def word(self) -> str:
+        """The text in upper case, as keywords are compared; of a string nothing."""
+        return "" if self.is_string else self.text.upper()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """A statement about a table.
+
+    `verb` is `CREATE TABLE`, `CREATE VIEW`, `REPLACE TABLE` (also if it may exist), `ALTER TABLE`,
+    `TRUNCATE TABLE`, `REFRESH TABLE`, `DELETE`, `UPDATE` or `MERGE`; `name` has the parts of the
+    name as written. `provider` is what USING names, `like` the table that LIKE names. `rest` are
+    the tokens behind the name.
+    """
+
+    verb: str
+    name: tuple[str, ...]
+    text: str
+    rest: tuple[Token, ...]
+    provider: str | None = None
+    like: tuple[str, ...] | None = None
+
+
+def statement_of(text: str) -> Statement | None:
+    """Return what a statement is about; None for those that are no business of ours."""
+    # Most statements are queries, and long ones are.
+    if text.lstrip()[:1].upper() not in set("ACDMRTU-/"):
+        return None
+    tokens = tokens_of(text)
+    words = tuple(token.word for token in tokens[:12])
+    if words[:1] in (("CREATE",), ("REPLACE",)):
+        return _definition(text, tokens, words)
+    if words[:5] == _MERGE_EVOLVING:
+        return _about(text, tokens, verb="MERGE", at=5)
+    for verb, length in _NAME_FOLLOWS.items():
+        if words[: len(verb)] == verb:
+            first = verb[0]
+            has_object = first in ("ALTER", "TRUNCATE", "REFRESH")
+            return _about(text, tokens, verb=" ".join(verb) if has_object else first, at=length)
+    return None
+
+
+def tokens_of(text: str) -> list[Token]:
+    """Return the tokens of a statement, without its comments."""
+    return [
+        Token(found.group(), found.start(), found.end(), is_string=found.lastgroup == "string")
+        for found in _TOKEN.finditer(text)
+        if found.lastgroup != "comment"
+    ]
+
+
+def name_parts(text: str) -> tuple[str, ...]:
+    """Return the parts of a dotted name; nothing for what is none."""
+    tokens = tokens_of(text)
+    parts, end = _name_at(tokens, 0)
+    return parts if end == len(tokens) else ()
+
+
+def unquoted(token: Token) -> str:
+    """Return a name or a string without its quotes."""
+    text = token.text
+    if text[:1] == "`":
+        return text[1:-1].replace("``", "`")
+    if token.is_string:
+        quote = text[0]
+        return re.sub(r"\\(.)", r"\1", text[1:-1].replace(quote * 2, quote))
+    return text
+
+
+def _about(text: str, tokens: list[Token], *, verb: str, at: int) -> Statement | None:
+    name, end = _name_at(tokens, at)
+    if not name:
+        return None
+    return Statement(verb=verb, name=name, text=text, rest=tuple(tokens[end:]))
+
+
+def _definition(text: str, tokens: list[Token], words: tuple[str, ...]) -> Statement | None:
+    """Return what `CREATE [OR REPLACE] [[GLOBAL] TEMPORARY] TABLE|VIEW` or `REPLACE TABLE` says."""
+    at = 1
+    while at < len(words) and words[at] in ("OR", "REPLACE", "GLOBAL", "TEMP", "TEMPORARY"):
+        at += 1
+    if words[at : at + 1] not in (("TABLE",), ("VIEW",)):
+        return None
+    is_replacing = words[0] == "REPLACE" or (words[1] == "OR" and words[at] == "TABLE")
+    verb = "REPLACE TABLE" if is_replacing else f"CREATE {words[at]}"
+    at += 1
+    if words[at : at + 3] == ("IF", "NOT", "EXISTS"):
+        at += 3
+    name, end = _name_at(tokens, at)
+    if not name:
+        return None
+    rest = tuple(tokens[end:])
+    provider, like = _clauses(rest)
+    return Statement(verb=verb, name=name, text=text, rest=rest, provider=provider, like=like)
+
+
+def _clauses(rest: tuple[Token, ...]) -> tuple[str | None, tuple[str, ...] | None]:
+    """Return what USING and LIKE name, before any query and outside of parentheses."""
+    depth = 0
+    provider: str | None = None
+    like: tuple[str, ...] | None = None
+    for position, token in enumerate(rest):
+        depth += {"(": 1, ")": -1}.get(token.text, 0)
+        if depth:
+            continue
+        if token.word in ("AS", "SELECT", "WITH"):
+            break
+        if token.word == "USING" and position + 1 < len(rest):
+            provider = unquoted(rest[position + 1])
+        if token.word == "LIKE":
+            like, _ = _name_at(list(rest), position + 1)
+    return provider, like
+
+
+def _name_at(tokens: list[Token], at: int) -> tuple[tuple[str, ...], int]:
+    """Return the dotted name at a position, and the position behind it."""
+    parts: list[str] = []
+    while at < len(tokens) and (tokens[at].text[0] == "`" or tokens[at].text[0].isidentifier()):
+        parts.append(unquoted(tokens[at]))
+        at += 1
+        if at >= len(tokens) or tokens[at].text != ".":
+            break
+        at += 1
+    return tuple(parts), at

@@ -1,0 +1,323 @@
+"""What each statement does on our format and on attached names: it works, or says what to use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+import streamhouse
+from integration.spark_world import SparkWorld, last_line, world
+from streamhouse.connector.names.attached_names import run_as_spark
+from streamhouse.storage_service.errors import StreamhouseError
+
+__all__ = ["world"]
+
+pytestmark = pytest.mark.spark
+
+ITEMS = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
+
+
+@pytest.fixture
+def items(world: SparkWorld) -> Iterator[str]:
+    """A table of two rows, attached under its own name; dropped at the end."""
+    path = world.table()
+    name = path.partition(".")[2]
+    world.client.drop_table(path)
+    world.client.create_table(path, ITEMS)
+    world.client.append(path, pa.table({"id": [1, 2], "name": ["a", "b"]}, schema=ITEMS))
+    streamhouse.attach(world.spark, path, name, endpoint=world.endpoint)
+    yield name
+    run_as_spark(world.spark, f"DROP TABLE IF EXISTS {name}")
+
+
+def rows(world: SparkWorld, query: str) -> list[tuple[Any, ...]]:
+    return sorted(map(tuple, world.spark.sql(query).collect()))
+
+
+# -- tables of our format ------------------------------------------------------------------------
+
+
+def test_create_table_makes_a_table_and_a_name_for_it(world: SparkWorld) -> None:
+    sql = world.spark.sql
+    sql("CREATE DATABASE IF NOT EXISTS created")
+    statement = (
+        "CREATE TABLE IF NOT EXISTS created.orders (id BIGINT, at TIMESTAMP, sum DECIMAL(10,2) NOT"
+        " NULL, tags ARRAY<STRING>) USING streamhouse PARTITIONED BY (day(at)) TBLPROPERTIES"
+        f" ('primary.key' = 'id', 'bucket.num' = '2', endpoint = '{world.endpoint}')"
+    )
+    assert sql(statement).collect() == []
+    sql(statement)
+
+    info = world.client.describe_table("created.orders")
+    assert (info.descriptor.primary_key, info.bucket_count) == (("id",), 2)
+    assert [str(field) for field in info.descriptor.partitioned_by] == ["day(at)"]
+    assert [c.nullable for c in info.schema.columns] == [False, True, False, True]
+    sql("INSERT INTO created.orders VALUES (1, current_timestamp(), 1.5, array('x'))")
+    sql("INSERT INTO created.orders VALUES (1, current_timestamp(), 2.5, null)")
+    assert rows(world, "SELECT id, cast(sum AS STRING) FROM created.orders") == [(1, "2.50")]
+    with pytest.raises(StreamhouseError, match="already; DROP TABLE"):
+        sql(statement.replace("IF NOT EXISTS", ""))
+    sql("DROP TABLE created.orders")
+    with pytest.raises(StreamhouseError, match="without columns and query makes it a name"):
+        sql(statement.replace("IF NOT EXISTS", ""))
+    sql(f"CREATE TABLE created.orders USING streamhouse OPTIONS (endpoint '{world.endpoint}')")
+    assert rows(world, "SELECT count(*) FROM created.orders") == [(1,)]
+
+
+def test_create_table_as_select_copies_rows_and_names_a_table(
+    world: SparkWorld, items: str
+) -> None:
+    options = f"OPTIONS (table 'copies.of_items', endpoint '{world.endpoint}')"
+    world.spark.sql(f"CREATE TABLE copied USING streamhouse {options} AS SELECT * FROM {items}")
+    world.spark.sql("INSERT INTO copied VALUES (3, 'c')")
+
+    assert rows(world, "SELECT * FROM copied") == [(1, "a"), (2, "b"), (3, "c")]
+    assert world.client.read("copies.of_items").num_rows == 3
+    world.spark.sql("DROP TABLE copied")
+
+
+REFUSED_DEFINITIONS = {
+    "CREATE OR REPLACE TABLE made (id BIGINT) USING streamhouse": "INSERT OVERWRITE",
+    "REPLACE TABLE made USING streamhouse AS SELECT 1 AS id": "INSERT OVERWRITE",
+    "CREATE TEMP VIEW made USING streamhouse OPTIONS (path 'a.b')": "createOrReplaceTempView",
+    "CREATE TABLE made (id BIGINT) USING streamhouse LOCATION '/x'": "leave the rest out",
+    "CREATE TABLE made USING streamhouse OPTIONS (endpoint '{endpoint}')": "name its columns",
+    "CREATE TABLE made (id BIGINT) USING streamhouse OPTIONS (nowhere 'x')": "nowhere",
+    "CREATE TABLE no_such.made (id BIGINT) USING streamhouse": "CREATE DATABASE first",
+    "CREATE TABLE made LIKE {items}": "the same table",
+}
+
+
+@pytest.mark.parametrize("statement", REFUSED_DEFINITIONS)
+def test_a_definition_that_cannot_be_is_refused_and_leaves_no_name(
+    world: SparkWorld, items: str, statement: str
+) -> None:
+    with pytest.raises(StreamhouseError, match=REFUSED_DEFINITIONS[statement]):
+        world.spark.sql(statement.format(endpoint=world.endpoint, items=items))
+
+    assert not world.spark.catalog.tableExists("made")
+
+
+DEFINING_CALLS: dict[str, Callable[[SparkWorld, DataFrame, str], Any]] = {
+    "saveAsTable": lambda w, df, name: df.write.format("streamhouse").saveAsTable(name),
+    "saveAsTable by argument": lambda w, df, name: df.write.saveAsTable(
+        name, format="streamhouse", mode="append"
+    ),
+    "writeTo create": lambda w, df, name: df.writeTo(name).using("streamhouse").create(),
+    "writeTo replace": lambda w, df, name: df.writeTo(name).using("streamhouse").replace(),
+    "writeTo createOrReplace": lambda w, df, name: (
+        df.writeTo(name).using("streamhouse").createOrReplace()
+    ),
+    "createTable": lambda w, df, name: w.spark.catalog.createTable(name, source="streamhouse"),
+    "toTable": lambda w, df, name: (
+        w.spark.readStream.format("rate").load().writeStream.format("streamhouse").toTable(name)
+    ),
+}
+
+
+@pytest.mark.parametrize("call", DEFINING_CALLS)
+def test_a_call_that_would_make_a_name_without_a_table_is_refused(
+    world: SparkWorld, call: str
+) -> None:
+    with pytest.raises(StreamhouseError, match=r"made.*save\('database\.table'\)"):
+        DEFINING_CALLS[call](world, world.spark.range(1), "made")
+
+    assert not world.spark.catalog.tableExists("made")
+
+
+# -- attached names ------------------------------------------------------------------------------
+
+
+def test_a_name_sees_the_columns_that_its_table_gets(world: SparkWorld, items: str) -> None:
+    path = f"default.{items}"
+    held = world.spark.table(items)
+    world.client.alter_schema(
+        path,
+        [
+            {"add": "unit", "type": "string", "first": True},
+            {"add": "odd `name", "type": {"type": "array", "element": "decimal(10,2)"}},
+        ],
+    )
+    assert world.spark.table(items).columns == ["unit", "id", "name", "odd `name"]
+    assert rows(world, f"SELECT unit, id, `odd ``name` FROM {items}") == [
+        (None, 1, None),
+        (None, 2, None),
+    ]
+    assert sorted(map(tuple, held.collect())) == [(1, "a"), (2, "b")]
+
+    world.client.rename_column(path, "name", "title")
+    world.spark.sql(f"INSERT INTO {items} VALUES ('kg', 3, 'c', array(1.5))")
+    assert rows(world, f"SELECT title, unit FROM {items} WHERE id = 3") == [("c", "kg")]
+
+    more = world.spark.sql(f"SELECT *, 1.5D AS weight FROM {items} WHERE id = 3")
+    world.write(more, path, mergeSchema="true")
+    assert rows(world, f"SELECT DISTINCT weight FROM {items} WHERE id = 3 AND weight > 0") == [
+        (1.5,)
+    ]
+    stream = world.spark.readStream.table(items)
+    assert stream.columns[-1] == "weight"
+
+
+def test_what_spark_knows_without_us_stays_as_it_was(world: SparkWorld, items: str) -> None:
+    """A Python source is never asked for columns again: the day it is, this fails, and hooks go."""
+    world.client.add_column(f"default.{items}", "unit", pa.string())
+
+    assert run_as_spark(world.spark, f"SELECT * FROM {items}").columns == ["id", "name"]
+
+
+def test_alter_table_changes_the_table_itself(world: SparkWorld, items: str) -> None:
+    sql, path = world.spark.sql, f"default.{items}"
+    sql(f"ALTER TABLE {items} ADD COLUMNS (size INT COMMENT 'in kg' AFTER id, s STRUCT<a: INT>)")
+    sql(f"ALTER TABLE {items} RENAME COLUMN name TO title")
+    sql(f"ALTER TABLE {items} ALTER COLUMN size TYPE BIGINT")
+    sql(f"ALTER TABLE {items} SET TBLPROPERTIES ('table.log.ttl' = '1d')")
+    assert world.client.describe_table(path).properties().log_ttl_ms == 86_400_000
+    sql(f"ALTER TABLE {items} UNSET TBLPROPERTIES ('table.log.ttl')")
+    sql(f"INSERT INTO {items} VALUES (3, 5000000000, 'c', named_struct('a', 1))")
+    sql(f"ALTER TABLE {items} DROP COLUMN s")
+
+    assert rows(world, f"SELECT * FROM {items}") == [
+        (1, None, "a"),
+        (2, None, "b"),
+        (3, 5_000_000_000, "c"),
+    ]
+    info = world.client.describe_table(path)
+    assert [(c.name, c.comment) for c in info.schema.columns] == [
+        ("id", ""),
+        ("size", "in kg"),
+        ("title", ""),
+    ]
+
+
+def test_not_null_is_dropped_by_sql_and_rows_may_be_null(world: SparkWorld) -> None:
+    sql = world.spark.sql
+    sql(
+        "CREATE TABLE strict (id BIGINT, size INT NOT NULL) USING streamhouse OPTIONS"
+        f" (endpoint '{world.endpoint}')"
+    )
+    with pytest.raises(Exception, match="--drop-not-null size"):
+        sql("INSERT INTO strict VALUES (1, null)")
+    sql("ALTER TABLE strict ALTER COLUMN size DROP NOT NULL")
+    sql("INSERT INTO strict VALUES (1, null)")
+    world.tier("default.strict")
+    sql("INSERT INTO strict VALUES (2, null)")
+
+    assert rows(world, "SELECT * FROM strict") == [(1, None), (2, None)]
+    sql("DROP TABLE strict")
+
+
+REFUSED_ON_NAMES = {
+    "ALTER TABLE {items} RENAME TO other": "streamhouse.attach",
+    "ALTER TABLE {items} ADD COLUMN a INT NOT NULL": "what can be is ADD COLUMNS",
+    "ALTER TABLE {items} REPLACE COLUMNS (a INT)": "what can be is ADD COLUMNS",
+    "ALTER TABLE {items} SET LOCATION '/x'": "what can be is ADD COLUMNS",
+    "ALTER TABLE {items} ADD COLUMN a INTERVAL DAY": "INTERVAL|interval|duration",
+    "ALTER TABLE {items} ALTER COLUMN id TYPE INT": "cannot become int32",
+    "ALTER TABLE {items} DROP COLUMN nothing": "no column 'nothing'",
+    "TRUNCATE TABLE {items}": r"streamhouse\.Table\(spark, 'default\..*'\)\.truncate",
+    "DELETE FROM {items} WHERE id = 1": r"\.delete\(",
+    "UPDATE {items} SET name = 'x'": r"\.update\(",
+    "MERGE INTO {items} USING {items} s ON false WHEN MATCHED THEN DELETE": r"\.merge\(",
+    "CREATE OR REPLACE TABLE {items} AS SELECT 1 AS id": "INSERT OVERWRITE",
+}
+
+
+@pytest.mark.parametrize("statement", REFUSED_ON_NAMES)
+def test_what_a_name_cannot_do_is_refused_at_once(
+    world: SparkWorld, items: str, statement: str
+) -> None:
+    with pytest.raises(Exception, match=REFUSED_ON_NAMES[statement]):
+        world.spark.sql(statement.format(items=items))
+
+    assert rows(world, f"SELECT * FROM {items}") == [(1, "a"), (2, "b")]
+
+
+def test_calls_that_would_replace_a_name_or_change_rows_are_refused(
+    world: SparkWorld, items: str
+) -> None:
+    frame = world.spark.sql("SELECT 3L AS id, 'c' AS name")
+    for call in (
+        lambda: frame.write.mode("overwrite").saveAsTable(items),
+        lambda: frame.writeTo(items).createOrReplace(),
+        lambda: frame.writeTo(items).replace(),
+        lambda: frame.mergeInto(items, F.lit(True)),
+        lambda: world.spark.catalog.truncateTable(items),
+    ):
+        with pytest.raises(StreamhouseError, match=r"insertInto|streamhouse\.Table"):
+            call()
+    assert rows(world, f"SELECT * FROM {items}") == [(1, "a"), (2, "b")]
+
+
+def test_writes_through_a_name_write_to_its_table(
+    world: SparkWorld, items: str, tmp_path: Path
+) -> None:
+    def frame(number: int) -> DataFrame:
+        return world.spark.sql(f"SELECT {number}L AS id, 'n' AS name")
+
+    def ids() -> list[int]:
+        return world.ids(world.spark.table(items))
+
+    frame(3).write.insertInto(items)
+    frame(4).writeTo(items).append()
+    frame(5).write.mode("append").saveAsTable(items)
+    world.spark.sql(f"INSERT INTO {items} (name, id) VALUES ('n', 6)")
+    assert ids() == [1, 2, 3, 4, 5, 6]
+    world.spark.sql(f"INSERT OVERWRITE {items} VALUES (7, 'n')")
+    assert ids() == [7]
+    frame(8).write.insertInto(items, overwrite=True)
+    assert ids() == [8]
+    source = world.stream(world.table(rows=5)).selectExpr("id", "region AS name")
+    query = (
+        source.writeStream.trigger(availableNow=True)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .toTable(items)
+    )
+    query.awaitTermination()
+    assert ids() == [0, 1, 2, 3, 4, 8]
+
+
+def test_statements_that_describe_cache_or_drop_a_name(world: SparkWorld, items: str) -> None:
+    sql = world.spark.sql
+    assert [row.col_name for row in sql(f"DESCRIBE {items}").collect()] == ["id", "name"]
+    shown = sql(f"SHOW CREATE TABLE {items}").collect()[0][0]
+    assert "id BIGINT" in shown
+
+    sql(f"CACHE TABLE {items}")
+    world.client.append(f"default.{items}", pa.table({"id": [3], "name": ["c"]}, schema=ITEMS))
+    assert rows(world, f"SELECT count(*) FROM {items}") == [(2,)]
+    sql(f"REFRESH TABLE {items}")
+    assert rows(world, f"SELECT count(*) FROM {items}") == [(3,)]
+    sql(f"UNCACHE TABLE {items}")
+
+    sql(f"DROP TABLE {items}")
+    assert not world.spark.catalog.tableExists(items)
+    assert world.client.describe_table(f"default.{items}").schema.names == ["id", "name"]
+
+
+def test_a_name_that_was_dropped_and_used_again_is_sparks(world: SparkWorld, items: str) -> None:
+    run_as_spark(world.spark, f"DROP TABLE {items}")
+    world.spark.sql(f"CREATE TABLE {items} USING parquet AS SELECT 1 AS id")
+    world.client.add_column(f"default.{items}", "unit", pa.string())
+
+    assert rows(world, f"SELECT * FROM {items}") == [(1,)]
+    world.spark.sql(f"TRUNCATE TABLE {items}")
+    assert rows(world, f"SELECT * FROM {items}") == []
+
+
+def test_a_write_through_columns_that_the_table_has_not_says_so(
+    world: SparkWorld, items: str
+) -> None:
+    """As a program would see it that shares the catalog and does not ask us."""
+    world.client.rename_column(f"default.{items}", "name", "title")
+
+    with pytest.raises(Exception, match="attach it again, or REFRESH TABLE it") as read:
+        run_as_spark(world.spark, f"SELECT name FROM {items}").collect()
+    assert "no column 'name'" in last_line(read.value)
+    with pytest.raises(Exception, match="attach it again, or REFRESH TABLE it"):
+        run_as_spark(world.spark, f"INSERT INTO {items} VALUES (3, 'c')")

@@ -1,0 +1,140 @@
+"""What a SQL statement is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamhouse.connector.names.alteration import alteration_of
+from streamhouse.connector.names.definition import definition_of
+from streamhouse.connector.names.statement import Statement, name_parts, statement_of
+from streamhouse.storage_service.errors import UnsupportedError
+
+
+def _of(text: str) -> Statement:
+    found = statement_of(text)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "verb", "name", "provider", "like"),
+    [
+        ("CREATE TABLE a.b (using int) USING streamhouse",
+         "CREATE TABLE", "a.b", "streamhouse", None),
+        ("create table if not exists t using `Streamhouse`",
+         "CREATE TABLE", "t", "Streamhouse", None),
+        ("CREATE TABLE t USING parquet AS SELECT * FROM a JOIN b USING (id)",
+         "CREATE TABLE", "t", "parquet", None),
+        ("CREATE TABLE t AS SELECT * FROM a JOIN b USING (id)", "CREATE TABLE", "t", None, None),
+        ("CREATE TABLE t LIKE `a`.b USING parquet", "CREATE TABLE", "t", "parquet", "a.b"),
+        ("CREATE OR REPLACE TABLE t (a int)", "REPLACE TABLE", "t", None, None),
+        ("REPLACE TABLE t USING streamhouse", "REPLACE TABLE", "t", "streamhouse", None),
+        ("CREATE OR REPLACE GLOBAL TEMPORARY VIEW v USING streamhouse OPTIONS (path 'x')",
+         "CREATE VIEW", "v", "streamhouse", None),
+        ("-- a comment\n/* and one */ ALTER TABLE `a b`.t ADD COLUMN c int",
+         "ALTER TABLE", "a b.t", None, None),
+        ("TRUNCATE TABLE t", "TRUNCATE TABLE", "t", None, None),
+        ("DELETE FROM t WHERE 'USING streamhouse' = x", "DELETE", "t", None, None),
+        ("UPDATE t SET a = 1", "UPDATE", "t", None, None),
+        ("MERGE INTO a.t USING s ON true", "MERGE", "a.t", None, None),
+        ("MERGE WITH SCHEMA EVOLUTION INTO t USING s ON true", "MERGE", "t", None, None),
+        ("REFRESH TABLE t", "REFRESH TABLE", "t", None, None),
+    ],
+)  # fmt: skip
+def test_a_statement_names_a_table_and_a_format(
+    text: str, verb: str, name: str, provider: str | None, like: str | None
+) -> None:
+    found = _of(text)
+
+    assert (found.verb, ".".join(found.name), found.provider) == (verb, name, provider)
+    assert found.like == (None if like is None else tuple(like.split(".")))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["SELECT 1", "INSERT INTO t SELECT 1", "DROP TABLE t", "", "CREATE", "ALTER TABLE",
+     "CREATE DATABASE d", "CREATE FUNCTION f AS 'x'", "ALTER VIEW v AS SELECT 1", "'", "MERGE",
+     "DESCRIBE t", "\x00"],
+)  # fmt: skip
+def test_other_statements_are_sparks(text: str) -> None:
+    assert statement_of(text) is None
+
+
+def test_a_name_has_parts() -> None:
+    assert name_parts("`a.b`.c") == ("a.b", "c")
+    assert name_parts("a") == ("a",)
+    assert name_parts("a b") == ()
+
+
+def _altered(text: str) -> Any:
+    found = alteration_of(_of(f"ALTER TABLE t {text}"), type_of=lambda written: written)
+    return list(found.changes) or found.updates or list(found.removals)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ADD COLUMN a int", [{"add": "a", "type": "int"}]),
+        ("ADD COLUMNS (a decimal(10, 2) COMMENT 'it''s', `b c` map<string, int> AFTER a)",
+         [{"add": "a", "type": "decimal(10, 2)", "comment": "it's"},
+          {"add": "b c", "type": "map<string, int>", "after": "a"}]),
+        ("add columns a int first, b string", [{"add": "a", "type": "int", "first": True},
+                                               {"add": "b", "type": "string"}]),
+        ("DROP COLUMN a", [{"drop": "a", "confirm": "a"}]),
+        ("DROP COLUMNS (a, `b`)", [{"drop": "a", "confirm": "a"}, {"drop": "b", "confirm": "b"}]),
+        ("RENAME COLUMN a TO `b c`", [{"rename": "a", "to": "b c"}]),
+        ("ALTER COLUMN a TYPE bigint", [{"widen": "a", "to": "bigint"}]),
+        ("CHANGE a COMMENT 'x'", [{"comment": "a", "to": "x"}]),
+        ("ALTER COLUMN a DROP NOT NULL", [{"drop_not_null": "a"}]),
+        ("SET TBLPROPERTIES ('table.log.ttl' = '1d', a.b = 'c')",
+         {"table.log.ttl": "1d", "a.b": "c"}),
+        ("UNSET TBLPROPERTIES ('table.log.ttl', a.b)", ["table.log.ttl", "a.b"]),
+    ],
+)  # fmt: skip
+def test_an_alteration_is_changes_of_the_table(text: str, expected: Any) -> None:
+    assert _altered(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ADD COLUMN a int NOT NULL", "ADD COLUMN a int DEFAULT 5", "ADD COLUMN a", "SET LOCATION 'x'",
+     "ALTER COLUMN a SET NOT NULL", "ALTER COLUMN a FIRST", "REPLACE COLUMNS (a int)",
+     "ADD PARTITION (a = 1)", "RENAME COLUMN a.b TO c", "SET TBLPROPERTIES ('a')", "",
+     "DROP COLUMN a.b", "CLUSTER BY (a)"],
+)  # fmt: skip
+def test_what_a_table_has_not_is_refused_with_what_can_be_altered(text: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"what can be is ADD COLUMNS"):
+        _altered(text)
+
+
+def test_a_definition_has_columns_or_a_query_and_options() -> None:
+    made = definition_of(
+        _of(
+            "CREATE TABLE IF NOT EXISTS a.t (id int NOT NULL, s struct<x: int>) USING streamhouse"
+            " PARTITIONED BY (day(at), region)"
+            " TBLPROPERTIES ('primary.key'='id', table.log.ttl '1d', bucket.num = 4);"
+        )
+    )
+    copied = definition_of(_of("CREATE TABLE t USING streamhouse AS SELECT ')' FROM a;"))
+
+    assert made.columns == "id int NOT NULL, s struct<x: int>"
+    assert made.only_if_absent
+    assert made.options == {
+        "partitioned.by": "day(at), region",
+        "primary.key": "id",
+        "table.log.ttl": "1d",
+        "bucket.num": "4",
+    }
+    assert (copied.columns, copied.query, copied.only_if_absent) == (
+        None,
+        "SELECT ')' FROM a",
+        False,
+    )
+
+
+@pytest.mark.parametrize("clause", ["LOCATION 'x'", "CLUSTERED BY (a) INTO 4 BUCKETS", "OPTIONS"])
+def test_a_clause_that_means_nothing_is_refused(clause: str) -> None:
+    with pytest.raises(UnsupportedError, match="leave the rest out"):
+        definition_of(_of(f"CREATE TABLE t (a int) USING streamhouse {clause}"))
