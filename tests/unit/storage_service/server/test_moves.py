@@ -73,6 +73,22 @@ async def test_a_log_table_moves_there_and_back_with_its_writers(world: ShardWor
             assert (await _positions(a))["positions"]["0"]["high_watermark"] == 7
 
 
+async def test_where_readers_stand_moves_with_their_table(world: ShardWorld) -> None:
+    consumers = "/v1/tables/events/consumers"
+    async with world.shard("a") as a, world.shard("b") as b:
+        await a.create_table()
+        await a.append([(0, 0, event_rows(0, 10))])
+        for offset in (4, 7):
+            body = {"offsets": {"0": offset}}
+            assert (await a.call("PUT", f"{consumers}/billing", json_body=body)).status == 200
+        assert (await _move(a, "b")).json() == {"is_done": True}
+
+        [found] = (await b.call("GET", consumers)).json()["consumers"]
+        assert (found["name"], found["offsets"], found["lag_rows"]) == ("billing", {"0": 7}, 3)
+        moved = await a.call("PUT", f"{consumers}/billing", json_body={"offsets": {"0": 8}})
+        assert moved.status == 421
+
+
 async def test_rows_by_key_move_with_their_table(
     world: ShardWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
