@@ -7,6 +7,7 @@ import datetime
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSourceRegistration
 
 import streamhouse
 from integration.spark_world import SparkWorld, last_line, world
@@ -153,3 +154,18 @@ def test_names_of_columns_have_no_case(world: SparkWorld) -> None:
     assert [row.asDict() for row in named.collect()] == [{"NAME": "b", "iD": 1}]
     world.write(spark.sql("SELECT 1L AS ID"), path, **{"write.mode": "delete"})
     assert world.load(path).count() == 0
+
+
+def test_registering_again_registers_nothing(
+    world: SparkWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark would warn each time, at the start of each micro-batch that calls `write_batch`."""
+
+    def fail(*_: object) -> None:
+        pytest.fail("registered again")
+
+    monkeypatch.setattr(DataSourceRegistration, "register", fail)
+
+    streamhouse.register(world.spark)
+
+    assert world.load(world.table(rows=3)).count() == 3

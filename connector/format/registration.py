@@ -55,6 +55,7 @@ from pyspark.sql.types import StructField, StructType
 __all__ = ["attach", "register", "write_batch"]
 
 _PROVIDER_PREFIX: Final = "streamhouse_"
+_REGISTERED: Final = "spark.sql.streamhouse.registered"
 _QUERY_ID: Final = "sql.streaming.queryId"
 
 
@@ -64,12 +65,26 @@ def register(spark: SparkSession) -> None:
     It also switches `spark.sql.python.filterPushdown.enabled` on, with which each statement, and
     each micro-batch that joins a DataFrame of the format, reads the newest rows.
     """
-    spark.dataSource.register(StreamhouseDataSource)
+    if not _is_registered(spark):
+        spark.dataSource.register(StreamhouseDataSource)
+        spark.conf.set(_REGISTERED, "true")
     mark_streams(type(spark.readStream))
     plan_reads_afresh(spark)
     for writer_class in _writer_classes(spark):
         hand_over_zone(writer_class)
     answer_statements(spark, _attach)
+
+
+def _is_registered(spark: SparkSession) -> bool:
+    """Whether the session has the format, of an earlier call or found by Spark itself.
+
+    Spark warns of each registration after the first. A client of Spark Connect cannot ask, so it
+    keeps a setting.
+    """
+    java = getattr(spark, "_jsparkSession", None)
+    if java is None:
+        return spark.conf.get(_REGISTERED, "") == "true"
+    return bool(java.sessionState().dataSourceManager().dataSourceExists(FORMAT))
 
 
 def _writer_classes(spark: SparkSession) -> tuple[type, ...]:
