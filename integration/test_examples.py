@@ -23,6 +23,9 @@ DOCUMENTS = sorted(
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("spark_conf/*.md")]
     if BLOCK.search(path.read_text())
 )
+# Who comes anew reads these two, one after the other, with one service.
+FIRST = [ROOT / "README.md", ROOT / "docs" / "spark.md"]
+READINGS = [FIRST, *([path] for path in DOCUMENTS if path not in FIRST)]
 
 
 # Runs the programs it is told of one after the other; what has started Java keeps it.
@@ -96,16 +99,16 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 
 @pytest.mark.end_to_end
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("documents", READINGS, ids=lambda paths: "+".join(p.name for p in paths))
 def test_the_examples_of_a_document_run_in_order(
-    document: Path, reader: Reader, tmp_path: Path
+    documents: list[Path], reader: Reader, tmp_path: Path
 ) -> None:
     """A reader types them top to bottom, against a new service."""
-    program = tmp_path / "examples.py"
-    program.write_text("\n\n".join(BLOCK.findall(document.read_text())))
-
     with ServiceProcess(tmp_path / "data", "--port", reader.port):
-        reader.run(program)
+        for document in documents:
+            program = tmp_path / f"{document.stem}.py"
+            program.write_text("\n\n".join(BLOCK.findall(document.read_text())))
+            reader.run(program)
 
 
 @pytest.mark.end_to_end
