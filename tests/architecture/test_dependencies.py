@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from tests.architecture.source_files import ROOT
 
 # Extras with an environment of their own.
-EXTRAS_ELSEWHERE: Final = ("peers",)
+EXTRAS_ELSEWHERE: Final = ("cdc", "peers")
 
 
 def _pins() -> dict[str, str]:

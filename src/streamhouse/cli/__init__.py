@@ -16,6 +16,7 @@ __all__ = ["main"]
 _COMMANDS: Final = {
     "adopt": ("streamhouse.cli.adopt", "Go on with the lake's rows where the log has others."),
     "backup": ("streamhouse.cli.backup", "Back a data directory up, running or not."),
+    "cdc": ("streamhouse.cli.cdc", "Follow the tables of a database."),
     "check": ("streamhouse.cli.check", "Verify a data directory, reading only."),
     "consumers": ("streamhouse.cli.consumers", "Show how far readers are behind."),
     "dump": ("streamhouse.cli.dump", "Show what a log segment holds."),

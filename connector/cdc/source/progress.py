@@ -1,0 +1,103 @@
+"""How far each stream from a database is: one row of a table beside the tables it feeds.
+
+The row follows the tables: it is written once they have what it says. Before the first snapshot is
+whole it says only that one was begun, under which generation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.errors import (
+    DatabaseExistsError,
+    NotFoundError,
+    TableExistsError,
+)
+
+__all__ = ["Progress", "ProgressTable"]
+
+TABLE: Final = "streamhouse_cdc"
+_SCHEMA: Final = pa.schema(
+    [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("generation", pa.string()),
+        pa.field("system_id", pa.string()),
+        pa.field("lsn", pa.int64()),
+        pa.field("tables", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a stream is.
+
+    `generation` names one snapshot and what followed it; tables tell repeated changes by it.
+    `lsn` is the position in the source's log up to which all tables have everything; None until
+    the snapshot is whole. `tables` maps each table of the source to ours.
+    """
+
+    name: str
+    generation: str
+    system_id: str
+    lsn: int | None
+    tables: dict[str, str]
+
+    @property
+    def app_id(self) -> str:
+        """What names the stream's transactions."""
+        return f"cdc:{self.name}:{self.generation}"
+
+
+class ProgressTable:
+    """The positions of the streams into one database."""
+
+    def __init__(self, client: StorageClient, database: str) -> None:
+        self._client = client
+        self._path = f"{database}.{TABLE}"
+        self._database = database
+
+    def load(self, name: str) -> Progress | None:
+        """Return where the stream is, or None if there never was one."""
+        try:
+            row = self._client.lookup_one(self._path, name=name)
+        except NotFoundError:
+            return None
+        if row is None:
+            return None
+        return Progress(
+            name=name,
+            generation=str(row["generation"]),
+            system_id=str(row["system_id"]),
+            lsn=row["lsn"],
+            tables=json.loads(row["tables"]),
+        )
+
+    def store(self, progress: Progress) -> None:
+        """Write where the stream is, durably."""
+        row = {
+            "name": progress.name,
+            "generation": progress.generation,
+            "system_id": progress.system_id,
+            "lsn": progress.lsn,
+            "tables": json.dumps(progress.tables),
+        }
+        self._client.upsert(self._path, pa.Table.from_pylist([row], schema=_SCHEMA))
+
+    def create(self) -> None:
+        """Make the table where there is none."""
+        with contextlib.suppress(DatabaseExistsError):
+            self._client.create_database(self._database)
+        with contextlib.suppress(TableExistsError):
+            self._client.create_table(self._path, _SCHEMA, primary_key=["name"])
+
+    def forget(self, name: str) -> None:
+        """Forget a stream; nothing happens where there is none."""
+        with contextlib.suppress(NotFoundError):
+            self._client.delete(self._path, pa.table({"name": [name]}))

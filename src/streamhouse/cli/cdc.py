@@ -1,0 +1,169 @@
+"""`streamhouse cdc`: the tables of a PostgreSQL database, here, kept in step.
+
+`streamhouse cdc URL` follows; `streamhouse cdc drop URL` takes away what that left in the source.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from streamhouse.cli.connection import endpoint_option, open_client, token_file_option
+from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.secret_sources import read_secret
+
+if TYPE_CHECKING:
+    from streamhouse.connector.cdc.source.source_address import SourceAddress
+
+__all__ = ["command"]
+
+# What a replication slot may be named, less the prefix that is put before it.
+_STREAM_NAME: Final = re.compile(r"[a-z0-9_]{1,50}")
+
+
+class _FollowsByDefault(click.Group):
+    """A URL in the place of a subcommand's name is followed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = ["follow", *args]
+        return super().parse_args(ctx, args)
+
+
+_source = click.argument("url", metavar="URL")
+_database_option = click.option(
+    "--database", help="Ours, into which the tables come. Default: the name of the source's."
+)
+_name_option = click.option(
+    "--name",
+    help="Names slot and publication streamhouse_NAME in the source. Default: our database.",
+)
+_password_file_option = click.option(
+    "--password-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File with the database's password; default: in the URL, or the variable PGPASSWORD.",
+)
+
+
+@click.group("cdc", cls=_FollowsByDefault)
+def command() -> None:
+    """Follow the tables of a database: 'streamhouse cdc postgres://user@host/shop --tables ...'.
+
+    The tables are read as they are, then each committed change comes over, exactly once. It runs
+    until it is stopped, and goes on where it was when started again. While it does not run the
+    database keeps its log for it: 'streamhouse cdc drop URL' ends that.
+    """
+
+
+@command.command("follow", hidden=True)
+@_source
+@click.option(
+    "--tables",
+    required=True,
+    multiple=True,
+    metavar="SCHEMA.TABLE",
+    help="Which to follow, as in 'public.*'; may be repeated, or several with commas.",
+)
+@_database_option
+@_name_option
+@_password_file_option
+@click.option(
+    "--keyless",
+    type=click.Choice(["refuse", "append"]),
+    default="refuse",
+    show_default=True,
+    help="Tables without a primary key: their changes may be appended to log tables.",
+)
+@click.option("--bucket-num", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--snapshot", is_flag=True, help="Read all tables anew, then go on.")
+@endpoint_option
+@token_file_option
+def follow(
+    *,
+    url: str,
+    tables: tuple[str, ...],
+    database: str | None,
+    name: str | None,
+    password_file: Path | None,
+    keyless: str,
+    bucket_num: int,
+    snapshot: bool,
+    endpoint: str | None,
+    token_file: Path | None,
+) -> None:
+    """Follow the tables of the database at URL until stopped."""
+    address = _address(url, password_file)
+    # Not at the top: `--help` must not wait for pyarrow.
+    from streamhouse.connector.cdc.source.follower import Follower, StreamOptions
+
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    ours = database or address.database
+    options = StreamOptions(
+        patterns=[part.strip() for text in tables for part in text.split(",") if part.strip()],
+        database=ours,
+        name=_stream_name(name, ours),
+        bucket_count=bucket_num,
+        keyless=keyless == "append",
+        snapshot=snapshot,
+    )
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    token = None if token_file is None else read_secret(token_file, kind="token")
+    with open_client(endpoint, token=token) as client:
+        Follower(client, address, options, say=lambda text: click.echo(text, err=True)).run(stop)
+
+
+@command.command("drop")
+@_source
+@_database_option
+@_name_option
+@_password_file_option
+@endpoint_option
+@token_file_option
+def drop(
+    *,
+    url: str,
+    database: str | None,
+    name: str | None,
+    password_file: Path | None,
+    endpoint: str | None,
+    token_file: Path | None,
+) -> None:
+    """Drop slot and publication in the database at URL; tables here stay as they are."""
+    address = _address(url, password_file)
+    from streamhouse.connector.cdc.source.follower import drop_stream
+
+    ours = database or address.database
+    token = None if token_file is None else read_secret(token_file, kind="token")
+    with open_client(endpoint, token=token) as client:
+        stream = _stream_name(name, ours)
+        had_slot = drop_stream(client, address, database=ours, name=stream)
+    click.echo(
+        f"dropped streamhouse_{stream}" if had_slot else f"there was no slot streamhouse_{stream}"
+    )
+
+
+def _address(url: str, password_file: Path | None) -> SourceAddress:
+    from streamhouse.connector.cdc.source.source_address import SourceAddress, hide_password
+
+    hidden = hide_password(sys.orig_argv)
+    if password_file is not None:
+        hidden = read_secret(password_file, kind="password")
+    return SourceAddress.parse(url, password=hidden)
+
+
+def _stream_name(given: str | None, database: str) -> str:
+    name = given or database.lower()
+    if not _STREAM_NAME.fullmatch(name):
+        raise InvalidRequestError(
+            f"the name of a stream is 1 to 50 of a-z, 0-9 and _, not '{name}': give one with --name"
+        )
+    return name
