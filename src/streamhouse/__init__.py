@@ -46,13 +46,16 @@ __all__ = [
     "register_lookup",
 ]
 
+# Public names that are modules themselves.
+_MODULES: Final = frozenset({"cdc"})
+
 
 def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'streamhouse' has no attribute {name!r}")
     module = importlib.import_module(home)
-    value: object = module if home.endswith(f".{name}") else getattr(module, name)
+    value: object = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value
 
