@@ -85,13 +85,17 @@ class TransactionRunner:
         UnknownOutcomeError says that only a restart goes on; any other error that nothing happened.
         """
         self._table.gate.check_open()
-        parts = await self._runtime.run(self._open_parts, transaction)
-        conflicts = self._conflicts(transaction, parts)
+        conflicts = None
+        if transaction.read is not None:
+            parts = await self._runtime.run(self._open_parts, transaction)
+            conflicts = self._conflicts(transaction, parts)
         if conflicts is not None:
             # Most of what others have changed is looked at while they go on.
             await self._runtime.run(conflicts.check)
+        # Any other commit takes its place among the writes at once: first come, first served.
         async with self._table.gate.alone():
             self._table.gate.check_open()
+            parts = await self._runtime.run(self._open_parts, transaction)
             with self._holding(transaction.linked):
                 decision = await self._decide(transaction, parts, conflicts)
             try:
