@@ -26,6 +26,7 @@ from streamhouse.connector.options.options import (
     ALL_USES,
     BATCH,
     PLANNED_COLUMN,
+    ROW_COUNT,
     STREAM,
     WRITE,
     ReadOptions,
@@ -70,7 +71,9 @@ class StreamhouseDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of the result."""
         shape = shape_options(self._options(BATCH, STREAM))
-        if shape.connection.name.is_metadata:
+        if shape.is_row_count:
+            columns = pa.schema([pa.field(ROW_COUNT, pa.int64(), nullable=False)])
+        elif shape.connection.name.is_metadata:
             columns = _metadata_schema(shape.connection.name.part, shape.columns)
         else:
             output = shape_columns(self._loaded().table, shape)
@@ -88,6 +91,8 @@ class StreamhouseDataSource(DataSource):
         options = read_options(self._options(BATCH), use=BATCH)
         arrow_schema = to_arrow_schema(schema, timezone="UTC")
         state = self._current()
+        if options.is_row_count:
+            return _row_count_reader(self._client(), state, options, arrow_schema)
         if options.connection.name.is_metadata:
             return _metadata_reader(self._client(), state, options, arrow_schema)
         output = _output(state, options, arrow_schema)
@@ -203,6 +208,16 @@ def _output(state: TableState, options: ReadOptions, wanted: pa.Schema) -> tuple
 def _of_table(schema: pa.Schema) -> pa.Schema:
     """Return the columns that are the table's."""
     return pa.schema([field for field in schema if field.name != PLANNED_COLUMN])
+
+
+def _row_count_reader(
+    client: StorageClient, state: TableState, options: ReadOptions, schema: pa.Schema
+) -> DataSourceReader:
+    from streamhouse.connector.plan.row_count import plan_row_count
+    from streamhouse.connector.scan.spark_reader import RowCountReader
+
+    plan = plan_row_count(client, state, options)
+    return RowCountReader(plan.context, plan.splits, schema, row_count=plan.row_count)
 
 
 def _metadata_schema(part: str, columns: tuple[str, ...] | None) -> pa.Schema:

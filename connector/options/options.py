@@ -179,6 +179,12 @@ PLANNED_COLUMN: Final = "__streamhouse_planned"
 ZONE_MARK: Final = "__streamhouse_time_zone"
 """What `read`, `readStream` and `attach` add: the session's zone, which Spark tells no source."""
 
+ROW_COUNT_MARK: Final = "__streamhouse_row_count"
+"""What a query adds that needs only the number of the rows."""
+
+ROW_COUNT: Final = "row_count"
+"""The one column of such a read; the number of rows is its sum."""
+
 # What Spark adds to the options of sources by itself: paths, catalog tables, streams, INSERT.
 _SPARK_KEYS: Final = frozenset(
     {
@@ -196,6 +202,7 @@ _SPARK_KEYS: Final = frozenset(
         STREAM_MARK,
         PLANNED_MARK,
         ZONE_MARK,
+        ROW_COUNT_MARK,
     }
 )
 _T = TypeVar("_T")
@@ -224,6 +231,7 @@ class ReadOptions:
     long_poll_ms: int
     skipped_snapshots: frozenset[str] = frozenset()
     consumer: str | None = None
+    is_row_count: bool = False
 
 
 def check_keys(options: Mapping[str, str], *, uses: Sequence[str]) -> dict[str, str]:
@@ -276,6 +284,7 @@ class ShapeOptions:
     read_change_feed: bool | None
     is_stream: bool = False
     is_planned_afresh: bool = False
+    is_row_count: bool = False
 
 
 def shape_options(options: Mapping[str, str]) -> ShapeOptions:
@@ -288,6 +297,7 @@ def shape_options(options: Mapping[str, str]) -> ShapeOptions:
         read_change_feed=optional(given, "readChangeFeed", parse_boolean),
         is_stream=STREAM_MARK in given,
         is_planned_afresh=PLANNED_MARK in given,
+        is_row_count=ROW_COUNT_MARK in given,
     )
 
 
@@ -337,6 +347,7 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
         skipped_snapshots=frozenset(
             key for key in SKIP_OPTIONS if _value(given, key, parse_boolean)
         ),
+        is_row_count=ROW_COUNT_MARK in given,
     )
 
 

@@ -25,7 +25,13 @@ from streamhouse.storage_service.model.schema import (
 from streamhouse.storage_service.model.table_state import TableState
 from streamhouse.storage_service.model.zone import parse_zone
 
-__all__ = ["change_type_column", "output_columns", "scan_context", "with_field_ids"]
+__all__ = [
+    "change_type_column",
+    "cheapest_column",
+    "output_columns",
+    "scan_context",
+    "with_field_ids",
+]
 
 SYSTEM_COLUMNS = tuple(
     ScanColumn(
@@ -117,7 +123,7 @@ def scan_context(
         offset_column=offset,
         timestamp_column=timestamp,
         change_type_column=change_type,
-        carrier_column=_cheapest_column(schema),
+        carrier_column=cheapest_column(schema),
         predicate=predicate,
         has_changelog=has_changelog,
     )
@@ -184,7 +190,9 @@ def _same_type(ours: pa.DataType, theirs: pa.DataType) -> bool:
     return bool(ours == theirs)
 
 
-def _cheapest_column(schema: Schema) -> str:
+def cheapest_column(schema: Schema) -> str:
+    """Return the narrowest column: something must carry rows of which nothing is wanted."""
+
     def width(t: pa.DataType) -> int:
         try:
             return int(t.bit_width)

@@ -14,12 +14,13 @@ from typing import Any, Final, ParamSpec, TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from streamhouse.connector.options.options import PLANNED_COLUMN
+from streamhouse.connector.options.options import PLANNED_COLUMN, ROW_COUNT
 from streamhouse.connector.scan.scan import ScanContext, Split
 from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.storage_service.errors import SchemaMismatchError, StreamhouseError
 
 __all__ = [
+    "RowCountReader",
     "SplitStreamReader",
     "StreamhouseBatchReader",
     "StreamhousePartition",
@@ -114,6 +115,47 @@ class StreamhouseBatchReader(DataSourceReader):
             if self._is_planned_afresh:
                 rows = _with_planned(rows)
             yield from in_schema(rows, self._schema)
+
+
+class _RowCountPartition(InputPartition):
+    """A number of rows that is known without reading them."""
+
+    def __init__(self, row_count: int) -> None:
+        super().__init__(None)
+        self.row_count = row_count
+
+
+class RowCountReader(StreamhouseBatchReader):
+    """Counts rows: `row_count` of them are known, those of the splits are counted by tasks.
+
+    Yields one row a partition, with the number.
+    """
+
+    def __init__(
+        self, context: ScanContext, splits: Sequence[Split], schema: pa.Schema, *, row_count: int
+    ) -> None:
+        super().__init__(context, splits, schema)
+        self._row_count = row_count
+
+    @spark_errors
+    def partitions(self) -> list[InputPartition]:
+        """Return one partition for the rows that are known, and one a split."""
+        return [_RowCountPartition(self._row_count), *super().partitions()]
+
+    @spark_iterator_errors
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the number of one partition's rows."""
+        if isinstance(partition, _RowCountPartition):
+            count = partition.row_count
+        else:
+            assert isinstance(partition, StreamhousePartition)
+            rows = read_split(partition.split, self._context, is_beginning=True)
+            count = sum(batch.num_rows for batch in rows)
+        batch = pa.RecordBatch.from_pydict({ROW_COUNT: [count]})
+        batches = iter([batch])
+        yield from in_schema(
+            _with_planned(batches) if self._is_planned_afresh else batches, self._schema
+        )
 
 
 class SplitStreamReader(DataSourceStreamReader):

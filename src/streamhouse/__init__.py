@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from streamhouse.connector.format.registration import attach, register
     from streamhouse.connector.lookup.lookup_join import lookup_join, register_lookup
     from streamhouse.connector.stream.stream_lag import lag
+    from streamhouse.connector.query.sql import sql
+    from streamhouse.connector.query.table_read import read
     from streamhouse.storage_service.client.producer import Producer
 
 __version__: Final = "0.1.0"
@@ -30,7 +32,9 @@ _HOMES: Final = {
     "lag": "streamhouse.connector.stream.stream_lag",
     "lookup_join": "streamhouse.connector.lookup.lookup_join",
     "register_lookup": "streamhouse.connector.lookup.lookup_join",
+    "read": "streamhouse.connector.query.table_read",
     "register": "streamhouse.connector.format.registration",
+    "sql": "streamhouse.connector.query.sql",
 }
 
 __all__ = [
@@ -42,8 +46,10 @@ __all__ = [
     "cdc",
     "lag",
     "lookup_join",
+    "read",
     "register",
     "register_lookup",
+    "sql",
 ]
 
 # Public names that are modules themselves.

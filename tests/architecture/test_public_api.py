@@ -24,8 +24,10 @@ def test_the_public_names() -> None:
         "lookup_join",
         "lag",
         "cdc",
+        "read",
         "register",
         "register_lookup",
+        "sql",
     }
     for name in streamhouse.__all__:
         # A function and its module may have one name.

@@ -1,0 +1,1 @@
+"""Queries that read only what they need: `streamhouse.sql` and `streamhouse.read`."""

@@ -1,0 +1,215 @@
+"""A table in a query: a stand-in to plan over, and the read that the plan needs.
+
+Invariants:
+- a query reads a table once, whatever it uses it for: that is one cut of the table. Columns and
+  rows are those that any of its uses needs
+- a narrowed table keeps names, order and types of all columns, so that `*`, column lists and
+  positions mean the same. Columns that nobody needs are null
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+import uuid
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructType
+
+from streamhouse.connector.format.registration import register
+from streamhouse.connector.format.spark_readers import FORMAT
+from streamhouse.connector.options.connection import TableName, client_for, connection_options
+from streamhouse.connector.options.options import ROW_COUNT, ROW_COUNT_MARK
+from streamhouse.connector.plan.iceberg_read import source_state
+from streamhouse.connector.query.plan_needs import KEY_OPTION, PlanNeeds, ScanNeeds, needs_of
+from streamhouse.connector.query.statement import quoted
+from streamhouse.connector.where.parser import parse_predicate
+from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.model.schema import Schema
+
+__all__ = ["NarrowedQuery", "QueryTable", "narrowed"]
+
+WHERE_CHARACTERS_MAX: Final = 64 * 1024
+"""A longer predicate costs more than it saves."""
+
+_registered: Final[weakref.WeakSet[SparkSession]] = weakref.WeakSet()
+
+Build = Callable[[Sequence[DataFrame]], DataFrame]
+"""A query as a function of its tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What is read of a table: columns and predicate, None being all; or only a number of rows."""
+
+    table: str
+    columns: tuple[str, ...] | None = None
+    where: str | None = None
+    is_counted: bool = False
+
+    def __str__(self) -> str:
+        if self.is_counted:
+            return f"{self.table}: number of rows, from positions where they tell"
+        columns = "all columns" if self.columns is None else f"columns {', '.join(self.columns)}"
+        rows = "all rows" if self.where is None else f"rows where {self.where}"
+        return f"{self.table}: {columns}; {rows}"
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowedQuery:
+    """A query's DataFrame, and what it reads of each table."""
+
+    frame: DataFrame
+    pushed: tuple[Pushed, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(["== Streamhouse: read of each table ==", *map(str, self.pushed), ""])
+
+
+@dataclass(frozen=True, eq=False)
+class QueryTable:
+    """A table, or a part of one, with the options of its read."""
+
+    spark: SparkSession
+    name: str
+    options: Mapping[str, str]
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        if self.spark not in _registered:
+            register(self.spark)
+            _registered.add(self.spark)
+
+    @functools.cached_property
+    def schema(self) -> Schema:
+        """The service's schema of the table; raises `NotFoundError` if it has no such table."""
+        asked = connection_options({**self.options, "table": self.name})
+        client = client_for(asked.endpoint, asked.token)
+        if asked.name.is_iceberg:
+            return source_state(client, asked.name, columns=None).table.schema
+        return client.table_state(str(asked.name.path)).table.schema
+
+    @functools.cached_property
+    def plain(self) -> DataFrame:
+        """The table, read as a whole."""
+        return self._load(self.options)
+
+    @functools.cached_property
+    def stand_in(self) -> DataFrame:
+        """An empty DataFrame with the table's columns, for which Spark says what it would read."""
+        reader = self.spark.read.schema(self.plain.schema).option(KEY_OPTION, self.key)
+        return reader.parquet(_empty_directory())
+
+    def narrowed(self, needs: PlanNeeds | None) -> tuple[DataFrame, Pushed]:
+        """Return the table with only what `needs` says, and what that is."""
+        scans = [] if needs is None else [scan for scan in needs.scans if scan.key == self.key]
+        if needs is None or TableName.parse(self.name).is_metadata:
+            return self.plain, Pushed(self.name)
+        fields = self.plain.schema.fields
+        wanted = {name for scan in scans for name in scan.columns}
+        columns = tuple(found.name for found in fields if found.name in wanted)
+        columns = columns or (_cheapest(self.plain.schema),)
+        where = self._where(scans)
+        if len(columns) == len(fields) and where is None:
+            return self.plain, Pushed(self.name)
+        options = {key: value for key, value in self.options.items() if key != "includemetadata"}
+        options["columns"] = ",".join(map(_listed, columns))
+        own = self.options.get("where")
+        if where is not None:
+            options["where"] = where if own is None else f"({own}) AND {where}"
+        frame = self._load(options)
+        shown = [
+            F.col(quoted(found.name))
+            if found.name in columns
+            else F.lit(None).cast(found.dataType).alias(found.name)
+            for found in fields
+        ]
+        return frame.select(*shown), Pushed(self.name, columns, options.get("where"))
+
+    def counted(self) -> tuple[DataFrame, Pushed]:
+        """Return one row with the number of the table's rows, and what is read for it."""
+        frame = self._load({**self.options, ROW_COUNT_MARK: "true"})
+        total = F.coalesce(F.sum(ROW_COUNT), F.lit(0).cast("bigint"))
+        return frame.agg(total), Pushed(self.name, where=self.options.get("where"), is_counted=True)
+
+    @property
+    def is_countable(self) -> bool:
+        """Whether its rows can be counted without being read by Spark."""
+        return not TableName.parse(self.name).is_metadata
+
+    def _load(self, options: Mapping[str, str]) -> DataFrame:
+        return self.spark.read.format(FORMAT).options(**options).load(self.name)
+
+    def _where(self, scans: Sequence[ScanNeeds]) -> str | None:
+        """Return a predicate that is true for each row that any of the scans needs."""
+        if not scans or any(not scan.conditions for scan in scans):
+            return None
+        alternatives = []
+        for scan in scans:
+            understood = [c for c in scan.conditions if _is_understood(c, self.schema, self.name)]
+            if not understood:
+                return None
+            alternatives.append(" AND ".join(understood))
+        distinct = list(dict.fromkeys(alternatives))
+        text = distinct[0] if len(distinct) == 1 else " OR ".join(f"({one})" for one in distinct)
+        return f"({text})" if len(text) <= WHERE_CHARACTERS_MAX else None
+
+
+def narrowed(tables: Sequence[QueryTable], build: Build) -> NarrowedQuery:
+    """Return the query that `build` makes, over tables of which only what it needs is read."""
+    needs = _needs(tables, build)
+    by_key = {table.key: table for table in tables}
+    if needs is not None and needs.counted is not None and by_key[needs.counted].is_countable:
+        name = build([table.stand_in for table in tables]).columns[0]
+        frame, pushed = by_key[needs.counted].counted()
+        return NarrowedQuery(frame.toDF(name), (pushed,))
+    found = [table.narrowed(needs) for table in tables]
+    return NarrowedQuery(build([frame for frame, _ in found]), tuple(p for _, p in found))
+
+
+def _needs(tables: Sequence[QueryTable], build: Build) -> PlanNeeds | None:
+    try:
+        return needs_of(build([table.stand_in for table in tables]))
+    except (PySparkException, Py4JError):
+        # A wrong query fails the same way over the tables themselves.
+        return None
+
+
+def _is_understood(condition: str, schema: Schema, table: str) -> bool:
+    try:
+        parse_predicate(condition, schema, table=table)
+    except StreamhouseError:
+        return False
+    return True
+
+
+def _listed(name: str) -> str:
+    return f"`{name}`" if set(name) & set(",()") else name
+
+
+def _cheapest(schema: StructType) -> str:
+    """Return a column for a read that needs none: something must carry the rows."""
+
+    def width(data_type: DataType) -> int:
+        sizes: dict[str, Any] = {"boolean": 1, "tinyint": 1, "smallint": 2, "int": 4, "date": 4}
+        name = data_type.simpleString()
+        return int(sizes.get(name, 8 if name in ("bigint", "float", "double", "timestamp") else 99))
+
+    return min(schema.fields, key=lambda found: width(found.dataType)).name
+
+
+@functools.cache
+def _empty_directory() -> str:
+    path = tempfile.mkdtemp(prefix="streamhouse-stand-in-")
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return Path(path).as_uri()

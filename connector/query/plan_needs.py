@@ -1,0 +1,276 @@
+"""What Spark's planner would read of each table: the columns and the rows that can matter.
+
+Spark proves it: a query is planned over stand-ins, empty Parquet tables with the columns of ours,
+and for those Spark decides what to read. A plan is right for any rows that the tables may have. So
+the query's answer does not depend on columns that the plan does not read, nor on rows that the
+plan's scans drop; reading less of our tables changes nothing. Outer joins, subqueries, windows and
+names are Spark's own business.
+
+This works where the driver's JVM can be asked, so not under Spark Connect.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+__all__ = ["KEY_OPTION", "PlanNeeds", "ScanNeeds", "needs_of"]
+
+KEY_OPTION: Final = "streamhouse"
+"""The option by which a stand-in's scan is told from others."""
+
+_COMPARISONS: Final = {
+    "EqualTo": "=",
+    "EqualNullSafe": "<=>",
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+}
+_TEXT_TESTS: Final = {"StartsWith": "startswith", "EndsWith": "endswith", "Contains": "contains"}
+_WHOLE_NUMBERS: Final = {"tinyint": "Y", "smallint": "S", "int": "", "bigint": "L"}
+_DIGITS: Final = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
+_DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+# Spark reads these words as times of the moment, and plans with what they mean then.
+_MOMENTS: Final = re.compile(r"\b(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanNeeds:
+    """What one scan of a table reads: its columns, and rows for which all conditions are true.
+
+    `is_filtered` says that Spark would drop rows, `conditions` are those that have a text.
+    """
+
+    key: str
+    columns: tuple[str, ...]
+    conditions: tuple[str, ...]
+    is_filtered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanNeeds:
+    """What all scans read; `counted` is the key of a table of which only the rows are counted."""
+
+    scans: tuple[ScanNeeds, ...]
+    counted: str | None = None
+
+
+def needs_of(frame: DataFrame) -> PlanNeeds | None:
+    """Return what a DataFrame over stand-ins reads of them; None if that cannot be said."""
+    executed = getattr(frame, "_jdf", None)
+    if executed is None:
+        return None
+    try:
+        query = executed.queryExecution()
+        if _is_of_the_moment(query.analyzed(), frame):
+            return None
+        scans = tuple(_scans(query.executedPlan()))
+        return PlanNeeds(scans, _counted(query.optimizedPlan(), scans))
+    except (Py4JError, PySparkException):
+        return None
+
+
+def _is_of_the_moment(analyzed: Any, frame: DataFrame) -> bool:
+    """Whether Spark plans with what holds only now: the date, the user, a session's variables."""
+    patterns = frame.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern  # type: ignore[union-attr]
+    return (
+        analyzed.containsPattern(patterns.CURRENT_LIKE())
+        or analyzed.containsPattern(patterns.VARIABLE_REFERENCE())
+        or _MOMENTS.search(analyzed.toString()) is not None
+    )
+
+
+def _scans(plan: Any) -> Iterator[ScanNeeds]:
+    """Yield the stand-ins' scans of a physical plan, those in subqueries too."""
+    name = plan.getClass().getSimpleName()
+    if name == "AdaptiveSparkPlanExec":
+        yield from _scans(plan.initialPlan())
+        return
+    if name == "FileSourceScanExec":
+        key = plan.relation().options().get(KEY_OPTION)
+        if key.isDefined():
+            yield _scan(key.get(), plan)
+    for child in (*_each(plan.children()), *_each(plan.subqueries())):
+        yield from _scans(child)
+
+
+def _scan(key: str, scan: Any) -> ScanNeeds:
+    filters = [*_each(scan.dataFilters()), *_each(scan.partitionFilters())]
+    texts = [_condition(found) for found in filters]
+    columns = tuple(scan.requiredSchema().fieldNames())
+    return ScanNeeds(key, columns, tuple(t for t in texts if t is not None), bool(filters))
+
+
+def _counted(plan: Any, scans: tuple[ScanNeeds, ...]) -> str | None:
+    """Return the key of the table of which an optimized plan counts all rows, and nothing else."""
+    if len(scans) != 1 or scans[0].columns or scans[0].is_filtered:
+        return None
+    if plan.getClass().getSimpleName() != "Aggregate" or plan.groupingExpressions().size():
+        return None
+    results = _each(plan.aggregateExpressions())
+    if len(results) != 1 or not _is_count(results[0]):
+        return None
+    below = plan.child()
+    while below.getClass().getSimpleName() == "Project":
+        below = below.child()
+    return scans[0].key if below.getClass().getSimpleName() == "LogicalRelation" else None
+
+
+def _is_count(result: Any) -> bool:
+    if result.getClass().getSimpleName() != "Alias":
+        return False
+    aggregate = result.child()
+    if aggregate.getClass().getSimpleName() != "AggregateExpression":
+        return False
+    function = aggregate.aggregateFunction()
+    return (
+        function.getClass().getSimpleName() == "Count"
+        and not aggregate.isDistinct()
+        and aggregate.filter().isEmpty()
+        and all(_literal(child) is not None for child in _each(function.children()))
+    )
+
+
+def _each(sequence: Any) -> list[Any]:
+    return [sequence.apply(index) for index in range(sequence.size())]
+
+
+def _condition(node: Any) -> str | None:
+    """Return an expression as text for the option `where`; None if it has no exact one."""
+    name = node.getClass().getSimpleName()
+    if name in ("And", "Or"):
+        sides = [_condition(node.left()), _condition(node.right())]
+        return None if None in sides else f"({sides[0]} {name.upper()} {sides[1]})"
+    if name == "Not":
+        child = _condition(node.child())
+        return None if child is None else f"(NOT {child})"
+    if name in ("IsNull", "IsNotNull"):
+        column = _column(node.child())
+        return None if column is None else f"{name.lower()}({column})"
+    if name in _COMPARISONS:
+        left, right = _operand(node.left()), _operand(node.right())
+        if left is None or right is None:
+            return None
+        return f"({left} {_COMPARISONS[name]} {right})"
+    if name in _TEXT_TESTS:
+        column, text = _column(node.left()), _literal(node.right())
+        return None if column is None or text is None else f"{_TEXT_TESTS[name]}({column}, {text})"
+    if name in ("In", "InSet"):
+        return _in(node, is_set=name == "InSet")
+    if name == "Literal" and node.dataType().catalogString() == "boolean":
+        return _literal(node)
+    return _column(node) if node.dataType().catalogString() == "boolean" else None
+
+
+def _in(node: Any, *, is_set: bool) -> str | None:
+    column = _column(node.child() if is_set else node.value())
+    if column is None:
+        return None
+    if is_set:
+        data_type = (node.child()).dataType().catalogString()
+        values = [_value(value, data_type) for value in _iterated(node.set())]
+    else:
+        values = [_literal(value) for value in _each(node.list())]
+    return (
+        None if None in values or not values else f"({column} IN ({', '.join(map(str, values))}))"
+    )
+
+
+def _iterated(collection: Any) -> Iterator[Any]:
+    iterator = collection.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
+
+
+def _operand(node: Any) -> str | None:
+    return _literal(node) or _column(node)
+
+
+def _column(node: Any) -> str | None:
+    """Return a column, or a field of a struct, without casts that change no comparison."""
+    name = node.getClass().getSimpleName()
+    if name == "AttributeReference":
+        return _quoted(node.name())
+    if name == "GetStructField":
+        column = _column(node.child())
+        return None if column is None else f"{column}.{_quoted(node.extractFieldName())}"
+    if name == "Cast":
+        before = node.child().dataType().catalogString()
+        if _is_lossless(before, node.dataType().catalogString()):
+            return _column(node.child())
+    return None
+
+
+def _is_lossless(before: str, after: str) -> bool:
+    """Whether each value of a number type has an equal one in the other, and another no."""
+    if before == "float":
+        return after == "double"
+    wide, narrow = _DECIMAL.fullmatch(after), _DECIMAL.fullmatch(before)
+    if before in _DIGITS:
+        if wide is not None:
+            return int(wide[1]) - int(wide[2]) >= _DIGITS[before]
+        return after in _DIGITS and _DIGITS[after] >= _DIGITS[before]
+    if wide is None or narrow is None:
+        return False
+    before_point = int(wide[1]) - int(wide[2]) >= int(narrow[1]) - int(narrow[2])
+    return before_point and int(wide[2]) >= int(narrow[2])
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _literal(node: Any) -> str | None:
+    if node.getClass().getSimpleName() != "Literal":
+        return None
+    return _value(node.value(), node.dataType().catalogString())
+
+
+def _value(value: Any, data_type: str) -> str | None:
+    """Return a value of Spark's as a literal that says its type; None if it has no exact one."""
+    if value is None:
+        return None
+    if data_type in _WHOLE_NUMBERS:
+        return f"{int(value)}{_WHOLE_NUMBERS[data_type]}"
+    if data_type == "boolean":
+        return "TRUE" if value else "FALSE"
+    if data_type in ("float", "double"):
+        return f"CAST('{value!r}' AS {data_type.upper()})"
+    if data_type == "string":
+        return _string(value.toString())
+    if data_type == "binary":
+        return f"X'{bytes(value).hex()}'"
+    if _DECIMAL.fullmatch(data_type):
+        return f"{Decimal(value.toString()):f}BD"
+    return _moment(int(value), data_type)
+
+
+def _string(text: str) -> str:
+    for character, escape in (("\\", "\\\\"), ("'", "\\'"), ("\n", "\\n"), ("\r", "\\r")):
+        text = text.replace(character, escape)
+    return f"'{text}'"
+
+
+def _moment(value: int, data_type: str) -> str | None:
+    # A time says its zone, so the session's does not matter.
+    try:
+        if data_type == "date":
+            day = (_EPOCH + datetime.timedelta(days=value)).date()
+            return f"DATE '{day.isoformat()}'"
+        at = _EPOCH + datetime.timedelta(microseconds=value)
+    except OverflowError:
+        return None
+    shown = at.replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
+    if data_type == "timestamp":
+        return f"TIMESTAMP '{shown}+00:00'"
+    return f"TIMESTAMP_NTZ '{shown}'" if data_type == "timestamp_ntz" else None

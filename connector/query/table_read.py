@@ -1,0 +1,234 @@
+"""`streamhouse.read`: a table as a DataFrame that waits with the reading until it knows what for.
+
+Each transformation makes a new `TableRead`, which remembers how its DataFrame is made. What is no
+transformation, `collect` and `write` for example, is done by the DataFrame itself: it is made then,
+over the columns and rows that the transformations need.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from streamhouse.connector.options.options import BATCH, as_options, check_keys
+from streamhouse.connector.query.narrowing import Build, NarrowedQuery, QueryTable, narrowed
+from streamhouse.connector.query.statement import quoted
+
+__all__ = ["GroupedRead", "TableRead", "read"]
+
+_TRANSFORMATIONS: Final = frozenset(
+    {
+        "agg",
+        "alias",
+        "coalesce",
+        "crossJoin",
+        "distinct",
+        "drop",
+        "dropDuplicates",
+        "drop_duplicates",
+        "dropna",
+        "exceptAll",
+        "fillna",
+        "filter",
+        "hint",
+        "intersect",
+        "intersectAll",
+        "join",
+        "limit",
+        "offset",
+        "orderBy",
+        "repartition",
+        "select",
+        "selectExpr",
+        "sort",
+        "sortWithinPartitions",
+        "subtract",
+        "union",
+        "unionAll",
+        "unionByName",
+        "unpivot",
+        "where",
+        "withColumn",
+        "withColumnRenamed",
+        "withColumns",
+        "withColumnsRenamed",
+    }
+)
+_GROUPINGS: Final = frozenset({"cube", "groupBy", "groupby", "rollup"})
+_GROUPED: Final = frozenset({"agg", "avg", "count", "max", "mean", "min", "sum"})
+
+
+def read(spark: SparkSession, table: str, **options: Any) -> TableRead:
+    """Return a table as a DataFrame that reads only the columns and rows that can matter.
+
+    `select`, `where`, `groupBy`, `join` and the like say what is needed, also of several tables.
+    Each statement on it reads the newest rows. `explain()` says first what is read.
+
+    Args:
+        spark: the session.
+        table: `database.table`, or a part of it as in `database.table$lake`.
+        options: options of the format, as in `asOfTimestamp="2026-11-20"`.
+    """
+    given = check_keys(as_options(options), uses=(BATCH,))
+    return TableRead((QueryTable(spark, table, given),), lambda frames: frames[0])
+
+
+class TableRead:
+    """Lazily a DataFrame: it has all methods of one, and is accepted where one is.
+
+    `table["name"]` and `table.name` are columns by name. Of two tables with one name, give each an
+    `alias` and use `F.col("a.name")`.
+    """
+
+    def __init__(self, tables: tuple[QueryTable, ...], build: Build) -> None:
+        self._tables = tables
+        self._build = build
+
+    @functools.cached_property
+    def _query(self) -> NarrowedQuery:
+        return narrowed(self._tables, self._build)
+
+    @functools.cached_property
+    def _stand_in(self) -> DataFrame:
+        return self._build([table.stand_in for table in self._tables])
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self._stand_in.columns)
+
+    def count(self) -> int:
+        """Return the number of rows; all rows of a table are counted from its positions."""
+        rows = self.groupBy().count().collect()
+        return int(rows[0][0])
+
+    def explain(self, *arguments: Any, **named: Any) -> None:
+        """Print what is read of each table, and Spark's plan."""
+        sys.stdout.write(f"{self._query}\n")
+        self._query.frame.explain(*arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_tables", "_build"):
+            raise AttributeError(f"a table has no attribute '{name}'")
+        if name in _TRANSFORMATIONS:
+            return functools.partial(self._transformed, name)
+        if name in _GROUPINGS:
+            return functools.partial(self._grouped, name)
+        if not name.startswith("_") and name in self.columns:
+            return self[name]
+        return getattr(self._query.frame, name)
+
+    def __getitem__(self, item: Any) -> Any:
+        if isinstance(item, str):
+            self._stand_in[item]
+            return F.col(item) if item in ("*",) or "." in item else F.col(quoted(item))
+        if isinstance(item, Column):
+            return self.where(item)
+        return self.select(*item) if isinstance(item, list | tuple) else self._query.frame[item]
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError("a table cannot be iterated; use collect() or toLocalIterator()")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(DataFrame), *super().__dir__()})
+
+    def __repr__(self) -> str:
+        return f"TableRead({', '.join(table.name for table in self._tables)})"
+
+    # Spark's own methods ask whether they got a DataFrame.
+    __class__ = property(lambda _self: DataFrame)
+
+    def _transformed(self, name: str, *arguments: Any, **named: Any) -> Any:
+        call = _Call.of(self._tables, arguments, named)
+
+        def build(frames: Sequence[DataFrame]) -> DataFrame:
+            own = self._build(frames[: len(self._tables)])
+            made: DataFrame = getattr(own, name)(*call.arguments(frames), **call.named(frames))
+            return made
+
+        return self._checked(call, build, lambda: getattr(self._query.frame, name))
+
+    def _grouped(self, name: str, *arguments: Any, **named: Any) -> GroupedRead:
+        def group(frame: DataFrame) -> Any:
+            return getattr(frame, name)(*arguments, **named)
+
+        return GroupedRead(self, group)
+
+    def _checked(self, call: _Call, build: Build, plain: Callable[[], Any]) -> Any:
+        """Return the read that `build` makes, or a DataFrame where a stand-in cannot make it.
+
+        A column that belongs to one DataFrame, as `frame["id"]` does, is unknown to others.
+        """
+        made = TableRead(call.tables, build)
+        try:
+            made._stand_in  # noqa: B018 - making it is the check
+        except PySparkException:
+            return plain()(*call.plain, **call.plain_named)
+        return made
+
+
+class GroupedRead:
+    """What `groupBy`, `cube` and `rollup` of a `TableRead` return."""
+
+    def __init__(self, table: TableRead, group: Callable[[DataFrame], Any]) -> None:
+        self._table = table
+        self._group = group
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _GROUPED:
+            return functools.partial(self._aggregated, name)
+        return getattr(self._group(self._table._query.frame), name)
+
+    def _aggregated(self, name: str, *arguments: Any, **named: Any) -> Any:
+        table = self._table
+
+        def build(frames: Sequence[DataFrame]) -> DataFrame:
+            made: DataFrame = getattr(self._group(table._build(frames)), name)(*arguments, **named)
+            return made
+
+        call = _Call.of(table._tables, arguments, named)
+        return table._checked(call, build, lambda: getattr(self._group(table._query.frame), name))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of a transformation; other reads among them bring tables of their own."""
+
+    tables: tuple[QueryTable, ...]
+    plain: tuple[Any, ...]
+    plain_named: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, own: tuple[QueryTable, ...], arguments: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> _Call:
+        tables = list(own)
+        for value in (*arguments, *named.values()):
+            if _is_read(value):
+                tables += [table for table in value._tables if table not in tables]
+        return cls(tuple(tables), arguments, named)
+
+    def arguments(self, frames: Sequence[DataFrame]) -> list[Any]:
+        """Return the positional arguments, with DataFrames over `frames` for reads."""
+        return [self._over(value, frames) for value in self.plain]
+
+    def named(self, frames: Sequence[DataFrame]) -> dict[str, Any]:
+        """Return the named arguments likewise."""
+        return {key: self._over(value, frames) for key, value in self.plain_named.items()}
+
+    def _over(self, value: Any, frames: Sequence[DataFrame]) -> Any:
+        if not _is_read(value):
+            return value
+        places = dict(zip(self.tables, frames, strict=True))
+        return value._build([places[table] for table in value._tables])
+
+
+def _is_read(value: Any) -> bool:
+    return type(value) is TableRead
