@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType
 
 import streamhouse
 from integration.query_statements import SCHEMA, rows, statements
@@ -100,7 +101,7 @@ def test_only_columns_and_rows_that_matter_are_read(
 def test_a_table_that_is_used_twice_is_read_once_for_both_uses(
     small: SparkWorld, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    query = "SELECT x.word FROM small.a x, small.A y WHERE x.id = y.id AND x.k = 1 AND y.k = 2"
+    query = "SELECT x.word FROM small.a x, small.a y WHERE x.id = y.id AND x.k = 1 AND y.k = 2"
 
     shown = _explained(_sql(small, query), capsys)
 
@@ -140,7 +141,7 @@ def test_all_rows_are_counted_from_positions(
 
     assert "number of rows" in _explained(counted, capsys)
     assert counted.collect() == [(130,)]
-    assert counted.schema == world.spark.sql("SELECT count(*) AS n FROM range(3)").schema
+    assert [(f.name, f.dataType, f.nullable) for f in counted.schema] == [("n", LongType(), False)]
     assert read.count() == 130
     world.append(path, 130, 150)
     assert counted.collect() == [(150,)]
@@ -249,8 +250,7 @@ def test_reads_are_joined_with_reads_and_with_frames(
     small: SparkWorld, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = _read(small, "small.a"), _read(small, "small.b")
-    joined = a.where("k = 1").join(b.select("id", "word"), "id", "left").select("id", b.word)
-    joined = a.alias("x").join(b.alias("y"), F.col("x.id") == F.col("y.id")).select("x.k", "y.word")
+    joined = a.join(b, a.id == b["id"]).select(a.k, b.word)
     plain = small.spark.sql("SELECT x.k, y.word FROM plain_a x JOIN plain_b y ON x.id = y.id")
 
     shown = _explained(joined, capsys)

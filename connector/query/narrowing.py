@@ -90,6 +90,11 @@ class QueryTable:
             register(self.spark)
             _registered.add(self.spark)
 
+    @property
+    def alias(self) -> str:
+        """A name of its own for the table in a query."""
+        return f"streamhouse_{self.key}"
+
     @functools.cached_property
     def schema(self) -> Schema:
         """The service's schema of the table; raises `NotFoundError` if it has no such table."""
@@ -154,9 +159,11 @@ class QueryTable:
         """Return a predicate that is true for each row that any of the scans needs."""
         if not scans or any(not scan.conditions for scan in scans):
             return None
+        always = {f"isnotnull({quoted(c.name)})" for c in self.schema.columns if not c.nullable}
         alternatives = []
         for scan in scans:
-            understood = [c for c in scan.conditions if _is_understood(c, self.schema, self.name)]
+            conditions = [c for c in scan.conditions if c not in always]
+            understood = [c for c in conditions if _is_understood(c, self.schema, self.name)]
             if not understood:
                 return None
             alternatives.append(" AND ".join(understood))

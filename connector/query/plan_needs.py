@@ -22,7 +22,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-__all__ = ["KEY_OPTION", "PlanNeeds", "ScanNeeds", "needs_of"]
+__all__ = ["KEY_OPTION", "PlanNeeds", "ScanNeeds", "each", "needs_of"]
 
 KEY_OPTION: Final = "streamhouse"
 """The option by which a stand-in's scan is told from others."""
@@ -100,12 +100,12 @@ def _scans(plan: Any) -> Iterator[ScanNeeds]:
         key = plan.relation().options().get(KEY_OPTION)
         if key.isDefined():
             yield _scan(key.get(), plan)
-    for child in (*_each(plan.children()), *_each(plan.subqueries())):
+    for child in (*each(plan.children()), *each(plan.subqueries())):
         yield from _scans(child)
 
 
 def _scan(key: str, scan: Any) -> ScanNeeds:
-    filters = [*_each(scan.dataFilters()), *_each(scan.partitionFilters())]
+    filters = [*each(scan.dataFilters()), *each(scan.partitionFilters())]
     texts = [_condition(found) for found in filters]
     columns = tuple(scan.requiredSchema().fieldNames())
     return ScanNeeds(key, columns, tuple(t for t in texts if t is not None), bool(filters))
@@ -117,7 +117,7 @@ def _counted(plan: Any, scans: tuple[ScanNeeds, ...]) -> str | None:
         return None
     if plan.getClass().getSimpleName() != "Aggregate" or plan.groupingExpressions().size():
         return None
-    results = _each(plan.aggregateExpressions())
+    results = each(plan.aggregateExpressions())
     if len(results) != 1 or not _is_count(results[0]):
         return None
     below = plan.child()
@@ -137,11 +137,12 @@ def _is_count(result: Any) -> bool:
         function.getClass().getSimpleName() == "Count"
         and not aggregate.isDistinct()
         and aggregate.filter().isEmpty()
-        and all(_literal(child) is not None for child in _each(function.children()))
+        and all(_literal(child) is not None for child in each(function.children()))
     )
 
 
-def _each(sequence: Any) -> list[Any]:
+def each(sequence: Any) -> list[Any]:
+    """Return the elements of a sequence of the JVM's."""
     return [sequence.apply(index) for index in range(sequence.size())]
 
 
@@ -180,7 +181,7 @@ def _in(node: Any, *, is_set: bool) -> str | None:
         data_type = (node.child()).dataType().catalogString()
         values = [_value(value, data_type) for value in _iterated(node.set())]
     else:
-        values = [_literal(value) for value in _each(node.list())]
+        values = [_literal(value) for value in each(node.list())]
     return (
         None if None in values or not values else f"({column} IN ({', '.join(map(str, values))}))"
     )

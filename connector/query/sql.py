@@ -42,15 +42,13 @@ def sql(
     }
     if not tables:
         return spark.sql(statement, args=args)
-    # One name in two spellings is one table, and one read.
-    distinct = {table.name.lower(): table for table in tables.values()}
-    fields = {key: f"streamhouse_{number}" for number, key in enumerate(distinct)}
-    text = read.template({name: fields[table.name.lower()] for name, table in tables.items()})
+    fields = {name: f"streamhouse_{number}" for number, name in enumerate(tables)}
+    text = read.template(fields)
 
     def build(frames: Sequence[DataFrame]) -> DataFrame:
         return spark.sql(text, args=args, **dict(zip(fields.values(), frames, strict=True)))
 
-    return _explained(narrowed(list(distinct.values()), build))
+    return _explained(narrowed(list(tables.values()), build))
 
 
 def _table(

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 
 from streamhouse.connector.options.options import BATCH, as_options, check_keys
 from streamhouse.connector.query.narrowing import Build, NarrowedQuery, QueryTable, narrowed
+from streamhouse.connector.query.plan_needs import each
 from streamhouse.connector.query.statement import quoted
 
 __all__ = ["GroupedRead", "TableRead", "read"]
@@ -77,14 +78,14 @@ def read(spark: SparkSession, table: str, **options: Any) -> TableRead:
         options: options of the format, as in `asOfTimestamp="2026-11-20"`.
     """
     given = check_keys(as_options(options), uses=(BATCH,))
-    return TableRead((QueryTable(spark, table, given),), lambda frames: frames[0])
+    found = QueryTable(spark, table, given)
+    return TableRead((found,), lambda frames: frames[0].alias(found.alias))
 
 
 class TableRead:
     """Lazily a DataFrame: it has all methods of one, and is accepted where one is.
 
-    `table["name"]` and `table.name` are columns by name. Of two tables with one name, give each an
-    `alias` and use `F.col("a.name")`.
+    `table["name"]` and `table.name` are the table's column, also if another has one of that name.
     """
 
     def __init__(self, tables: tuple[QueryTable, ...], build: Build) -> None:
@@ -127,11 +128,21 @@ class TableRead:
 
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, str):
-            self._stand_in[item]
-            return F.col(item) if item in ("*",) or "." in item else F.col(quoted(item))
+            return F.col(self._qualified(item))
         if isinstance(item, Column):
             return self.where(item)
         return self.select(*item) if isinstance(item, list | tuple) else self._query.frame[item]
+
+    def _qualified(self, name: str) -> str:
+        """Return a column's name with its table's, if the column is still the table's own."""
+        made = getattr(self._stand_in, "_jdf", None)
+        output = [] if made is None else each(made.queryExecution().analyzed().output())
+        aliases = {table.alias for table in self._tables}
+        found = [column for column in output if column.name().lower() == name.lower()]
+        if len(found) == 1:
+            qualifier = ".".join(each(found[0].qualifier()))
+            return f"{qualifier}.{quoted(name)}" if qualifier in aliases else quoted(name)
+        return name
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError("a table cannot be iterated; use collect() or toLocalIterator()")
