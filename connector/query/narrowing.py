@@ -111,7 +111,12 @@ class QueryTable:
 
     @functools.cached_property
     def stand_in(self) -> DataFrame:
-        """An empty DataFrame with the table's columns, for which Spark says what it would read."""
+        """An empty DataFrame with the table's columns, for which Spark says what it would read.
+
+        Under Spark Connect it is the table: nobody can ask there.
+        """
+        if getattr(self.plain, "_jdf", None) is None:
+            return self.plain
         reader = self.spark.read.schema(self.plain.schema).option(KEY_OPTION, self.key)
         return reader.parquet(_empty_directory())
 

@@ -33,13 +33,13 @@ class Statement:
     @classmethod
     def of(cls, text: str) -> Statement:
         """Read a statement; one that is no query, or that sqlglot cannot read, names no table."""
-        places = tuple(_places(text))
+        places = tuple(sorted(_places(text), key=lambda place: place.start))
         return cls(text, tuple(dict.fromkeys(place.name for place in places)), places)
 
     def template(self, fields: Mapping[tuple[str, ...], str]) -> str:
         """Return the text as a format string, as `spark.sql` takes it: `fields` for tables."""
         pieces, end = [], 0
-        for place in sorted(self._places, key=lambda place: place.start):
+        for place in self._places:
             if place.name in fields:
                 pieces += [_escaped(self.text[end : place.start]), place.text(fields[place.name])]
                 end = place.end

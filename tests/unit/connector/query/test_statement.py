@@ -1,0 +1,66 @@
+"""Which tables a statement names, and its text with others in their place."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamhouse.connector.query.statement import Statement
+
+
+def _filled(text: str) -> str:
+    """Return the text with V0, V1, ... for the tables in order."""
+    read = Statement.of(text)
+    fields = {name: f"v{number}" for number, name in enumerate(read.names)}
+    return read.template(fields).format(**{field: field.upper() for field in fields.values()})
+
+
+@pytest.mark.parametrize(
+    ("text", "filled"),
+    [
+        ("SELECT id FROM db.t", "SELECT id FROM V0 AS `t`"),
+        ("SELECT x.id FROM db.t x", "SELECT x.id FROM V0 x"),
+        ("SELECT 1 FROM `db`.`t$lake` AS x", "SELECT 1 FROM V0 AS x"),
+        ("SELECT db.t.id, db.t.* FROM db.t", "SELECT t.id, t.* FROM V0 AS `t`"),
+        ("SELECT t.place.zone FROM db.t", "SELECT t.place.zone FROM V0 AS `t`"),
+        (
+            "SELECT db.t.place.zone.x FROM db.t JOIN db.u USING (id)",
+            "SELECT t.place.zone.x FROM V0 AS `t` JOIN V1 AS `u` USING (id)",
+        ),
+        (
+            "WITH c AS (SELECT * FROM db.t) SELECT 1 FROM c, d /* db.t */ WHERE x = 'db.t {}'",
+            "WITH c AS (SELECT * FROM V0 AS `t`) SELECT 1 FROM c, V1 AS `d` /* db.t */"
+            " WHERE x = 'db.t {}'",
+        ),
+        (
+            "SELECT 1 FROM db.t WHERE x IN (SELECT y FROM db.t WHERE z = 'it''s \\' é')",
+            "SELECT 1 FROM V0 AS `t` WHERE x IN (SELECT y FROM V0 AS `t` WHERE z = 'it''s \\' é')",
+        ),
+        ("SELECT 1 FROM db.t AS x(a, b)", "SELECT 1 FROM V0 AS x(a, b)"),
+        ("SELECT db.t.id FROM e.db db, db.t", "SELECT db.t.id FROM V0 db, V1 AS `t`"),
+        (
+            "SELECT 1 FROM db.t TABLESAMPLE (5 PERCENT) x",
+            "SELECT 1 FROM V0 TABLESAMPLE (5 PERCENT) x",
+        ),
+    ],
+)
+def test_only_names_of_tables_are_replaced(text: str, filled: str) -> None:
+    assert _filled(text) == filled
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT 1",
+        "INSERT INTO db.t SELECT 1",
+        "SELECT FROM WHERE ((",
+        "SELECT 1 FROM db.t; SELECT 2",
+        "SELECT 1 FROM db.t VERSION AS OF 3",
+        "SELECT * FROM db.t TABLESAMPLE (5 PERCENT)",
+        "SELECT * FROM range(3)",
+    ],
+)
+def test_what_is_not_surely_read_names_no_table(text: str) -> None:
+    read = Statement.of(text)
+
+    assert read.names == ()
+    assert read.template({}).format() == text
