@@ -123,7 +123,8 @@ class QueryTable:
     def narrowed(self, needs: PlanNeeds | None) -> tuple[DataFrame, Pushed]:
         """Return the table with only what `needs` says, and what that is."""
         scans = [] if needs is None else [scan for scan in needs.scans if scan.key == self.key]
-        if needs is None or TableName.parse(self.name).is_metadata:
+        # A plan without a scan of the stand-in may have one that is not known here.
+        if not scans or TableName.parse(self.name).is_metadata:
             return self.plain, Pushed(self.name)
         fields = self.plain.schema.fields
         wanted = {name for scan in scans for name in scan.columns}
@@ -162,7 +163,7 @@ class QueryTable:
 
     def _where(self, scans: Sequence[ScanNeeds]) -> str | None:
         """Return a predicate that is true for each row that any of the scans needs."""
-        if not scans or any(not scan.conditions for scan in scans):
+        if any(not scan.conditions for scan in scans):
             return None
         always = {f"isnotnull({quoted(c.name)})" for c in self.schema.columns if not c.nullable}
         alternatives = []

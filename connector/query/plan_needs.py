@@ -82,7 +82,8 @@ def needs_of(frame: DataFrame) -> PlanNeeds | None:
 
 def _is_of_the_moment(analyzed: Any, frame: DataFrame) -> bool:
     """Whether Spark plans with what holds only now: the date, the user, a session's variables."""
-    patterns = frame.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern  # type: ignore[union-attr]
+    jvm: Any = frame.sparkSession._jvm
+    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     return (
         analyzed.containsPattern(patterns.CURRENT_LIKE())
         or analyzed.containsPattern(patterns.VARIABLE_REFERENCE())
