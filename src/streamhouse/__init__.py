@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from streamhouse.connector.changes.table import Table
     from streamhouse.connector.format.registration import attach, register
     from streamhouse.connector.lookup.lookup_join import lookup_join, register_lookup
-    from streamhouse.connector.stream.stream_lag import lag
     from streamhouse.connector.query.sql import sql
     from streamhouse.connector.query.table_read import read
+    from streamhouse.connector.stream.stream_lag import lag
     from streamhouse.storage_service.client.producer import Producer
 
 __version__: Final = "0.1.0"
