@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from streamhouse.connector.changes.table import Table
     from streamhouse.connector.format.registration import attach, register
     from streamhouse.connector.lookup.lookup_join import lookup_join, register_lookup
-    from streamhouse.connector.query.sql import sql
+    from streamhouse.connector.query.sql_query import sql
     from streamhouse.connector.query.table_read import read
     from streamhouse.connector.stream.stream_lag import lag
     from streamhouse.storage_service.client.producer import Producer
@@ -34,7 +34,7 @@ _HOMES: Final = {
     "register_lookup": "streamhouse.connector.lookup.lookup_join",
     "read": "streamhouse.connector.query.table_read",
     "register": "streamhouse.connector.format.registration",
-    "sql": "streamhouse.connector.query.sql",
+    "sql": "streamhouse.connector.query.sql_query",
 }
 
 __all__ = [
