@@ -129,3 +129,19 @@ def test_the_quickstart_reads_back_every_flight(tmp_path: Path) -> None:
     assert "United: 58,665 flights" in finished.stdout
     assert "16 carriers, each equal to a full count over all flights" in finished.stdout
     assert "DuckDB on Iceberg" in finished.stdout
+
+
+@pytest.mark.end_to_end
+def test_the_declarative_pipeline_runs(tmp_path: Path) -> None:
+    finished = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "pipeline" / "run.py")],
+        cwd=tmp_path,
+        env={**os.environ, "SPARK_CONF_DIR": str(ROOT / "spark_conf")},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+    assert finished.returncode == 0, f"{finished.stdout[-3_000:]}\n{finished.stderr[-6_000:]}"
+    assert "pipeline.delays: 50 late flights" in finished.stdout

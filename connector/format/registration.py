@@ -9,6 +9,7 @@ made by another language, or by the name of an attached table), the stream says 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -49,6 +50,7 @@ from streamhouse.storage_service.errors import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSourceReader, DataSourceWriter
 from pyspark.sql.types import StructField, StructType
 
@@ -67,11 +69,15 @@ def register(spark: SparkSession) -> None:
     """
     if not _is_registered(spark):
         spark.dataSource.register(StreamhouseDataSource)
-        spark.conf.set(_REGISTERED, "true")
+        # The definitions of a declarative pipeline may set nothing; they register once anyway.
+        with contextlib.suppress(PySparkException):
+            spark.conf.set(_REGISTERED, "true")
     mark_streams(type(spark.readStream))
     plan_reads_afresh(spark)
     for writer_class in _writer_classes(spark):
         hand_over_zone(writer_class)
+    if _is_connect(spark):
+        _let_pipelines_end(spark)
     answer_statements(spark, _attach)
 
 
@@ -87,9 +93,46 @@ def _is_registered(spark: SparkSession) -> bool:
     return bool(java.sessionState().dataSourceManager().dataSourceExists(FORMAT))
 
 
+def _is_connect(spark: SparkSession) -> bool:
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def _let_pipelines_end(spark: SparkSession) -> None:
+    """Let `spark-pipelines` end well after a run in which Python took part.
+
+    PySpark 4.3 takes what Python workers count on the side, which the server sends with the events
+    of a run, for an unknown response, and ends with an error after the run has completed.
+    """
+    from pyspark.sql.connect.client.core import PlanObservedMetrics
+
+    client_class: Any = type(spark.client)
+    follow = client_class.execute_command_as_iterator
+    if hasattr(follow, "__wrapped__"):
+        return
+
+    class WithoutCounts:
+        """The client, without these responses."""
+
+        def __init__(self, client: Any) -> None:
+            self._client = client
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._client, name)
+
+        def _execute_and_fetch_as_iterator(self, *arguments: Any) -> Iterator[Any]:
+            responses = self._client._execute_and_fetch_as_iterator(*arguments)
+            return (one for one in responses if not isinstance(one, PlanObservedMetrics))
+
+    @functools.wraps(follow)
+    def followed(self: Any, *arguments: Any, **named: Any) -> Any:
+        return follow(WithoutCounts(self), *arguments, **named)
+
+    client_class.execute_command_as_iterator = followed
+
+
 def _writer_classes(spark: SparkSession) -> tuple[type, ...]:
     """Return the classes of `DataFrame.write` and `writeStream`, of this kind of session."""
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
+    if _is_connect(spark):
         from pyspark.sql.connect import readwriter as connect_writer
         from pyspark.sql.connect.streaming import readwriter as connect_stream_writer
 

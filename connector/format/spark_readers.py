@@ -68,7 +68,9 @@ def plan_reads_afresh(spark: SparkSession) -> None:
     Spark's setting `PUSHDOWN` is switched on for it. A session that switches it off afterwards
     gets DataFrames that keep the rows of their first use, and a warning that says so.
     """
-    spark.conf.set(PUSHDOWN, "true")
+    # A declarative pipeline sets it in its specification: its definitions may set nothing.
+    if spark.conf.get(PUSHDOWN, None) != "true":
+        spark.conf.set(PUSHDOWN, "true")
     _change(type(spark.read))
 
 
