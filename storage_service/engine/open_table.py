@@ -79,6 +79,8 @@ class OpenTable(abc.ABC):
         """Of a log table that was overwritten, where the rows of each bucket begin."""
         self.truncated_at_us = 0
         """When it was."""
+        self.truncation_count = 0
+        """How often since the service started."""
         self.is_dropped = False
         self.read_rows = 0
         """How many rows were sent to readers since the service started."""
@@ -139,6 +141,7 @@ class OpenTable(abc.ABC):
             self.tablets[bucket].truncate(offset)
             self.truncated_offsets[bucket] = max(self.truncated_offsets.get(bucket, 0), offset)
         self.truncated_at_us = max(self.truncated_at_us, timestamp_us)
+        self.truncation_count += 1
 
     @property
     def is_truncation_pending(self) -> bool:

@@ -423,10 +423,15 @@ async def make_table(manager: TabletManager, is_keyed: bool, path: str = "events
 
 
 async def begin(
-    transactions: TableTransactions, is_keyed: bool = False, version: int | None = None
+    transactions: TableTransactions,
+    is_keyed: bool = False,
+    operation: TransactionOperation | None = None,
+    *,
+    version: int | None = None,
 ) -> str:
-    """Begin a transaction of a minute; return its id."""
-    operation = TransactionOperation.UPSERT if is_keyed else TransactionOperation.APPEND
+    """Begin a transaction of a minute, by default one that adds rows; return its id."""
+    adds = TransactionOperation.UPSERT if is_keyed else TransactionOperation.APPEND
+    operation = operation or adds
     app_id = None if version is None else "app"
     begun, _ = await transactions.begin(
         operation, columns=None, app_id=app_id, version=version, timeout_ms=60_000

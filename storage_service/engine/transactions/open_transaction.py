@@ -80,6 +80,8 @@ class OpenTransaction:
     named: tuple[str, ...] = ()
     read: ReadPosition | None = None
     """What must not have changed when it is decided; its commit says so."""
+    truncations_known: int = 0
+    """How often the table had been overwritten when it began."""
     linked: LinkedCommit | None = None
     """What its commit commits of another table."""
     held: int = 0

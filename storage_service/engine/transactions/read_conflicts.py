@@ -5,7 +5,7 @@ where the table stood before it was read (`ReadPosition`). From there to the end
 what others have written since, and the changelog has the key of every change: the transaction may
 happen if none of them is a key that it writes. It then reads, as it were, at the moment of its
 commit. Changes that lead back to the same row count as well, and what left the log counts as
-changed.
+changed. An overwrite of a log table may write no row: it is known by its number.
 
 Each `check` goes on where the last one ended: most is looked at while others go on writing, and the
 rest under the table's write gate. Memory has the keys of the transaction in the buckets that were
@@ -64,7 +64,10 @@ class ReadConflicts:
         operation: TransactionOperation,
         read: ReadPosition,
         parts: Sequence[StagedPart],
+        *,
+        truncations_known: int,
     ) -> None:
+        """`truncations_known`: how often the table was overwritten before the transaction began."""
         self._table = table
         self._parts = parts
         self._by_key = (
@@ -72,12 +75,14 @@ class ReadConflicts:
             and operation is not TransactionOperation.OVERWRITE
             and read.isolation is Isolation.SNAPSHOT
         )
-        self._checked = dict(read.offsets)
+        self._read, self._checked = read.offsets, dict(read.offsets)
+        self._truncations_known = truncations_known
         self._written = {bucket for part in parts for bucket in part.rows_by_bucket()}
         self._keys: dict[int, pa.Array] = {}
 
     def check(self) -> None:
         """Raise `CommitConflictError` if what is visible by now is a conflict."""
+        self._check_not_truncated()
         for bucket, tablet in enumerate(self._table.tablets):
             end, checked = tablet.high_watermark, self._checked[bucket]
             if end == checked:
@@ -91,6 +96,14 @@ class ReadConflicts:
             if bucket in self._written:
                 self._check_keys(bucket, end)
             self._checked[bucket] = end
+
+    def _check_not_truncated(self) -> None:
+        """Raise if rows were removed at the very offsets to which the table was read."""
+        if self._table.truncation_count == self._truncations_known:
+            return
+        for bucket, offset in self._table.truncated_offsets.items():
+            if offset >= self._read[bucket]:
+                raise self._conflict(f"the rows of bucket {bucket} below {offset} were removed")
 
     def _check_keys(self, bucket: int, end: int) -> None:
         if bucket not in self._keys:

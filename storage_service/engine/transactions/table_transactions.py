@@ -161,7 +161,11 @@ class TableTransactions:
         if transaction is None:
             check_count(self._open, self._config, table=str(self._table.path))
             # Counted before it is durable, or many at once could pass the limit.
-            transaction = OpenTransaction(spec=spec, active_us=spec.begun_us)
+            transaction = OpenTransaction(
+                spec=spec,
+                active_us=spec.begun_us,
+                truncations_known=self._table.truncation_count,
+            )
             self._open[spec.transaction_id] = transaction
             storing = self._runtime.run(self._files.begin, spec)
             transaction.beginning = asyncio.ensure_future(storing)
@@ -249,11 +253,13 @@ class TableTransactions:
         wait_s: float | None,
         read: ReadPosition | None = None,
         linked: LinkedCommit | None = None,
+        is_linked: bool = False,
     ) -> CommitResult | None:
         """Commit the named parts in this order, all or none; None if that takes over `wait_s`.
 
         With `read` only if what they were computed from is as it was; else it raises
-        `CommitConflictError`, and the transaction is aborted.
+        `CommitConflictError`, and the transaction is aborted. `is_linked` says that the commit of
+        another table asks, which holds it.
 
         Once begun it goes on, whatever becomes of the caller. After a retriable error the
         transaction is open as before, after any other but UnknownOutcomeError it is aborted.
@@ -265,6 +271,11 @@ class TableTransactions:
             return outcome.result
         transaction = self._find(transaction_id)
         if transaction.commit is None:
+            if transaction.held and not is_linked:
+                raise TransactionClosedError(
+                    f"transaction {transaction_id} of '{self._table.path}' is being committed with"
+                    " another table's; nothing was done by this call"
+                )
             self._check_parts(transaction, parts)
             if read is not None:
                 check_read_offsets(self._table, read)
@@ -287,6 +298,12 @@ class TableTransactions:
         """Keep a transaction, which is to be committed with another table's, until `release`."""
         transaction = self._staging(transaction_id)
         self._check_parts(transaction, parts)
+        if transaction.spec.columns is not None:
+            # Such rows may turn out to be impossible when the other table's are decided.
+            raise UnsupportedError(
+                f"transaction {transaction_id} of '{self._table.path}' updates named columns, and"
+                " cannot be committed with another table's; stage whole rows"
+            )
         transaction.held += 1
 
     def release(self, transaction_id: str) -> None:
@@ -372,6 +389,9 @@ class TableTransactions:
                 drop = self._files.drop
                 await self._runtime.run(drop, found.spec.transaction_id, list(found.parts))
         await self._runner.load_truncated(found.decision for found in loaded)
+        for transaction in self._open.values():
+            is_before = transaction.spec.begun_us <= self._table.truncated_at_us
+            transaction.truncations_known = -1 if is_before else self._table.truncation_count
         decisions = [found.decision for found in loaded if found.decision is not None]
         self._check_agreement([*folded, *decisions])
         if self._files.is_former:

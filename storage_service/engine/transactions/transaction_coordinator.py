@@ -133,7 +133,7 @@ class TransactionCoordinator:
             _logger.warning("event=linked_table_dropped table=%s", linked.table)
             return
         try:
-            await found.commit(linked.transaction_id, linked.parts, wait_s=None)
+            await found.commit(linked.transaction_id, linked.parts, wait_s=None, is_linked=True)
         except TransactionNotFoundError:
             # Committed and forgotten, or the table is another one by now.
             _logger.warning("event=linked_transaction_gone table=%s", linked.table)

@@ -167,7 +167,13 @@ class TransactionRunner:
         spec = transaction.spec
         if transaction.read is None or self._outcomes.is_stale(spec.app_id, spec.version):
             return None
-        return ReadConflicts(self._table, spec.operation, transaction.read, parts)
+        return ReadConflicts(
+            self._table,
+            spec.operation,
+            transaction.read,
+            parts,
+            truncations_known=transaction.truncations_known,
+        )
 
     async def _decide(
         self,

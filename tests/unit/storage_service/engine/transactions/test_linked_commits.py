@@ -20,9 +20,14 @@ from streamhouse.storage_service.errors import (
     TransactionClosedError,
     TransactionNotFoundError,
     UnavailableError,
+    UnsupportedError,
 )
 from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.model.transaction import LinkedCommit, TransactionStatus
+from streamhouse.storage_service.model.transaction import (
+    LinkedCommit,
+    TransactionOperation,
+    TransactionStatus,
+)
 from tests.support.held_step import around
 from tests.support.in_process_service import (
     begin,
@@ -30,6 +35,7 @@ from tests.support.in_process_service import (
     open_manager,
     stage_parts,
     visible_ends,
+    write_alone,
 )
 
 OTHER = "events__rejected"
@@ -183,3 +189,52 @@ async def test_without_what_is_linked_nothing_is_committed(tmp_path: Path) -> No
             await _commit(manager, staged)
 
         assert _ends(manager, "events") == [0, 0]
+
+
+async def test_what_is_being_committed_with_another_table_is_not_committed_by_itself(
+    tmp_path: Path,
+) -> None:
+    async with _opened(tmp_path) as manager:
+        staged = await _stage(manager, False)
+        others = manager.transactions.of(manager.table(TablePath.parse(OTHER)))
+        refused: list[str] = []
+
+        async def store(real: Any, commit: TransactionCommit) -> Any:
+            if not refused:
+                refused.append("")
+                with pytest.raises(TransactionClosedError) as error:
+                    await others.commit(staged.linked.transaction_id, [], wait_s=20)
+                refused.append(error.value.message)
+            return await real(commit)
+
+        with pytest.MonkeyPatch.context() as patch:
+            around(patch, "commit-storing", store)
+            result = await _commit(manager, staged)
+
+        assert "with another table's" in refused[1]
+        assert result.status is TransactionStatus.COMMITTED
+        assert _ends(manager, "events") == _ends(manager, OTHER) == [40, 40]
+        same = await others.commit(staged.linked.transaction_id, staged.linked.parts, wait_s=20)
+        assert same is not None
+
+
+async def test_what_may_prove_impossible_is_refused_before_anything_is_decided(
+    tmp_path: Path,
+) -> None:
+    async with _opened(tmp_path) as manager:
+        staged = await _stage(manager, False)
+        others = manager.transactions.of(manager.table(TablePath.parse(OTHER)))
+        partial, _ = await others.begin(
+            TransactionOperation.UPSERT,
+            columns=("id",),
+            app_id=None,
+            version=None,
+            timeout_ms=60_000,
+        )
+        staged.linked = LinkedCommit(table=f"default.{OTHER}", transaction_id=partial, parts=())
+
+        with pytest.raises(UnsupportedError, match="updates named columns"):
+            await _commit(manager, staged)
+
+        await write_alone(manager, manager.table(TablePath.parse("events")), 0)
+        assert _ends(manager, OTHER) == [0, 0]

@@ -27,6 +27,7 @@ from streamhouse.storage_service.model.transaction import (
 )
 from tests.support.in_process_service import (
     EVENTS,
+    begin,
     make_table,
     open_manager,
     routed,
@@ -131,6 +132,29 @@ async def test_an_overwrite_of_what_was_read_meets_no_newer_row(
         overwrite = TransactionOperation.OVERWRITE
         with pytest.raises(CommitConflictError, match="rows were written to bucket 0"):
             await _commit(manager, table, {1: [5]}, read, overwrite)
+        assert (await _commit(manager, table, {1: [5]}, _read(table), overwrite)).row_count == 1
+
+
+async def test_rows_that_were_truncated_meanwhile_do_not_come_back(tmp_path: Path) -> None:
+    overwrite = TransactionOperation.OVERWRITE
+    async with open_manager(tmp_path) as manager:
+        table = await make_table(manager, is_keyed=False)
+        await write_alone(manager, table, 0)
+        transactions = manager.transactions.of(table)
+        rewrites = [await begin(transactions, False, overwrite) for _ in range(2)]
+        read = _read(table)
+        truncation = await begin(transactions, False, overwrite)
+        assert await transactions.commit(truncation, [], wait_s=20)
+        assert visible_ends(table) == list(read.offsets.values())
+
+        with pytest.raises(CommitConflictError, match="were removed"):
+            await transactions.commit(rewrites[0], [], wait_s=20, read=read)
+
+    async with open_manager(tmp_path) as manager:
+        table = next(iter(manager.open_tables()))
+        transactions = manager.transactions.of(table)
+        with pytest.raises(CommitConflictError, match="were removed"):
+            await transactions.commit(rewrites[1], [], wait_s=20, read=read)
         assert (await _commit(manager, table, {1: [5]}, _read(table), overwrite)).row_count == 1
 
 
