@@ -162,7 +162,7 @@ class Consumers:
                 reads_lake=reads_lake,
             )
             self._consumers = {**known, said.key: said}
-            if is_new or self._is_due():
+            if said.key not in self._saved or is_new or self._is_due():
                 await self._save()
             return said
 

@@ -159,6 +159,11 @@ async def test_a_damaged_file_costs_the_positions_and_no_table(tmp_path: Path) -
 async def test_what_cannot_be_saved_is_said(tmp_path: Path) -> None:
     world = World(tmp_path)
     consumers = world.open()
+    await _report(consumers, "b", 1)
     world.file.with_name("consumers.json.tmp").mkdir()
     with pytest.raises(StorageFailedError):
         await _report(consumers, "a", 1)
+
+    world.file.with_name("consumers.json.tmp").rmdir()
+    await _report(consumers, "a", 2)
+    assert _stand(world.open()) == {"a": 2, "b": 1}
