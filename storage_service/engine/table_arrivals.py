@@ -81,7 +81,9 @@ class TableArrivals:
         self._run = manager.runtime.run
         self._coming: dict[int, _Coming] = {}
         for arrival in self._registry.moves.arriving.values():
-            self._set_away(arrival.ticket)
+            # What is not ready is not decided: its source serves it, and is named to who asks here.
+            if arrival.is_ready:
+                self._set_away(arrival.ticket)
 
     async def close(self) -> None:
         """End what is under way; the next start goes on."""
@@ -180,7 +182,6 @@ class TableArrivals:
                 )
             await self._run(self._names.expect_move, ticket)
             await self._run(moves.begin_arriving, ticket)
-            self._set_away(ticket)
 
     async def _download(self, ticket: MoveTicket, number: int) -> bool:
         directory, move_set = self._manager.directory, MoveSet(self._store, ticket)
@@ -199,6 +200,7 @@ class TableArrivals:
         async with manager.runtime.changing_files:
             await self._run(self._registry.check_arrival, info)
             coming.table = await manager.open_arrived(info)
+            self._set_away(ticket)
             # Here, too: who creates or drops a table meanwhile writes service.json as well.
             await self._run(self._registry.moves.set_ready, ticket.table_id)
         _logger.info("event=move_ready table=%s source=%s", ticket.path, ticket.source)

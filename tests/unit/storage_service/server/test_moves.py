@@ -215,3 +215,20 @@ async def test_a_table_may_be_dropped_and_made_again_while_it_is_copied(world: S
         await b.service.manager.upkeep.stop()
         assert not b.service.manager.registry.moves.arriving
         assert _left_of_moves(world) == []
+
+
+async def test_a_table_of_which_only_a_part_has_come_is_asked_for_at_its_source(
+    world: ShardWorld,
+) -> None:
+    """Its source may die then, and forget the move: nothing of it was decided."""
+    async with world.shard("b") as b:
+        async with world.shard("a") as a:
+            await a.create_table()
+            await a.append([(0, 0, event_rows(0, 5))])
+            world.go_on_whole.clear()
+            moving = asyncio.ensure_future(_move(a, "b"))
+            while not b.service.manager.registry.moves.arriving:
+                await asyncio.sleep(0)
+            assert (await b.call("GET", "/v1/tables/events/state")).status == 421
+            moving.cancel()
+        assert (await b.call("GET", "/v1/tables/events/state")).status == 421
