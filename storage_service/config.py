@@ -21,7 +21,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.journal.lease import LEASE_MS_MAX, OWNER_URL
 from streamhouse.storage_service.journal.names import DEFAULT_SHARD, ShardNames
-from streamhouse.storage_service.log.segment_format import PAYLOAD_BYTES_LIMIT
+from streamhouse.storage_service.log.segments.segment_format import PAYLOAD_BYTES_LIMIT
 from streamhouse.storage_service.model.lake.facts import (
     CATALOG_TIMEOUT_PROPERTY,
     LAKE_PATHS_PROPERTY,

@@ -34,7 +34,11 @@ from streamhouse.storage_service.errors import (
     StorageFailedError,
 )
 from streamhouse.storage_service.log.log_copy import copy_log, link_or_copy
-from streamhouse.storage_service.log.segment_format import LogIdentity, offsets_of, segment_path
+from streamhouse.storage_service.log.segments.segment_format import (
+    LogIdentity,
+    offsets_of,
+    segment_path,
+)
 
 __all__ = [
     "STAGING",

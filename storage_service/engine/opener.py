@@ -58,8 +58,8 @@ from streamhouse.storage_service.kv.rocksdb_store import is_damage
 from streamhouse.storage_service.log.group_commit import Submit
 from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
 from streamhouse.storage_service.log.replica import Replication
-from streamhouse.storage_service.log.segment_format import LogIdentity
-from streamhouse.storage_service.log.segment_roll import begin_log
+from streamhouse.storage_service.log.segments.segment_format import LogIdentity
+from streamhouse.storage_service.log.segments.segment_roll import begin_log
 from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 

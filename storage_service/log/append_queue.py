@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 
 from streamhouse.storage_service.errors import RequestTooLargeError
 from streamhouse.storage_service.log.filesystem import Buffer
-from streamhouse.storage_service.log.segment import WrittenFrame
-from streamhouse.storage_service.log.segment_format import encode_frame, frame_bytes
+from streamhouse.storage_service.log.segments.segment import WrittenFrame
+from streamhouse.storage_service.log.segments.segment_format import encode_frame, frame_bytes
 from streamhouse.storage_service.log.writer_state import (
     TRANSACTION_WRITER,
     WriterStates,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from streamhouse.storage_service.log.filesystem import Filesystem, WritableFile, replace_durably
-from streamhouse.storage_service.log.segment_format import (
+from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,
     LogIdentity,
     MalformedError,

@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.durable_mark import MARK_NAME, DurableMark
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from streamhouse.storage_service.log.segment_format import (
+from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,
     FRAME,
     FRAME_HEADER_BYTES,

@@ -33,10 +33,10 @@ from streamhouse.storage_service.log.append_queue import (
 )
 from streamhouse.storage_service.log.filesystem import Filesystem
 from streamhouse.storage_service.log.recovery import LogRecovery, RecoveredLog
-from streamhouse.storage_service.log.segment import StoredBatch
-from streamhouse.storage_service.log.segment_chain import SegmentChain
-from streamhouse.storage_service.log.segment_format import PAYLOAD_BYTES_LIMIT, LogIdentity
-from streamhouse.storage_service.log.segment_roll import RollFailedError, SegmentRoll
+from streamhouse.storage_service.log.segments.segment import StoredBatch
+from streamhouse.storage_service.log.segments.segment_chain import SegmentChain
+from streamhouse.storage_service.log.segments.segment_format import PAYLOAD_BYTES_LIMIT, LogIdentity
+from streamhouse.storage_service.log.segments.segment_roll import RollFailedError, SegmentRoll
 
 __all__ = ["AppendResult", "LogOptions", "LogTablet", "StoredBatch"]
 

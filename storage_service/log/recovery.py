@@ -24,8 +24,8 @@ from typing import Final
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.durable_mark import LOSS_ACCEPTED_NAME, MARK_NAME, DurableMark
 from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
-from streamhouse.storage_service.log.segment import ActiveSegment, SealedSegment
-from streamhouse.storage_service.log.segment_format import (
+from streamhouse.storage_service.log.segments.segment import ActiveSegment, SealedSegment
+from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,
     INDEX_START_BYTES,
     IndexHeader,
@@ -39,17 +39,17 @@ from streamhouse.storage_service.log.segment_format import (
     segment_path,
     writers_path,
 )
-from streamhouse.storage_service.log.segment_index import (
+from streamhouse.storage_service.log.segments.segment_index import (
     GrowingIndex,
     encode_index,
     read_index_header,
 )
-from streamhouse.storage_service.log.segment_roll import (
+from streamhouse.storage_service.log.segments.segment_roll import (
     RollFailedError,
     SegmentRoll,
     create_segment,
 )
-from streamhouse.storage_service.log.segment_scan import durable_offset_after, scan_frames
+from streamhouse.storage_service.log.segments.segment_scan import durable_offset_after, scan_frames
 from streamhouse.storage_service.log.writer_state import (
     WriterStates,
     decode_writers,

@@ -25,7 +25,7 @@ from crc32c import crc32c
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import Buffer, Filesystem
-from streamhouse.storage_service.log.segment_format import (
+from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,
     MalformedError,
     seal_header,

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from streamhouse.storage_service.errors import OutOfOrderSequenceError
-from streamhouse.storage_service.log.segment_format import (
+from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,
     LogIdentity,
     MalformedError,

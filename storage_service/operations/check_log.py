@@ -11,7 +11,7 @@ import pyarrow as pa
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.log.durable_mark import MARK_NAME, DurableMark
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from streamhouse.storage_service.log.segment_format import (
+from streamhouse.storage_service.log.segments.segment_format import (
     INDEX_START_BYTES,
     LogIdentity,
     MalformedError,
@@ -20,8 +20,8 @@ from streamhouse.storage_service.log.segment_format import (
     segment_path,
     writers_path,
 )
-from streamhouse.storage_service.log.segment_index import decode_index, read_index_header
-from streamhouse.storage_service.log.segment_scan import (
+from streamhouse.storage_service.log.segments.segment_index import decode_index, read_index_header
+from streamhouse.storage_service.log.segments.segment_scan import (
     ScanResult,
     SegmentFile,
     SegmentFrame,

@@ -16,7 +16,7 @@ import pytest
 
 from streamhouse.storage_service.errors import CorruptDataError, StorageFailedError
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.log.segment_format import (
+from streamhouse.storage_service.log.segments.segment_format import (
     LogIdentity,
     decode_segment_header,
     encode_segment_header,

@@ -70,7 +70,7 @@ STEPS: Final = {
     "history-checking": Place(f"{_ENGINE}.opener", "TableOpener._check_history", _BUG),
     "table-adding": Place(f"{_ENGINE}.directory.table_registry", "TableRegistry.add_table", _BUG),
     "segment-syncing": Place(
-        "storage_service.log.segment",
+        "storage_service.log.segments.segment",
         "ActiveSegment.sync",
         "of two logs that are synced at once one fails",
     ),

@@ -34,7 +34,7 @@ from streamhouse.storage_service.journal.writer import JournalWriter, WriterOpti
 from streamhouse.storage_service.log.filesystem import Buffer, LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.replica import Replication
-from streamhouse.storage_service.log.segment import StoredBatch
+from streamhouse.storage_service.log.segments.segment import StoredBatch
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.in_process_service import EVENTS
 from tests.support.kv_world import looked_up

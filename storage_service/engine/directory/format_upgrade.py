@@ -21,7 +21,7 @@ from streamhouse.storage_service.engine.directory.table_files import (
     save_lake_state,
 )
 from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.log.segment_format import offsets_of
+from streamhouse.storage_service.log.segments.segment_format import offsets_of
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 
 __all__ = ["find_former_tables", "upgrade_files"]

@@ -19,7 +19,7 @@ from streamhouse.storage_service.engine.directory.data_directory import (
 )
 from streamhouse.storage_service.engine.directory.service_state import ServiceState
 from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
-from streamhouse.storage_service.log.segment_format import (
+from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,
     offsets_of,
     segment_path,

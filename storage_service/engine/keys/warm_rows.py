@@ -23,14 +23,14 @@ from streamhouse.storage_service.engine.directory.table_files import read_table
 from streamhouse.storage_service.engine.keys.key_bucket import damage_of, table_rules
 from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
-from streamhouse.storage_service.log.segment_format import (
+from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,
     LogIdentity,
     frame_bytes,
     offsets_of,
     segment_path,
 )
-from streamhouse.storage_service.log.segment_scan import SegmentFrame, open_segment
+from streamhouse.storage_service.log.segments.segment_scan import SegmentFrame, open_segment
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
 

@@ -30,7 +30,7 @@ from streamhouse.storage_service.log.durable_mark import (
     DurableMark,
 )
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from streamhouse.storage_service.log.segment_format import LogIdentity, offsets_of
+from streamhouse.storage_service.log.segments.segment_format import LogIdentity, offsets_of
 
 __all__ = ["Cut", "LocalCopy", "bucket_identity", "compare", "local_files"]
 

@@ -17,14 +17,14 @@ from streamhouse.storage_service.journal.restore.local_copy import bucket_identi
 from streamhouse.storage_service.journal.tree import Held, JournalTree, Local, TreeFile
 from streamhouse.storage_service.log.durable_mark import MARK_NAME, DurableMark
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from streamhouse.storage_service.log.segment_format import (
+from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,
     MalformedError,
     decode_segment_header,
     offsets_of,
     segment_path,
 )
-from streamhouse.storage_service.log.segment_scan import durable_offset_after, scan_frames
+from streamhouse.storage_service.log.segments.segment_scan import durable_offset_after, scan_frames
 
 __all__ = ["read_local_tree"]
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.log.segment import StoredBatch
+from streamhouse.storage_service.log.segments.segment import StoredBatch
 from streamhouse.storage_service.model.identity import Same
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo

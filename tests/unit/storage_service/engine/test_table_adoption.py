@@ -18,8 +18,8 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     TableExistsError,
 )
-from streamhouse.storage_service.log.segment_format import segment_path
-from streamhouse.storage_service.log.segment_scan import open_segment
+from streamhouse.storage_service.log.segments.segment_format import segment_path
+from streamhouse.storage_service.log.segments.segment_scan import open_segment
 from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 from tests.support.held_step import around

@@ -10,7 +10,7 @@ from crc32c import crc32c
 from streamhouse.storage_service.journal.operations import Replace
 from streamhouse.storage_service.journal.restore.local_copy import compare
 from streamhouse.storage_service.journal.tree import JournalTree, Packed, TreeFile
-from streamhouse.storage_service.log.segment_format import (
+from streamhouse.storage_service.log.segments.segment_format import (
     LogIdentity,
     MarkFacts,
     encode_durable_mark,

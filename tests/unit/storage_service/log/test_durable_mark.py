@@ -6,7 +6,7 @@ from pathlib import Path
 
 from streamhouse.storage_service.log.durable_mark import MARK_NAME, DurableMark
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from streamhouse.storage_service.log.segment_format import LogIdentity, MarkFacts
+from streamhouse.storage_service.log.segments.segment_format import LogIdentity, MarkFacts
 
 _IDENTITY = LogIdentity(11, 0)
 

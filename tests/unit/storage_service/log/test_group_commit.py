@@ -28,7 +28,7 @@ from streamhouse.storage_service.log.group_commit import (
     GroupCommitter,
 )
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.log.segment import ActiveSegment
+from streamhouse.storage_service.log.segments.segment import ActiveSegment
 from tests.support.crash_filesystem import Crash, CrashFilesystem
 from tests.support.held_step import around, lower
 from tests.support.log_world import SettableClock, open_log, payloads_of, read_all

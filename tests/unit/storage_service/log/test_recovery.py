@@ -6,8 +6,8 @@ import pytest
 
 from streamhouse.storage_service.errors import CorruptDataError, StorageFailedError
 from streamhouse.storage_service.log.append_queue import RoutedBatch
-from streamhouse.storage_service.log.segment_format import LogIdentity
-from streamhouse.storage_service.log.segment_roll import begin_log
+from streamhouse.storage_service.log.segments.segment_format import LogIdentity
+from streamhouse.storage_service.log.segments.segment_roll import begin_log
 from tests.support.crash_filesystem import CrashFilesystem
 from tests.support.log_world import (
     DIRECTORY,

@@ -7,8 +7,8 @@ import struct
 import pytest
 from crc32c import crc32c
 
-from streamhouse.storage_service.log import segment_format
-from streamhouse.storage_service.log.segment_format import (
+from streamhouse.storage_service.log.segments import segment_format
+from streamhouse.storage_service.log.segments.segment_format import (
     FRAME,
     IndexHeader,
     LogIdentity,

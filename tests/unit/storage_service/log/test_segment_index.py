@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.storage_service.log.segment_format import LogIdentity, MalformedError
-from streamhouse.storage_service.log.segment_index import (
+from streamhouse.storage_service.log.segments.segment_format import LogIdentity, MalformedError
+from streamhouse.storage_service.log.segments.segment_index import (
     FrameStart,
     GrowingIndex,
     SparseIndex,

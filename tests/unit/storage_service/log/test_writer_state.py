@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streamhouse.storage_service.errors import OutOfOrderSequenceError
-from streamhouse.storage_service.log.segment_format import LogIdentity, MalformedError
+from streamhouse.storage_service.log.segments.segment_format import LogIdentity, MalformedError
 from streamhouse.storage_service.log.writer_state import (
     RememberedBatch,
     WriterStates,

@@ -20,7 +20,7 @@ from crc32c import crc32c
 
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.filesystem import Buffer, Filesystem, WritableFile
-from streamhouse.storage_service.log.segment_format import (
+from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,
     FRAME,
     FRAME_HEADER_BYTES,
@@ -32,7 +32,7 @@ from streamhouse.storage_service.log.segment_format import (
     fingerprint_within,
     frame_bytes,
 )
-from streamhouse.storage_service.log.segment_index import (
+from streamhouse.storage_service.log.segments.segment_index import (
     FrameStart,
     GrowingIndex,
     SparseIndex,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from streamhouse.storage_service.errors import CorruptDataError, StorageFailedError
-from streamhouse.storage_service.log.segment_format import (
+from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,
     FRAME,
     FRAME_HEADER_BYTES,
@@ -33,7 +33,7 @@ from streamhouse.storage_service.log.segment_format import (
     frame_bytes,
     identity_of_segment,
 )
-from streamhouse.storage_service.log.segment_index import GrowingIndex
+from streamhouse.storage_service.log.segments.segment_index import GrowingIndex
 from streamhouse.storage_service.log.writer_state import WriterStates
 
 __all__ = [

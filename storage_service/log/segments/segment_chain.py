@@ -11,8 +11,8 @@ from pathlib import Path
 
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.filesystem import Filesystem
-from streamhouse.storage_service.log.segment import Segment, StoredBatch
-from streamhouse.storage_service.log.segment_format import index_path
+from streamhouse.storage_service.log.segments.segment import Segment, StoredBatch
+from streamhouse.storage_service.log.segments.segment_format import index_path
 
 __all__ = ["SegmentChain"]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
-from streamhouse.storage_service.log.segment import ActiveSegment, SealedSegment
-from streamhouse.storage_service.log.segment_format import (
+from streamhouse.storage_service.log.segments.segment import ActiveSegment, SealedSegment
+from streamhouse.storage_service.log.segments.segment_format import (
     LogIdentity,
     SegmentHeader,
     encode_segment_header,
@@ -23,7 +23,7 @@ from streamhouse.storage_service.log.segment_format import (
     segment_path,
     writers_path,
 )
-from streamhouse.storage_service.log.segment_index import (
+from streamhouse.storage_service.log.segments.segment_index import (
     GrowingIndex,
     encode_index,
     read_index_header,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from streamhouse.storage_service.log.filesystem import Buffer
-from streamhouse.storage_service.log.segment_format import (
+from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,
     INDEX_START_BYTES,
     IndexHeader,
