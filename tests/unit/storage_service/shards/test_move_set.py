@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,13 @@ def _download(store: Any, tmp_path: Path) -> dict[str, bytes]:
     return found
 
 
+def _change(store: MemoryStore, key: str, change: Callable[[Any], None]) -> None:
+    """Let a list of parts that is stored be another, as if it had been written so."""
+    content = unseal(key, store.objects[key])
+    change(content)
+    store.objects[key] = seal(key, content, nonce="")
+
+
 def test_files_arrive_byte_by_byte_and_are_in_the_journal(tmp_path: Path) -> None:
     store = MemoryStore()
     _upload(store, tmp_path)
@@ -168,10 +176,7 @@ def test_what_is_damaged_or_missing_does_not_arrive(tmp_path: Path) -> None:
 def test_no_file_lies_outside_of_the_table(tmp_path: Path, path: str) -> None:
     store = MemoryStore()
     _upload(store, tmp_path)
-    key = _LISTS[0]
-    content = unseal(key, store.objects[key])
-    content["parts"][0]["path"] = path
-    store.objects[key] = seal(key, content, nonce="")
+    _change(store, _LISTS[0], lambda content: content["parts"][0].update(path=path))
     with pytest.raises(CorruptDataError, match="cannot be of this move"):
         _download(store, tmp_path)
 
@@ -179,26 +184,24 @@ def test_no_file_lies_outside_of_the_table(tmp_path: Path, path: str) -> None:
 def test_the_set_of_another_move_does_not_arrive(tmp_path: Path) -> None:
     store = MemoryStore()
     _upload(store, tmp_path)
-    key = _LISTS[1]
-    content = unseal(key, store.objects[key])
-    content["ticket"]["version"] = 2
-    store.objects[key] = seal(key, content, nonce="")
+    _change(store, _LISTS[1], lambda content: content["ticket"].update(version=2))
     with pytest.raises(CorruptDataError, match="cannot be of this move"):
         _download(store, tmp_path)
 
 
-@pytest.mark.parametrize("change", [("position", 7), ("position", 400), ("path", None)])
+@pytest.mark.parametrize(
+    "wrong", [{"position": 7}, {"position": 400}, {"path": "tables/7/table.json"}]
+)
 def test_rounds_that_do_not_fit_each_other_do_not_arrive(
-    tmp_path: Path, change: tuple[str, Any]
+    tmp_path: Path, wrong: dict[str, Any]
 ) -> None:
     store = MemoryStore()
     _upload(store, tmp_path)
-    key = _LISTS[1]
-    content = unseal(key, store.objects[key])
-    part = next(part for part in content["parts"] if part["position"])
-    name, value = change
-    part[name] = value if name == "position" else "tables/7/table.json"
-    store.objects[key] = seal(key, content, nonce="")
+    _change(
+        store,
+        _LISTS[1],
+        lambda content: next(part for part in content["parts"] if part["position"]).update(wrong),
+    )
     with pytest.raises(CorruptDataError):
         _download(store, tmp_path)
 
@@ -206,9 +209,6 @@ def test_rounds_that_do_not_fit_each_other_do_not_arrive(
 def test_files_that_are_not_all_there_do_not_arrive(tmp_path: Path) -> None:
     store = MemoryStore()
     _upload(store, tmp_path)
-    key = _LISTS[1]
-    content = unseal(key, store.objects[key])
-    content["whole"]["tables/7/pins.json"] = 5
-    store.objects[key] = seal(key, content, nonce="")
+    _change(store, _LISTS[1], lambda content: content["whole"].update({"tables/7/pins.json": 5}))
     with pytest.raises(CorruptDataError, match="not whole"):
         _download(store, tmp_path)
