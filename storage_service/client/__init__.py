@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from streamhouse.storage_service.client.endpoint import CA_VARIABLE, with_ca_file
+from streamhouse.storage_service.client.http.endpoint import CA_VARIABLE, with_ca_file
 from streamhouse.storage_service.client.position_reports import PositionReports
 from streamhouse.storage_service.client.producer import Producer
 from streamhouse.storage_service.client.reads import LogBatch

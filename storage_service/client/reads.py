@@ -12,14 +12,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from streamhouse.storage_service.client.http.routes import Search
+from streamhouse.storage_service.client.http.transport import HttpTransport, taken
 from streamhouse.storage_service.client.json_rows import (
     JsonRows,
     OutsideOfPythonError,
 )
 from streamhouse.storage_service.client.reached_offsets import ReachedOffsets
 from streamhouse.storage_service.client.request_batches import bounded_batches, plain
-from streamhouse.storage_service.client.routes import Search
-from streamhouse.storage_service.client.transport import HttpTransport, taken
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     RequestTooLargeError,

@@ -14,7 +14,8 @@ from typing import Any, Final, Literal, TypeVar
 import pyarrow as pa
 
 from streamhouse.storage_service.client import reads
-from streamhouse.storage_service.client.endpoint import with_ca_file
+from streamhouse.storage_service.client.http.endpoint import with_ca_file
+from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.client.position_reports import PositionReports, reported
 from streamhouse.storage_service.client.reached_offsets import ReachedOffsets
 from streamhouse.storage_service.client.reads import LogBatch
@@ -27,7 +28,6 @@ from streamhouse.storage_service.client.rejects import (
 from streamhouse.storage_service.client.tables import TableCalls
 from streamhouse.storage_service.client.tiering import TieringCalls
 from streamhouse.storage_service.client.transactions import Transaction
-from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.client.writes import AppendWriter, TableWrites, Written
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.table import TableInfo, TablePath

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
+from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.client.reads import offsets_to_text
-from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     NotFoundError,

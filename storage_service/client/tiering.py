@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamhouse.storage_service.client.transport import HttpTransport
+from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.errors import (
     NotFoundError,
     StreamhouseError,

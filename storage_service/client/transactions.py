@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.client.request_batches import bounded_batches, rows_by_bucket
-from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.client.writes import log_rows_by_bucket, spread_anywhere
 from streamhouse.storage_service.errors import (
     StreamhouseError,

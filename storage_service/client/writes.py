@@ -15,12 +15,12 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.client.request_batches import (
     bounded_batches,
     has_flat_columns,
     rows_by_bucket,
 )
-from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.errors import (
     InternalError,
     OutOfOrderSequenceError,

@@ -31,7 +31,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.storage_service.engine.directory.state_file",
     ),
     "fastapi": ("streamhouse.storage_service.server.*",),
-    "httptools": ("streamhouse.storage_service.client.connection",),
+    "httptools": ("streamhouse.storage_service.client.http.connection",),
     "obstore": ("streamhouse.storage_service.journal.store.s3_store",),
     "prometheus_client": ("streamhouse.storage_service.server.*",),
     "pyiceberg": ("streamhouse.storage_service.lake.*",),

@@ -103,7 +103,7 @@ STEPS: Final = {
         "RocksDB stalls only under a load of minutes",
     ),
     "request-sending": Place(
-        "storage_service.client.transport",
+        "storage_service.client.http.transport",
         "HttpTransport._send",
         "a request arrives after the repetition of it was answered",
     ),

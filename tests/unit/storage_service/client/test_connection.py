@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from streamhouse.storage_service.client.connection import (
+from streamhouse.storage_service.client.http.connection import (
     HEAD_BYTES_MAX,
     BrokenConnectionError,
     Connection,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.client.endpoint import (
+from streamhouse.storage_service.client.http.endpoint import (
     CA_VARIABLE,
     FAILOVER_S_DEFAULT,
     Endpoint,

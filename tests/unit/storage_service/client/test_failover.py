@@ -14,7 +14,7 @@ import pytest
 
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.client.transport import HttpTransport
+from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.errors import (
     NotFoundError,
     UnavailableError,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamhouse.storage_service.client.connection import Answer
+from streamhouse.storage_service.client.http.connection import Answer
 from streamhouse.storage_service.client.writes import ColumnChecks, TableWrites
 from streamhouse.storage_service.errors import SchemaMismatchError, UnknownColumnError
 from streamhouse.storage_service.model.bucketing import buckets_for_rows

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.client import AppendWriter, Producer, StorageClient
-from streamhouse.storage_service.client.connection import Answer
+from streamhouse.storage_service.client.http.connection import Answer
 from streamhouse.storage_service.errors import (
     OutOfOrderSequenceError,
     SchemaMismatchError,

@@ -16,10 +16,13 @@ from typing import Final
 import pytest
 
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.client.connection import BrokenConnectionError
-from streamhouse.storage_service.client.connection_pool import CONNECTIONS_KEPT_MAX, Node
-from streamhouse.storage_service.client.endpoint import Endpoint
-from streamhouse.storage_service.client.transport import HttpTransport
+from streamhouse.storage_service.client.http.connection import BrokenConnectionError
+from streamhouse.storage_service.client.http.connection_pool import (
+    CONNECTIONS_KEPT_MAX,
+    Node,
+)
+from streamhouse.storage_service.client.http.endpoint import Endpoint
+from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     RequestTooLargeError,
@@ -270,7 +273,7 @@ def test_many_threads_have_their_own_answers() -> None:
 def test_a_forked_process_leaves_its_parents_connections_alone() -> None:
     program = """
 import os, sys
-from streamhouse.storage_service.client.transport import HttpTransport
+from streamhouse.storage_service.client.http.transport import HttpTransport
 transport = HttpTransport(sys.argv[1], token=None, timeout_s=5)
 transport.request("GET", "/parent", is_repeatable=False)
 child = os.fork()

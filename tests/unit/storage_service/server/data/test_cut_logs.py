@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.client import StorageClient, reads
+from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.client.reached_offsets import ReachedOffsets
-from streamhouse.storage_service.client.transport import HttpTransport
 from streamhouse.storage_service.errors import LogCutError
 from streamhouse.storage_service.log.replica import Replication
 from streamhouse.storage_service.wire.arrow_body import decode_fetch_body

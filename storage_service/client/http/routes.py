@@ -16,9 +16,9 @@ import threading
 from typing import Final, NamedTuple
 
 from streamhouse.storage_service.backoff import Backoff
-from streamhouse.storage_service.client.connection import BrokenConnectionError
-from streamhouse.storage_service.client.connection_pool import ReachingError
-from streamhouse.storage_service.client.endpoint import Endpoints
+from streamhouse.storage_service.client.http.connection import BrokenConnectionError
+from streamhouse.storage_service.client.http.connection_pool import ReachingError
+from streamhouse.storage_service.client.http.endpoint import Endpoints
 from streamhouse.storage_service.errors import (
     NotOwnerError,
     StreamhouseError,

@@ -22,13 +22,16 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from streamhouse.storage_service.backoff import Backoff
-from streamhouse.storage_service.client.connection import (
+from streamhouse.storage_service.client.http.connection import (
     Answer,
     AnswerStream,
 )
-from streamhouse.storage_service.client.connection_pool import ConnectionPool, ReachingError
-from streamhouse.storage_service.client.endpoint import parse_endpoints, tls_failure
-from streamhouse.storage_service.client.routes import (
+from streamhouse.storage_service.client.http.connection_pool import (
+    ConnectionPool,
+    ReachingError,
+)
+from streamhouse.storage_service.client.http.endpoint import parse_endpoints, tls_failure
+from streamhouse.storage_service.client.http.routes import (
     BACKOFF,
     Routes,
     Search,

@@ -18,8 +18,8 @@ from dataclasses import replace
 from typing import Final
 from urllib.parse import quote, urlsplit
 
-from streamhouse.storage_service.client.connection import Connection
-from streamhouse.storage_service.client.endpoint import Endpoint, Endpoints
+from streamhouse.storage_service.client.http.connection import Connection
+from streamhouse.storage_service.client.http.endpoint import Endpoint, Endpoints
 
 __all__ = ["CONNECTIONS_KEPT_MAX", "ConnectionPool", "Node", "ReachingError"]
 

@@ -1,0 +1,1 @@
+"""Requests and answers on the wire; the door is `transport.HttpTransport`."""
