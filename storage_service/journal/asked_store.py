@@ -9,6 +9,7 @@ again, and gives the same.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -27,14 +28,15 @@ __all__ = ["PatientStore", "StoppableStore"]
 _T = TypeVar("_T")
 
 
-class _AskedStore:
+class _AskedStore(ABC):
     """`ObjectStore` that is another one; `_ask` makes each call of it."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
+    @abstractmethod
     def _ask(self, ask: Callable[[], _T]) -> _T:
-        raise NotImplementedError
+        """Make a call and return its answer."""
 
     @property
     def url(self) -> str:

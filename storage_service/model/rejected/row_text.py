@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.model.calendar import (
-    arrow_value,
-    date_of_text,
-    timestamp_of_text,
-)
-from streamhouse.storage_service.model.json_values import row_to_json
+from streamhouse.storage_service.model.calendar import arrow_value
+from streamhouse.storage_service.model.json_values import row_to_json, text_reader
 
 __all__ = ["column_of", "row_of"]
 
@@ -52,10 +47,11 @@ def _value(value: Any, t: pa.DataType) -> Any:
     """Return a value for Arrow; raises ValueError, TypeError or ArithmeticError for no such."""
     if value is None:
         return None
-    if isinstance(value, str) and (read := _reader(t)) is not None:
-        return read(value)
-    if pa.types.is_string(t) and not isinstance(value, str):
+    if pa.types.is_string(t):
         return str(value)
+    if isinstance(value, str) and not pa.types.is_nested(t):
+        text = value.strip().lower() if pa.types.is_boolean(t) else value
+        return text_reader(t)(text)
     if pa.types.is_list(t):
         return [_value(item, t.value_type) for item in value]
     if pa.types.is_map(t):
@@ -64,28 +60,3 @@ def _value(value: Any, t: pa.DataType) -> Any:
     if pa.types.is_struct(t):
         return {field.name: _value(value.get(field.name), field.type) for field in t}
     return value
-
-
-def _reader(t: pa.DataType) -> Callable[[str], Any] | None:
-    """Return what reads a value of `t` from a text; None: it is one already."""
-    if pa.types.is_string(t):
-        return None
-    if pa.types.is_binary(t):
-        return bytes.fromhex
-    if pa.types.is_boolean(t):
-        return _boolean
-    if pa.types.is_integer(t):
-        return int
-    if pa.types.is_floating(t):
-        return float
-    if pa.types.is_decimal(t):
-        return Decimal
-    if pa.types.is_date(t):
-        return date_of_text
-    if pa.types.is_timestamp(t):
-        return lambda text: timestamp_of_text(text, is_utc=t.tz is not None)
-    return None
-
-
-def _boolean(text: str) -> bool:
-    return {"true": True, "false": False}[text.strip().lower()]

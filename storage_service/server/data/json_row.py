@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from decimal import Decimal
-from functools import partial
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final
 from urllib.parse import unquote
@@ -14,8 +12,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.calendar import date_of_text, timestamp_of_text
-from streamhouse.storage_service.model.json_values import json_value
+from streamhouse.storage_service.model.json_values import json_value, text_reader
 from streamhouse.storage_service.model.table import VERSION_HEADER, TableInfo
 
 __all__ = ["JsonRows"]
@@ -46,7 +43,7 @@ def _key_reader(table: TableInfo) -> Callable[[Sequence[str]], dict[str, Any]]:
     """
     key = table.descriptor.primary_key
     types = {name: table.schema.column(name, table=str(table.path)).type for name in key}
-    readers = [(name, _reader(t)) for name, t in types.items()]
+    readers = [(name, text_reader(t)) for name, t in types.items()]
 
     def read(segments: Sequence[str]) -> dict[str, Any]:
         if len(segments) != len(readers):
@@ -67,37 +64,6 @@ def _key_reader(table: TableInfo) -> Callable[[Sequence[str]], dict[str, Any]]:
         return found
 
     return read
-
-
-def _reader(t: pa.DataType) -> Callable[[str], Any]:
-    """Return what reads a value of `t`; it raises ValueError or ArithmeticError for no such."""
-    if pa.types.is_string(t):
-        return str
-    if pa.types.is_binary(t):
-        return bytes.fromhex
-    if pa.types.is_boolean(t):
-        return _boolean
-    if pa.types.is_decimal(t):
-        return Decimal
-    if pa.types.is_date(t):
-        return date_of_text
-    if pa.types.is_timestamp(t):
-        return partial(timestamp_of_text, is_utc=t.tz is not None)
-    bound = 1 << (t.bit_width - 1)
-
-    def integer(text: str) -> int:
-        number = int(text)
-        if not -bound <= number < bound:
-            raise ValueError
-        return number
-
-    return integer
-
-
-def _boolean(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ValueError
-    return text == "true"
 
 
 def _writer(t: pa.DataType) -> Callable[[Any], str]:
