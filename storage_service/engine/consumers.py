@@ -148,8 +148,7 @@ class Consumers:
                 f" ':', '@' and '-', not {name[:80]!r}"
             )
         async with self._lock:
-            if self._end is not None:
-                raise type(self._end)(self._end.message)
+            self._check_not_ended()
             known = {consumer.key: consumer for consumer in self.current(ttl_ms)}
             is_new = (owner, name) not in known
             if is_new:
@@ -172,6 +171,7 @@ class Consumers:
         `of_others`: if `owner` has none, those of others by that name are forgotten.
         """
         async with self._lock:
+            self._check_not_ended()
             gone = {(owner, name)} & self._consumers.keys()
             if not gone and of_others:
                 gone = {key for key in self._consumers if key[1] == name}
@@ -186,6 +186,10 @@ class Consumers:
         async with self._lock:
             if self._end is None and (is_last or self._is_due()):
                 await self._save()
+
+    def _check_not_ended(self) -> None:
+        if self._end is not None:
+            raise type(self._end)(self._end.message)
 
     def _check_room(self, known: Mapping[ConsumerKey, Consumer], owner: str) -> None:
         of_owner = sum(key[0] == owner for key in known)

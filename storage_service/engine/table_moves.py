@@ -149,8 +149,7 @@ class TableMoves:
         manager, moves, going = self._manager, self._registry.moves, self._going[ticket.table_id]
         async with manager.runtime.changing_files:
             manager.check_open(going.table)
-            await _freeze(manager, going.table, moving(ticket))
-            going.is_frozen = True
+            await _freeze(manager, going, moving(ticket))
             await self._run(moves.begin_leaving, ticket)
         try:
             await self._run(going.sent.send_rest)
@@ -228,12 +227,14 @@ def _check_movable(manager: TabletManager, table: OpenTable) -> None:
         raise UnavailableError(f"table '{table.path}' cannot be moved while {why}")
 
 
-async def _freeze(manager: TabletManager, table: OpenTable, why: UnavailableError) -> None:
-    """Let nothing change the files of a table; after an error nothing has changed."""
+async def _freeze(manager: TabletManager, going: _Going, why: UnavailableError) -> None:
+    """Let nothing change the files of a table; unless it `is_frozen` nothing has changed."""
+    table = going.table
     async with manager.tiering.round_of(table).lock, table.gate.alone():
         await table.settle()
         _check_movable(manager, table)
         manager.hide(table, why)
+        going.is_frozen = True
         table.gate.refuse(why)
         table.gate.stop(why)
     await table.lake_pins.end(why)

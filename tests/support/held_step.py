@@ -85,6 +85,7 @@ STEPS: Final = {
         "storage_service.log.log_tablet", "LogTablet.log_start_offset", _BETWEEN
     ),
     "expired-deleting": Place(f"{_ENGINE}.upkeep.row_expiry", "_delete", _BETWEEN),
+    "ages-advancing": Place(f"{_ENGINE}.upkeep.row_ages", "RowAges.advance", _HELD),
     "old-keys-read": Place(f"{_ENGINE}.upkeep.row_expiry", "older_keys", _BETWEEN),
     "changes-accepting": Place("storage_service.kv.kv_tablet", "KvTablet.accept", _BUG),
     "changes-applying": Place("storage_service.kv.kv_tablet", "KvTablet.apply", _HELD),

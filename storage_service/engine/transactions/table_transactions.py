@@ -96,6 +96,7 @@ class TableTransactions:
         self._runner = TransactionRunner(
             table, files, self._outcomes, config=config, services=services
         )
+        self._storing: set[asyncio.Task[PartSize]] = set()
         self._deleting: set[asyncio.Future[None]] = set()
         self._folding: asyncio.Future[None] | None = None
 
@@ -205,7 +206,7 @@ class TableTransactions:
         transaction.under_way += 1
         try:
             stage = functools.partial(self._files.stage, transaction_id, part_id)
-            part = await self._runtime.run(stage, schema, batches)
+            part = await self._stored(transaction, part_id, stage, schema, batches)
         except StreamhouseError:
             self._staging(transaction_id)  # When it ends its files go: that says more.
             raise
@@ -213,14 +214,45 @@ class TableTransactions:
             transaction.under_way -= 1
             transaction.active_us = self._runtime.clock_us()
             self._bytes.hold(-size)
-        if transaction.commit is not None or self._open.get(transaction_id) is not transaction:
-            self._delete(self._files.drop_parts, transaction_id, [part_id])
+        if not self._takes_parts(transaction):
             self._staging(transaction_id)
         transaction.parts[part_id] = part
         self._bytes.hold(part.size_bytes)
         if token is not None:
             transaction.tokens[token] = part_id
         return part_id, part
+
+    async def _stored(
+        self,
+        transaction: OpenTransaction,
+        part_id: str,
+        stage: Callable[..., PartSize],
+        *rows: Any,
+    ) -> PartSize:
+        """Store a part; one whose transaction ended meanwhile is deleted again.
+
+        `stop` waits for it, whether or not the caller still does.
+        """
+
+        async def store() -> PartSize:
+            part = await self._runtime.run(stage, *rows)
+            if not self._takes_parts(transaction):
+                self._delete(self._files.drop_parts, transaction.transaction_id, [part_id])
+            return part
+
+        def done(task: asyncio.Task[PartSize]) -> None:
+            self._storing.discard(task)
+            if not task.cancelled():
+                task.exception()  # Nobody may be left to ask for it.
+
+        storing = asyncio.create_task(store())
+        self._storing.add(storing)
+        storing.add_done_callback(done)
+        return await asyncio.shield(storing)
+
+    def _takes_parts(self, transaction: OpenTransaction) -> bool:
+        is_open = self._open.get(transaction.transaction_id) is transaction
+        return is_open and transaction.commit is None
 
     def abort(self, transaction_id: str) -> TransactionStatus:
         """Drop a transaction, unless it is decided; return what it is now."""
@@ -424,9 +456,11 @@ class TableTransactions:
             self._finish(transaction, await self._runner.redo(transaction))
 
     async def stop(self) -> None:
-        """Return when commits have stopped, after the piece they are at, and files are deleted."""
+        """Return when commits have stopped, after the piece they are at, and no file is changed."""
         commits = [t.commit for t in self._open.values() if t.commit is not None]
         await asyncio.gather(*commits, return_exceptions=True)
+        # Also of transactions that were aborted while rows for them were on their way.
+        await asyncio.gather(*self._storing, return_exceptions=True)
         await asyncio.gather(*self._deleting, return_exceptions=True)
 
     # -- inside --------------------------------------------------------------------------------

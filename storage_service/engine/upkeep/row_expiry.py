@@ -96,7 +96,10 @@ class RowExpiry:
             looked.ages.advance(table.tablets, now_us=now_us, age_us=age_us)
 
         # Nothing may be lost of what the log knows, whether or not it is time to look.
-        await self._runtime.run(advance)
+        async with self._runtime.changing_files:
+            if table.is_dropped:
+                return
+            await self._runtime.run(advance)
         if self._runtime.monotonic_s() < looked.next_s:
             return
         ends = await self._runtime.run(_ends_before, table, looked.ages, now_us - age_us)

@@ -139,6 +139,8 @@ async def test_nothing_is_saved_after_the_end(tmp_path: Path) -> None:
 
     with pytest.raises(UnavailableError, match="it is being moved"):
         await _report(consumers, "a", 2)
+    with pytest.raises(UnavailableError, match="it is being moved"):
+        await consumers.forget("a", owner="me")
     await consumers.save(is_last=True)
 
     assert _stand(world.open()) == {"a": 1}

@@ -240,3 +240,33 @@ async def test_staging_into_a_transaction_that_is_aborted_meanwhile_says_so(
         is_aborted.set()
         with pytest.raises(TransactionNotFoundError):
             await staging
+
+
+@KINDS
+async def test_a_table_goes_only_when_no_rows_are_being_staged_even_of_what_was_aborted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_keyed: bool
+) -> None:
+    """A part that is written into a directory that is gone would be in the journal for good."""
+    is_held, goes_on = threading.Event(), threading.Event()
+
+    def held(real: Any, *args: Any) -> None:
+        is_held.set()
+        assert goes_on.wait(20)
+        real(*args)
+
+    async with open_manager(tmp_path, **SMALL) as manager:
+        table = await make_table(manager, is_keyed)
+        transactions = manager.transactions.of(table)
+        begun = await begin(transactions, is_keyed)
+        around(monkeypatch, "part-syncing", held)
+        staging = asyncio.ensure_future(stage_parts(transactions, begun))
+        await asyncio.to_thread(is_held.wait, 20)
+        # Its caller has gone, and then it was aborted.
+        staging.cancel()
+        transactions.abort(begun)
+        dropping = asyncio.ensure_future(manager.drop_table(table.path))
+        await asyncio.wait([dropping], timeout=0.3)
+        is_early = dropping.done()
+        goes_on.set()
+        await dropping
+        assert not is_early

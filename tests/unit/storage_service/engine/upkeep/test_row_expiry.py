@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import itertools
 import json
 from collections.abc import AsyncGenerator, Callable
@@ -242,6 +244,29 @@ async def test_a_table_dropped_under_a_look_is_let_go_of(
         assert ids_of(other) == []
         assert "expiry_failed" not in caplog.text
         assert "event=bug" not in caplog.text
+
+
+async def test_a_table_is_not_dropped_while_the_ages_of_its_rows_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of a directory that is gone would be in the journal, and in the id's way for good."""
+    async with expiry_world(tmp_path) as world:
+        table = await world.table()
+        await world.upsert(table, range(5))
+        loop = asyncio.get_running_loop()
+        dropping: list[concurrent.futures.Future[None]] = []
+
+        def drop_first(real: Any, *args: Any, **named: Any) -> None:
+            drop = world.manager.drop_table(table.path)
+            dropping.append(asyncio.run_coroutine_threadsafe(drop, loop))
+            with pytest.raises(concurrent.futures.TimeoutError):
+                dropping[0].result(timeout=0.3)
+            real(*args, **named)
+
+        around(monkeypatch, "ages-advancing", drop_first)
+        await world.look()
+        await asyncio.wrap_future(dropping[0])
+        assert list(world.manager.open_tables()) == []
 
 
 async def test_ages_outlive_the_log_and_a_restart(
