@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -110,11 +110,32 @@ class CdcWorld:
         ((before,),) = [self.sql("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn")]
         self.sql("INSERT INTO marker DEFAULT VALUES")
         positions = ProgressTable(self.client, self.database)
-        deadline = time.monotonic() + _DEADLINE_S
-        while True:
+
+        def is_read() -> bool:
             progress = positions.load(self.database)
-            if progress is not None and (progress.lsn or 0) > int(before):
-                return
+            return progress is not None and (progress.lsn or 0) > int(before)
+
+        self._wait(command, is_read)
+
+    def wait_until_said(self, command: CdcCommand, text: str) -> None:
+        """Wait until the command has printed `text`."""
+        self._wait(command, lambda: text in command.said())
+
+    def wait_until_followed(self, command: CdcCommand, table: str, *, oid: int = 0) -> None:
+        """Wait until a table of the source, if given that with this number, is in the stream."""
+        positions = ProgressTable(self.client, self.database)
+
+        def is_followed() -> bool:
+            progress = positions.load(self.database)
+            ours = None if progress is None else progress.tables.get(table)
+            return ours is not None and oid in (0, ours.oid)
+
+        self._wait(command, is_followed)
+
+    @staticmethod
+    def _wait(command: CdcCommand, is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _DEADLINE_S
+        while not is_so():
             assert command.process.poll() is None, command.said()
             assert time.monotonic() < deadline, command.said()
             time.sleep(0.05)  # sleep: the command tells nobody how far it is

@@ -1,12 +1,8 @@
-"""`streamhouse cdc` between a real PostgreSQL and a real service: what comes over, and that it
-does so once, whoever is killed -9.
-"""
+"""`streamhouse cdc` between a real PostgreSQL and a real service: what comes over, and as what."""
 
 from __future__ import annotations
 
 import datetime as dt
-import random
-import signal
 import subprocess
 import zlib
 from collections.abc import Iterator
@@ -21,14 +17,14 @@ from integration.judges.postgres_server import USER, PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.judge, pytest.mark.timeout(600)]
 
-_SEEDS: Final = (16, 1603)
-_ROUNDS: Final = 6
 _WIDE: Final = "repeat(md5(random()::text), 200)"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    with PostgresServer("wal_level=logical", with_driver=False) as started:
+    with PostgresServer(
+        "wal_level=logical", "max_replication_slots=40", with_driver=False
+    ) as started:
         yield started
 
 
@@ -190,7 +186,8 @@ def test_what_cannot_be_followed_is_said(world: CdcWorld) -> None:
 
     dropped = world.drop()
     assert f"dropped streamhouse_{world.database}" in dropped
-    assert world.sql("SELECT count(*) FROM pg_replication_slots") == ["0"]
+    ours = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
+    assert world.sql(ours) == ["0"]
     assert world.sql("SELECT count(*) FROM pg_publication") == ["0"]
 
 
@@ -207,70 +204,3 @@ def test_the_password_is_shown_nowhere(world: CdcWorld) -> None:
     assert password not in listed
     command.end()
     assert password not in command.said()
-
-
-@pytest.mark.parametrize("seed", _SEEDS)
-def test_each_row_is_there_once_whoever_is_killed(world: CdcWorld, seed: int) -> None:
-    chance = random.Random(seed)
-    world.sql(
-        "CREATE TABLE a (id int PRIMARY KEY, n int, wide text)",
-        "CREATE TABLE b (id int, part text, n int, PRIMARY KEY (id, part))",
-        f"INSERT INTO a SELECT i, 0, {_WIDE} FROM generate_series(1, 300) i",
-        "INSERT INTO b SELECT i, 'p', 0 FROM generate_series(1, 300) i",
-    )
-    command = world.follow("--tables", "public.*")
-    for step in range(_ROUNDS):
-        for _ in range(chance.randrange(1, 12)):
-            world.sql(*_some_changes(chance))
-        victim = chance.choice(["command", "command", "server", "service"])
-        if step == 1:
-            world.wait_until_read(command)
-        if victim == "command":
-            command.end(signal.SIGKILL)
-            world.sql(*_some_changes(chance))
-            command = world.follow("--tables", "public.*")
-        elif victim == "server":
-            world.server.kill()
-            world.server.start_again()
-        else:
-            world.kill_service()
-    world.sql(*_some_changes(chance))
-    world.wait_until_read(command)
-
-    for table in ("a", "b"):
-        columns = {"a": "id, n, wide", "b": "id, part, n"}[table]
-        source = sorted(world.sql(f"SELECT {columns} FROM {table}"))
-        ours = sorted("|".join(map(str, row.values())) for row in world.rows(table))
-        assert ours == source
-    _check_log(world, "b")
-    command.end()
-
-
-def _some_changes(chance: random.Random) -> list[str]:
-    """Transactions over both tables: new rows, updates that leave the wide value, deletes."""
-    ids = f"{chance.randrange(1, 400)} AND {chance.randrange(1, 400)}"
-    keys = f"id BETWEEN {chance.randrange(1, 200)} AND {chance.randrange(150, 400)}"
-    number = chance.randrange(10**6)
-    return [
-        f"BEGIN; UPDATE a SET n = {number} WHERE {keys}; UPDATE b SET n = {number} WHERE {keys};"
-        f" DELETE FROM b WHERE id BETWEEN {ids}; COMMIT",
-        f"INSERT INTO b SELECT i, 'q', {number} FROM generate_series(200,"
-        f" {chance.randrange(201, 300)}) i ON CONFLICT (id, part) DO UPDATE SET n = b.n + 1",
-        f"BEGIN; DELETE FROM a WHERE id = {chance.randrange(1, 300)}; UPDATE a SET id = id + 1000"
-        f" WHERE id = {chance.randrange(1, 300)} AND NOT EXISTS (SELECT 1 FROM a x WHERE x.id ="
-        f" a.id + 1000); COMMIT",
-        "BEGIN; UPDATE a SET n = -1; ROLLBACK",
-    ]
-
-
-def _check_log(world: CdcWorld, table: str) -> None:
-    """The changelog tells one story: an insert where nothing is, all else where something is."""
-    log = world.client.read(f"{world.database}.{table}$changelog").to_pylist()
-    live: dict[tuple[object, ...], object] = {}
-    for row in sorted(log, key=lambda row: row["__offset"]):
-        key, kind = (row["id"], row["part"]), row["__change_type"]
-        if kind in ("-U", "-D"):
-            assert live.pop(key) == row["n"]
-        else:
-            assert key not in live
-            live[key] = row["n"]

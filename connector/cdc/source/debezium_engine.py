@@ -26,8 +26,6 @@ __all__ = ["DebeziumEngine", "EngineSettings", "EventKind", "SourceEvent"]
 
 _CONNECTOR: Final = "io.debezium.connector.postgresql.PostgresConnector"
 _STORE: Final = "org.apache.kafka.connect.storage.FileOffsetBackingStore"
-# Names the server in Debezium's topics, which nobody sees.
-_PREFIX: Final = "s"
 _HEARTBEAT: Final = "__debezium-heartbeat"
 _HEARTBEAT_MS: Final = 1_000
 _TYPE: Final = "__debezium.source.column."
@@ -64,7 +62,10 @@ class SourceEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What Debezium reads, from where on: `start_lsn` is None to begin with a snapshot."""
+    """What Debezium reads, from where on: `start_lsn` is None to begin with a snapshot.
+
+    The publication must be there; the slot is made if it is not.
+    """
 
     address: SourceAddress
     slot: str
@@ -89,7 +90,7 @@ class EngineSettings:
             "offset.flush.interval.ms": "0",
             "errors.max.retries": "0",
             "slot.max.retries": "0",
-            "topic.prefix": _PREFIX,
+            "topic.prefix": self.slot,
             "database.hostname": address.host,
             "database.port": str(address.port),
             "database.user": address.user,
@@ -99,7 +100,7 @@ class EngineSettings:
             "plugin.name": "pgoutput",
             "slot.name": self.slot,
             "publication.name": self.publication,
-            "publication.autocreate.mode": "filtered",
+            "publication.autocreate.mode": "disabled",
             "table.include.list": ",".join(re.escape(table.full_name) for table in self.tables),
             **({"column.exclude.list": ",".join(generated)} if generated else {}),
             "snapshot.mode": "initial" if self.start_lsn is None else "no_data",
@@ -129,7 +130,7 @@ class EngineSettings:
         """
         if self.start_lsn is None:
             return
-        key = json.dumps([self.slot, {"server": _PREFIX}], separators=(",", ":"))
+        key = json.dumps([self.slot, {"server": self.slot}], separators=(",", ":"))
         value = json.dumps({"lsn": self.start_lsn, "ts_usec": 0}, separators=(",", ":"))
         stored = java_class("java.util.HashMap")()
         stored.put(_java_bytes(key), _java_bytes(value))
@@ -149,7 +150,7 @@ Handler = Callable[[list[SourceEvent]], int | None]
 
 
 class DebeziumEngine:
-    """One run of Debezium; ends by itself when something breaks, or when `stop` is set."""
+    """One run of Debezium; ends by itself when something breaks."""
 
     def __init__(self, settings: EngineSettings, handler: Handler) -> None:
         start_java()
@@ -162,8 +163,8 @@ class DebeziumEngine:
         self._latest: dict[str, int] = {}
         self._identity = java_class("java.lang.System").identityHashCode
 
-    def run(self, stop: threading.Event) -> str:
-        """Run until `stop` is set or Debezium ends; return why it ended by itself, if it did.
+    def run(self, is_over: Callable[[], bool]) -> str:
+        """Run until `is_over` or Debezium ends; return why it ended by itself, if it did.
 
         Raises what the handler raised.
         """
@@ -173,14 +174,14 @@ class DebeziumEngine:
             engine = self._build(self._settings.properties(offsets))
             thread = threading.Thread(target=engine.run, name="debezium", daemon=True)
             thread.start()
-            while thread.is_alive() and not stop.is_set() and self._failure is None:
+            while thread.is_alive() and not is_over() and self._failure is None:
                 thread.join(0.1)
             if thread.is_alive():
                 self._close(engine)
                 thread.join()
         if self._failure is not None:
             raise self._failure
-        return "" if stop.is_set() else self._message or "it ended without saying why"
+        return "" if is_over() else self._message or "it ended without saying why"
 
     def _close(self, engine: Any) -> None:
         try:

@@ -6,59 +6,37 @@ database still has what comes next, and begin there. So a crash of either side i
 
 from __future__ import annotations
 
-import logging
 import secrets
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from streamhouse.connector.cdc.source.change_rows import Unchanged
-from streamhouse.connector.cdc.source.debezium_engine import (
-    DebeziumEngine,
-    EngineSettings,
-    EventKind,
-    SourceEvent,
-)
-from streamhouse.connector.cdc.source.progress import Progress, ProgressTable
+from streamhouse.connector.cdc.source.change_taker import ChangeTaker
+from streamhouse.connector.cdc.source.debezium_engine import DebeziumEngine, EngineSettings
+from streamhouse.connector.cdc.source.new_tables import NewTables
+from streamhouse.connector.cdc.source.progress import FollowedTable, Progress, ProgressTable
+from streamhouse.connector.cdc.source.snapshot import read_snapshot
 from streamhouse.connector.cdc.source.source_address import SourceAddress
 from streamhouse.connector.cdc.source.source_database import SourceDatabase
+from streamhouse.connector.cdc.source.stream_options import StreamOptions
 from streamhouse.connector.cdc.source.target_table import SourceTable, TargetTable
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     StreamhouseError,
-    UnavailableError,
 )
 from streamhouse.storage_service.model.table import TablePath
 
-__all__ = ["Follower", "StreamOptions", "drop_stream"]
+__all__ = ["Follower", "drop_stream"]
 
-_logger = logging.getLogger("streamhouse.cdc")
-
-_SNAPSHOT_STAGE_ROWS: Final = 20_000
 _PAUSE_S: Final = (0.5, 30.0)
 # A reader that died is noticed by the server when its connection breaks.
 _SLOT_FREE_S: Final = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions:
-    """What is followed, and where to: `name` names the slot, the publication and the position."""
-
-    patterns: Sequence[str]
-    database: str
-    name: str
-    bucket_count: int = 1
-    keyless: bool = False
-    snapshot: bool = False
-
-    @property
-    def slot(self) -> str:
-        """The replication slot and the publication in the source."""
-        return f"streamhouse_{self.name}"
+_NO_TABLE: Final = FollowedTable("", 0)
 
 
 def drop_stream(client: StorageClient, address: SourceAddress, *, database: str, name: str) -> bool:
@@ -66,10 +44,11 @@ def drop_stream(client: StorageClient, address: SourceAddress, *, database: str,
 
     Returns whether the source had its slot.
     """
-    slot = StreamOptions(patterns=(), database=database, name=name).slot
+    options = StreamOptions(patterns=(), database=database, name=name)
     with SourceDatabase(address) as source:
-        had_slot = source.drop_slot(slot)
-        source.drop_publication(slot)
+        had_slot = source.drop_slot(options.slot)
+        source.drop_slot(options.snapshot_slot)
+        source.drop_publication(options.slot)
     ProgressTable(client, database).forget(name)
     return had_slot
 
@@ -106,35 +85,35 @@ class Follower:
                 why = str(error)
             if stop.is_set():
                 return
+            if not why:
+                continue
             pause_s = _PAUSE_S[0] if self._commits > commits else min(2 * pause_s, _PAUSE_S[1])
             self._say(f"{why}; trying again in {pause_s:g} s")
             stop.wait(pause_s)
 
     def _run_once(self, stop: threading.Event) -> str:
+        """Follow until `stop` is set, Debezium ends or there are new tables; return why, or ""."""
         with tempfile.TemporaryDirectory(prefix="streamhouse-cdc-rows-") as folder:
             with SourceDatabase(self._address) as source:
                 progress, tables = self._prepare(source, stop)
             unchanged = Unchanged(f"__unchanged_{secrets.token_hex(8)}")
-            targets = {
-                table.full_name: TargetTable(
+
+            def make_target(table: SourceTable, ours: FollowedTable) -> TargetTable:
+                return TargetTable(
                     self._client,
                     table,
-                    TablePath.parse(progress.tables[table.full_name]),
+                    TablePath.parse(ours.path),
                     app_id=progress.app_id,
                     unchanged=unchanged,
                     folder=Path(folder),
                 )
+
+            targets = {
+                table.full_name: make_target(table, progress.tables[table.full_name])
                 for table in tables
             }
             for target in targets.values():
                 target.prepare(bucket_count=self._options.bucket_count)
-            run = _Run(
-                self._positions,
-                progress,
-                targets,
-                slot_position=self._slot_position,
-                say=self._say,
-            )
             settings = EngineSettings(
                 address=self._address,
                 slot=self._options.slot,
@@ -143,19 +122,51 @@ class Follower:
                 start_lsn=progress.lsn,
                 placeholder=unchanged.placeholder,
             )
-            try:
-                return DebeziumEngine(settings, run.take).run(stop)
-            finally:
-                self._commits += run.commits
-                run.close()
+            if progress.lsn is None:
+                return self._read_all(settings, progress, targets, stop)
+            return self._stream(settings, progress, targets, make_target, stop)
 
-    def _slot_position(self) -> int:
-        """Return where the snapshot was made: nothing was read from the slot since."""
-        with SourceDatabase(self._address) as source:
-            slot = source.slot(self._options.slot)
-        if slot is None:
-            raise UnavailableError(f"{self._address}: the replication slot went during a snapshot")
-        return slot.confirmed_lsn
+    def _read_all(
+        self,
+        settings: EngineSettings,
+        progress: Progress,
+        targets: dict[str, TargetTable],
+        stop: threading.Event,
+    ) -> str:
+        lsn = read_snapshot(settings, targets, stop=stop, say=self._say)
+        if lsn is not None:
+            self._positions.store(replace(progress, lsn=lsn))
+            self._commits += 1
+        return ""
+
+    def _stream(
+        self,
+        settings: EngineSettings,
+        progress: Progress,
+        targets: dict[str, TargetTable],
+        make_target: Callable[[SourceTable, FollowedTable], TargetTable],
+        stop: threading.Event,
+    ) -> str:
+        taker = ChangeTaker(self._positions, progress, targets)
+        new = NewTables(
+            self._address,
+            self._options,
+            taker,
+            make_target=make_target,
+            placeholder=settings.placeholder,
+            say=self._say,
+        )
+        try:
+            with new:
+                why = DebeziumEngine(settings, taker.take).run(lambda: stop.is_set() or new.is_over)
+        finally:
+            self._commits += taker.commits
+        if new.failure is not None:
+            raise new.failure
+        if new.read is not None:
+            self._positions.store(new.read.joined(taker.progress))
+            self._commits += 1
+        return why
 
     def _prepare(
         self, source: SourceDatabase, stop: threading.Event
@@ -165,6 +176,8 @@ class Follower:
         tables = source.tables(self._options.patterns)
         progress = self._positions.load(self._options.name)
         self._wait_for_slot(source, stop)
+        # A command that died while it read new tables left this one.
+        source.drop_slot(self._options.snapshot_slot, wait_s=_SLOT_FREE_S)
         if progress is not None and progress.lsn is not None and not self._wants_snapshot:
             return self._go_on(source, progress, tables)
         return self._begin(source, progress, tables)
@@ -206,13 +219,11 @@ class Follower:
                 f"{self._address}: replication slot '{self._options.slot}' was read past what the"
                 f" tables of '{self._options.database}' have; {again}"
             )
-        known = [table for table in tables if table.full_name in progress.tables]
-        for table in tables:
-            if table not in known:
-                self._say(
-                    f"{table.full_name} is new and not followed: --snapshot reads all tables anew,"
-                    " with it"
-                )
+        known = [
+            table
+            for table in tables
+            if progress.tables.get(table.full_name, _NO_TABLE).oid == table.oid
+        ]
         if not known:
             raise InvalidRequestError(
                 f"{self._address}: none of the tables that '{self._options.name}' follows matches"
@@ -230,121 +241,23 @@ class Follower:
                 f" database '{self._options.database}' has no position of it; choose another"
                 " --name, or take it away with 'streamhouse cdc drop'"
             )
+        try:
+            paths = self._options.paths(tables, beside={})
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"{self._address}: {error}") from None
         begun = Progress(
             name=self._options.name,
             generation=secrets.token_hex(8),
             system_id=source.system_id(),
             lsn=None,
-            tables=self._targets(tables),
+            tables=paths,
         )
         # A snapshot that was not finished left a slot that is older than the next snapshot.
         source.drop_slot(self._options.slot)
+        source.drop_publication(self._options.slot)
+        source.publish(self._options.slot, tables)
         self._positions.create()
         self._positions.store(begun)
         self._wants_snapshot = False
         self._say(f"reading {len(tables)} tables of {self._address}")
         return begun, tables
-
-    def _targets(self, tables: list[SourceTable]) -> dict[str, str]:
-        """Return the path of our table for each of the source's; raise if that is not possible."""
-        keyless = [table.full_name for table in tables if not table.primary_key]
-        if keyless and not self._options.keyless:
-            raise InvalidRequestError(
-                f"{self._address}: these tables have no primary key: {', '.join(keyless)}. Give"
-                " them one, name the other tables with --tables, or append their changes to log"
-                " tables with --keyless append"
-            )
-        paths: dict[str, str] = {}
-        for table in tables:
-            path = str(TablePath(self._options.database, table.target_name()))
-            if path in paths.values():
-                raise InvalidRequestError(
-                    f"two tables of {self._address} would become '{path}', one of them"
-                    f" {table.full_name}; follow them with two commands"
-                )
-            paths[table.full_name] = path
-        return paths
-
-
-class _Run:
-    """Takes Debezium's events of one run, and commits what is complete."""
-
-    def __init__(
-        self,
-        positions: ProgressTable,
-        progress: Progress,
-        targets: dict[str, TargetTable],
-        *,
-        slot_position: Callable[[], int],
-        say: Callable[[str], None],
-    ) -> None:
-        self._positions = positions
-        self._slot_position = slot_position
-        self._progress = progress
-        self._targets = targets
-        self._say = say
-        self._staged_rows = 0
-        self._lsn = progress.lsn
-        self._in_transaction = False
-        self.commits = 0
-
-    def take(self, events: list[SourceEvent]) -> int | None:
-        """Take events; return the place of the last of them that needs not come again."""
-        done: int | None = None
-        for at, event in enumerate(events):
-            if self._progress.lsn is None and not event.is_snapshot:
-                self._end_snapshot()
-            if event.kind is EventKind.CHANGE:
-                self._in_transaction = not event.is_snapshot
-                self._change(event)
-            elif event.kind is EventKind.END:
-                self._in_transaction = False
-                self._lsn = event.lsn
-                for target in self._targets.values():
-                    target.end_transaction(event.lsn)
-                done = at
-            elif not self._in_transaction and self._progress.lsn is not None:
-                done = at
-        self._commit()
-        return done
-
-    def _change(self, event: SourceEvent) -> None:
-        target = self._targets.get(event.table)
-        if target is None:
-            return
-        if event.columns is not None:
-            target.follow_schema(event.columns)
-        target.add(event.op, event.row or {}, event.text)
-        if event.is_snapshot:
-            self._staged_rows += 1
-            if self._staged_rows % _SNAPSHOT_STAGE_ROWS == 0:
-                for each in self._targets.values():
-                    if each.changes.has_open:
-                        each.stage_snapshot()
-
-    def _end_snapshot(self) -> None:
-        rows = sum(target.commit_snapshot() for target in self._targets.values())
-        self._lsn = self._slot_position()
-        self._progress = replace(self._progress, lsn=self._lsn)
-        self._positions.store(self._progress)
-        self.commits += 1
-        self._say(f"snapshot: {rows:,} rows of {len(self._targets)} tables")
-
-    def _commit(self) -> None:
-        if self._lsn is None or self._lsn == self._progress.lsn:
-            return
-        count = sum(target.commit(self._lsn) for target in self._targets.values())
-        self._progress = replace(self._progress, lsn=self._lsn)
-        self._positions.store(self._progress)
-        self.commits += 1
-        if count:
-            _logger.info("%d changes, up to %X/%X", count, self._lsn >> 32, self._lsn & 0xFFFFFFFF)
-
-    def close(self) -> None:
-        """Drop what was staged and not committed."""
-        for target in self._targets.values():
-            try:
-                target.abort_snapshot()
-            except UnavailableError:
-                # It times out by itself.
-                return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import tempfile
 from pathlib import Path
@@ -40,22 +41,22 @@ def start_java() -> None:
         ) from error
     if jpype.isJVMStarted():
         return
-    with tempfile.TemporaryDirectory(prefix="streamhouse-cdc-") as folder:
-        logging = Path(folder, "log4j2.properties")
-        logging.write_text(_LOGGING)
-        try:
-            jpype.startJVM(
-                *_OPTIONS,
-                f"-Dlog4j2.configurationFile={logging}",
-                classpath=jvm.CLASS_PATHS,
-                convertStrings=False,
-            )
-        except jpype.JVMNotFoundException as error:
-            raise InvalidRequestError(
-                "'streamhouse cdc' needs Java 17 or later: install it, or set JAVA_HOME"
-            ) from error
-        # The file is read when something is logged first.
-        java_class("org.apache.logging.log4j.LogManager").getRootLogger()
+    # Each class loader that logs reads the file, some of them late.
+    folder = tempfile.TemporaryDirectory(prefix="streamhouse-cdc-")
+    atexit.register(folder.cleanup)
+    logging = Path(folder.name, "log4j2.properties")
+    logging.write_text(_LOGGING)
+    try:
+        jpype.startJVM(
+            *_OPTIONS,
+            f"-Dlog4j2.configurationFile={logging}",
+            classpath=jvm.CLASS_PATHS,
+            convertStrings=False,
+        )
+    except jpype.JVMNotFoundException as error:
+        raise InvalidRequestError(
+            "'streamhouse cdc' needs Java 17 or later: install it, or set JAVA_HOME"
+        ) from error
 
 
 def java_class(name: str) -> Any:

@@ -20,7 +20,7 @@ from streamhouse.storage_service.errors import (
     TableExistsError,
 )
 
-__all__ = ["Progress", "ProgressTable"]
+__all__ = ["FollowedTable", "Progress", "ProgressTable"]
 
 TABLE: Final = "streamhouse_cdc"
 _SCHEMA: Final = pa.schema(
@@ -34,20 +34,31 @@ _SCHEMA: Final = pa.schema(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class FollowedTable:
+    """Our table for one of the source: its path, and the number by which the source knows its own.
+
+    A table that was dropped and made again has the same name and another number.
+    """
+
+    path: str
+    oid: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """Where a stream is.
 
     `generation` names one snapshot and what followed it; tables tell repeated changes by it.
     `lsn` is the position in the source's log up to which all tables have everything; None until
-    the snapshot is whole. `tables` maps each table of the source to ours.
+    the snapshot is whole. `tables` maps the name of each table of the source to ours.
     """
 
     name: str
     generation: str
     system_id: str
     lsn: int | None
-    tables: dict[str, str]
+    tables: dict[str, FollowedTable]
 
     @property
     def app_id(self) -> str:
@@ -76,7 +87,10 @@ class ProgressTable:
             generation=str(row["generation"]),
             system_id=str(row["system_id"]),
             lsn=row["lsn"],
-            tables=json.loads(row["tables"]),
+            tables={
+                source: FollowedTable(path, oid)
+                for source, (path, oid) in json.loads(row["tables"]).items()
+            },
         )
 
     def store(self, progress: Progress) -> None:
@@ -86,7 +100,9 @@ class ProgressTable:
             "generation": progress.generation,
             "system_id": progress.system_id,
             "lsn": progress.lsn,
-            "tables": json.dumps(progress.tables),
+            "tables": json.dumps(
+                {source: (ours.path, ours.oid) for source, ours in progress.tables.items()}
+            ),
         }
         self._client.upsert(self._path, pa.Table.from_pylist([row], schema=_SCHEMA))
 

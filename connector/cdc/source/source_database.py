@@ -6,8 +6,9 @@ It speaks through the JDBC driver that Debezium brings, so that there is no seco
 from __future__ import annotations
 
 import fnmatch
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -16,12 +17,17 @@ from streamhouse.connector.cdc.source.java import java_class, start_java
 from streamhouse.connector.cdc.source.source_address import SourceAddress
 from streamhouse.connector.cdc.source.source_types import SourceColumn
 from streamhouse.connector.cdc.source.target_table import SourceTable
-from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    StreamhouseError,
+    UnavailableError,
+)
 
 __all__ = ["SlotState", "SourceDatabase"]
 
 _TABLES: Final = """
-SELECT n.nspname, c.relname, c.relkind
+SELECT n.nspname, c.relname, c.oid,
+       c.relkind = 'r' AND EXISTS (SELECT 1 FROM pg_inherits i WHERE i.inhparent = c.oid)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition
   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
@@ -37,7 +43,7 @@ JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_type t ON t.oid = a.atttypid
 LEFT JOIN pg_type b ON t.typtype = 'd' AND b.oid = t.typbasetype
 LEFT JOIN pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'
-WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind = 'r'
+WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind IN ('r', 'p')
 ORDER BY n.nspname, c.relname, a.attnum"""
 _KEYS: Final = """
 SELECT n.nspname, c.relname, a.attname
@@ -50,6 +56,12 @@ ORDER BY n.nspname, c.relname, array_position(i.indkey::int2[], a.attnum)"""
 _SLOT: Final = """
 SELECT active, confirmed_flush_lsn - '0/0'::pg_lsn, wal_status
 FROM pg_replication_slots WHERE slot_name = ?"""
+_PUBLISHED: Final = """
+SELECT r.prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+WHERE p.pubname = ?"""
+_SLOT_POLL_S: Final = 0.2
+# Writers of a table wait behind a lock that waits.
+_LOCK_MS: Final = 2_000
 _TYPMOD_HEADER: Final = 4
 # Classes of SQL states in which trying again may help: connections, resources, shutdowns.
 _PASSING: Final = ("08", "53", "57", "58", "XX")
@@ -129,25 +141,42 @@ class SourceDatabase:
     def tables(self, patterns: Sequence[str]) -> list[SourceTable]:
         """Return the tables whose `schema.name` matches one of the patterns, as in `public.*`.
 
-        Raises `InvalidRequestError` for a pattern without a table, and for partitioned tables.
+        Partitions belong to their table. Raises `InvalidRequestError` for a pattern without a
+        table, and for tables that others inherit from.
         """
-        kinds = {(str(s), str(t)): str(kind) for s, t, kind in self.rows(_TABLES)}
-        chosen = []
+        chosen: dict[tuple[str, str], int] = {}
+        found = self._named()
         for pattern in patterns:
-            full = pattern if "." in pattern else f"public.{pattern}"
-            found = [key for key in kinds if fnmatch.fnmatchcase(".".join(key), full)]
-            if not found:
+            full = _full(pattern)
+            matching = [key for key in found if fnmatch.fnmatchcase(".".join(key), full)]
+            if not matching:
                 raise InvalidRequestError(f"{self._address}: no table matches '{pattern}'")
-            chosen += [key for key in found if key not in chosen]
-        partitioned = [".".join(key) for key in chosen if kinds[key] == "p"]
-        if partitioned:
-            raise InvalidRequestError(
-                f"{self._address}: '{partitioned[0]}' is partitioned, which is not followed; name"
-                " the tables to follow without it"
-            )
+            for key in matching:
+                chosen[key], has_heirs = found[key]
+                if has_heirs:
+                    raise InvalidRequestError(
+                        f"{self._address}: other tables inherit from '{'.'.join(key)}', which is"
+                        " not followed; name the tables to follow without it"
+                    )
         return self._described(chosen)
 
-    def _described(self, chosen: list[tuple[str, str]]) -> list[SourceTable]:
+    def tables_now(self, patterns: Sequence[str]) -> list[SourceTable]:
+        """Return those tables of `tables` that can be followed, also if there are none."""
+        full = [_full(pattern) for pattern in patterns]
+        chosen = {
+            key: oid
+            for key, (oid, has_heirs) in self._named().items()
+            if not has_heirs and any(fnmatch.fnmatchcase(".".join(key), each) for each in full)
+        }
+        return self._described(chosen)
+
+    def _named(self) -> dict[tuple[str, str], tuple[int, bool]]:
+        return {
+            (str(schema), str(table)): (int(oid or 0), has_heirs == "t")
+            for schema, table, oid, has_heirs in self.rows(_TABLES)
+        }
+
+    def _described(self, chosen: Mapping[tuple[str, str], int]) -> list[SourceTable]:
         columns: dict[tuple[str, str], list[SourceColumn]] = defaultdict(list)
         generated: dict[tuple[str, str], list[str]] = defaultdict(list)
         for schema, table, name, type_name, typmod, kind, computed in self.rows(_COLUMNS):
@@ -163,8 +192,8 @@ class SourceDatabase:
         for schema, table, name in self.rows(_KEYS):
             keys[(str(schema), str(table))].append(str(name))
         return [
-            SourceTable(*key, tuple(columns[key]), tuple(keys[key]), tuple(generated[key]))
-            for key in chosen
+            SourceTable(*key, tuple(columns[key]), tuple(keys[key]), tuple(generated[key]), oid)
+            for key, oid in chosen.items()
         ]
 
     def slot(self, name: str) -> SlotState | None:
@@ -175,21 +204,55 @@ class SourceDatabase:
         ((active, confirmed, status),) = rows
         return SlotState(active == "t", int(confirmed or 0), status == "lost")
 
-    def drop_slot(self, name: str) -> bool:
+    def drop_slot(self, name: str, *, wait_s: float = 0.0) -> bool:
         """Drop a replication slot; return whether there was one.
 
-        Raises `InvalidRequestError` while somebody reads from it.
+        Raises `InvalidRequestError` if somebody reads from it still after `wait_s`.
         """
-        state = self.slot(name)
-        if state is None:
-            return False
-        if state.is_active:
-            raise InvalidRequestError(
-                f"{self._address}: replication slot '{name}' is in use; stop the command that"
-                " reads from it first"
+        deadline = time.monotonic() + wait_s
+        while (state := self.slot(name)) is not None:
+            if not state.is_active:
+                self.rows("SELECT pg_drop_replication_slot(?)", name)
+                return True
+            if time.monotonic() >= deadline:
+                raise InvalidRequestError(
+                    f"{self._address}: replication slot '{name}' is in use; stop the command that"
+                    " reads from it first"
+                )
+            time.sleep(_SLOT_POLL_S)
+        return False
+
+    def publish(self, name: str, tables: Sequence[SourceTable]) -> None:
+        """Have a publication with these tables, beside those that it has.
+
+        A table is added while nobody writes to it: else PostgreSQL forgets to publish what a
+        transaction that wrote before, and all after it, write. Raises `InvalidRequestError` if a
+        writer does not end soon.
+        """
+        if not self.rows("SELECT 1 FROM pg_publication WHERE pubname = ?", name):
+            listed = ", ".join(_quoted(table) for table in tables)
+            self.rows(
+                f'CREATE PUBLICATION "{name}" FOR TABLE {listed}'
+                " WITH (publish_via_partition_root = true)"
             )
-        self.rows("SELECT pg_drop_replication_slot(?)", name)
-        return True
+            return
+        published = {int(oid or 0) for (oid,) in self.rows(_PUBLISHED, name)}
+        for table in tables:
+            if table.oid not in published:
+                self._add_to_publication(name, _quoted(table))
+
+    def _add_to_publication(self, name: str, table: str) -> None:
+        self._connection.setAutoCommit(False)
+        try:
+            self.rows(f"SET LOCAL lock_timeout = {_LOCK_MS}")
+            self.rows(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
+            self.rows(f'ALTER PUBLICATION "{name}" ADD TABLE {table}')
+            self._connection.commit()
+        except StreamhouseError:
+            self._connection.rollback()
+            raise
+        finally:
+            self._connection.setAutoCommit(True)
 
     def drop_publication(self, name: str) -> None:
         """Drop a publication where there is one."""
@@ -200,6 +263,15 @@ class SourceDatabase:
         if str(error.getSQLState() or "08")[:2] in _PASSING:
             return UnavailableError(f"{self._address}: {text}")
         return InvalidRequestError(f"{self._address}: {text}")
+
+
+def _full(pattern: str) -> str:
+    return pattern if "." in pattern else f"public.{pattern}"
+
+
+def _quoted(table: SourceTable) -> str:
+    parts = (part.replace('"', '""') for part in (table.schema, table.name))
+    return ".".join(f'"{part}"' for part in parts)
 
 
 def _digits(type_name: str, typmod: int) -> tuple[int | None, int | None]:

@@ -26,27 +26,29 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 
-__all__ = ["OP_COLUMN", "SNAPSHOT_VERSION", "SourceTable", "TargetTable"]
+__all__ = ["OP_COLUMN", "SourceTable", "TargetTable"]
 
 _logger = logging.getLogger("streamhouse.cdc")
 
 OP_COLUMN: Final = "__op"
 """Of a table without a key: what happened, as `r` (snapshot), `c`, `u`, `d`."""
-SNAPSHOT_VERSION: Final = 0
-"""Comes before every position in the source's log."""
 _SNAPSHOT_IDLE_S: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table of the database: its columns in order, and its primary key, which may be empty."""
+    """A table of the database: its columns in order, and its primary key, which may be empty.
+
+    `generated` columns are computed by the database, which does not send them. `oid` is the
+    database's number of the table, which no other gets.
+    """
 
     schema: str
     name: str
     columns: tuple[SourceColumn, ...]
     primary_key: tuple[str, ...]
-    # Computed by the database, which does not send them.
     generated: tuple[str, ...] = ()
+    oid: int = 0
 
     @property
     def full_name(self) -> str:
@@ -175,16 +177,18 @@ class TargetTable:
 
     # -- the snapshot --------------------------------------------------------------------------
 
-    def stage_snapshot(self) -> None:
-        """Store the rows that were taken, seen by nobody before `commit_snapshot`."""
+    def stage_snapshot(self, lsn: int) -> None:
+        """Store the rows that were taken, as the table was at `lsn`; nobody sees them yet."""
         if self._snapshot is None:
             begun = self._client.begin_transaction(
                 str(self.path),
                 operation="overwrite",
                 app_id=self._app_id,
-                version=SNAPSHOT_VERSION,
+                version=lsn,
                 timeout_s=_SNAPSHOT_IDLE_S,
             )
+            # Positions of a server only grow, and what this stream committed lies before.
+            assert not begun.is_skipped
             self._snapshot = (begun, [])
         transaction, parts = self._snapshot
         self.changes.end_transaction(self._shape)
@@ -192,13 +196,15 @@ class TargetTable:
             parts.append(transaction.stage(rows))
         self.changes.discard_complete()
 
-    def commit_snapshot(self) -> int:
-        """Make the table what the snapshot has, in one step; return how many rows that is."""
-        self.stage_snapshot()
+    def commit_snapshot(self, lsn: int) -> int:
+        """Make the table what the snapshot has, in one step; return how many rows that is.
+
+        Changes that were committed up to `lsn` are skipped from now on.
+        """
+        self.stage_snapshot(lsn)
         assert self._snapshot is not None
         transaction, parts = self._snapshot
         self._snapshot = None
-        self._is_caught_up = True
         return transaction.commit(parts).row_count
 
     def abort_snapshot(self) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 # What a replication slot may be named, less the prefix that is put before it.
-_STREAM_NAME: Final = re.compile(r"[a-z0-9_]{1,50}")
+_STREAM_NAME: Final = re.compile(r"[a-z0-9_]{1,48}")
 
 
 class _FollowsByDefault(click.Group):
@@ -101,7 +101,8 @@ def follow(
     """Follow the tables of the database at URL until stopped."""
     address = _address(url, password_file)
     # Not at the top: `--help` must not wait for pyarrow.
-    from streamhouse.connector.cdc.source.follower import Follower, StreamOptions
+    from streamhouse.connector.cdc.source.follower import Follower
+    from streamhouse.connector.cdc.source.stream_options import StreamOptions
 
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     ours = database or address.database
@@ -164,6 +165,6 @@ def _stream_name(given: str | None, database: str) -> str:
     name = given or database.lower()
     if not _STREAM_NAME.fullmatch(name):
         raise InvalidRequestError(
-            f"the name of a stream is 1 to 50 of a-z, 0-9 and _, not '{name}': give one with --name"
+            f"the name of a stream is 1 to 48 of a-z, 0-9 and _, not '{name}': give one with --name"
         )
     return name

@@ -1,0 +1,189 @@
+"""Tables that the source got while it is followed: read once, beside the stream, then followed.
+
+The stream goes on with the other tables, but the source keeps its log from before the new ones are
+read. Then the stream starts again where the new tables were read, or where it was if that is
+before: what tables have already is skipped there, so nothing is missed and nothing comes twice.
+A crash at any moment leaves tables that are not followed yet, which are read again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+
+from streamhouse.connector.cdc.source.change_taker import ChangeTaker
+from streamhouse.connector.cdc.source.debezium_engine import EngineSettings
+from streamhouse.connector.cdc.source.progress import FollowedTable, Progress
+from streamhouse.connector.cdc.source.snapshot import read_snapshot
+from streamhouse.connector.cdc.source.source_address import SourceAddress
+from streamhouse.connector.cdc.source.source_database import SourceDatabase
+from streamhouse.connector.cdc.source.stream_options import StreamOptions
+from streamhouse.connector.cdc.source.target_table import SourceTable, TargetTable
+from streamhouse.storage_service.errors import StreamhouseError
+
+__all__ = ["NewTables", "ReadTables"]
+
+_LOOK_S: Final = 5.0
+_LOOK_S_MAX: Final = 60.0
+_SLOT_FREE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTables:
+    """New tables that ours are equal to at `lsn`."""
+
+    lsn: int
+    tables: dict[str, FollowedTable]
+
+    def joined(self, progress: Progress) -> Progress:
+        """Return the position from which on the stream has these tables, too."""
+        assert progress.lsn is not None
+        return Progress(
+            name=progress.name,
+            generation=progress.generation,
+            system_id=progress.system_id,
+            lsn=min(progress.lsn, self.lsn),
+            tables={**progress.tables, **self.tables},
+        )
+
+
+class NewTables:
+    """Looks for new tables in a thread of its own, from `with` on until they are read.
+
+    `read` is what was read; whoever sees it ends the stream, and starts it again with them.
+    """
+
+    def __init__(
+        self,
+        address: SourceAddress,
+        options: StreamOptions,
+        taker: ChangeTaker,
+        *,
+        make_target: Callable[[SourceTable, FollowedTable], TargetTable],
+        placeholder: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self._address = address
+        self._options = options
+        self._taker = taker
+        self._make_target = make_target
+        self._placeholder = placeholder
+        self._say = say
+        self._said: set[str] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="new tables", daemon=True)
+        self.read: ReadTables | None = None
+        self.failure: BaseException | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the stream has to start again."""
+        return self.read is not None or self.failure is not None
+
+    def __enter__(self) -> NewTables:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        wait_s = _LOOK_S
+        while not self._stop.is_set():
+            try:
+                self.read = self._look()
+                wait_s = _LOOK_S
+            except StreamhouseError as error:
+                # The stream itself says when the source cannot be reached.
+                if not error.retriable:
+                    self._say_once(str(error))
+                wait_s = min(2 * wait_s, _LOOK_S_MAX)
+            # A fault of ours: whoever waits for this thread raises it.
+            except BaseException as error:  # noqa: BLE001
+                self.failure = error
+            if self.is_over:
+                return
+            self._stop.wait(wait_s)
+
+    def _look(self) -> ReadTables | None:
+        with SourceDatabase(self._address) as source:
+            found = self._new_tables(source)
+            targets = self._targets(found)
+            if not targets:
+                return None
+            tables = {name: found[name] for name in targets}
+            self._taker.keep_log(ignore=frozenset(targets))
+            try:
+                return self._read(source, tables, targets)
+            except BaseException:
+                self._taker.release_log()
+                raise
+
+    def _new_tables(self, source: SourceDatabase) -> dict[str, SourceTable]:
+        followed = self._taker.progress.tables
+        return {
+            table.full_name: table
+            for table in source.tables_now(self._options.patterns)
+            if table.full_name not in followed or followed[table.full_name].oid != table.oid
+        }
+
+    def _targets(self, found: dict[str, SourceTable]) -> dict[str, TargetTable]:
+        """Return our tables for those that can be followed; say once why others cannot."""
+        targets: dict[str, TargetTable] = {}
+        paths = dict(self._taker.progress.tables)
+        for name, table in found.items():
+            try:
+                paths |= self._options.paths([table], beside=paths)
+                target = self._make_target(table, paths[name])
+                target.prepare(bucket_count=self._options.bucket_count)
+                targets[name] = target
+            except StreamhouseError as error:
+                if error.retriable:
+                    raise
+                self._say_once(f"{name} is new and not followed: {error}")
+        return targets
+
+    def _read(
+        self,
+        source: SourceDatabase,
+        tables: dict[str, SourceTable],
+        targets: dict[str, TargetTable],
+    ) -> ReadTables | None:
+        slot = self._options.snapshot_slot
+        self._say(f"reading new tables: {', '.join(tables)}")
+        source.drop_slot(slot, wait_s=_SLOT_FREE_S)
+        source.publish(self._options.slot, list(tables.values()))
+        try:
+            lsn = read_snapshot(
+                self._settings(list(tables.values())), targets, stop=self._stop, say=self._say
+            )
+        finally:
+            source.drop_slot(slot, wait_s=_SLOT_FREE_S)
+        if lsn is None:
+            return None
+        ours = {name: FollowedTable(str(t.path), t.source.oid) for name, t in targets.items()}
+        return ReadTables(lsn, ours)
+
+    def _settings(self, tables: Sequence[SourceTable]) -> EngineSettings:
+        return EngineSettings(
+            address=self._address,
+            slot=self._options.snapshot_slot,
+            publication=self._options.slot,
+            tables=tables,
+            start_lsn=None,
+            placeholder=self._placeholder,
+        )
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
