@@ -61,8 +61,7 @@ def _check(world: CdcWorld, chance: random.Random) -> None:
             tables[name] = "id, n"
         if step == 1:
             world.wait_until_read(command)
-        # sleep: somebody dies at any moment
-        time.sleep(chance.uniform(0, _MOMENT_S_MAX))
+        time.sleep(chance.uniform(0, _MOMENT_S_MAX))  # sleep: one dies at any moment
         victim = chance.choice(["command", "command", "server", "service"])
         command = _kill(world, command, victim)
         world.sql(*_some_changes(chance, tables))

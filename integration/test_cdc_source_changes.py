@@ -94,7 +94,7 @@ def test_a_partitioned_table_is_one_table(world: CdcWorld) -> None:
     )
     command = world.follow("--tables", "public.*")
     world.wait_until_read(command)
-    assert {info.path.table for info in _tables(world)} == {"p", "marker", "streamhouse_cdc"}
+    assert _tables(world) == {"p", "marker", "streamhouse_cdc"}
     _same(world, "p")
 
     world.sql(
@@ -113,8 +113,8 @@ def test_a_partitioned_table_is_one_table(world: CdcWorld) -> None:
     command.end()
 
 
-def _tables(world: CdcWorld) -> list[object]:
-    return [world.client.describe_table(path) for path in world.client.list_tables()]
+def _tables(world: CdcWorld) -> set[str]:
+    return {path.partition(".")[2] for path in world.client.list_tables()}
 
 
 def test_a_source_that_is_away_is_waited_for(world: CdcWorld) -> None:

@@ -107,8 +107,7 @@ class NewTables:
                 if not error.retriable:
                     self._say_once(str(error))
                 wait_s = min(2 * wait_s, _LOOK_S_MAX)
-            # A fault of ours: whoever waits for this thread raises it.
-            except BaseException as error:  # noqa: BLE001
+            except BaseException as error:  # noqa: BLE001 - the stream's thread raises it
                 self.failure = error
             if self.is_over:
                 return
