@@ -13,11 +13,13 @@ One batch a bucket is under way at a time, of `max_in_flight` buckets at most.
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Literal
@@ -25,7 +27,12 @@ from typing import Final, Literal
 import pyarrow as pa
 
 from streamhouse.storage_service.backoff import Backoff
-from streamhouse.storage_service.client.rejects import OnError, divide, is_rejecting
+from streamhouse.storage_service.client.rejects import (
+    OnError,
+    divided_batches,
+    is_rejecting,
+    send_divided,
+)
 from streamhouse.storage_service.client.request_batches import (
     REQUEST_BYTES_TARGET,
     bounded_batches,
@@ -47,8 +54,6 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.rejected.companion import rejected_rows
-from streamhouse.storage_service.model.rejected.row_splitter import BadRow
 from streamhouse.storage_service.model.transaction import TransactionOperation
 
 __all__ = ["Producer"]
@@ -100,8 +105,9 @@ class Producer:
         buffer_bytes: most memory for rows that are not delivered.
         max_block_s: how long a call waits for room before it raises `OverloadedError`.
         delivery_timeout_s: how long a batch is tried before it fails.
-        on_error: `reject`: rows that do not fit are delivered to the table `path$rejected`, and a
-            call is done when both are.
+        on_error: `reject`: rows that do not fit go to the table `path$rejected`, in one transaction
+            with the others of their call. Such a call waits until it is delivered, after all calls
+            before it.
     """
 
     def __init__(
@@ -135,8 +141,7 @@ class Producer:
                 f" written by {operation}"
             )
         self._is_rejecting = is_rejecting(on_error, columns, path=path)
-        self._client = client
-        self._rejects: Producer | None = None
+        self._dividing = threading.Lock()
         self._linger_s = linger_ms / 1000
         self._batch_rows = batch_rows
         self._buffer_bytes = buffer_bytes
@@ -145,7 +150,7 @@ class Producer:
         self._changed = threading.Condition()
         self._lanes = [_Lane(bucket) for bucket in range(self._table.bucket_count)]
         self._held_bytes = 0
-        self._undelivered = 0
+        self._pending: set[Future[Ranges]] = set()
         self._is_flushing = 0
         self._is_closed = False
         self._sticky_bucket = 0
@@ -176,26 +181,74 @@ class Producer:
         """
         if not self._is_rejecting:
             return self._send(data)
-        divided = divide(self._table, data, self._operation)
-        if not divided.bad:
-            return self._send(divided.good)
-        kept = [self._reject(first, rows) for first, rows in divided.bad]
-        return _when_all_are(self._send(divided.good), kept)
+        batches = list(divided_batches(self._table, data, self._operation))
+        if any(divided.bad for _, divided in batches):
+            return self._send_divided([rows for rows, _ in batches])
+        good = [batch for _, divided in batches for batch in divided.good]
+        return self._send(pa.Table.from_batches(good) if good else data)
 
-    def _reject(self, first: int, bad: Sequence[BadRow]) -> Future[Ranges]:
-        """Deliver rows to the table of rejected rows."""
+    def _send_divided(self, batches: Iterable[pa.RecordBatch]) -> Future[Ranges]:
+        """Deliver rows of which some do not fit, after all that were taken before them."""
+        future: Future[Ranges] = Future()
+        future.set_running_or_notify_cancel()
+        ranges: Ranges = {}
+        # One call after the other, or a later one could overtake.
+        with self._dividing:
+            self._wait_for_taken()
+            first = 0
+            try:
+                for rows in batches:
+                    for bucket, span in self._until_divided(rows, first).items():
+                        ranges[bucket] = (ranges.get(bucket, span)[0], span[1])
+                    first += rows.num_rows
+            except StreamhouseError as error:
+                with self._changed:
+                    self._failure = self._failure or error
+                future.set_exception(error)
+            else:
+                future.set_result(ranges)
+        return future
+
+    def _wait_for_taken(self) -> None:
+        """Return when what was taken so far is delivered, or has failed."""
         with self._changed:
-            if self._rejects is None:
-                companion = self._client.keep_rejected(str(self._table.path))
-                self._rejects = Producer(self._client, str(companion.path), operation="upsert")
-        rows = rejected_rows(
-            bad,
-            operation=str(self._operation),
-            source="producer",
-            first_row=first,
-            now_us=time.time_ns() // 1_000,
-        )
-        return self._rejects.send(rows)
+            if self._is_closed:
+                raise InvalidRequestError("the producer is closed")
+            taken = tuple(self._pending)
+            self._is_flushing += 1
+            self._changed.notify_all()
+        try:
+            wait_for(taken)
+        finally:
+            with self._changed:
+                self._is_flushing -= 1
+
+    def _until_divided(self, rows: pa.RecordBatch, first_row: int) -> Ranges:
+        """Let the service divide and write rows, until it says what became of them."""
+        deadline = time.monotonic() + self._delivery_timeout_s
+        transaction_id = secrets.token_hex(16)
+        failures = 0
+        is_unknown = False
+        while True:
+            try:
+                return send_divided(
+                    self._transport,
+                    self._table,
+                    rows,
+                    self._operation,
+                    source="producer",
+                    first_row=first_row,
+                    transaction_id=transaction_id,
+                )
+            except StreamhouseError as error:
+                is_unknown |= isinstance(error, UnknownOutcomeError)
+                failures += 1
+                is_late = time.monotonic() + _BACKOFF.after(failures) > deadline
+                if is_late or not _may_pass(error):
+                    if is_unknown:
+                        raise UnknownOutcomeError(error.message) from error
+                    raise
+            time.sleep(_BACKOFF.jittered_after(failures))
 
     def _send(self, data: pa.Table | pa.RecordBatch) -> Future[Ranges]:
         routed = [
@@ -215,14 +268,14 @@ class Producer:
         with self._changed:
             self._wait_for_room(size)
             self._held_bytes += size
-            self._undelivered += 1
+            self._pending.add(future)
             now = time.monotonic()
             for bucket, rows in routed:
                 lane = self._lanes[bucket]
                 lane.waiting.append(_Piece(rows, call, now))
                 lane.rows += rows.num_rows
             self._changed.notify_all()
-        future.add_done_callback(lambda _: self._delivered(size))
+        future.add_done_callback(lambda done: self._delivered(done, size))
         return future
 
     def flush(self, *, timeout_s: float | None = None) -> None:
@@ -230,13 +283,11 @@ class Producer:
 
         Raises `UnavailableError` when that takes longer than `timeout_s`; deliveries go on.
         """
-        if self._rejects is not None:
-            self._rejects.flush(timeout_s=timeout_s)
         with self._changed:
             self._is_flushing += 1
             self._changed.notify_all()
             try:
-                is_done = self._changed.wait_for(lambda: not self._undelivered, timeout_s)
+                is_done = self._changed.wait_for(lambda: not self._pending, timeout_s)
             finally:
                 self._is_flushing -= 1
             failure, self._failure = self._failure, None
@@ -260,8 +311,6 @@ class Producer:
                 self._changed.notify_all()
             for thread in self._threads:
                 thread.join()
-            if self._rejects is not None:
-                self._rejects.close()
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -300,10 +349,10 @@ class Producer:
                 f" {self._max_block_s} s for room; send more slowly"
             )
 
-    def _delivered(self, size: int) -> None:
+    def _delivered(self, call: Future[Ranges], size: int) -> None:
         with self._changed:
             self._held_bytes -= size
-            self._undelivered -= 1
+            self._pending.discard(call)
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -331,7 +380,7 @@ class Producer:
                         lane = full or first
                         lane.is_busy = True
                         return lane, self._batch_of(lane)
-                elif self._is_closed and not self._undelivered:
+                elif self._is_closed and not self._pending:
                     return None
                 self._changed.wait(wait_s)
 
@@ -449,26 +498,3 @@ class Producer:
 
 def _may_pass(error: StreamhouseError) -> bool:
     return error.retriable or isinstance(error, UnknownOutcomeError)
-
-
-def _when_all_are(own: Future[Ranges], others: Sequence[Future[Ranges]]) -> Future[Ranges]:
-    """Return a future with the result of `own`, done when the others are, too."""
-    joined: Future[Ranges] = Future()
-    joined.set_running_or_notify_cancel()
-    waiting = [own, *others]
-    lock = threading.Lock()
-
-    def done(future: Future[Ranges]) -> None:
-        with lock:
-            waiting.remove(future)
-            if waiting:
-                return
-        failed = [f for f in (own, *others) if f.exception() is not None]
-        if failed:
-            joined.set_exception(failed[0].exception())
-        else:
-            joined.set_result(own.result())
-
-    for future in tuple(waiting):
-        future.add_done_callback(done)
-    return joined

@@ -1,29 +1,46 @@
-"""Writes that keep the rows that do not fit: in `t$rejected`, in one transaction with the others.
+"""Writes that keep the rows that do not fit: in `t$rejected`, together with the others.
 
-A call all of whose rows fit is a call like any other.
+Rows are divided here to see whether any does not fit: a request all of whose rows fit is one like
+any other. Else the service gets all of them in one request, divides them, and writes both kinds in
+one transaction. Who stages rows in a transaction stages the rejected ones beside it (`Rejects`).
 """
 
 from __future__ import annotations
 
+import json
+import secrets
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 import pyarrow as pa
 
+from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.client.request_batches import bounded_batches
 from streamhouse.storage_service.client.transactions import StagedRejects, Transaction
-from streamhouse.storage_service.client.writes import AppendWriter, Ranges
-from streamhouse.storage_service.errors import InvalidRequestError, UnsupportedError
-from streamhouse.storage_service.model.conform import check_schema
+from streamhouse.storage_service.client.writes import AppendWriter, Ranges, Written
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    StreamhouseError,
+    UnknownOutcomeError,
+    UnsupportedError,
+)
 from streamhouse.storage_service.model.rejected.companion import rejected_rows
-from streamhouse.storage_service.model.rejected.row_splitter import BadRow, RowSplitter, castable
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.storage_service.model.rejected.division import Divided, divide
+from streamhouse.storage_service.model.rejected.row_splitter import BadRow
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.transaction import TransactionOperation
+from streamhouse.storage_service.wire.arrow_body import encode_append_body
 
-__all__ = ["Divided", "OnError", "Rejects", "divide", "is_rejecting", "write_divided"]
+__all__ = [
+    "OnError",
+    "RejectingCall",
+    "Rejects",
+    "divided_batches",
+    "is_rejecting",
+    "send_divided",
+]
 
 OnError = Literal["refuse", "reject"]
 _BATCH_ROWS: Final = 4_096
@@ -99,17 +116,6 @@ class Rejects:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Divided:
-    """Rows that fit, as the table has them, and batches with those that do not.
-
-    Of each batch: the number of its first row, and its bad rows.
-    """
-
-    good: pa.Table
-    bad: Sequence[tuple[int, Sequence[BadRow]]]
-
-
 def is_rejecting(on_error: str, columns: Sequence[str] | None, *, path: str) -> bool:
     """Check the argument `on_error` of a write."""
     if on_error not in ("refuse", "reject"):
@@ -122,63 +128,108 @@ def is_rejecting(on_error: str, columns: Sequence[str] | None, *, path: str) -> 
     return on_error == "reject"
 
 
-def divide(
+def divided_batches(
     table: TableInfo, data: pa.Table | pa.RecordBatch, operation: TransactionOperation
-) -> Divided:
-    """Divide rows; raises for columns that no row of the table could have."""
-    has_changes = table.is_primary_key_table and CHANGE_TYPE_COLUMN in data.schema.names
-    own = [field for field in data.schema if not (has_changes and field.name == CHANGE_TYPE_COLUMN)]
-    check_schema(castable(pa.schema(own), table), table.schema, table=str(table.path))
-    splitter = RowSplitter(table, is_delete=operation is TransactionOperation.DELETE)
-    good: list[pa.RecordBatch] = []
-    bad: list[tuple[int, Sequence[BadRow]]] = []
-    first = 0
+) -> Iterator[tuple[pa.RecordBatch, Divided]]:
+    """Yield batches, each fit for one request, and how their rows are divided.
+
+    Raises for columns that no row of the table could have.
+    """
+    is_delete = operation is TransactionOperation.DELETE
+    if data.num_rows == 0:
+        divide(table, data.schema, (), is_delete=is_delete)
     for batch in bounded_batches(data):
-        fit, misfits = splitter.split(batch)
-        good.append(fit)
-        if misfits:
-            bad.append((first, misfits))
-        first += batch.num_rows
-    if not good:
-        return Divided(pa.Table.from_batches([], castable(data.schema, table)), ())
-    return Divided(pa.Table.from_batches(good), bad)
+        yield batch, divide(table, batch.schema, [batch], is_delete=is_delete)
 
 
-def write_divided(
-    client: _Client,
-    path: str,
-    divided: Divided,
+def send_divided(
+    transport: HttpTransport,
+    table: TableInfo,
+    rows: pa.RecordBatch,
     operation: TransactionOperation,
     *,
-    writer: AppendWriter | None,
-) -> Ranges:
-    """Write both kinds of rows in one transaction; a writer's call happens once."""
-    transaction = client.begin_transaction(
-        path,
-        operation=str(operation),
-        app_id=None if writer is None else f"writer-{writer.writer_id:x}",
-        version=None if writer is None else writer.transactions,
-    )
-    with transaction:
-        if transaction.is_skipped:
-            ranges: Ranges = {}
-        else:
-            rejects = Rejects(client, transaction, path=path)
-            stage_rejects(rejects, divided.bad, operation=str(operation), source="client")
-            result = transaction.commit([transaction.stage(divided.good)], rejected=rejects.staged)
-            ranges = dict(result.ranges)
-    if writer is not None:
-        writer.transactions += 1
-    return ranges
-
-
-def stage_rejects(
-    rejects: Rejects,
-    bad: Iterable[tuple[int, Sequence[BadRow]]],
-    *,
-    operation: str,
     source: str,
-) -> None:
-    """Stage the bad rows of batches."""
-    for first, rows in bad:
-        rejects.stage(rows, operation=operation, source=source, first_row=first)
+    first_row: int,
+    transaction_id: str,
+    app: tuple[str, int] | None = None,
+) -> Ranges:
+    """Let the service divide rows and write both kinds, once for a `transaction_id`.
+
+    `first_row` is the number of the first row in what it is from. An `app`, a name and a version,
+    writes this version once, however late it is repeated. Returns where the rows that fit are.
+    Raises `UnknownOutcomeError` for any refusal after an attempt that may have been stored.
+    """
+    query = {
+        "on_error": "reject",
+        "transaction_id": transaction_id,
+        "source": source,
+        "first_row": str(first_row),
+    }
+    if app is not None:
+        query |= {"app_id": app[0], "version": str(app[1])}
+    failures: list[StreamhouseError] = []
+    try:
+        answer = transport.request(
+            "POST",
+            f"/v1/tables/{table.path}/{operation}",
+            query=query,
+            body=encode_append_body(rows.schema, [(None, 0, rows)]),
+            is_repeatable=True,
+            on_repeat=failures.append,
+        )
+    except StreamhouseError as error:
+        if any(isinstance(failure, UnknownOutcomeError) for failure in failures):
+            raise UnknownOutcomeError(error.message, request_id=error.request_id) from error
+        raise
+    found = json.loads(answer.data)["buckets"]
+    return {int(bucket): (int(start), int(end)) for bucket, (start, end) in found.items()}
+
+
+@dataclass
+class RejectingCall:
+    """One call that may reject rows: which of them are written, and where.
+
+    It may be told to go on with the table as it is by then: nothing is written twice.
+    """
+
+    transport: HttpTransport
+    data: pa.Table | pa.RecordBatch
+    operation: TransactionOperation
+    writer: AppendWriter | None
+    write: Callable[[TableInfo, pa.RecordBatch], Ranges]
+    """Writes rows that fit, which is one request."""
+    written: Written = field(default_factory=Written)
+
+    def go_on(self, table: TableInfo) -> Ranges:
+        """Write what is not written yet; return where the rows that fit are."""
+        written = self.written
+        left = self.data.slice(written.row_count) if written.row_count else self.data
+        for rows, divided in divided_batches(table, left, self.operation):
+            # What takes more as the table has it may be more than one request.
+            fit = list(bounded_batches(pa.Table.from_batches(divided.good))) if divided.good else []
+            if divided.bad or len(fit) > 1:
+                ranges = self._send(table, rows)
+            else:
+                ranges = self.write(table, fit[0])
+            written.row_count += rows.num_rows
+            for bucket, span in ranges.items():
+                written.offsets[bucket] = (written.offsets.get(bucket, span)[0], span[1])
+        return written.offsets
+
+    def _send(self, table: TableInfo, rows: pa.RecordBatch) -> Ranges:
+        writer, app = self.writer, None
+        if writer is not None:
+            app = (f"writer-{writer.writer_id:x}", writer.transactions)
+        ranges = send_divided(
+            self.transport,
+            table,
+            rows,
+            self.operation,
+            source="client",
+            first_row=self.written.row_count,
+            transaction_id=secrets.token_hex(16),
+            app=app,
+        )
+        if writer is not None:
+            writer.transactions += 1
+        return ranges

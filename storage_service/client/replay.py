@@ -17,8 +17,7 @@ from streamhouse.storage_service.client.rejects import Rejects
 from streamhouse.storage_service.client.transactions import StagedRejects, Transaction
 from streamhouse.storage_service.errors import TableNotFoundError
 from streamhouse.storage_service.model.rejected.companion import ID_COLUMN, rejected_path
-from streamhouse.storage_service.model.rejected.row_splitter import RowSplitter
-from streamhouse.storage_service.model.rejected.row_text import column_of
+from streamhouse.storage_service.model.rejected.division import divide_rows
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 
@@ -112,8 +111,10 @@ def _replay_chunk(
     ids, rows = _to_try(table, rejected, fix)
     if not ids:
         return 0
-    fit, fitting = _fitting(table, rows)
-    if not fitting:
+    divided = divide_rows(table, rows)
+    left = {misfit.position for _, misfits in divided.bad for misfit in misfits}
+    done = [row_id for position, row_id in enumerate(ids) if position not in left]
+    if not done:
         return 0
     path = str(table.path)
     with client.begin_transaction(
@@ -121,11 +122,12 @@ def _replay_chunk(
     ) as transaction:
         if transaction.is_skipped:
             return None
-        done = Rejects(client, transaction, path=path).begin("delete")
-        keys = pa.table({ID_COLUMN: [ids[position] for position in fitting]})
-        gone = StagedRejects(done.transaction_id, (done.stage(keys),))
-        result = transaction.commit([transaction.stage(fit)], rejected=gone)
-        return None if result.is_skipped else len(fitting)
+        deletion = Rejects(client, transaction, path=path).begin("delete")
+        gone = StagedRejects(
+            deletion.transaction_id, (deletion.stage(pa.table({ID_COLUMN: done})),)
+        )
+        result = transaction.commit([transaction.stage(divided.good[0])], rejected=gone)
+        return None if result.is_skipped else len(done)
 
 
 def _to_try(
@@ -143,25 +145,3 @@ def _to_try(
             ids.append(row[ID_COLUMN])
             rows.append(dict(tried))
     return ids, rows
-
-
-def _fitting(
-    table: TableInfo, rows: Sequence[Mapping[str, Any]]
-) -> tuple[pa.RecordBatch, list[int]]:
-    """Return the rows that fit, and which they are."""
-    known = {*table.schema.names, CHANGE_TYPE_COLUMN}
-    bad = {at for at, row in enumerate(rows) if not set(row) <= known}
-    columns: dict[str, pa.Array] = {}
-    for column in table.schema.columns:
-        array, wrong = column_of([row.get(column.name) for row in rows], column.type)
-        bad.update(wrong)
-        columns[column.name] = array
-    if any(CHANGE_TYPE_COLUMN in row for row in rows):
-        changes = [row.get(CHANGE_TYPE_COLUMN, "+U") for row in rows]
-        columns[CHANGE_TYPE_COLUMN], wrong = column_of(changes, pa.string())
-        bad.update(wrong)
-    kept = [at for at in range(len(rows)) if at not in bad]
-    batch = pa.RecordBatch.from_pydict(columns).take(pa.array(kept, pa.int64()))
-    fit, misfits = RowSplitter(table).split(batch)
-    out = {misfit.position for misfit in misfits}
-    return fit, [at for position, at in enumerate(kept) if position not in out]

@@ -19,12 +19,7 @@ from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.client.position_reports import PositionReports, reported
 from streamhouse.storage_service.client.reached_offsets import ReachedOffsets
 from streamhouse.storage_service.client.reads import LogBatch
-from streamhouse.storage_service.client.rejects import (
-    OnError,
-    divide,
-    is_rejecting,
-    write_divided,
-)
+from streamhouse.storage_service.client.rejects import OnError, RejectingCall, is_rejecting
 from streamhouse.storage_service.client.tables import TableCalls
 from streamhouse.storage_service.client.tiering import TieringCalls
 from streamhouse.storage_service.client.transactions import Transaction
@@ -127,7 +122,8 @@ class StorageClient(TableCalls, TieringCalls):
             writer: number the batches under this writer; a call that raised `UnknownOutcomeError`
                 may then be repeated with the same data and a copy of the writer's state.
             on_error: `reject`: rows that do not fit go to the table `path$rejected`, in one
-                transaction with the others, and texts are tried as numbers, dates and timestamps.
+                transaction with the others of their request, and texts are tried as numbers, dates
+                and timestamps.
 
         Returns:
             bucket -> (start offset, end offset) of the rows, for the buckets that got any; when
@@ -194,10 +190,14 @@ class StorageClient(TableCalls, TieringCalls):
         on_error: OnError = "refuse",
     ) -> dict[int, tuple[int, int]]:
         if is_rejecting(on_error, columns, path=path):
-            divided = self._with_table(path, lambda table: divide(table, data, operation))
-            if divided.bad:
-                return write_divided(self, path, divided, operation, writer=writer)
-            data = divided.good
+            call = RejectingCall(
+                self._transport,
+                data,
+                operation,
+                writer,
+                lambda table, rows: self._writes.write(table, rows, operation, writer=writer),
+            )
+            return self._with_table(path, call.go_on)
         # What was stored before the table turned out to be otherwise is not written again.
         written = Written()
         return self._with_table(

@@ -25,6 +25,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnauthorizedError,
     UnavailableError,
+    UnknownOutcomeError,
 )
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.access.access import AccessControl, ForeignRequests
@@ -188,6 +189,21 @@ class Service:
             except NotOwnerError:
                 return 503, "not_owner"
         return 200, "ready"
+
+    def check_write(self) -> None:
+        """Raise `NotOwnerError` if rows that are stored here now may never be the owner's."""
+        if self.tenure is not None:
+            self.tenure.check_write()
+
+    def check_written(self) -> None:
+        """Raise `UnknownOutcomeError` if rows that were stored here may not be the owner's."""
+        try:
+            self.check_write()
+        except NotOwnerError as error:
+            raise UnknownOutcomeError(
+                f"{error.message}: the rows may or may not be stored; repeat the request there"
+                " as it was, with what tells it from others"
+            ) from error
 
     def begin_request(self, share: str, *, is_about_service: bool = False) -> None:
         """Count a request in progress; raises when stopping or when there are too many.

@@ -98,6 +98,8 @@ class TableTransactions:
         )
         self._storing: set[asyncio.Task[PartSize]] = set()
         self._deleting: set[asyncio.Future[None]] = set()
+        self._dropping: dict[str, asyncio.Future[None]] = {}
+        """Of aborted transactions whose files are being deleted: one may begin with such an id."""
         self._folding: asyncio.Future[None] | None = None
 
     @property
@@ -140,13 +142,19 @@ class TableTransactions:
         version: int | None,
         timeout_ms: int | None,
         join: bool = False,
+        transaction_id: str | None = None,
     ) -> tuple[str, TransactionStatus]:
         """Begin a transaction; return its id, or that there is nothing to do for `version`.
 
-        `join` returns the open one that does the same for that version, if there is one.
+        `join` returns the open one that does the same for that version, if there is one. A caller
+        who chose its `transaction_id` gets the one that has it, and what it is now.
         """
+        outcome = self._outcomes.find(transaction_id or "")
+        if outcome is not None:
+            self._check_operation(outcome.spec, operation)
+            return outcome.spec.transaction_id, outcome.result.status
         spec = TransactionSpec(
-            transaction_id=secrets.token_hex(16),
+            transaction_id=transaction_id or secrets.token_hex(16),
             operation=operation,
             columns=columns,
             app_id=app_id,
@@ -158,7 +166,15 @@ class TableTransactions:
         if self._outcomes.is_stale(app_id, version):
             return "", TransactionStatus.SKIPPED
         self._table.gate.check_open()
-        transaction = find_joinable(self._open.values(), spec) if join else None
+        if (dropping := self._dropping.get(spec.transaction_id)) is not None:
+            await asyncio.wait([dropping])
+        transaction = self._open.get(spec.transaction_id)
+        if transaction is not None:
+            self._check_operation(transaction.spec, operation)
+            if transaction.commit is not None or transaction.decision is not None:
+                return transaction.transaction_id, TransactionStatus.COMMITTING
+        elif join:
+            transaction = find_joinable(self._open.values(), spec)
         if transaction is None:
             check_count(self._open, self._config, table=str(self._table.path))
             # Counted before it is durable, or many at once could pass the limit.
@@ -348,6 +364,20 @@ class TableTransactions:
         """Return the last version that an application committed, as far as is remembered."""
         return self._outcomes.latest_version(app_id)
 
+    async def outcome(self, transaction_id: str) -> Decision | None:
+        """Return what became of a transaction when its commit has ended; None: it has none yet.
+
+        A commit that failed raises what it failed with.
+        """
+        transaction = self._open.get(transaction_id)
+        if transaction is not None and transaction.commit is not None:
+            task = transaction.commit
+            await asyncio.wait([task])
+            error = task.exception()
+            if isinstance(error, StreamhouseError):
+                raise type(error)(error.message)
+        return self._outcomes.find(transaction_id)
+
     async def _commit(self, transaction: OpenTransaction) -> CommitResult:
         started = asyncio.get_running_loop().time()
 
@@ -465,6 +495,13 @@ class TableTransactions:
 
     # -- inside --------------------------------------------------------------------------------
 
+    def _check_operation(self, spec: TransactionSpec, operation: TransactionOperation) -> None:
+        if spec.operation is not operation:
+            raise InvalidRequestError(
+                f"transaction {spec.transaction_id} of '{self._table.path}' is there, and is to"
+                f" {spec.operation}; choose another id to {operation}"
+            )
+
     def _find(self, transaction_id: str) -> OpenTransaction:
         transaction = self._open.get(transaction_id)
         if transaction is None:
@@ -495,7 +532,10 @@ class TableTransactions:
 
     def _drop(self, transaction: OpenTransaction, how: str) -> None:
         self._forget(transaction)
-        self._delete(self._files.drop, transaction.transaction_id, list(transaction.parts))
+        transaction_id = transaction.transaction_id
+        dropping = self._delete(self._files.drop, transaction_id, list(transaction.parts))
+        self._dropping[transaction_id] = dropping
+        dropping.add_done_callback(lambda _: self._dropping.pop(transaction_id, None))
         row_count = sum(part.row_count for part in transaction.parts.values())
         self._runtime.observer.transaction_ended(how, row_count=row_count, seconds=0.0)
 

@@ -115,7 +115,7 @@ def rejected_rows(
 ) -> pa.RecordBatch:
     """Return rows as the table of rejected rows has them; `first_row` is the number of row 0."""
     batch_id = secrets.token_hex(8)
-    texts = [json.dumps(row_of(row.values), ensure_ascii=False) for row in bad]
+    texts = [_text_of(row) for row in bad]
     columns = [
         [f"{batch_id}/{number:08}" for number in range(len(bad))],
         [row.reason[:_REASON_TEXT_MAX] for row in bad],
@@ -132,3 +132,14 @@ def rejected_rows(
         for column, field in zip(columns, REJECTED, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=REJECTED)
+
+
+def _text_of(row: BadRow) -> str:
+    """Return a row as JSON that can be stored: half a surrogate pair is no text."""
+    values = row_of(row.values)
+    text = json.dumps(values, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(values)
+    return text

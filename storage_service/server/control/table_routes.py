@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -13,25 +12,17 @@ from fastapi.responses import JSONResponse, Response
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.disk_budget import bytes_below
 from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
-from streamhouse.storage_service.errors import (
-    InvalidNameError,
-    TableExistsError,
-    TableNotFoundError,
-)
+from streamhouse.storage_service.errors import InvalidNameError
 from streamhouse.storage_service.model.offsets import buckets_to_json
-from streamhouse.storage_service.model.rejected.companion import (
-    check_companion,
-    companion_descriptor,
-    is_rejecting,
-)
+from streamhouse.storage_service.model.rejected.companion import is_rejecting
 from streamhouse.storage_service.model.table import (
     REJECTED_SUFFIX,
     TableDescriptor,
-    TableInfo,
     TablePath,
 )
 from streamhouse.storage_service.model.table_state import BucketSizes, TableSizes
 from streamhouse.storage_service.server.caller import SERVICE, Level
+from streamhouse.storage_service.server.companions import kept_companion
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.request_bodies import (
     AlterPartitioning,
@@ -117,22 +108,7 @@ def rejected_routes(routes: ControlRoutes, service: Service) -> None:
 
     @routes.answers("Make the table of a table's rejected rows, or find it.")
     async def keep_rejected(path: TableName) -> dict[str, Any]:
-        return (await _kept_rejected(service, path)).to_json()
-
-
-async def _kept_rejected(service: Service, path: str) -> TableInfo:
-    """Return the table of a table's rejected rows; it is made where the table is."""
-    descriptor = companion_descriptor(service.table(path).info)
-    try:
-        found = service.readable(str(descriptor.path))
-    except TableNotFoundError:
-        if service.shards is not None:
-            await service.shards.claim(descriptor.path)
-        with contextlib.suppress(TableExistsError):
-            await service.manager.create_table(descriptor)
-        found = service.readable(str(descriptor.path))
-    check_companion(found.info)
-    return found.info
+        return (await kept_companion(service, path)).info.to_json()
 
 
 def state_routes(routes: ControlRoutes, service: Service) -> None:

@@ -34,7 +34,7 @@ from streamhouse.storage_service.server.data.row_routing import (
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.service import Service
 
-__all__ = ["answer_stage"]
+__all__ = ["answer_stage", "read_staged"]
 
 _TOKEN: Final = re.compile(r"[0-9a-zA-Z_-]{1,64}")
 
@@ -62,14 +62,16 @@ async def answer_stage(
     with service.body_memory.body(exchange.caller.name) as held:
         body = await service.rows_body(exchange, held)
         first = table.next_spread_bucket(1)
-        staged = await service.run_by_size(_read, body, table.info, spec, first, service.config)
+        staged = await service.run_by_size(
+            read_staged, body, table.info, spec, first, service.config
+        )
         part_id, part = await transactions.stage(transaction_id, *staged, token=token)
     await exchange.answer_json(
         {"part": part_id, "row_count": part.row_count, "bytes": part.size_bytes}
     )
 
 
-def _read(
+def read_staged(
     body: bytes, table: TableInfo, spec: TransactionSpec, first_bucket: int, config: ServiceConfig
 ) -> _Staged:
     """Decode, check and route the body. On any thread."""

@@ -1,5 +1,7 @@
 """POST .../append, .../upsert and .../delete: an Arrow IPC stream in, a JSON answer.
 
+What keeps the rows that do not fit, and what comes as JSON, is sifted_write.py's.
+
 An append is answered once it is durable, a change by primary key once it is visible, too. A client
 that goes away after its body arrived does not undo its write.
 """
@@ -14,14 +16,18 @@ from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import Appended, LogTable
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
-    NotOwnerError,
-    UnknownOutcomeError,
     UnsupportedError,
 )
+from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.server.data.row_routing import (
     RowsRequest,
     routed_batches,
     routed_writes,
+)
+from streamhouse.storage_service.server.data.sifted_write import (
+    SIFTED_PARAMETERS,
+    answer_sifted,
+    sifted_write,
 )
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.http.parameters import column_names
@@ -29,17 +35,22 @@ from streamhouse.storage_service.server.service import Service
 
 __all__ = ["answer_append", "answer_delete", "answer_upsert"]
 
+_APPEND_PARAMETERS: Final = ("writer_id", *SIFTED_PARAMETERS)
+_UPSERT_PARAMETERS: Final = ("writer_id", "columns", *SIFTED_PARAMETERS)
 _WRITER_ID: Final = re.compile(r"[0-9a-fA-F]{1,16}")
 
 
 async def answer_append(exchange: HttpExchange, service: Service, *, path: str) -> None:
     """Append the request's rows; they are durable and visible when the answer is sent."""
-    table = service.table(path)
-    writer_id = writer_id_of(exchange, exchange.query(["writer_id"]).get("writer_id"))
+    query, table = exchange.query(_APPEND_PARAMETERS), service.table(path)
+    writer_id = writer_id_of(exchange, query.get("writer_id"))
     if not isinstance(table, LogTable):
         raise UnsupportedError(
             f"table '{table.path}' has a primary key: upsert rows instead of appending them"
         )
+    asked = sifted_write(exchange, query, TransactionOperation.APPEND)
+    if asked is not None:
+        return await answer_sifted(exchange, service, table, asked)
     with service.body_memory.body(exchange.caller.name) as held:
         body = await service.rows_body(exchange, held)
         request = RowsRequest(
@@ -50,7 +61,7 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
             first_bucket=table.next_spread_bucket(1),
         )
         batches = await service.run_by_size(routed_batches, body, request)
-        _check_write(service)
+        service.check_write()
         appended = await service.manager.append(table, batches)
     service.metrics.appended_rows.inc(sum(batch.row_count for batch in batches))
     await _answer(exchange, service, appended)
@@ -58,7 +69,7 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
 
 async def answer_upsert(exchange: HttpExchange, service: Service, *, path: str) -> None:
     """Upsert the request's rows, or apply its changes; `columns` makes a partial update."""
-    await _write(exchange, service, path, verb="upsert", known=("writer_id", "columns"))
+    await _write(exchange, service, path, verb="upsert", known=_UPSERT_PARAMETERS)
 
 
 async def answer_delete(exchange: HttpExchange, service: Service, *, path: str) -> None:
@@ -78,13 +89,17 @@ async def _write(
             f"table '{table.path}' has no primary key, so there is nothing to {verb}; rows are"
             " appended to it"
         )
+    if verb == "upsert":
+        asked = sifted_write(exchange, query, TransactionOperation.UPSERT)
+        if asked is not None:
+            return await answer_sifted(exchange, service, table, asked)
     with service.body_memory.body(exchange.caller.name) as held:
         body = await service.rows_body(exchange, held)
         request = RowsRequest(
             table=table.info, verb=verb, writer_id=writer_id, config=service.config
         )
         writes = await service.run_by_size(routed_writes, body, request)
-        _check_write(service)
+        service.check_write()
         appended = await service.manager.write_keys(
             table, writes, columns=columns, writer_id=writer_id
         )
@@ -97,21 +112,10 @@ async def _answer(exchange: HttpExchange, service: Service, appended: Appended) 
         # Nothing to change, as the rows are here: they may be others elsewhere by now.
         exchange.tenure = service.tenure
     else:
-        try:
-            _check_write(service)
-        except NotOwnerError as error:
-            raise UnknownOutcomeError(
-                f"{error.message}: the rows may or may not be stored; repeat the request there"
-                " with the same writer id and sequence"
-            ) from error
+        service.check_written()
     ranges = (f'"{b}": [{start}, {end}]' for b, (start, end) in appended.ranges.items())
     text = f'{{"buckets": {{{", ".join(ranges)}}}, "timestamp_us": {appended.timestamp_us}}}'
     await exchange.answer(200, b"application/json", [text.encode()])
-
-
-def _check_write(service: Service) -> None:
-    if service.tenure is not None:
-        service.tenure.check_write()
 
 
 def writer_id_of(exchange: HttpExchange, text: str | None) -> int:

@@ -1,0 +1,366 @@
+"""Writes whose rows the service divides: those that keep what does not fit, and those of JSON rows.
+
+Rows that all fit are written like any others. Else the rows that fit, and the others as rejected
+ones, are one transaction: one decision for both. So is a request that says what tells it from
+others, which then happens once, however often it arrives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    RequestTooLargeError,
+    SchemaMismatchError,
+    StreamhouseError,
+    TransactionClosedError,
+    UnsupportedError,
+)
+from streamhouse.storage_service.model.rejected.companion import rejected_rows
+from streamhouse.storage_service.model.rejected.division import Divided, divide, divide_rows
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.transaction import (
+    CommitResult,
+    LinkedCommit,
+    TransactionOperation,
+    TransactionStatus,
+)
+from streamhouse.storage_service.server.companions import kept_companion
+from streamhouse.storage_service.server.data.row_routing import (
+    RowsRequest,
+    routed_batches,
+    routed_writes,
+)
+from streamhouse.storage_service.server.data.stage_route import read_staged
+from streamhouse.storage_service.server.http.http_exchange import (
+    ARROW_STREAM,
+    Body,
+    HttpExchange,
+)
+from streamhouse.storage_service.server.http.parameters import integer
+from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.wire.arrow_body import encode_append_body
+from streamhouse.storage_service.wire.request_stream import open_request
+
+__all__ = ["SIFTED_PARAMETERS", "SiftedWrite", "answer_sifted", "sifted_write"]
+
+SIFTED_PARAMETERS: Final = (
+    "on_error",
+    "transaction_id",
+    "app_id",
+    "version",
+    "source",
+    "first_row",
+)
+# All of them may be bad, and a rejected row takes some hundred bytes more than it had.
+ROWS_MAX: Final = 65_536
+# Dividing takes much longer than storing.
+_INLINE_BYTES_MAX: Final = 16 << 10
+_CUT_BYTES: Final = 8 << 20
+_CUT_ROWS: Final = 4_096
+_TRANSACTION_ID: Final = re.compile(r"[0-9a-f]{32}")
+_SOURCE_TEXT_MAX: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiftedWrite:
+    """What such a request asks for."""
+
+    operation: TransactionOperation
+    is_json: bool
+    is_rejecting: bool
+    transaction_id: str | None
+    app_id: str | None
+    version: int | None
+    source: str
+    first_row: int
+
+    @property
+    def is_once(self) -> bool:
+        """Whether it says what tells it from others."""
+        return self.transaction_id is not None or self.app_id is not None
+
+
+def sifted_write(
+    exchange: HttpExchange, query: Mapping[str, str], operation: TransactionOperation
+) -> SiftedWrite | None:
+    """Read what a request asks for; None: its rows are Arrow's, and are stored as they are."""
+    given = exchange.header(b"content-type")
+    is_json = given is not None and given != ARROW_STREAM and _is_json(given)
+    if not is_json and (not query or query.keys().isdisjoint(SIFTED_PARAMETERS)):
+        return None
+    for name, instead in (("writer_id", "transaction_id"), ("columns", "whole rows")):
+        if name in query:
+            raise UnsupportedError(
+                f"{exchange.path}: a write that the service divides takes no {name}; send {instead}"
+            )
+    on_error = query.get("on_error", "refuse")
+    if on_error not in ("refuse", "reject"):
+        raise InvalidRequestError(
+            f"{exchange.path}: on_error = '{on_error[:40]}' is not one of refuse, reject"
+        )
+    transaction_id = query.get("transaction_id")
+    if transaction_id is not None and not _TRANSACTION_ID.fullmatch(transaction_id):
+        raise InvalidRequestError(
+            f"{exchange.path}: transaction_id must be 32 hexadecimal digits in lower case, chosen"
+            " at random"
+        )
+    version = query.get("version")
+    source = query.get("source", "http")
+    if len(source) > _SOURCE_TEXT_MAX:
+        raise InvalidRequestError(
+            f"{exchange.path}: source has more than {_SOURCE_TEXT_MAX} characters"
+        )
+    return SiftedWrite(
+        operation=operation,
+        is_json=is_json,
+        is_rejecting=on_error == "reject",
+        transaction_id=transaction_id,
+        app_id=query.get("app_id"),
+        version=None if version is None else integer("version", version, least=0),
+        source=source,
+        first_row=integer("first_row", query.get("first_row", "0"), least=0),
+    )
+
+
+def _is_json(content_type: bytes) -> bool:
+    return content_type.partition(b";")[0].strip().lower() == Body.JSON.content_type
+
+
+async def answer_sifted(
+    exchange: HttpExchange, service: Service, table: LogTable | KeyTable, asked: SiftedWrite
+) -> None:
+    """Write the rows that fit and keep the others, if they are to be kept: all or nothing."""
+    if asked.is_json:
+        exchange.body = Body.JSON
+    with service.body_memory.body(exchange.caller.name) as held:
+        body = await service.rows_body(exchange, held)
+        arguments = (body, table.info, asked, service.config)
+        if len(body) > _INLINE_BYTES_MAX:
+            divided = await service.run_blocking(_divided, *arguments)
+        else:
+            divided = _divided(*arguments)
+        if divided.bad and not asked.is_rejecting:
+            raise _refusal(table.info, asked, divided)
+        service.check_write()
+        if divided.bad or asked.is_once:
+            result = await _in_one_transaction(service, table, asked, divided)
+        else:
+            result = await _like_any_others(service, table, asked, divided)
+    service.check_written()
+    rejected_count = 0
+    if not result.is_skipped:
+        # A repetition is answered by what was stored: its rows are the same.
+        rejected_count = divided.good_count + divided.bad_count - result.row_count
+    service.metrics.appended_rows.inc(result.row_count + rejected_count)
+    await exchange.answer_json({**result.to_json(), "rejected_count": rejected_count})
+
+
+def _divided(body: bytes, table: TableInfo, asked: SiftedWrite, config: ServiceConfig) -> Divided:
+    """Read the body and divide its rows. On any thread."""
+    what = RowsRequest(table=table, verb=str(asked.operation), config=config).what
+    if asked.is_json:
+        return divide_rows(table, _json_rows(body, what=what))
+    stream = open_request(
+        body,
+        what=what,
+        rows_max=ROWS_MAX,
+        batch_bytes_max=config.batch_bytes_max,
+        batches_max=config.append_batches_max,
+    )
+    parts = list(stream.batches())
+    if any(part.sequence or part.bucket is not None for part in parts):
+        raise InvalidRequestError(
+            f"{what}: batches of a write that the service divides name no bucket and no sequence"
+        )
+    return divide(table, stream.schema, (part.batch for part in parts))
+
+
+def _json_rows(body: bytes, *, what: str) -> Sequence[Mapping[str, Any]]:
+    try:
+        rows = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{what}: the body is no JSON: {error}") from error
+    if not isinstance(rows, list):
+        raise InvalidRequestError(
+            f"{what}: the body must be a JSON list of rows, each an object of column to value"
+        )
+    if len(rows) > ROWS_MAX:
+        raise RequestTooLargeError(
+            f"{what}: {len(rows)} rows in one request; at most {ROWS_MAX}, send fewer"
+        )
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise InvalidRequestError(f"{what}: row {number} is no JSON object")
+    return rows
+
+
+def _refusal(table: TableInfo, asked: SiftedWrite, divided: Divided) -> SchemaMismatchError:
+    first, rows = divided.bad[0]
+    row = rows[0]
+    column = "" if row.column is None else f", column '{row.column}'"
+    return SchemaMismatchError(
+        f"{asked.operation} of '{table.path}': row {first + row.position}{column}: {row.reason};"
+        " nothing was written, and on_error=reject would keep such rows"
+    )
+
+
+async def _like_any_others(
+    service: Service, table: LogTable | KeyTable, asked: SiftedWrite, divided: Divided
+) -> CommitResult:
+    request = RowsRequest(
+        table=table.info,
+        verb=str(asked.operation),
+        config=service.config,
+        first_bucket=table.next_spread_bucket(1),
+    )
+    body = _body(table.info, divided.good)
+    if isinstance(table, KeyTable):
+        writes = await service.run_by_size(routed_writes, body, request)
+        appended = await service.manager.write_keys(table, writes, columns=None, writer_id=0)
+    else:
+        batches = await service.run_by_size(routed_batches, body, request)
+        appended = await service.manager.append(table, batches)
+    return CommitResult(
+        status=TransactionStatus.COMMITTED,
+        ranges=appended.ranges,
+        row_count=divided.good_count,
+        timestamp_us=appended.timestamp_us,
+    )
+
+
+async def _in_one_transaction(
+    service: Service, table: OpenTable, asked: SiftedWrite, divided: Divided
+) -> CommitResult:
+    transactions = service.manager.transactions.of(table)
+    transaction_id, status = await transactions.begin(
+        asked.operation,
+        columns=None,
+        app_id=asked.app_id,
+        version=asked.version,
+        timeout_ms=None,
+        transaction_id=asked.transaction_id,
+    )
+    if status is TransactionStatus.SKIPPED:
+        return CommitResult(status=status, ranges={}, row_count=0, timestamp_us=0)
+    refused: StreamhouseError | None = None
+    if status is TransactionStatus.OPEN:
+        try:
+            return await _commit(service, table, asked, divided, transaction_id)
+        except TransactionClosedError as error:
+            # The same request, sent before, was faster.
+            refused = error
+    outcome = await transactions.outcome(transaction_id)
+    if outcome is None:
+        raise refused or TransactionClosedError(
+            f"transaction {transaction_id} of '{table.path}' is being committed; repeat the request"
+        )
+    return outcome.result
+
+
+async def _commit(
+    service: Service,
+    table: OpenTable,
+    asked: SiftedWrite,
+    divided: Divided,
+    transaction_id: str,
+) -> CommitResult:
+    transactions = service.manager.transactions.of(table)
+    spare = contextlib.ExitStack()
+    # Whatever is committed or decided stays as it is.
+    spare.callback(_abort, service, table, transaction_id)
+    with spare:
+        parts = []
+        if divided.good:
+            parts.append(await _stage(service, table, transaction_id, divided.good))
+        linked = None
+        if divided.bad:
+            companion = await kept_companion(service, str(table.path))
+            others = service.manager.transactions.of(companion)
+            linked_id, _ = await others.begin(
+                TransactionOperation.UPSERT,
+                columns=None,
+                app_id=None,
+                version=None,
+                timeout_ms=None,
+            )
+            spare.callback(_abort, service, companion, linked_id)
+            rows = await service.run_blocking(_rejected, divided, asked)
+            staged = [await _stage(service, companion, linked_id, [batch]) for batch in rows]
+            linked = LinkedCommit(
+                table=str(companion.path), transaction_id=linked_id, parts=tuple(staged)
+            )
+        service.check_write()
+        try:
+            result = await transactions.commit(transaction_id, parts, wait_s=None, linked=linked)
+        except StreamhouseError:
+            service.manager.check_open(table)
+            raise
+        assert result is not None, "nobody has limited the wait"
+        return result
+
+
+def _abort(service: Service, table: OpenTable, transaction_id: str) -> None:
+    with contextlib.suppress(StreamhouseError, KeyError):
+        service.manager.transactions.of(table).abort(transaction_id)
+
+
+async def _stage(
+    service: Service,
+    table: OpenTable,
+    transaction_id: str,
+    batches: Sequence[pa.RecordBatch],
+) -> str:
+    transactions = service.manager.transactions.of(table)
+    spec = transactions.spec(transaction_id)
+    body = _body(table.info, batches)
+    first = table.next_spread_bucket(1)
+    staged = await service.run_by_size(read_staged, body, table.info, spec, first, service.config)
+    part_id, _ = await transactions.stage(transaction_id, *staged, token=None)
+    return part_id
+
+
+def _rejected(divided: Divided, asked: SiftedWrite) -> list[pa.RecordBatch]:
+    """Return the rows that do not fit as the table of rejected rows has them."""
+    now_us = time.time_ns() // 1_000
+    return [
+        rejected_rows(
+            rows[start : start + _CUT_ROWS],
+            operation=str(asked.operation),
+            source=asked.source,
+            first_row=asked.first_row + first,
+            now_us=now_us,
+        )
+        for first, rows in divided.bad
+        for start in range(0, len(rows), _CUT_ROWS)
+    ]
+
+
+def _body(table: TableInfo, batches: Sequence[pa.RecordBatch]) -> bytes:
+    """Return rows as the body of a request, which has all its checks before it."""
+    schema = batches[0].schema if batches else table.schema.to_arrow()
+    parts = [(None, 0, part) for part in _cut(batches)]
+    body: bytes = encode_append_body(schema, parts).to_pybytes()
+    return body
+
+
+def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield batches in order, none much larger than a request's."""
+    for batch in batches:
+        if batch.nbytes > _CUT_BYTES and batch.num_rows > 1:
+            half = batch.num_rows // 2
+            yield from _cut([batch.slice(0, half), batch.slice(half)])
+        else:
+            yield batch
