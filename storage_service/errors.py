@@ -45,6 +45,8 @@ or renamed: clients of any age branch on it.
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any, ClassVar
 
 
@@ -312,6 +314,12 @@ class StorageFailedError(StreamhouseError):
     code = "storage_failed"
     retriable = True
     http_status = 503
+
+    @property
+    def is_for_want_of_room(self) -> bool:
+        """Whether the disk is full: nothing on it is wrong."""
+        wanted = os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)
+        return any(text in self.message for text in wanted)
 
 
 class UnknownOutcomeError(StreamhouseError):

@@ -9,11 +9,10 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import errno
+import contextlib
 import functools
 import logging
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -43,7 +42,7 @@ from streamhouse.storage_service.engine.transactions.transaction_coordinator imp
     TransactionCoordinator,
 )
 from streamhouse.storage_service.engine.upkeep.disk_budget import DiskBudget
-from streamhouse.storage_service.engine.upkeep.jobs import Job, Upkeep
+from streamhouse.storage_service.engine.upkeep.jobs import Upkeep, upkeep_jobs
 from streamhouse.storage_service.engine.upkeep.retention import retain
 from streamhouse.storage_service.engine.upkeep.row_expiry import RowExpiry
 from streamhouse.storage_service.engine.wakeups import WaiterLimit
@@ -64,15 +63,13 @@ from streamhouse.storage_service.log.group_commit import (
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.replica import Replication
 from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.rejected.companion import in_opening_order
+from streamhouse.storage_service.model.rejected.companion import companion_of, in_opening_order
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.shards.directory import ShardDirectory
 
 __all__ = ["Appended", "TabletManager"]
 
 _logger = logging.getLogger(__name__)
-# Often beside the shortest time-outs that make sense, which are minutes.
-_TRANSACTION_TIMEOUTS_MS: Final = 10_000
 
 
 class TabletManager:
@@ -197,11 +194,21 @@ class TabletManager:
         try:
             for info in in_opening_order(registry.tables()):
                 await manager._open_known(info)
+            for damaged in registry.damaged():
+                manager.transactions.keep_linked(damaged.path)
             await manager.runtime.run(registry.upgraded)
         except BaseException:
             await manager.close()
             raise
-        manager.upkeep.start(manager._jobs())
+        jobs = upkeep_jobs(
+            config,
+            retention=functools.partial(retain, manager.open_tables, runtime),
+            row_expiry=manager.row_expiry.look,
+            mending=manager.mending.mend,
+            transaction_timeouts=manager.transactions.drop_expired,
+            disk_budget=manager.disk_budget.look,
+        )
+        manager.upkeep.start(jobs)
         return manager
 
     async def _open_known(self, info: TableInfo) -> None:
@@ -212,7 +219,8 @@ class TabletManager:
             self._add(table)
             await self.transactions.open(table)
         except Exception as error:  # whatever it is, the other tables are served
-            if self._config.is_strict or _is_for_want_of_room(error):
+            is_full = isinstance(error, StorageFailedError) and error.is_for_want_of_room
+            if self._config.is_strict or is_full:
                 raise
             if not isinstance(error, StreamhouseError):
                 _logger.exception("event=bug table=%s", info.path)
@@ -223,34 +231,10 @@ class TabletManager:
             self._set_damaged(DamagedTable.of(info.path, info.table_id, error))
 
     def _set_damaged(self, damaged: DamagedTable) -> None:
-        _logger.error(
-            "event=table_damaged table=%s code=%s why=%r",
-            damaged.path,
-            damaged.code,
-            damaged.reason,
-        )
+        why = (damaged.code, damaged.reason)
+        _logger.error("event=table_damaged table=%s code=%s why=%r", damaged.path, *why)
         self.registry.set_damaged(damaged)
-
-    def _jobs(self) -> list[Job]:
-        """What is done to tables by itself."""
-        config, upkeep_ms = self._config, self._config.retention_interval_ms
-        retention = functools.partial(retain, self.open_tables, self.runtime)
-        return [
-            Job(name="retention", every_ms=upkeep_ms, look=retention),
-            Job(name="row_expiry", every_ms=upkeep_ms, look=self.row_expiry.look),
-            Job(name="mending", every_ms=upkeep_ms, look=self.mending.mend),
-            Job(
-                name="transaction_timeouts",
-                every_ms=_TRANSACTION_TIMEOUTS_MS,
-                look=self.transactions.drop_expired,
-            ),
-            Job(
-                name="disk_budget",
-                every_ms=config.disk_check_interval_ms,
-                look=self.disk_budget.look,
-                is_eager=True,
-            ),
-        ]
+        self.transactions.keep_linked(damaged.path)
 
     @property
     def service_id(self) -> str:
@@ -422,20 +406,37 @@ class TabletManager:
             return table.info
 
     async def drop_table(self, path: TablePath) -> None:
-        """Drop a table: at once for everybody, durably, its files deleted."""
+        """Drop a table with that of its rejected rows: at once for all, durably, files deleted."""
         async with self.runtime.changing_files:
-            table = self.table(path)
-            # Gone for new requests first: none of them may meet a half-dropped table.
+            tables = [self.table(path), *self._companions(path)]
+            async with self._leaving_for_good(tables):
+                await self.runtime.run(self.registry.drop_table, *(t.path for t in tables))
+            for table in tables:
+                await self.give_up(table)
+                await self.runtime.run(self.registry.purge, table.info.table_id)
+
+    def _companions(self, path: TablePath) -> list[OpenTable]:
+        """Return the table of a table's rejected rows, if there is one that can be used."""
+        companion = companion_of(path)
+        if companion is None:
+            return []
+        self._check_not_away(companion)
+        return [self._tables[companion]] if companion in self._tables else []
+
+    @contextlib.asynccontextmanager
+    async def _leaving_for_good(self, tables: Sequence[OpenTable]) -> AsyncIterator[None]:
+        # Gone for new requests first: none of them may meet a half-dropped table.
+        for table in tables:
             self._remove(table)
             await self.mending.leave(table)
-            try:
-                await self.runtime.run(self.registry.drop_table, path)
-            except StreamhouseError:
-                if path in {info.path for info in self.registry.tables()}:
+        try:
+            yield
+        except StreamhouseError:
+            known = {info.path for info in self.registry.tables()}
+            for table in tables:
+                if table.path in known:
                     self._add(table)
-                raise
-            await self._close(table)
-            await self.runtime.run(self._close_and_purge, table)
+            raise
 
     # -- tables that move to another shard, or come from one; see `table_moves.py` ----------------
 
@@ -491,19 +492,22 @@ class TabletManager:
         self._add(table)
 
     async def drop_damaged(self, path: TablePath) -> None:
-        """Drop a table that cannot be served; its files stay for who wants to mend them."""
+        """Drop a table that cannot be served, and its rejected rows; the files of both stay."""
         async with self.runtime.changing_files:
+            companions = self._companions(path)
+            set_aside = functools.partial(self.registry.set_aside, is_free=True)
             await self.runtime.run(self.registry.drop_damaged, path)
+            async with self._leaving_for_good(companions):
+                for table in companions:
+                    await self.runtime.run(set_aside, table.path)
+            for table in companions:
+                await self.give_up(table)
 
     async def _close(self, table: OpenTable) -> None:
         """End what works for a table that nobody uses any more; its logs are still open then."""
         await self.transactions.forget(table)
         await table.stop(flush=False)
         self._deferred.difference_update(table.tablets)
-
-    def _close_and_purge(self, table: OpenTable) -> None:
-        close_tablets(table.tablets)
-        self.registry.purge(table.info.table_id)
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -592,9 +596,3 @@ class TabletManager:
 
     def _save_lake_state(self, table: OpenTable, lake: LakeState) -> None:
         save_lake_state(self.directory, table.info, lake)
-
-
-def _is_for_want_of_room(error: Exception) -> bool:
-    """Whether the disk is full: no table is damaged, and none could be opened."""
-    wanted = os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)
-    return isinstance(error, StorageFailedError) and any(text in error.message for text in wanted)

@@ -355,23 +355,23 @@ class TableRegistry:
         check_lake_schema(descriptor)
         return self.keep(replace(info, descriptor=descriptor))
 
-    def drop_table(self, path: TablePath) -> TableInfo:
-        """Drop the table; its files wait for `purge`, which the next start does after a crash."""
-        info = self.table(path)
-        self._forget(info.table_id, self._state.dropped)
-        del self._tables[path]
-        self._release(path, info.table_id)
-        return info
+    def drop_table(self, *paths: TablePath) -> None:
+        """Drop tables, all or none; files wait for `purge`, which a start does after a crash."""
+        found = [self.table(path) for path in paths]
+        self._forget([info.table_id for info in found], self._state.dropped)
+        for info in found:
+            del self._tables[info.path]
+            self._release(info.path, info.table_id)
 
-    def _forget(self, table_id: int, remains: set[int]) -> None:
-        """Make it durable that a table is none, and that what is left of it is `remains`."""
-        known = self._state.tables.pop(table_id)
-        remains.add(table_id)
+    def _forget(self, table_ids: Sequence[int], remains: set[int]) -> None:
+        """Make it durable that tables are none, and that what is left of them is `remains`."""
+        known = {table_id: self._state.tables.pop(table_id) for table_id in table_ids}
+        remains.update(table_ids)
         try:
             self._save()
         except StorageFailedError:
-            self._state.tables[table_id] = known
-            remains.discard(table_id)
+            self._state.tables |= known
+            remains.difference_update(table_ids)
             raise
 
     def drop_damaged(self, path: TablePath) -> None:
@@ -379,17 +379,19 @@ class TableRegistry:
         damaged = self._damaged.get(path)
         if damaged is None:
             raise InvalidRequestError(f"table '{self.table(path).path}' is not damaged: drop it")
-        self._forget(damaged.table_id, set())
+        self._forget([damaged.table_id], set())
         del self._damaged[path]
         self._give_up(damaged.table_id)
         self._release(path, damaged.table_id)
 
-    def set_aside(self, path: TablePath) -> None:
-        """Let a table be one no more, because another takes its place; its files stay."""
+    def set_aside(self, path: TablePath, *, is_free: bool = False) -> None:
+        """Let a table be one no more; its files stay, and its name if it is not `is_free`."""
         info = self.table(path)
-        self._forget(info.table_id, set())
+        self._forget([info.table_id], set())
         del self._tables[path]
         self._give_up(info.table_id)
+        if is_free:
+            self._release(path, info.table_id)
 
     def _give_up(self, table_id: int) -> None:
         """Name the directory of what is no table any more; under its old name it stays as well."""

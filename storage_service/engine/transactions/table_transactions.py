@@ -354,6 +354,11 @@ class TableTransactions:
             )
         transaction.held += 1
 
+    def hold_all(self) -> None:
+        """Keep the transactions that are open now until the next start."""
+        for transaction in self._open.values():
+            transaction.held += 1
+
     def release(self, transaction_id: str) -> None:
         """Take `hold` back."""
         transaction = self._open.get(transaction_id)

@@ -26,6 +26,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.log.group_commit import Submit
 from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.model.rejected.companion import companion_of
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.model.transaction import LinkedCommit
 
@@ -137,6 +138,15 @@ class TransactionCoordinator:
         except TransactionNotFoundError:
             # Committed and forgotten, or the table is another one by now.
             _logger.warning("event=linked_transaction_gone table=%s", linked.table)
+
+    def keep_linked(self, path: TablePath) -> None:
+        """Keep what a decided transaction of a table that cannot be opened may commit elsewhere.
+
+        That is any open transaction of its rejected rows: it neither ends nor is committed alone.
+        """
+        for table, transactions in self._tables.items():
+            if table.path == companion_of(path):
+                transactions.hold_all()
 
     def _linked(self, linked: LinkedCommit) -> TableTransactions | None:
         path = TablePath.parse(linked.table)

@@ -10,12 +10,19 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import Final, TypeAlias
 
+from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import StreamhouseError
 
-__all__ = ["Job", "Upkeep"]
+__all__ = ["Job", "Upkeep", "upkeep_jobs"]
 
 _logger = logging.getLogger(__name__)
+
+Look: TypeAlias = Callable[[], Awaitable[None]]
+
+# Often beside the shortest time-outs that make sense, which are minutes.
+_TRANSACTION_TIMEOUTS_MS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +31,37 @@ class Job:
 
     name: str
     every_ms: float
-    look: Callable[[], Awaitable[None]]
+    look: Look
     is_eager: bool = False
+
+
+def upkeep_jobs(
+    config: ServiceConfig,
+    *,
+    retention: Look,
+    row_expiry: Look,
+    mending: Look,
+    transaction_timeouts: Look,
+    disk_budget: Look,
+) -> list[Job]:
+    """Return the jobs of the tables, each as often as it is due."""
+    every_ms = config.retention_interval_ms
+    return [
+        Job(name="retention", every_ms=every_ms, look=retention),
+        Job(name="row_expiry", every_ms=every_ms, look=row_expiry),
+        Job(name="mending", every_ms=every_ms, look=mending),
+        Job(
+            name="transaction_timeouts",
+            every_ms=_TRANSACTION_TIMEOUTS_MS,
+            look=transaction_timeouts,
+        ),
+        Job(
+            name="disk_budget",
+            every_ms=config.disk_check_interval_ms,
+            look=disk_budget,
+            is_eager=True,
+        ),
+    ]
 
 
 class Upkeep:

@@ -29,6 +29,7 @@ __all__ = [
     "REJECTED",
     "check_companion",
     "companion_descriptor",
+    "companion_of",
     "in_opening_order",
     "is_rejecting",
     "rejected_path",
@@ -71,6 +72,11 @@ def rejected_path(path: TablePath) -> TablePath:
             f"table '{path}' has the rejected rows of another table, and none of its own"
         )
     return TablePath(path.database, path.table + REJECTED_SUFFIX)
+
+
+def companion_of(path: TablePath) -> TablePath | None:
+    """Return the table that has the rejected rows of `path`; None: it has those of another."""
+    return None if is_rejecting(path) else rejected_path(path)
 
 
 def in_opening_order(tables: Iterable[TableInfo]) -> list[TableInfo]:
