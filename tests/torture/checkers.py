@@ -356,7 +356,12 @@ def lake_table(client: StreamhouseClient, table: str) -> Any:
     from pyiceberg.catalog import load_catalog
 
     catalog = client.lake_catalog()
-    return load_catalog(catalog.name, **catalog.properties).load_table(f"default.{table}")
+    properties = dict(catalog.properties)
+    if properties["uri"].startswith("sqlite:"):
+        # Others write the catalog meanwhile; a machine under load keeps a reader out for longer
+        # than the five seconds that SQLite's driver waits by itself.
+        properties["uri"] += "?timeout=120"
+    return load_catalog(catalog.name, **properties).load_table(f"default.{table}")
 
 
 def _row_ids(rows: pa.RecordBatch | pa.Table) -> list[RowId]:
