@@ -12,12 +12,14 @@ from pyspark.sql.types import StructField, StructType
 
 from streamhouse.connector.lookup.joined_batches import joined, joined_structs, looked_up_by
 from streamhouse.connector.lookup.lookup_plan import (
+    CACHE_BYTES,
     INNER,
     LEFT,
     LookupPlan,
     check_key_types,
     key_order,
     looked_up,
+    planned,
     resolved,
 )
 from streamhouse.connector.options.connection import client_for, connection_options
@@ -29,16 +31,12 @@ from streamhouse.storage_service.errors import (
     UnknownOptionError,
 )
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.units import parse_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["lookup_join", "register_lookup"]
+__all__ = ["joined_frame", "lookup_join", "register_lookup"]
 
-CACHE_BYTES: Final = "128mb"
-_CACHE_BYTES_MAX: Final = 1 << 30
-_CACHE_MS_MAX: Final = 86_400_000
 _CONNECTION_OPTIONS: Final = ("endpoint", "token", "tls.ca")
 
 
@@ -90,16 +88,21 @@ def lookup_join(
     check_key_types(info, {given[field.name]: field for field in fields})
     wanted = looked_up(info, columns, without=key, is_case_sensitive=is_case_sensitive)
     _check_names(df, wanted, info, is_case_sensitive=is_case_sensitive)
-    plan = _plan(
+    plan = planned(
         info, connection, key, wanted,
         given=tuple(mine_of[name] for name in key), how=how,
         cache_ms=cache_ms, cache_bytes=cache_bytes,
     )  # fmt: skip
+    return joined_frame(df, plan)
+
+
+def joined_frame(df: DataFrame, plan: LookupPlan) -> DataFrame:
+    """Return the DataFrame with the columns that a plan looks up behind its own."""
     added = from_arrow_schema(plan.row_schema).fields if plan.shows_columns else []
     schema = StructType(
         [
             *df.schema.fields,
-            *(StructField(f.name, f.dataType, f.nullable or how == LEFT) for f in added),
+            *(StructField(f.name, f.dataType, f.nullable or plan.how == LEFT) for f in added),
         ]
     )
 
@@ -137,7 +140,7 @@ def register_lookup(
     wanted = looked_up(info, columns, without=(), is_case_sensitive=_is_case_sensitive(spark))
     if not wanted:
         raise InvalidRequestError(f"register_lookup of '{info.path}': name at least one column")
-    plan = _plan(
+    plan = planned(
         info, connection, key, wanted,
         given=key, how=LEFT, cache_ms=cache_ms, cache_bytes=cache_bytes,
     )  # fmt: skip
@@ -214,42 +217,6 @@ def _check_names(
                 f" the table's another name: columns={{'{column}': '{info.path.table}_{column}'}}"
             )
         seen.add(folded(name))
-
-
-def _plan(
-    info: TableInfo,
-    connection: tuple[str, str | None],
-    key: tuple[str, ...],
-    wanted: Mapping[str, str],
-    *,
-    given: tuple[str, ...],
-    how: str,
-    cache_ms: int,
-    cache_bytes: int | str,
-) -> LookupPlan:
-    table = str(info.path)
-    if not 0 <= cache_ms <= _CACHE_MS_MAX:
-        raise InvalidRequestError(f"cache_ms is 0 to {_CACHE_MS_MAX} milliseconds, not {cache_ms}")
-    size = parse_bytes(str(cache_bytes), name="cache_bytes")
-    if not 0 < size <= _CACHE_BYTES_MAX:
-        raise InvalidRequestError(f"cache_bytes is at most 1gb, not {cache_bytes}")
-    # Something has to come with a row to say that it is there.
-    named = wanted or {key[0]: key[0]}
-    columns = info.schema.select(list(named), table=table).to_arrow()
-    return LookupPlan(
-        table=table,
-        endpoint=connection[0],
-        token=connection[1],
-        given=given,
-        key_schema=info.schema.select(list(key), table=table).to_arrow(),
-        is_whole_key=len(key) == len(info.descriptor.primary_key),
-        columns=tuple(columns.names),
-        row_schema=pa.schema([field.with_name(named[field.name]) for field in columns]),
-        shows_columns=bool(wanted),
-        how=how,
-        cache_ms=cache_ms,
-        cache_bytes=size,
-    )
 
 
 def _is_case_sensitive(spark: SparkSession) -> bool:

@@ -18,11 +18,25 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.conform import check_schema
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.units import parse_bytes
 
-__all__ = ["INNER", "LEFT", "LookupPlan", "check_key_types", "key_order", "looked_up", "resolved"]
+__all__ = [
+    "CACHE_BYTES",
+    "INNER",
+    "LEFT",
+    "LookupPlan",
+    "check_key_types",
+    "key_order",
+    "looked_up",
+    "planned",
+    "resolved",
+]
 
 LEFT: Final = "left"
 INNER: Final = "inner"
+CACHE_BYTES: Final = "128mb"
+_CACHE_BYTES_MAX: Final = 1 << 30
+_CACHE_MS_MAX: Final = 86_400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,4 +138,44 @@ def resolved(name: str, known: Sequence[str], *, what: str, is_case_sensitive: b
     raise UnknownColumnError(
         f"{what} has no column '{name}'{suggestion(name, list(known))}"
         f" ({listing('columns', list(known))})"
+    )
+
+
+def planned(
+    info: TableInfo,
+    connection: tuple[str, str | None],
+    key: tuple[str, ...],
+    wanted: Mapping[str, str],
+    *,
+    given: tuple[str, ...],
+    how: str,
+    cache_ms: int = 0,
+    cache_bytes: int | str = CACHE_BYTES,
+) -> LookupPlan:
+    """Return the plan of a lookup by `key`, as `key_order` returns it, whose columns are `given`.
+
+    `connection` is the endpoint and the token, `wanted` is what `looked_up` returns.
+    """
+    table = str(info.path)
+    if not 0 <= cache_ms <= _CACHE_MS_MAX:
+        raise InvalidRequestError(f"cache_ms is 0 to {_CACHE_MS_MAX} milliseconds, not {cache_ms}")
+    size = parse_bytes(str(cache_bytes), name="cache_bytes")
+    if not 0 < size <= _CACHE_BYTES_MAX:
+        raise InvalidRequestError(f"cache_bytes is at most 1gb, not {cache_bytes}")
+    # Something has to come with a row to say that it is there.
+    named = wanted or {key[0]: key[0]}
+    columns = info.schema.select(list(named), table=table).to_arrow()
+    return LookupPlan(
+        table=table,
+        endpoint=connection[0],
+        token=connection[1],
+        given=given,
+        key_schema=info.schema.select(list(key), table=table).to_arrow(),
+        is_whole_key=len(key) == len(info.descriptor.primary_key),
+        columns=tuple(columns.names),
+        row_schema=pa.schema([field.with_name(named[field.name]) for field in columns]),
+        shows_columns=bool(wanted),
+        how=how,
+        cache_ms=cache_ms,
+        cache_bytes=size,
     )
