@@ -10,10 +10,11 @@ that stays) and `PROBLEM_COLUMN`: a sentence where the row must not be written, 
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,16 +26,29 @@ from streamhouse.connector.options.write_options import WriteOptions
 from streamhouse.connector.scan.spark_reader import spark_iterator_errors
 from streamhouse.connector.write.write_jobs import StagedRows, TransactionJob
 from streamhouse.connector.write.write_target import resolve_target
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.client import CommitResult, StorageClient
 from streamhouse.storage_service.errors import (
     CommitConflictError,
     InvalidRequestError,
     StreamhouseError,
+    TransactionNotFoundError,
+    UnknownOutcomeError,
 )
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.transaction import TransactionStatus
 
-__all__ = ["DELETED", "INSERTED", "KEPT", "PROBLEM_COLUMN", "UPDATED", "Changes", "commit_changes"]
+__all__ = [
+    "DELETED",
+    "INSERTED",
+    "KEPT",
+    "PROBLEM_COLUMN",
+    "UPDATED",
+    "Changes",
+    "Committing",
+    "commit_changes",
+    "committed",
+]
 
 INSERTED: Final = "+I"
 UPDATED: Final = "+U"
@@ -113,17 +127,11 @@ def _attempt(
         raise CommitConflictError("the table was dropped and made again meanwhile")
     try:
         messages, counts = _staged(frame, job)
-        result = job.commit_if_unchanged(
-            messages,
-            read_offsets={b: at.high_watermark for b, at in state.positions.items()},
-            isolation=isolation,
-        )
-    except CommitConflictError:
-        raise
     except BaseException:
-        # What is committed stays; of anything else nothing is left.
         job.abort([])
         raise
+    read_offsets = {b: at.high_watermark for b, at in state.positions.items()}
+    result = committed(job, messages, read_offsets=read_offsets, isolation=isolation)
     if result.is_skipped:
         return Changes(attempts=attempt, is_skipped=True)
     return Changes(
@@ -132,6 +140,60 @@ def _attempt(
         rows_deleted=counts[DELETED],
         attempts=attempt,
     )
+
+
+class Committing(Protocol):
+    """What is asked of a `TransactionJob`."""
+
+    @property
+    def transaction_id(self) -> str:
+        """What `Table.history` calls the transaction."""
+        ...
+
+    def commit_if_unchanged(
+        self, messages: Sequence[StagedRows], *, read_offsets: Mapping[int, int], isolation: str
+    ) -> CommitResult:
+        """Commit; repeating it is answered alike."""
+        ...
+
+    def end(self) -> TransactionStatus:
+        """Abort it unless it is decided; return what it is then."""
+        ...
+
+
+def committed(
+    job: Committing,
+    messages: Sequence[StagedRows],
+    *,
+    read_offsets: Mapping[int, int],
+    isolation: str,
+) -> CommitResult:
+    """Commit; if that fails find out what became of it, and raise only if nothing was written.
+
+    Where that cannot be found out it raises `UnknownOutcomeError`, which says how to learn it.
+    """
+    try:
+        return job.commit_if_unchanged(messages, read_offsets=read_offsets, isolation=isolation)
+    except (CommitConflictError, TransactionNotFoundError):
+        raise
+    except StreamhouseError as error:
+        try:
+            status = job.end()
+        except StreamhouseError:
+            raise UnknownOutcomeError(
+                f"it is not known whether this change was committed ({error.message}):"
+                f" Table.history() shows transaction {job.transaction_id} if it was; a call with"
+                " app_id and app_version may be repeated, and happens once"
+            ) from error
+        if status is TransactionStatus.ABORTED or not error.retriable:
+            raise
+    except BaseException:
+        # What is committed stays; of anything else nothing is left.
+        with contextlib.suppress(StreamhouseError):
+            job.end()
+        raise
+    # It is decided, so it happens: a repetition waits for it, and is answered alike.
+    return job.commit_if_unchanged(messages, read_offsets=read_offsets, isolation=isolation)
 
 
 def _begun(

@@ -1,7 +1,8 @@
 """A merge: clauses that say what becomes of rows that match, and of those that do not.
 
-Spark joins the source with the table and finds, for each pair, the first clause whose condition is
-true; rows without one stay as they are. Only rows that change are written.
+The source is joined with the table, and for each pair Spark finds the first clause whose condition
+is true; rows without one stay as they are. Only rows that change are written. Rows that match by
+the primary key are looked up (`needed_rows.py`), so that the table is not read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -31,6 +33,8 @@ from streamhouse.connector.changes.expressions import (
     key_equalities,
     named,
 )
+from streamhouse.connector.changes.needed_rows import IN_SOURCE, IN_TARGET, matched_by_key
+from streamhouse.connector.options.connection import ConnectionOptions
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     UnknownColumnError,
@@ -42,8 +46,6 @@ from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["Merge", "changed_rows", "check_changeable"]
 
-_IN_TARGET: Final = "__in_target"
-_IN_SOURCE: Final = "__in_source"
 _CLAUSE: Final = "__clause"
 _EXISTS: Final = "__exists"
 
@@ -158,6 +160,18 @@ class Merge:
         return replace(self, clauses=(*self.clauses, clause))
 
 
+_APPENDED: Final = 'df.write.format("streamhouse").mode("append")'
+_ENGINES: Final = {
+    MergeEngine.FIRST_ROW: "the first row of a key stays and later ones are dropped. Insert rows"
+    f" with {_APPENDED}, which leaves keys alone that are there",
+    MergeEngine.VERSIONED: "of the rows of a key the one with the greatest version stays. Write"
+    f" new versions with {_APPENDED}",
+    MergeEngine.AGGREGATION: "a row is combined with the one that is there. Write what is to be"
+    f" added with {_APPENDED}",
+}
+"""What each engine does with a row that is written, and what to use instead."""
+
+
 def check_changeable(info: TableInfo, *, what: str, deletes: bool) -> None:
     """Raise `UnsupportedError` unless rows of the table become what is written by their key."""
     table = str(info.path)
@@ -169,9 +183,8 @@ def check_changeable(info: TableInfo, *, what: str, deletes: bool) -> None:
     rules = info.descriptor.merge_rules()
     if rules.engine is not MergeEngine.LAST_ROW:
         raise UnsupportedError(
-            f"table '{table}' has table.merge-engine = {rules.engine}, which decides itself what"
-            f" becomes of a row that is written again, so {what} would not do what it says; write"
-            " the rows with mode('append') instead"
+            f"table '{table}' has table.merge-engine = {rules.engine}: {_ENGINES[rules.engine]}, so"
+            f" {what} would not do what it says"
         )
     if deletes and rules.delete_behavior is not DeleteBehavior.ALLOW:
         raise UnsupportedError(
@@ -180,22 +193,67 @@ def check_changeable(info: TableInfo, *, what: str, deletes: bool) -> None:
         )
 
 
-def changed_rows(merge: Merge, target: DataFrame, info: TableInfo) -> DataFrame:
+def changed_rows(
+    merge: Merge, target: DataFrame, info: TableInfo, connection: ConnectionOptions
+) -> DataFrame:
     """Return the rows that a merge changes, as `commit.py` takes them."""
     deletes = any(clause.kind == DELETED for clause in merge.clauses)
     check_changeable(info, what="a merge", deletes=deletes)
     key = list(info.descriptor.primary_key)
     equalities = _equalities(merge, key, str(info.path))
-    joined = _joined(merge, target, equalities)
-    values = [_values(merge, clause, target.schema, info, equalities) for clause in merge.clauses]
+    if equalities is not None:
+        on = _all_equal(merge, target, equalities)
+    else:
+        assert merge.on is None or isinstance(merge.on, Column | str)
+        on = condition(merge.on)
+    pairs = _looked_up(merge, info, connection, equalities)
+    if pairs is not None:
+        try:
+            found = _changed(merge, pairs, target.schema, info, equalities)
+            found.schema  # noqa: B018 - Spark Connect looks for columns only when it is asked
+            return _checked(found, key, str(info.path))
+        except AnalysisException:
+            # A column that belongs to a DataFrame, as `frame["id"]` does, is known to a join only.
+            pass
+    rows = _changed(merge, _joined(merge, target, on), target.schema, info, equalities)
+    is_by_key = equalities is not None and set(equalities) == set(key)
+    inserts = any(one.kind == INSERTED for one in merge.clauses)
+    if inserts and not is_by_key:
+        return _checked(rows, key, str(info.path), existing=target.select(*map(_quoted, key)))
+    return _checked(rows, key, str(info.path))
+
+
+def _changed(
+    merge: Merge,
+    pairs: DataFrame,
+    schema: StructType,
+    info: TableInfo,
+    equalities: dict[str, str] | None,
+) -> DataFrame:
+    """Return what the clauses make of pairs of rows, those that no clause takes left out."""
+    in_source, in_target = F.col(IN_SOURCE).isNotNull(), F.col(IN_TARGET).isNotNull()
+    is_on_side = {
+        _Side.MATCHED: in_source & in_target,
+        _Side.NOT_MATCHED: in_source & ~in_target,
+        _Side.NOT_MATCHED_BY_SOURCE: ~in_source & in_target,
+    }
+    number = first_of(
+        [
+            (is_on_side[clause.side] & condition(clause.condition), F.lit(number))
+            for number, clause in enumerate(merge.clauses)
+        ],
+        F.lit(None),
+    )
+    taken = pairs.withColumn(_CLAUSE, number).filter(F.col(_CLAUSE).isNotNull())
+    values = [_values(merge, clause, schema, info, equalities) for clause in merge.clauses]
     only_deletes = all(clause.kind == DELETED for clause in merge.clauses)
-    columns = key if only_deletes else target.columns
+    columns = list(info.descriptor.primary_key) if only_deletes else schema.names
     clause = F.col(_CLAUSE)
-    rows = joined.select(
+    return taken.select(
         *(
             first_of(
                 [
-                    (clause == F.lit(number), own[name].cast(target.schema[name].dataType))
+                    (clause == F.lit(number), own[name].cast(schema[name].dataType))
                     for number, own in enumerate(values)
                 ],
                 F.lit(None),
@@ -210,11 +268,29 @@ def changed_rows(merge: Merge, target: DataFrame, info: TableInfo) -> DataFrame:
             F.lit(None),
         ).alias(CHANGE_TYPE_COLUMN),
     )
-    is_by_key = equalities is not None and set(equalities) == set(key)
-    inserts = any(one.kind == INSERTED for one in merge.clauses)
-    if inserts and not is_by_key:
-        return _checked(rows, key, str(info.path), existing=target.select(*map(_quoted, key)))
-    return _checked(rows, key, str(info.path))
+
+
+def _looked_up(
+    merge: Merge,
+    info: TableInfo,
+    connection: ConnectionOptions,
+    equalities: dict[str, str] | None,
+) -> DataFrame | None:
+    """Return the pairs by lookups of the source's keys; None where the table has to be read."""
+    sides = {clause.side for clause in merge.clauses}
+    is_by_key = equalities is not None and set(equalities) == set(info.descriptor.primary_key)
+    if equalities is None or not is_by_key or _Side.NOT_MATCHED_BY_SOURCE in sides:
+        return None
+    return matched_by_key(
+        merge.source,
+        info,
+        connection,
+        equalities=equalities,
+        source_alias=merge.source_alias,
+        target_alias=merge.target_alias,
+        keeps_unmatched=_Side.NOT_MATCHED in sides,
+        needs_columns=_Side.MATCHED in sides,
+    )
 
 
 def _equalities(merge: Merge, key: Sequence[str], table: str) -> dict[str, str] | None:
@@ -233,15 +309,10 @@ def _equalities(merge: Merge, key: Sequence[str], table: str) -> dict[str, str] 
     return given
 
 
-def _joined(merge: Merge, target: DataFrame, equalities: dict[str, str] | None) -> DataFrame:
-    """Return the pairs that some clause changes, with the number of that clause."""
-    left = merge.source.withColumn(_IN_SOURCE, F.lit(True)).alias(merge.source_alias)
-    right = target.withColumn(_IN_TARGET, F.lit(True)).alias(merge.target_alias)
-    if equalities is not None:
-        on = _all_equal(merge, target, equalities)
-    else:
-        assert merge.on is None or isinstance(merge.on, Column | str)
-        on = condition(merge.on)
+def _joined(merge: Merge, target: DataFrame, on: Column) -> DataFrame:
+    """Return the pairs that some clause may change, by a join with the whole table."""
+    left = merge.source.withColumn(IN_SOURCE, F.lit(True)).alias(merge.source_alias)
+    right = target.withColumn(IN_TARGET, F.lit(True)).alias(merge.target_alias)
     sides = {clause.side for clause in merge.clauses}
     keeps_source, keeps_target = (
         _Side.NOT_MATCHED in sides,
@@ -253,21 +324,7 @@ def _joined(merge: Merge, target: DataFrame, equalities: dict[str, str] | None) 
         (False, True): "right",
         (True, True): "full",
     }[keeps_source, keeps_target]
-    in_source, in_target = F.col(_IN_SOURCE).isNotNull(), F.col(_IN_TARGET).isNotNull()
-    is_on_side = {
-        _Side.MATCHED: in_source & in_target,
-        _Side.NOT_MATCHED: in_source & ~in_target,
-        _Side.NOT_MATCHED_BY_SOURCE: ~in_source & in_target,
-    }
-    number = first_of(
-        [
-            (is_on_side[clause.side] & condition(clause.condition), F.lit(number))
-            for number, clause in enumerate(merge.clauses)
-        ],
-        F.lit(None),
-    )
-    joined = left.join(right, on, how)
-    return joined.withColumn(_CLAUSE, number).filter(F.col(_CLAUSE).isNotNull())
+    return left.join(right, on, how)
 
 
 def _all_equal(merge: Merge, target: DataFrame, equalities: Mapping[str, str]) -> Column:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -19,11 +19,13 @@ from streamhouse.connector.changes.commit import (
 )
 from streamhouse.connector.changes.expressions import assignments, condition, first_of
 from streamhouse.connector.changes.merge import Merge, On, changed_rows, check_changeable
+from streamhouse.connector.changes.needed_rows import rows_for
 from streamhouse.connector.format.registration import register, write_batch
 from streamhouse.connector.format.spark_readers import FORMAT
 from streamhouse.connector.options.connection import client_for
 from streamhouse.connector.options.options import as_options
 from streamhouse.connector.options.write_options import WriteOptions, write_options
+from streamhouse.connector.query.statement import quoted
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -66,13 +68,20 @@ class Table:
 
     def to_df(self) -> DataFrame:
         """Return the table's rows; every statement reads the newest."""
-        given = {k: v for k, v in self._options.items() if k.lower() not in _WRITES_ONLY}
-        return self._spark.read.format(FORMAT).options(**given).load()
+        return self._spark.read.format(FORMAT).options(**self._read_options()).load()
+
+    def _read_options(self) -> dict[str, str]:
+        return {k: v for k, v in self._options.items() if k.lower() not in _WRITES_ONLY}
+
+    def _rows_for(self, info: TableInfo, build: Callable[[DataFrame], DataFrame]) -> DataFrame:
+        """Return what `build` makes of the table's rows, of which it reads those it needs."""
+        connection = self._write_options().connection
+        options = self._read_options()
+        return rows_for(self._spark, options, info, connection, lambda frames: build(frames[0]))
 
     def history(self) -> DataFrame:
         """Return the lake's snapshots, to which `asOfSnapshot` goes back."""
-        given = {k: v for k, v in self._options.items() if k.lower() not in _WRITES_ONLY}
-        given["table"] = f"{self.path}$snapshots"
+        given = self._read_options() | {"table": f"{self.path}$snapshots"}
         return self._spark.read.format(FORMAT).options(**given).load()
 
     def merge(
@@ -108,7 +117,7 @@ class Table:
     ) -> Changes:
         return commit_changes(
             self._write_options(app_id, app_version),
-            lambda info: changed_rows(merge, self.to_df(), info),
+            lambda info: changed_rows(merge, self.to_df(), info, self._write_options().connection),
             isolation=isolation,
         )
 
@@ -132,15 +141,17 @@ class Table:
         """
 
         def changed(info: TableInfo) -> DataFrame:
-            rows = self.to_df()
-            given = assignments(set, columns=rows.columns, table=self.path, what="update")
+            names = info.schema.names
+            given = assignments(set, columns=names, table=self.path, what="update")
             in_key = [name for name in given if name in info.descriptor.primary_key]
             if in_key:
                 raise UnsupportedError(
                     f"table '{self.path}': update sets column '{in_key[0]}' of the primary key,"
                     " which a row keeps for life; delete the row and insert one with the new key"
                 )
-            return _updated(rows, given, condition(where), keeps=rewrite)
+            if rewrite:
+                return _rewritten(self.to_df(), given, condition(where))
+            return self._rows_for(info, lambda rows: _updated(rows, given, condition(where)))
 
         return self._changed(changed, "update", rewrite, app_id, app_version, isolation)
 
@@ -163,11 +174,13 @@ class Table:
             )
 
         def changed(info: TableInfo) -> DataFrame:
-            rows, is_gone = self.to_df(), condition(where)
-            if not rewrite:
-                keys = [f"`{name}`" for name in info.descriptor.primary_key]
-                return _marked(rows.filter(is_gone).select(*keys), F.lit(DELETED))
-            return _marked(rows, first_of([(is_gone, F.lit(DELETED))], F.lit(KEPT)))
+            is_gone = condition(where)
+            if rewrite:
+                return _marked(self.to_df(), first_of([(is_gone, F.lit(DELETED))], F.lit(KEPT)))
+            keys = [quoted(name) for name in info.descriptor.primary_key]
+            return self._rows_for(
+                info, lambda rows: _marked(rows.filter(is_gone).select(*keys), F.lit(DELETED))
+            )
 
         return self._changed(changed, "delete", rewrite, app_id, app_version, isolation)
 
@@ -295,24 +308,31 @@ def _check_has_key(info: TableInfo, what: str) -> None:
         )
 
 
-def _updated(
-    rows: DataFrame, given: Mapping[str, Column], is_changed: Column, *, keeps: bool
-) -> DataFrame:
-    """Return the rows with new values; with `keeps` also those that stay."""
-    marked = rows.withColumn(
-        CHANGE_TYPE_COLUMN, first_of([(is_changed, F.lit(UPDATED))], F.lit(KEPT))
-    )
+def _updated(rows: DataFrame, given: Mapping[str, Column], is_changed: Column) -> DataFrame:
+    """Return the rows that change, with their new values."""
+    return _marked(_with_values(rows.filter(is_changed), given), F.lit(UPDATED))
+
+
+def _rewritten(rows: DataFrame, given: Mapping[str, Column], is_changed: Column) -> DataFrame:
+    """Return all rows, those that change with their new values."""
+    kind = first_of([(is_changed, F.lit(UPDATED))], F.lit(KEPT))
+    marked = rows.withColumn(CHANGE_TYPE_COLUMN, kind)
     kind = F.col(CHANGE_TYPE_COLUMN)
-    if not keeps:
-        marked = marked.filter(kind == F.lit(UPDATED))
+    return _marked(_with_values(marked, given, kind == F.lit(UPDATED)), kind)
+
+
+def _with_values(
+    rows: DataFrame, given: Mapping[str, Column], is_changed: Column | None = None
+) -> DataFrame:
+    """Return rows with new values, all of them or those for which `is_changed` is true."""
     columns = []
     for field in rows.schema:
-        own = F.col(f"`{field.name.replace('`', '``')}`")
+        own = F.col(quoted(field.name))
         if field.name in given:
             new = given[field.name].cast(field.dataType)
-            own = first_of([(kind == F.lit(UPDATED), new)], own).alias(field.name)
-        columns.append(own)
-    return _marked(marked.select(*columns, kind), kind)
+            own = new if is_changed is None else first_of([(is_changed, new)], own)
+        columns.append(own.alias(field.name))
+    return rows.select(*columns)
 
 
 def _marked(rows: DataFrame, kind: Column) -> DataFrame:

@@ -38,6 +38,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnavailableError,
 )
+from streamhouse.storage_service.model.transaction import TransactionStatus
 
 __all__ = [
     "DirectJob",
@@ -208,6 +209,11 @@ class TransactionJob:
             isolation=isolation,
             rejected=_rejected(self.target, messages),
         )
+
+    def end(self) -> TransactionStatus:
+        """Abort the transaction unless it is decided; return what it is then."""
+        transaction = _client(self.target).open_transaction(self.target.path, self.transaction_id)
+        return transaction.abort()
 
     def abort(self, messages: Messages) -> None:
         """Drop all that was staged; a transaction that is committed stays as it is."""

@@ -1,24 +1,30 @@
 """Merges, blind writes and restarts, many at once: what a merge has read is what it replaces.
 
 Each merge reads some keys, computes rows from what it read, and commits them if nobody has changed
-them since. The model applies what was committed one after the other, in the order of the changelog:
-where a merge replaces a row there is the row that it had read, so no update is lost.
+them since. It reads as a job does that looks keys up: each key at a moment of its own, after the
+positions were taken, and a task that is run again looks them up again. Some lose the answer of
+their commit and ask again, at once or after a restart. The model applies what was committed one
+after the other, in the order of the changelog: where a merge replaces a row there is the row that
+it had read, so no update is lost, and none is made twice.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
 import pyarrow as pa
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
 from streamhouse.storage_service.errors import CommitConflictError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
@@ -30,6 +36,7 @@ from streamhouse.storage_service.model.changelog import (
     UPDATE_BEFORE,
 )
 from streamhouse.storage_service.model.transaction import (
+    CommitResult,
     Isolation,
     ReadPosition,
     TransactionOperation,
@@ -45,6 +52,16 @@ _STAGED = EVENTS.append(pa.field(OPERATION_COLUMN, pa.int8()))
 Rows = dict[int, str]
 
 
+@dataclass(frozen=True)
+class _Lost:
+    """A commit whose answer was lost: what it named, and what became of it, None: a conflict."""
+
+    transaction_id: str
+    parts: tuple[str, ...]
+    read: ReadPosition
+    result: CommitResult | None
+
+
 @dataclass
 class _World:
     """What was committed: for each key, what each write found (if it looked) and what it left."""
@@ -53,6 +70,7 @@ class _World:
     writes: dict[tuple[int, int], tuple[dict[int, str | None] | None, dict[int, str | None]]] = (
         field(default_factory=dict)
     )
+    lost: list[_Lost] = field(default_factory=list)
     conflicts: int = 0
     merges: int = 0
     names: int = 0
@@ -101,33 +119,65 @@ async def _merge(manager: TabletManager, table: KeyTable, world: _World) -> None
             offsets={b: at.high_watermark for b, at in table.positions().items()},
             isolation=world.random.choice(list(Isolation)),
         )
-        await asyncio.sleep(0)
-        found = _read(table, keys)
-        # Some rows are looked at and left alone, some go, some change.
-        left = {
-            key: None if world.random.random() < 0.3 else f"{row or ''}>{world.name()}"[-30:]
-            for key, row in found.items()
-            if world.random.random() < 0.8
-        }
         begun, _ = await transactions.begin(
             TransactionOperation.UPSERT, columns=None, app_id=None, version=None, timeout_ms=None
         )
-        parts = [
-            (await transactions.stage(begun, _STAGED, _staged({k: v}), token=None))[0]
-            for k, v in left.items()
-        ]
-        try:
-            result = await transactions.commit(begun, parts, wait_s=60, read=read)
-        except CommitConflictError:
+        found: dict[int, str | None] = {}
+        left: dict[int, str | None] = {}
+        parts = []
+        for key in keys:
+            for _ in range(world.random.choice([1, 1, 2])):
+                await asyncio.sleep(0)
+                found |= _read(table, [key])
+                row = found[key]
+                changed = f"{row or ''}>{world.name()}"[-30:]
+                left[key] = None if world.random.random() < 0.3 else changed
+                staged = _staged({key: left[key]})
+                part, _ = await transactions.stage(begun, _STAGED, staged, token=None)
+            # Some rows are looked at and left alone, some go, some change.
+            if world.random.random() < 0.2:
+                del left[key]
+            else:
+                parts.append(part)
+        result = await _committed(transactions, world, begun, parts, read)
+        if result is None:
             world.conflicts += 1
             continue
-        assert result is not None
         world.merges += 1
         for bucket, (start, end) in result.ranges.items():
             if end > start:
                 own = {k: v for k, v in left.items() if _bucket(k) == bucket}
                 world.writes[bucket, start] = ({k: found[k] for k in own}, own)
         return
+
+
+async def _committed(
+    transactions: TableTransactions,
+    world: _World,
+    begun: str,
+    parts: list[str],
+    read: ReadPosition,
+) -> CommitResult | None:
+    """Commit; None is a conflict. Some answers are lost, and asked for once more."""
+    result = None
+    with contextlib.suppress(CommitConflictError):
+        result = await transactions.commit(begun, parts, wait_s=60, read=read)
+        assert result is not None
+    if world.random.random() < 0.5:
+        lost = _Lost(begun, tuple(parts), read, result)
+        world.lost.append(lost)
+        await _ask_again(transactions, lost)
+    return result
+
+
+async def _ask_again(transactions: TableTransactions, lost: _Lost) -> None:
+    """Commit what was committed or refused before: the answer is the true one."""
+    asked = transactions.commit(lost.transaction_id, lost.parts, wait_s=60, read=lost.read)
+    if lost.result is None:
+        with pytest.raises(CommitConflictError, match="written"):
+            await asked
+    else:
+        assert await asked == lost.result
 
 
 async def _write(manager: TabletManager, table: KeyTable, world: _World) -> None:
@@ -189,6 +239,8 @@ async def _live(data_dir: Path, world: _World, actions: list[str]) -> None:
             await manager.create_table(table_descriptor(bucket_count=_BUCKETS, primary_key=("id",)))
         table = next(iter(manager.open_tables()))
         assert isinstance(table, KeyTable)
+        for lost in world.lost:
+            await _ask_again(manager.transactions.of(table), lost)
         steps = {"merge": _merge, "write": _write}
         await asyncio.gather(*(steps[action](manager, table, world) for action in actions))
         _check(table, world)

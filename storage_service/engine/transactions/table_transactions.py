@@ -4,7 +4,8 @@ What a caller may rely on:
 - what was staged is durable, and nobody sees it before the commit
 - a commit is all of the named parts or nothing, in all buckets, also across a crash: from the
   moment its decision is on disk it happens, before that it does not. It becomes visible in one step
-- a commit may be repeated and is answered alike; parts it does not name are dropped
+- a commit may be repeated and is answered alike, also one that was refused; parts it does not name
+  are dropped
 - an application's version is committed once, and no lower one after it
 - a transaction that nobody touches for its timeout is dropped, and so is an aborted one
 
@@ -42,9 +43,13 @@ from streamhouse.storage_service.engine.transactions.transaction_files import (
     TransactionFiles,
     TransactionSpec,
 )
-from streamhouse.storage_service.engine.transactions.transaction_outcomes import TransactionOutcomes
+from streamhouse.storage_service.engine.transactions.transaction_outcomes import (
+    TransactionOutcomes,
+    new_transaction_id,
+)
 from streamhouse.storage_service.engine.transactions.transaction_runner import TransactionRunner
 from streamhouse.storage_service.errors import (
+    CommitConflictError,
     CorruptDataError,
     InvalidRequestError,
     RequestTooLargeError,
@@ -154,7 +159,7 @@ class TableTransactions:
             self._check_operation(outcome.spec, operation)
             return outcome.spec.transaction_id, outcome.result.status
         spec = TransactionSpec(
-            transaction_id=transaction_id or secrets.token_hex(16),
+            transaction_id=transaction_id or new_transaction_id(self._files.next_number),
             operation=operation,
             columns=columns,
             app_id=app_id,
@@ -317,7 +322,7 @@ class TableTransactions:
         if outcome is not None:
             self._check_same(outcome.parts_digest == digest, transaction_id)
             return outcome.result
-        transaction = self._find(transaction_id)
+        transaction = self._committable(transaction_id, read)
         if transaction.commit is None:
             if transaction.held and not is_linked:
                 raise TransactionClosedError(
@@ -401,6 +406,7 @@ class TableTransactions:
         except StreamhouseError as error:
             transaction.commit, transaction.named, transaction.linked = None, (), None
             if not error.retriable:
+                self._outcomes.refuse(transaction.transaction_id, error)
                 self._drop(transaction, "aborted")
             raise
 
@@ -455,6 +461,7 @@ class TableTransactions:
                 self._outcomes.add(decision)
                 drop = self._files.drop
                 await self._runtime.run(drop, found.spec.transaction_id, list(found.parts))
+        self._outcomes.loaded(self._files.next_number)
         await self._runner.load_truncated(found.decision for found in loaded)
         for transaction in self._open.values():
             is_before = transaction.spec.begun_us <= self._table.truncated_at_us
@@ -510,11 +517,36 @@ class TableTransactions:
     def _find(self, transaction_id: str) -> OpenTransaction:
         transaction = self._open.get(transaction_id)
         if transaction is None:
+            what = f"table '{self._table.path}' has no transaction '{transaction_id[:60]}'"
+            if self._outcomes.is_uncommitted(transaction_id):
+                raise TransactionNotFoundError(
+                    f"{what}: it was refused, aborted, or timed out, and nothing of it was written"
+                )
             raise TransactionNotFoundError(
-                f"table '{self._table.path}' has no transaction '{transaction_id[:40]}': it was"
-                " aborted, timed out, or was committed long ago"
+                f"{what}: it was aborted, timed out, or was committed before the last"
+                f" {self._config.transaction_outcomes_max} transactions, which are remembered;"
+                " whether it is in the table show its rows, and the last_version of its app_id"
             )
         return transaction
+
+    def _committable(self, transaction_id: str, read: ReadPosition | None) -> OpenTransaction:
+        """Return an open transaction; else raises what its commit ended with, as far as is known.
+
+        Of one with `read` that was not committed that is a conflict: its caller has to read anew.
+        """
+        refused = self._outcomes.refusal(transaction_id)
+        # One whose id was chosen may have been begun again.
+        if refused is not None and transaction_id not in self._open:
+            raise type(refused)(refused.message)
+        try:
+            return self._find(transaction_id)
+        except TransactionNotFoundError as error:
+            if read is None or not self._outcomes.is_uncommitted(transaction_id):
+                raise
+            raise CommitConflictError(
+                f"{error.message}: read the table again, compute the rows anew and commit them in"
+                " a new transaction"
+            ) from None
 
     def _staging(self, transaction_id: str) -> OpenTransaction:
         if self._outcomes.find(transaction_id) is None:

@@ -1,17 +1,28 @@
-"""What became of the latest transactions of a table, and which versions applications committed."""
+"""What became of the latest transactions of a table, and which versions applications committed.
+
+A caller who lost the answer of a commit asks again, and must be told the truth: an outcome that is
+remembered, the error with which the commit was refused, or that nothing of it was written. The
+last is known of a transaction without an outcome, if none of what is forgotten can be its own. A
+transaction's id begins with the number that the next decision had when it began, so its own number
+is not below that, and of the forgotten ones the greatest is known.
+"""
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from streamhouse.storage_service.engine.transactions.transaction_files import Decision
+from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.transaction import TransactionStatus
 
-__all__ = ["DueForFolding", "TransactionOutcomes"]
+__all__ = ["DueForFolding", "TransactionOutcomes", "new_transaction_id"]
 
 # Outcomes with a file of their own; then they are written into one together.
 _OWN_FILES_MAX: Final = 64
+_NUMBERED: Final = re.compile(r"([0-9]{1,18})-[0-9a-f]{32}")
 
 
 class DueForFolding(NamedTuple):
@@ -32,6 +43,32 @@ class TransactionOutcomes:
         self._recent: dict[str, Decision] = {}
         self._latest_of_app: dict[str, Decision] = {}
         self._own: list[Decision] = []
+        self._refused: dict[str, StreamhouseError] = {}
+        self._forgotten = 0
+
+    def loaded(self, next_number: int) -> None:
+        """Learn, once all that is on disk was added, which number the next decision gets."""
+        remembered = {outcome.number for outcome in self._recent.values()}
+        number = next_number - 1
+        while number in remembered:
+            number -= 1
+        self._forgotten = number
+
+    def refuse(self, transaction_id: str, error: StreamhouseError) -> None:
+        """Remember, until the service ends, with which error a commit ended."""
+        self._refused[transaction_id] = error
+        if len(self._refused) > self._outcomes_max:
+            del self._refused[next(iter(self._refused))]
+
+    def refusal(self, transaction_id: str) -> StreamhouseError | None:
+        """Return the error with which the commit of a transaction ended, if it is remembered."""
+        return self._refused.get(transaction_id)
+
+    def is_uncommitted(self, transaction_id: str) -> bool:
+        """Whether a transaction that is neither open nor remembered was surely not committed."""
+        # Ids of former releases have no number.
+        found = _NUMBERED.fullmatch(transaction_id)
+        return found is not None and int(found[1]) > self._forgotten
 
     def find(self, transaction_id: str) -> Decision | None:
         """Return the outcome of a transaction, if it is remembered."""
@@ -55,9 +92,11 @@ class TransactionOutcomes:
         if is_committed and spec.app_id and not self.is_stale(spec.app_id, spec.version):
             self._latest_of_app.pop(spec.app_id, None)
             self._latest_of_app[spec.app_id] = outcome
-        for known in (self._recent, self._latest_of_app):
-            if len(known) > self._outcomes_max:
-                del known[next(iter(known))]
+        if len(self._recent) > self._outcomes_max:
+            forgotten = self._recent.pop(next(iter(self._recent)))
+            self._forgotten = max(self._forgotten, forgotten.number)
+        if len(self._latest_of_app) > self._outcomes_max:
+            del self._latest_of_app[next(iter(self._latest_of_app))]
         if not is_folded:
             self._own.append(outcome)
 
@@ -71,6 +110,11 @@ class TransactionOutcomes:
             for outcome in (*self._latest_of_app.values(), *self._recent.values())
         }
         return DueForFolding(own, sorted(remembered.values(), key=_time))
+
+
+def new_transaction_id(next_number: int) -> str:
+    """Return an id that nobody guesses, of a transaction begun before decision `next_number`."""
+    return f"{next_number}-{secrets.token_hex(16)}"
 
 
 def _time(outcome: Decision) -> int:
