@@ -2,7 +2,7 @@
 
 Promises, beside those of `pipeline.py`:
 - what somebody waits for is sent at once if nothing is on its way, else together with what comes
-  within `linger_ms`; what nobody waits for lingers 20 ms at least. What is large goes at once
+  within `linger_ms`; what nobody waits for lingers 50 ms at least. What is large goes at once
 - a store that is away is tried for as long as it takes; meanwhile little is held, then `record`
   waits. A process that is fenced is told so exactly once
 
@@ -44,7 +44,8 @@ _LOOK_EVERY_S: Final = 1.0
 # So much does not linger: an object of it costs little for its bytes.
 _SEND_BYTES: Final = 1 << 20
 # What nobody waits for: fewer objects are less work for us and for the store.
-_UNWANTED_LINGER_MS_MIN: Final = 20.0
+_UNWANTED_SEND_BYTES: Final = 4 << 20
+_UNWANTED_LINGER_MS_MIN: Final = 50.0
 _WARN_EVERY_S: Final = 10.0
 
 
@@ -194,10 +195,22 @@ class JournalWriter:
         """See `Replica.wait_stored`. Raises `NotOwnerError` once the process is fenced."""
         with self._lock:
             self._want(position)
+            # Even if it was wanted before: this may be the thread that would have sent it next.
+            self._tell()
             while self._pipeline.stored_position < position:
                 if self._is_over.is_set():
                     raise NotOwnerError(self._fenced or "the service has stopped")
                 self._progress.wait()
+
+    def gather(self) -> None:
+        """See `Replica.gather`: as long as what is recorded would linger, at most."""
+        end_s = time.monotonic() + self._options.linger_ms / 1e3
+        with self._lock:
+            while self._pipeline.in_flight and not self._is_over.is_set():
+                left_s = end_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._progress.wait(left_s)
 
     def place_of(self, position: int) -> tuple[Place, int]:
         """Return the object with the operation at a stored position, and its number in it.
@@ -295,7 +308,8 @@ class JournalWriter:
         if not self._waiting:
             return None
         is_wanted = self._wanted > self._pipeline.sent_position
-        if self._waiting_bytes >= _SEND_BYTES or (is_wanted and not self._pipeline.in_flight):
+        send_bytes = _SEND_BYTES if is_wanted else _UNWANTED_SEND_BYTES
+        if self._waiting_bytes >= send_bytes or (is_wanted and not self._pipeline.in_flight):
             return 0.0
         linger_ms = self._options.linger_ms
         if not is_wanted:
@@ -335,8 +349,8 @@ class JournalWriter:
             reason = self._pipeline.ended_for
             self._progress.notify_all()
             self._room.notify_all()
-            self._tell()
         self._call()
+        # This thread looks for work next: to wake another one for it would cost more.
         if reason == SealReason.STOPPED:
             self._end(None)
         elif reason is not None:

@@ -238,6 +238,9 @@ class GroupCommitter:
                 # Who is not the owner any more is told so by its commit.
                 with contextlib.suppress(NotOwnerError):
                     self._lag.wait()
+            elif self._stored is not None:
+                # One write, one sync and one object for all that would wait for the replica anyway.
+                self._stored.gather()
             waiting += [self._waiting.get() for _ in range(self._waiting.qsize())]
             units = [unit for unit in waiting if unit is not None]
             is_last = len(units) < len(waiting)

@@ -33,6 +33,12 @@ class Replica(Protocol):
     def wait_stored(self, position: int) -> None:
         """Return once everything before `position` is stored. Blocking."""
 
+    def gather(self) -> None:
+        """Wait a little while something is on its way: what comes meanwhile is stored together.
+
+        For who records next what somebody waits for. Blocking.
+        """
+
 
 class NoReplica:
     """`Replica` of a service whose disk is all it has: the local disk is enough."""
@@ -47,6 +53,9 @@ class NoReplica:
 
     def wait_stored(self, position: int) -> None:
         """See `Replica.wait_stored`."""
+
+    def gather(self) -> None:
+        """See `Replica.gather`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

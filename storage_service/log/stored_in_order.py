@@ -39,6 +39,10 @@ class StoredInOrder:
             self._waiting.append(waiting)
         self._replica.when_stored(self._replica.recorded_position, lambda: self._do_from(waiting))
 
+    def gather(self) -> None:
+        """Wait a little while something is on its way to the replica."""
+        self._replica.gather()
+
     def _do_from(self, waiting: _Waiting) -> None:
         with self._changed:
             waiting.is_stored = True

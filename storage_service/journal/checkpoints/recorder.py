@@ -62,6 +62,10 @@ class TreeRecorder:
         """See `Replica.wait_stored`."""
         self._journal.wait_stored(position)
 
+    def gather(self) -> None:
+        """See `Replica.gather`."""
+        self._journal.gather()
+
     def place_of(self, position: int) -> tuple[Place, int]:
         """See `PlacedJournal.place_of`."""
         return self._journal.place_of(position)

@@ -144,7 +144,7 @@ def test_what_is_large_goes_at_once_though_nobody_waits_for_it(world: _World) ->
 
     assert store.asked.acquire(timeout=30)  # of the taking
     for number in range(8):
-        writer.record(numbered(number, size_bytes=1 << 17))
+        writer.record(numbered(number, size_bytes=1 << 19))
     assert store.asked.acquire(timeout=30)
     writer.record(numbered(8))
     assert not store.asked.acquire(blocking=False)
@@ -152,6 +152,64 @@ def test_what_is_large_goes_at_once_though_nobody_waits_for_it(world: _World) ->
 
     assert writer.place_of(7) == (Place(1, 1), 7)
     assert writer.place_of(8) == (Place(1, 2), 0)
+
+
+def test_who_gathers_waits_for_what_is_on_its_way(world: _World) -> None:
+    store = _HeldStore()
+    writer = world.writer(store, WriterOptions(linger_ms=60_000))
+    assert store.asked.acquire(timeout=30)  # of the taking
+    writer.gather()
+    writer.record(numbered(0))
+    # It is not on its way: nobody waits for it, and what comes next may go with it.
+    writer.gather()
+    store.may_store.clear()
+    writer.when_stored(1, lambda: None)
+    assert store.asked.acquire(timeout=30)
+
+    with ThreadPoolExecutor(1) as other:
+        gathering = other.submit(writer.gather)
+        assert not gathering.done()
+        store.may_store.set()
+        gathering.result(30)
+
+    assert (writer.stored_position, writer.in_flight) == (1, 0)
+
+
+def test_who_gathers_waits_no_longer_than_the_linger(world: _World) -> None:
+    store = _HeldStore()
+    writer = world.writer(store, WriterOptions(linger_ms=1))
+    store.may_store.clear()
+    writer.record(numbered(0))
+    writer.when_stored(1, lambda: None)
+    assert store.asked.acquire(timeout=30)  # of the taking
+    assert store.asked.acquire(timeout=30)
+
+    writer.gather()
+
+    assert writer.in_flight == 1
+    store.may_store.set()
+
+
+def test_a_callback_may_wait_for_what_was_wanted_before(world: _World) -> None:
+    """It has the thread that would have sent it next."""
+    store = _HeldStore()
+    writer = world.writer(store, WriterOptions(linger_ms=60_000))
+    store.may_store.clear()
+    assert store.asked.acquire(timeout=30)  # of the taking
+    writer.record(numbered(0))
+    waited = threading.Event()
+
+    def wait() -> None:
+        writer.wait_stored(2)
+        waited.set()
+
+    writer.when_stored(1, wait)
+    assert store.asked.acquire(timeout=30)
+    writer.record(numbered(1))
+    writer.when_stored(2, lambda: None)
+    store.may_store.set()
+
+    assert waited.wait(30)
 
 
 def test_a_large_operation_has_an_object_of_its_own_and_record_waits_for_room(
