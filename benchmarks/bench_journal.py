@@ -177,12 +177,22 @@ def _puts(home: JournalHome, size_bytes: int) -> Callable[[float], list[float]]:
 
 
 def _write(folder: Path, size_bytes: int) -> None:
-    """Write and sync a new file: the least that a store of files does."""
-    path = folder / "written"
-    with path.open("wb", buffering=0) as file:
+    """Store an object as a file: the least that it takes to be whole or not there.
+
+    Its bytes are synced before it has its name, and the name before anybody is told of it.
+    """
+    written, named = folder / "written", folder / "named"
+    with written.open("wb", buffering=0) as file:
         file.write(bytes(size_bytes))
         os.fsync(file.fileno())
-    path.unlink()
+    named.hardlink_to(written)
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    written.unlink()
+    named.unlink()
 
 
 def _rate(tally: Tally) -> str:
