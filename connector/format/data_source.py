@@ -42,7 +42,7 @@ from streamhouse.connector.plan.row_form import (
 )
 from streamhouse.connector.plan.scan_schema import check_types
 from streamhouse.connector.scan.scan import RowsPiece, ScanColumn, Split
-from streamhouse.connector.scan.spark_reader import spark_errors
+from streamhouse.connector.scan.spark_reader import accept_offered_values, spark_errors
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     StreamhouseError,
@@ -88,6 +88,7 @@ class StreamhouseDataSource(DataSource):
         from streamhouse.connector.plan.union_read import plan_batch_read
         from streamhouse.connector.scan.spark_reader import StreamhouseBatchReader
 
+        accept_offered_values()
         options = read_options(self._options(BATCH), use=BATCH)
         arrow_schema = to_arrow_schema(schema, timezone="UTC")
         state = self._current()

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import VariantVal
 
 from streamhouse.connector.options.options import PLANNED_COLUMN, ROW_COUNT
 from streamhouse.connector.scan.scan import ScanContext, Split
@@ -24,6 +26,7 @@ __all__ = [
     "SplitStreamReader",
     "StreamhouseBatchReader",
     "StreamhousePartition",
+    "accept_offered_values",
     "in_schema",
     "spark_errors",
     "spark_iterator_errors",
@@ -31,6 +34,11 @@ __all__ = [
 
 # Spark's worker reads it when it reports an exception; it changes nothing else.
 _HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
+
+# Where Spark's worker turns the filters that it offers into Python values: by name under Spark's
+# daemon, and as the program itself without it.
+_PLANNERS: Final = ("pyspark.sql.worker.data_source_pushdown_filters", "__main__")
+_BEYOND_PYTHON: Final = object()
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -65,6 +73,38 @@ def spark_iterator_errors(
             raise _shown(error) from None
 
     return wrapped
+
+
+class _OfferedValue(VariantVal):
+    """A literal of a filter that Spark offers; one that Python cannot hold equals nothing."""
+
+    def toPython(self) -> Any:
+        try:
+            return super().toPython()
+        except (OverflowError, ValueError, KeyError):
+            return _BEYOND_PYTHON
+
+
+def accept_offered_values() -> None:
+    """Let Spark's worker, if this is one that plans a scan, offer a filter with any literal.
+
+    PySpark 4.3 turns the literals into Python values before a source sees them, and fails on a
+    timestamp or date beyond the year 9999, though nobody uses the filter: Spark evaluates it. The
+    worker asks for the reader first, so that a reader can prevent it. Doing it again changes
+    nothing.
+    """
+    for name in _PLANNERS:
+        worker: Any = sys.modules.get(name)
+        to_variant = getattr(worker, "deserializeVariant", None)
+        if to_variant is None or hasattr(to_variant, "__wrapped__"):
+            continue
+
+        @functools.wraps(to_variant)
+        def offered(given: dict[str, Any], to_variant: Any = to_variant) -> VariantVal:
+            found = to_variant(given)
+            return _OfferedValue(found.value, found.metadata)
+
+        worker.deserializeVariant = offered
 
 
 def _shown(error: StreamhouseError) -> StreamhouseError:
