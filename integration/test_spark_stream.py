@@ -155,7 +155,7 @@ def test_starting_points(world: SparkWorld, tmp_path: Path) -> None:
         "latest": [],
         '{"0": 250}': list(range(250, 400)),
         written[0].as_py().isoformat(): list(range(400)),
-        "2999-01-01": [],
+        "2261-01-01": [],
     }
 
     for number, (starting, ids) in enumerate(expected.items()):
