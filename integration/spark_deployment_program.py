@@ -1,4 +1,4 @@
-"""What test_spark_deployments runs: read a table, copy half of it by batch, the rest by stream."""
+"""What test_spark_deployments runs: read a table, look rows up, copy it by batch and by stream."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 import streamhouse
 
 SOURCE = "default.deployed"
+LOOKED_UP = "default.looked_up"
 
 
 def main(target: str, checkpoint: str) -> None:
@@ -29,6 +30,11 @@ def main(target: str, checkpoint: str) -> None:
     streamhouse.register(spark)
     frame = spark.read.format("streamhouse").load(SOURCE)
     sys.stdout.write(f"read {frame.count()}\n")
+    numbers = spark.range(200)
+    streamhouse.register_lookup(spark, LOOKED_UP, "looked_up", columns=["name"])
+    looked_up = streamhouse.lookup_join(numbers, LOOKED_UP, "id", columns=["name"], how="inner")
+    by_name = looked_up.selectExpr("name = looked_up(id).name AS same").where("same").count()
+    sys.stdout.write(f"looked up {looked_up.count()} {by_name}\n")
     sys.stdout.write(f"executors {_executors(spark, remote is not None)}\n")
 
     half = spark.read.format("streamhouse").option("where", "id < 2500").load(SOURCE)

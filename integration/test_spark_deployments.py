@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pyspark
 import pytest
 
@@ -31,6 +32,10 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             client.append(TABLE, event_rows(0, 4_000))
             tier_once(client, TABLE)
             client.append(TABLE, event_rows(4_000, 5_000))
+            names = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+            client.create_table("default.looked_up", names, primary_key=["id"])
+            rows = {"id": range(100), "name": [f"n{i}" for i in range(100)]}
+            client.upsert("default.looked_up", pa.table(rows, schema=names))
         yield service.endpoint
 
 
@@ -54,8 +59,9 @@ def _run(command: list[str], endpoint: str, target: str, folder: Path, **env: st
 
 
 def _check(endpoint: str, target: str, output: str) -> None:
-    """Every program reads 5,000 rows, copies 2,500 by batch, and the rest by stream."""
+    """Every program reads 5,000 rows, looks 100 up, and copies half by batch, half by stream."""
     assert "read 5000" in output
+    assert "looked up 100 100" in output
     with StreamhouseClient(endpoint) as client:
         assert sorted(client.read(target)["id"].to_pylist()) == list(range(5_000))
 
