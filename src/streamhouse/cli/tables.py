@@ -28,6 +28,9 @@ __all__ = ["command"]
 _SIZE_HEADINGS: Final = ("hot", "cold", "doubled", "lake rows", "lake / log, a row")
 _UNIT: Final = 1024
 _PIPE_COLUMNS: Final = 10_000
+_OF_KEY_TABLES: Final = (
+    "Of a table with a primary key 'rows' counts rows, and the columns after it count changes."
+)
 
 
 @click.command("tables")
@@ -72,10 +75,10 @@ def _overview(client: StorageClient, console: Console) -> Group:
             overview.add_column(heading)
     for row in rows:
         overview.add_row(*row[: len(overview.columns)])
-    if any(state.table.is_primary_key_table for state in states):
-        overview.caption = "with a primary key: rows, and changes in the log, the lake and untiered"
+    has_keys = any(state.table.is_primary_key_table for state in states)
+    notes = [Text(_OF_KEY_TABLES, style="dim")] if has_keys else []
     diverged = [Text(state.lake.diverged, style="red") for state in states if state.lake.diverged]
-    return Group(overview, *damaged, *diverged)
+    return Group(overview, *notes, *damaged, *diverged)
 
 
 def _states_of_tables(client: StorageClient) -> tuple[list[TableState], list[Text]]:
