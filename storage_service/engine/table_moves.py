@@ -36,6 +36,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
 )
 from streamhouse.storage_service.journal.store.object_store import ObjectStore, ObjectStoreError
+from streamhouse.storage_service.model.rejected.companion import companion_of, table_of
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.shards.directory import ShardDirectory
 from streamhouse.storage_service.shards.move_set import MoveSet, SentFiles, clear_moves
@@ -100,6 +101,25 @@ class TableMoves:
                 await self.end(ticket)
 
     # -- the source, in this order ---------------------------------------------------------------
+
+    def moves_first(self, path: TablePath) -> TablePath | None:
+        """Return what moves before a table: that of its rejected rows, if it is here.
+
+        Raises if the table is in use, before anything has moved.
+        """
+        companion = companion_of(path)
+        if companion is None or companion not in {t.path for t in self._manager.open_tables()}:
+            return None
+        _check_movable(self._manager, self._manager.table(path))
+        return companion
+
+    def check_moves_alone(self, path: TablePath) -> None:
+        """Raise if a table moves only with another one, whose rejected rows it has."""
+        table = table_of(path)
+        if table is not None and table in {t.path for t in self._manager.open_tables()}:
+            raise InvalidRequestError(
+                f"table '{path}' has the rejected rows of '{table}', and moves with it: move that"
+            )
 
     async def begin(self, path: TablePath, target: str) -> MoveTicket:
         """Return what all that follows takes; whatever comes of it, `end` or `settle` is last.

@@ -5,12 +5,18 @@ from __future__ import annotations
 import contextlib
 
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.errors import TableExistsError, TableNotFoundError
+from streamhouse.storage_service.errors import (
+    TableExistsError,
+    TableNotFoundError,
+    UnavailableError,
+)
 from streamhouse.storage_service.model.rejected.companion import (
     check_companion,
     companion_descriptor,
 )
+from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.shards import Shards
 
 __all__ = ["kept_companion"]
 
@@ -22,9 +28,21 @@ async def kept_companion(service: Service, path: str) -> OpenTable:
         found = service.readable(str(descriptor.path))
     except TableNotFoundError:
         if service.shards is not None:
+            await _check_nowhere_else(service.shards, path, descriptor.path)
             await service.shards.claim(descriptor.path)
         with contextlib.suppress(TableExistsError):
             await service.manager.create_table(descriptor)
         found = service.readable(str(descriptor.path))
     check_companion(found.info)
     return found
+
+
+async def _check_nowhere_else(shards: Shards, path: str, companion: TablePath) -> None:
+    """Raise if another shard has the rejected rows: they are on their way, or were left there."""
+    elsewhere = await shards.elsewhere(companion)
+    if elsewhere is not None:
+        raise UnavailableError(
+            f"{elsewhere.message}, and rejected rows are kept in the shard of their table: try"
+            f" again, or bring them with 'streamhouse shards move {path} --to' that shard, or"
+            f" '{companion}' to shard '{shards.own}'"
+        )

@@ -84,6 +84,7 @@ class MoveDesk:
             return True
         task = self._tasks.get(path)
         if task is None:
+            self.moves.check_moves_alone(path)
             task = asyncio.ensure_future(self._move(path, target, headers))
             self._tasks[path] = task
             task.add_done_callback(lambda done: self._ended(path, done))
@@ -99,6 +100,16 @@ class MoveDesk:
             _logger.warning("event=move_failed table=%s why=%r", path, task.exception())
 
     async def _move(self, path: TablePath, target: str, headers: Headers) -> None:
+        """Move a table, and first its rejected rows: asked again, it goes on where it was.
+
+        Between both, writes that would reject rows are told to try again.
+        """
+        companion = self.moves.moves_first(path)
+        if companion is not None:
+            await self._move_one(companion, target, headers)
+        await self._move_one(path, target, headers)
+
+    async def _move_one(self, path: TablePath, target: str, headers: Headers) -> None:
         await self._shards.endpoint_of_shard(target)
         ticket = await self.moves.begin(path, target)
         try:

@@ -34,6 +34,7 @@ __all__ = [
     "is_rejecting",
     "rejected_path",
     "rejected_rows",
+    "table_of",
 ]
 
 ROW_TEXT_MAX: Final = 1 << 20
@@ -77,6 +78,13 @@ def rejected_path(path: TablePath) -> TablePath:
 def companion_of(path: TablePath) -> TablePath | None:
     """Return the table that has the rejected rows of `path`; None: it has those of another."""
     return None if is_rejecting(path) else rejected_path(path)
+
+
+def table_of(companion: TablePath) -> TablePath | None:
+    """Return the table whose rejected rows `companion` has, by its name; None: it has none."""
+    if not is_rejecting(companion):
+        return None
+    return TablePath(companion.database, companion.table.removesuffix(REJECTED_SUFFIX))
 
 
 def in_opening_order(tables: Iterable[TableInfo]) -> list[TableInfo]:

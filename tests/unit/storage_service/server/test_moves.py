@@ -73,6 +73,54 @@ async def test_a_log_table_moves_there_and_back_with_its_writers(world: ShardWor
             assert (await _positions(a))["positions"]["0"]["high_watermark"] == 7
 
 
+async def _reject(service: InProcessService, first: int) -> Any:
+    rows = [{"id": first, "name": "n"}, {"name": "no id"}]
+    query = {"on_error": "reject"}
+    return await service.call("POST", "/v1/tables/events/append", query=query, json_body=rows)
+
+
+async def test_rejected_rows_move_with_their_table(world: ShardWorld) -> None:
+    async with world.shard("a") as a, world.shard("b") as b:
+        await a.create_table()
+        assert (await _reject(a, 0)).status == 200
+        alone = await _move(a, "b", "events__rejected")
+        assert "moves with it" in alone.json()["error"]["message"]
+        for source, target, name in ((a, b, "b"), (b, a, "a")):
+            moved = await _move(source, name)
+            assert (moved.status, moved.json()) == (200, {"is_done": True}), moved.body
+            assert list(source.service.manager.open_tables()) == []
+            written = await _reject(target, 1)
+            assert written.json()["rejected_count"] == 1, written.body
+        for path in ("events", "events__rejected"):
+            state = await _positions(a, path)
+            assert state["positions"]["0"]["high_watermark"] == 3
+        assert _left_of_moves(world) == []
+
+
+async def test_rejected_rows_that_are_elsewhere_are_asked_for_again(world: ShardWorld) -> None:
+    """As when a process ends between the two moves, and the table is not free then."""
+    async with world.shard("a") as a, world.shard("b") as b:
+        await a.create_table()
+        assert (await _reject(a, 0)).status == 200
+        desk = a.service.moves
+        assert desk is not None
+        ticket = await desk.moves.begin(TablePath("default", "events__rejected"), "b")
+        await desk.moves.copy(ticket)
+        await desk._until_done(ticket, [])
+        await desk.moves.freeze(ticket)
+        await desk._until_done(ticket, [], is_whole=True)
+        await desk.moves.settle(ticket, is_moved=await desk.moves.decide(ticket))
+        await desk._tell(ticket, [])
+
+        refused = await _reject(a, 1)
+        assert refused.status == 503, refused.body
+        assert "try again, or bring them" in refused.json()["error"]["message"]
+        assert (await _positions(a))["positions"]["0"]["high_watermark"] == 1
+
+        assert (await _move(a, "b")).json() == {"is_done": True}
+        assert (await _reject(b, 1)).json()["rejected_count"] == 1
+
+
 async def test_where_readers_stand_moves_with_their_table(world: ShardWorld) -> None:
     consumers = "/v1/tables/events/consumers"
     async with world.shard("a") as a, world.shard("b") as b:
