@@ -20,6 +20,7 @@ __all__ = [
     "ConsumerLag",
     "consumer_lags",
     "first_wanted",
+    "lag_now",
     "lag_of",
     "tell_of_lost_rows",
     "tell_of_rows_at_risk",
@@ -65,6 +66,15 @@ async def consumer_lags(table: OpenTable, runtime: Runtime) -> list[ConsumerLag]
     wanted = _all_places(table, consumers)
     table.consumers.written_us = {place: known[place] for place in wanted & known.keys()}
     return [lag_of(table, one, now_us=runtime.clock_us()) for one in consumers]
+
+
+async def lag_now(table: OpenTable, consumer: Consumer, runtime: Runtime) -> ConsumerLag:
+    """Return how far one consumer is behind, without looking at the others of the table."""
+    unknown = set(_places(table, consumer)) - table.consumers.written_us.keys()
+    if unknown:
+        # Who asks for all consumers forgets those that nobody stands at any more.
+        table.consumers.written_us |= await runtime.run(_read_times, table, sorted(unknown))
+    return lag_of(table, consumer, now_us=runtime.clock_us())
 
 
 def _all_places(table: OpenTable, consumers: Iterable[Consumer]) -> set[tuple[int, int]]:

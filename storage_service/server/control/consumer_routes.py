@@ -9,8 +9,13 @@ from typing import Any
 
 from fastapi import Request
 
-from streamhouse.storage_service.engine.upkeep.consumer_lag import ConsumerLag, consumer_lags
-from streamhouse.storage_service.errors import BucketNotFoundError
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.upkeep.consumer_lag import (
+    ConsumerLag,
+    consumer_lags,
+    lag_now,
+)
+from streamhouse.storage_service.errors import BucketNotFoundError, OffsetOutOfRangeError
 from streamhouse.storage_service.server.caller import SERVICE, Caller, Level
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.request_bodies import ReportPosition, TableName
@@ -35,12 +40,8 @@ def consumer_routes(routes: ControlRoutes, service: Service) -> None:
         request: Request, path: TableName, name: str, body: ReportPosition
     ) -> dict[str, Any]:
         table, caller = service.table(path), exchange_of(request).caller
-        for bucket in body.offsets:
-            if bucket >= len(table.tablets):
-                raise BucketNotFoundError(
-                    f"table '{table.path}' has no bucket {bucket}; its buckets are"
-                    f" 0..{len(table.tablets) - 1}"
-                )
+        for bucket, offset in body.offsets.items():
+            _check_readable(table, bucket, offset)
         said = await table.consumers.report(
             name,
             owner=caller.name,
@@ -48,16 +49,29 @@ def consumer_routes(routes: ControlRoutes, service: Service) -> None:
             reads_lake=body.reads_lake,
             ttl_ms=table.properties.log_consumers_ttl_ms,
         )
-        lags = await consumer_lags(table, runtime)
-        found = next((lag for lag in lags if lag.consumer.key == said.key), None)
-        # Another report may have come, or the table may just have been dropped.
-        return {"lag_rows": found and found.rows, "lag_ms": found and found.lag_ms}
+        lag = await lag_now(table, said, runtime)
+        return {"lag_rows": lag.rows, "lag_ms": lag.lag_ms}
 
     @routes.answers("Forget a consumer; it may report again.", status_code=204)
     async def forget_consumer(request: Request, path: TableName, name: str) -> None:
         caller = exchange_of(request).caller
         await service.table(path).consumers.forget(
             name, owner=caller.name, of_others=_may_see_all(caller)
+        )
+
+
+def _check_readable(table: OpenTable, bucket: int, offset: int) -> None:
+    """Raise unless somebody can have read the table up to there."""
+    if bucket >= len(table.tablets):
+        raise BucketNotFoundError(
+            f"table '{table.path}' has no bucket {bucket}; its buckets are"
+            f" 0..{len(table.tablets) - 1}"
+        )
+    end = table.tablets[bucket].high_watermark
+    if offset > end:
+        raise OffsetOutOfRangeError(
+            f"table '{table.path}' ends at offset {end} of bucket {bucket}, so nobody has read"
+            f" up to {offset}: another table had this name, and its readers begin anew"
         )
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from streamhouse.storage_service.server.gauges import CONSUMERS_MAX
+from streamhouse.storage_service.server.status.status import CONSUMERS_SHOWN_MAX
 from tests.support.in_process_service import InProcessService, event_rows, in_process_service
 
 CONSUMERS = "/v1/tables/events/consumers"
@@ -75,7 +77,7 @@ async def test_metrics_and_the_status_show_how_far_consumers_are_behind(tmp_path
         ("a", {"offsets": {"0": -1}}, "body.offsets"),
         ("a", {"offsets": {"x": 1}}, "body.offsets"),
         ("a", {"offsets": {"0": 1}, "other": 1}, "body.other"),
-        ("a%20b", {"offsets": {"0": 1}}, "a consumer is named by"),
+        ("a%20b", {"offsets": {"0": 0}}, "a consumer is named by"),
     ],
 )
 async def test_a_wrong_report_is_refused(
@@ -94,3 +96,46 @@ async def test_a_bucket_that_is_not_there_is_named(tmp_path: Path) -> None:
         await service.create_table()
         text = (await _report(service, "a", {"offsets": {"1": 1}})).error()[2]
         assert "table 'default.events' has no bucket 1" in text
+
+
+async def test_a_reader_of_a_table_that_was_made_again_does_not_stand_beyond_its_end(
+    tmp_path: Path,
+) -> None:
+    async with in_process_service(tmp_path) as service:
+        await service.create_table()
+        await service.append([(0, 0, event_rows(0, 10))])
+        assert (await _report(service, "billing", {"offsets": {"0": 10}})).status == 200
+        await service.call("DELETE", "/v1/tables/events")
+        await service.create_table()
+        await service.append([(0, 0, event_rows(0, 3))])
+
+        late = await _report(service, "billing", {"offsets": {"0": 10}})
+
+        assert late.status == 416, late.body
+        assert "its readers begin anew" in late.json()["error"]["message"]
+        assert await _standing(service) == {}
+        assert (await _report(service, "billing", {"offsets": {"0": 1}})).json()["lag_rows"] == 2
+
+
+@pytest.mark.slow
+async def test_a_thousand_consumers_are_listed_measured_and_shown(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        for number in range(10):
+            path = f"t{number}"
+            await service.create_table(path)
+            await service.append([(0, 0, event_rows(0, 10))], path=path)
+            for consumer in range(100):
+                at = f"/v1/tables/{path}/consumers/c{consumer}"
+                said = await service.call("PUT", at, json_body={"offsets": {"0": consumer % 11}})
+                assert said.json()["lag_rows"] == 10 - consumer % 11
+        text = (await service.call("GET", "/metrics")).body.decode()
+        await service.service.status.sample()
+        tables = (await service.call("GET", "/v1/status")).json()["tables"]
+
+        # Metrics and the page are bounded; lists have all of them.
+        assert text.count("\nstreamhouse_consumer_lag_rows{") == CONSUMERS_MAX
+        assert [len(table["consumers"]) for table in tables] == [CONSUMERS_SHOWN_MAX] * 10
+        assert {table["consumers"][0]["lag_rows"] for table in tables} == {10}
+        for number in range(10):
+            found = await service.call("GET", f"/v1/tables/t{number}/consumers")
+            assert len(found.json()["consumers"]) == 100
