@@ -167,7 +167,10 @@ def main() -> None:
         snapshots: list[tuple[Cost, Cost]] = []
         streams: list[tuple[Cost, Cost]] = []
         for _ in range(PAIRS + 1):
-            ours = Cost.of(lambda: world.follow(lambda: world.lsn() > 0, snapshot=True))
+            start = world.lsn()
+            ours = Cost.of(
+                lambda: world.follow(lambda: world.lsn() > start, snapshot=True)  # noqa: B023
+            )
             bare = Cost.of(lambda: world.bare(start_lsn=None, slot=_BARE_SLOT))
             world.drop_bare_slot()
             snapshots.append((bare, ours))

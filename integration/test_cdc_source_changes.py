@@ -117,6 +117,29 @@ def _tables(world: CdcWorld) -> set[str]:
     return {path.partition(".")[2] for path in world.client.list_tables()}
 
 
+def test_a_renamed_column_is_refused_until_all_is_read_anew(world: CdcWorld) -> None:
+    world.sql("CREATE TABLE a (id int PRIMARY KEY, n int)", "INSERT INTO a VALUES (1, 1)")
+    command = world.follow("--tables", "public.*")
+    world.wait_until_read(command)
+    world.sql(
+        "INSERT INTO a VALUES (2, 2)",
+        "ALTER TABLE a RENAME n TO m",
+        "INSERT INTO a VALUES (3, 3)",
+    )
+
+    said = "column 'n' of 'public.a' was renamed to 'm', which is not followed"
+    for running in (command, world.follow("--tables", "public.*")):
+        code, text = running.finish()
+        assert code == 1
+        assert said in text
+        assert [row["n"] for row in world.rows("a")] == [1, 2]
+
+    command = world.follow("--tables", "public.*", "--snapshot")
+    world.wait_until_read(command)
+    assert [(row["n"], row["m"]) for row in world.rows("a")] == [(None, 1), (None, 2), (None, 3)]
+    command.end()
+
+
 def test_a_source_that_is_away_is_waited_for(world: CdcWorld) -> None:
     world.sql("CREATE TABLE a (id int PRIMARY KEY, n int)", "INSERT INTO a VALUES (1, 1)")
     command = world.follow("--tables", "public.*")

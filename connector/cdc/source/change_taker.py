@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from streamhouse.connector.cdc.source.debezium_engine import EventKind, SourceEvent
 from streamhouse.connector.cdc.source.progress import Progress, ProgressTable
+from streamhouse.connector.cdc.source.stream_options import check_not_renamed
 from streamhouse.connector.cdc.source.target_table import TargetTable
+from streamhouse.storage_service.errors import SchemaMismatchError
 
 __all__ = ["ChangeTaker"]
 
@@ -19,11 +21,17 @@ class ChangeTaker:
     """Commits changes as they come. `keep_log` and `release_log` may be called by other threads."""
 
     def __init__(
-        self, positions: ProgressTable, progress: Progress, targets: Mapping[str, TargetTable]
+        self,
+        positions: ProgressTable,
+        progress: Progress,
+        targets: Mapping[str, TargetTable],
+        *,
+        column_numbers: Callable[[str], Mapping[str, int]],
     ) -> None:
         assert progress.lsn is not None
         self._positions = positions
         self._targets = targets
+        self._column_numbers = column_numbers
         self._lsn = progress.lsn
         self._in_transaction = False
         self._keeps_log = False
@@ -42,7 +50,19 @@ class ChangeTaker:
         self._keeps_log = False
 
     def take(self, events: list[SourceEvent]) -> int | None:
-        """Take events; return the place of the last of them that needs not come again."""
+        """Take events; return the place of the last of them that needs not come again.
+
+        Raises `SchemaMismatchError` for what no table follows, once what came before is committed.
+        """
+        try:
+            done = self._take(events)
+        except SchemaMismatchError:
+            self._commit()
+            raise
+        self._commit()
+        return None if self._keeps_log else done
+
+    def _take(self, events: list[SourceEvent]) -> int | None:
         done: int | None = None
         for at, event in enumerate(events):
             if event.kind is EventKind.CHANGE:
@@ -56,16 +76,25 @@ class ChangeTaker:
                 done = at
             elif not self._in_transaction:
                 done = at
-        self._commit()
-        return None if self._keeps_log else done
+        return done
 
     def _change(self, event: SourceEvent) -> None:
         target = self._targets.get(event.table)
         if target is None or event.table in self._ignored:
             return
         if event.columns is not None:
+            if target.lacks_any(event.columns):
+                self._look_at_columns(event.table)
             target.follow_schema(event.columns)
         target.add(event.op, event.row or {}, event.text)
+
+    def _look_at_columns(self, name: str) -> None:
+        """Note which columns the source has now; raise if what seems new was renamed."""
+        ours = self.progress.tables[name]
+        now = self._column_numbers(name)
+        check_not_renamed(name, ours, now)
+        noted = replace(ours, columns={**ours.columns, **now})
+        self.progress = replace(self.progress, tables={**self.progress.tables, name: noted})
 
     def _commit(self) -> None:
         if self._lsn == self.progress.lsn:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,7 @@ from streamhouse.connector.cdc.source.progress import FollowedTable, Progress, P
 from streamhouse.connector.cdc.source.snapshot import read_snapshot
 from streamhouse.connector.cdc.source.source_address import SourceAddress
 from streamhouse.connector.cdc.source.source_database import SourceDatabase
-from streamhouse.connector.cdc.source.stream_options import StreamOptions
+from streamhouse.connector.cdc.source.stream_options import StreamOptions, check_not_renamed
 from streamhouse.connector.cdc.source.target_table import SourceTable, TargetTable
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
@@ -147,7 +147,7 @@ class Follower:
         make_target: Callable[[SourceTable, FollowedTable], TargetTable],
         stop: threading.Event,
     ) -> str:
-        taker = ChangeTaker(self._positions, progress, targets)
+        taker = ChangeTaker(self._positions, progress, targets, column_numbers=self._column_numbers)
         new = NewTables(
             self._address,
             self._options,
@@ -167,6 +167,11 @@ class Follower:
             self._positions.store(new.read.joined(taker.progress))
             self._commits += 1
         return why
+
+    def _column_numbers(self, name: str) -> Mapping[str, int]:
+        with SourceDatabase(self._address) as source:
+            found = source.tables_now([name])
+        return found[0].column_numbers if found else {}
 
     def _prepare(
         self, source: SourceDatabase, stop: threading.Event
@@ -224,12 +229,17 @@ class Follower:
             for table in tables
             if progress.tables.get(table.full_name, _NO_TABLE).oid == table.oid
         ]
+        noted = dict(progress.tables)
+        for table in known:
+            ours = noted[table.full_name]
+            check_not_renamed(table.full_name, ours, table.column_numbers)
+            noted[table.full_name] = replace(ours, columns=table.column_numbers)
         if not known:
             raise InvalidRequestError(
                 f"{self._address}: none of the tables that '{self._options.name}' follows matches"
                 f" --tables; {again}"
             )
-        return progress, known
+        return replace(progress, tables=noted), known
 
     def _begin(
         self, source: SourceDatabase, progress: Progress | None, tables: list[SourceTable]

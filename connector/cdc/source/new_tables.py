@@ -169,7 +169,10 @@ class NewTables:
             source.drop_slot(slot, wait_s=_SLOT_FREE_S)
         if lsn is None:
             return None
-        ours = {name: FollowedTable(str(t.path), t.source.oid) for name, t in targets.items()}
+        ours = {
+            name: FollowedTable(str(t.path), t.source.oid, t.source.column_numbers)
+            for name, t in targets.items()
+        }
         return ReadTables(lsn, ours)
 
     def _settings(self, tables: Sequence[SourceTable]) -> EngineSettings:

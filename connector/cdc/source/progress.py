@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
@@ -36,13 +37,23 @@ _SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class FollowedTable:
-    """Our table for one of the source: its path, and the number by which the source knows its own.
+    """Our table for one of the source: its path, and the numbers of the source's.
 
-    A table that was dropped and made again has the same name and another number.
+    The source numbers its tables and the columns of each. A table that was dropped and made again
+    has the same name and another number; a column that was renamed has the same number.
     """
 
     path: str
     oid: int
+    columns: Mapping[str, int] = field(default_factory=dict)
+
+    def renamed_column(self, now: Mapping[str, int]) -> tuple[str, str] | None:
+        """Return the old and the new name of a column that `now` has under another one."""
+        names = {number: name for name, number in now.items()}
+        for name, number in self.columns.items():
+            if names.get(number, name) != name:
+                return name, names[number]
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +99,8 @@ class ProgressTable:
             system_id=str(row["system_id"]),
             lsn=row["lsn"],
             tables={
-                source: FollowedTable(path, oid)
-                for source, (path, oid) in json.loads(row["tables"]).items()
+                source: FollowedTable(path, oid, columns)
+                for source, (path, oid, columns) in json.loads(row["tables"]).items()
             },
         )
 
@@ -101,7 +112,10 @@ class ProgressTable:
             "system_id": progress.system_id,
             "lsn": progress.lsn,
             "tables": json.dumps(
-                {source: (ours.path, ours.oid) for source, ours in progress.tables.items()}
+                {
+                    source: (ours.path, ours.oid, dict(ours.columns))
+                    for source, ours in progress.tables.items()
+                }
             ),
         }
         self._client.upsert(self._path, pa.Table.from_pylist([row], schema=_SCHEMA))

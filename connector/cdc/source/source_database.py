@@ -36,7 +36,7 @@ ORDER BY 1, 2"""
 _COLUMNS: Final = """
 SELECT n.nspname, c.relname, a.attname, coalesce(b.typname, t.typname),
        CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END,
-       coalesce(e.typtype, b.typtype, t.typtype), a.attgenerated
+       coalesce(e.typtype, b.typtype, t.typtype), a.attgenerated, a.attnum
 FROM pg_attribute a
 JOIN pg_class c ON c.oid = a.attrelid
 JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -179,8 +179,10 @@ class SourceDatabase:
     def _described(self, chosen: Mapping[tuple[str, str], int]) -> list[SourceTable]:
         columns: dict[tuple[str, str], list[SourceColumn]] = defaultdict(list)
         generated: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for schema, table, name, type_name, typmod, kind, computed in self.rows(_COLUMNS):
+        numbers: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+        for schema, table, name, type_name, typmod, kind, computed, number in self.rows(_COLUMNS):
             key = (str(schema), str(table))
+            numbers[key][str(name)] = int(number or 0)
             if computed:
                 generated[key].append(str(name))
                 continue
@@ -192,7 +194,14 @@ class SourceDatabase:
         for schema, table, name in self.rows(_KEYS):
             keys[(str(schema), str(table))].append(str(name))
         return [
-            SourceTable(*key, tuple(columns[key]), tuple(keys[key]), tuple(generated[key]), oid)
+            SourceTable(
+                *key,
+                tuple(columns[key]),
+                tuple(keys[key]),
+                tuple(generated[key]),
+                oid,
+                numbers[key],
+            )
             for key, oid in chosen.items()
         ]
 

@@ -7,10 +7,21 @@ from dataclasses import dataclass
 
 from streamhouse.connector.cdc.source.progress import FollowedTable
 from streamhouse.connector.cdc.source.target_table import SourceTable
-from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.errors import InvalidRequestError, SchemaMismatchError
 from streamhouse.storage_service.model.table import TablePath
 
-__all__ = ["StreamOptions"]
+__all__ = ["StreamOptions", "check_not_renamed"]
+
+
+def check_not_renamed(name: str, ours: FollowedTable, now: Mapping[str, int]) -> None:
+    """Raise `SchemaMismatchError` if a column of table `name` is now called otherwise."""
+    renamed = ours.renamed_column(now)
+    if renamed is not None:
+        raise SchemaMismatchError(
+            f"table '{ours.path}': column '{renamed[0]}' of '{name}' was renamed to"
+            f" '{renamed[1]}', which is not followed. Rename it back, or start with --snapshot to"
+            " read all tables anew"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,5 +69,5 @@ class StreamOptions:
                     f"two tables would become '{path}', {other} and {table.full_name}; follow"
                     " them with two commands"
                 )
-            found[table.full_name] = FollowedTable(path, table.oid)
+            found[table.full_name] = FollowedTable(path, table.oid, table.column_numbers)
         return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,8 +39,8 @@ _SNAPSHOT_IDLE_S: Final = 86_400.0
 class SourceTable:
     """A table of the database: its columns in order, and its primary key, which may be empty.
 
-    `generated` columns are computed by the database, which does not send them. `oid` is the
-    database's number of the table, which no other gets.
+    `generated` columns are computed by the database, which does not send them. `oid` and
+    `column_numbers` are the database's numbers of the table and its columns, which no other gets.
     """
 
     schema: str
@@ -49,6 +49,7 @@ class SourceTable:
     primary_key: tuple[str, ...]
     generated: tuple[str, ...] = ()
     oid: int = 0
+    column_numbers: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def full_name(self) -> str:
@@ -132,6 +133,10 @@ class TargetTable:
     def _shaped(self, table: TableInfo, wires: Mapping[str, WireType]) -> RowShape:
         schema = table.schema.to_arrow()
         return RowShape(str(self.path), schema, self.source.primary_key, wires)
+
+    def lacks_any(self, columns: Sequence[SourceColumn]) -> bool:
+        """Whether one of these columns is new to the table."""
+        return any(column.name not in self._shape.schema.names for column in columns)
 
     def follow_schema(self, columns: Sequence[SourceColumn]) -> None:
         """Bring the table to the columns that an event has: add those it lacks, widen types.
