@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from typing import Any
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.runtime import Runtime
+from streamhouse.storage_service.engine.runtime import Runtime, clock_us
 from streamhouse.storage_service.engine.table_arrivals import Asked
 from streamhouse.storage_service.engine.table_moves import TableMoves
 from streamhouse.storage_service.errors import StreamhouseError
@@ -65,7 +66,12 @@ class Machine:
         names = ShardDirectory(DirectoryObjects(store), shard=self.shard, sleep=lambda _: None)
         self.manager = await TabletManager.open(
             ServiceConfig(data_dir=self.path),
-            runtime=Runtime(executor=self.executor, observer=ServiceMetrics()),
+            runtime=Runtime(
+                executor=self.executor,
+                observer=ServiceMetrics(),
+                clock_us=lambda: clock_us() + round(self.world.ahead_s * 1e6),
+                monotonic_s=lambda: time.monotonic() + self.world.ahead_s,
+            ),
             directory=directory,
             names=names,
         )
@@ -186,6 +192,8 @@ class MoveWorld:
         self.machines: dict[str, Machine] = {}
         self.bugs: list[str] = []
         self.why = ""
+        self.ahead_s = 0.0
+        """How far all clocks are ahead of those of this machine."""
 
     async def start(self) -> tuple[Machine, Machine]:
         """Serve both shards."""
