@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import json
 import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 __all__ = ["Act", "ScriptedServer", "read_request"]
 
@@ -25,20 +27,27 @@ class Act(enum.Enum):
     CLOSE = enum.auto()
 
 
+Script: TypeAlias = Sequence["bytes | Act | Callable[[socket.socket], None]"]
+
+
 class ScriptedServer:
     """Plays `scripts`, one a connection in the order in which they are made.
 
     A step that is bytes reads a request and sends them; one that is a function is called with the
     connection. After its script a connection is closed. The last script is for all further
     connections. `requests` are those that came, each with its body; `connections` counts.
+
+    Who asks for its health first, of a script that begins with an answer, is told `service_id`, and
+    that is in no script; `health_requests` has it.
     """
 
     def __init__(
         self,
-        *scripts: Sequence[bytes | Act | Callable[[socket.socket], None]],
+        *scripts: Script,
         tls: ssl.SSLContext | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        service_id: str = "one",
     ) -> None:
         self._scripts = scripts
         self._tls = tls
@@ -52,6 +61,8 @@ class ScriptedServer:
         self._threads: list[threading.Thread] = []
         self.requests: list[bytes] = []
         self.connections = 0
+        self.service_id = service_id
+        self.health_requests: list[bytes] = []
 
     def __enter__(self) -> ScriptedServer:
         self._start(self._accept)
@@ -66,7 +77,7 @@ class ScriptedServer:
         for thread in self._threads:
             thread.join(10)
 
-    def play(self, *scripts: Sequence[bytes | Act | Callable[[socket.socket], None]]) -> None:
+    def play(self, *scripts: Script) -> None:
         """Play these from now on: those of a server that has to know its own URL."""
         self._scripts = scripts
 
@@ -81,15 +92,14 @@ class ScriptedServer:
                 opened, _ = self._listener.accept()
             except OSError:
                 return
-            script = self._scripts[min(self.connections, len(self._scripts) - 1)]
-            self.connections += 1
-            self._start(self._play, opened, script)
+            self._start(self._play, opened, self._take_script())
 
-    def _play(
-        self,
-        opened: socket.socket,
-        script: Iterable[bytes | Act | Callable[[socket.socket], None]],
-    ) -> None:
+    def _take_script(self) -> Script:
+        script = self._scripts[min(self.connections, len(self._scripts) - 1)]
+        self.connections += 1
+        return script
+
+    def _play(self, opened: socket.socket, script: Script) -> None:
         opened.settimeout(10)
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             stack.callback(opened.close)
@@ -97,6 +107,14 @@ class ScriptedServer:
             if self._tls is not None:
                 opened = self._tls.wrap_socket(opened, server_side=True)
                 stack.callback(opened.close)
+            first: bytes | None = None
+            if script and (isinstance(script[0], bytes) or script[0] is Act.LISTEN):
+                first = read_request(opened)
+                if first.startswith(b"GET /health "):
+                    self.connections -= 1
+                    self._say_health(opened, first)
+                    first = read_request(opened)
+                    script = self._take_script()
             for step in script:
                 if step is Act.STALL:
                     self._ended.wait()
@@ -108,9 +126,15 @@ class ScriptedServer:
                 elif callable(step):
                     step(opened)
                 else:
-                    self.requests.append(read_request(opened))
+                    self.requests.append(first or read_request(opened))
+                    first = None
                     if isinstance(step, bytes):
                         opened.sendall(step)
+
+    def _say_health(self, opened: socket.socket, request: bytes) -> None:
+        self.health_requests.append(request)
+        body = json.dumps({"status": "alive", "service_id": self.service_id}).encode()
+        opened.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
 
 
 def read_request(opened: socket.socket) -> bytes:

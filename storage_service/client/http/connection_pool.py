@@ -2,6 +2,11 @@
 
 No proxy is asked, whatever the environment says. TLS is the `ssl` module's, with one context for
 all nodes that are trusted alike: making one reads the machine's CAs, which takes milliseconds.
+
+A node that was not given but learnt from an answer may be another process's by now, also of another
+service. Before a connection to it is used, it says of which service it is, and is shown no token
+until then. That keeps tokens from whoever listens there by chance; who pretends on purpose is kept
+out by TLS.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import json
 import os
 import re
 import socket
@@ -21,13 +27,15 @@ from urllib.parse import quote, urlsplit
 from streamhouse.storage_service.client.http.connection import Connection
 from streamhouse.storage_service.client.http.endpoint import Endpoint, Endpoints
 
-__all__ = ["CONNECTIONS_KEPT_MAX", "ConnectionPool", "Node", "ReachingError"]
+__all__ = ["CONNECTIONS_KEPT_MAX", "ConnectionPool", "Node", "ReachingError", "StrangerError"]
 
 CONNECTIONS_KEPT_MAX: Final = 16
 """To one node; more may be open while more requests are under way."""
 
 _NODES_KEPT_MAX: Final = 64
 _CONNECT_TIMEOUT_S: Final = 5.0
+_HEALTH: Final = "/health"
+_OK: Final = 200
 # A machine that vanishes resets nothing: who waits for its answer learns it from its system's
 # silence, in 14 s. No TCP_USER_TIMEOUT: it would end connections whose service waits for memory.
 _SILENT_MACHINE: Final = tuple(
@@ -50,6 +58,10 @@ class ReachingError(OSError):
     """No connection was made: nothing of the request was sent."""
 
 
+class StrangerError(ReachingError):
+    """Who answers at an address that was learnt is not known to be of the service."""
+
+
 class ConnectionPool:
     """The nodes that were asked, each with its kept connections. Thread-safe, safe to fork with.
 
@@ -68,6 +80,7 @@ class ConnectionPool:
             if endpoint.is_tls:
                 self._context_of(endpoint)
         self._nodes: dict[str, Node] = {}
+        self._service_id: str | None = None
         self._process_id = os.getpid()
         weakref.finalize(self, _close_all, self._nodes)
 
@@ -80,7 +93,9 @@ class ConnectionPool:
         node = self._nodes.get(url)
         if node is None:
             try:
-                made = Node(self._endpoints.at(url), headers=self._headers)
+                endpoint = self._endpoints.at(url)
+                is_learnt = endpoint not in self._endpoints.listed
+                made = Node(endpoint, headers=self._headers, is_learnt=is_learnt)
             except ValueError as error:
                 raise ReachingError(f"'{url}' is no URL of a service: {error}") from error
             node = self._nodes.setdefault(url, made)
@@ -97,7 +112,45 @@ class ConnectionPool:
 
         Raises `ReachingError`, or `ssl.SSLError` for a node that is not to be trusted.
         """
-        return node.kept() or Connection(self._connected(node))
+        kept = node.kept()
+        if kept is not None:
+            return kept
+        connection = Connection(self._connected(node))
+        if node.is_learnt:
+            try:
+                self._check_service(node, connection)
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
+    def _check_service(self, node: Node, connection: Connection) -> None:
+        """Raise `StrangerError` unless a node is of the service whose endpoints were given."""
+        if self._service_id is None:
+            self._service_id = self._service_of_listed()
+        if self._service_id is None:
+            raise StrangerError("none of the given endpoints says now of which service they are")
+        try:
+            found = _service_over(connection, node)
+        except ssl.SSLError:
+            raise
+        except OSError as error:
+            raise StrangerError(f"it did not say of which service it is: {error}") from error
+        if found != self._service_id:
+            raise StrangerError("who answers there is not of this service")
+        # What breaks it from now on is not the age of a connection.
+        connection.is_kept = False
+
+    def _service_of_listed(self) -> str | None:
+        """Return the service of the first of the given endpoints that knows it."""
+        for url in self._endpoints.urls:
+            with contextlib.suppress(OSError):
+                connection = Connection(self._connected(self.node(url)))
+                with contextlib.closing(connection):
+                    found = _service_over(connection, self.node(url))
+                if found is not None:
+                    return found
+        return None
 
     def _connected(self, node: Node) -> socket.socket:
         try:
@@ -149,12 +202,18 @@ class Node:
     More are opened than are kept when more requests are under way; nobody waits for one.
     """
 
-    def __init__(self, endpoint: Endpoint, *, headers: str) -> None:
+    def __init__(self, endpoint: Endpoint, *, headers: str, is_learnt: bool = False) -> None:
         self.endpoint: Final = endpoint
+        self.is_learnt: Final = is_learnt
         parts = urlsplit(endpoint.url)
         self.host, self.port, _ = endpoint.place
         self._prefix = quote(parts.path, safe=_RESERVED)
-        self._headers = f"Host: {_host_of(parts.netloc)}\r\nAccept-Encoding: identity\r\n{headers}"
+        open_headers = f"Host: {_host_of(parts.netloc)}\r\nAccept-Encoding: identity\r\n"
+        self._headers = open_headers + headers
+        self.health_head: Final = (
+            f"GET {self._prefix}{_HEALTH} HTTP/1.1\r\n{open_headers}\r\n".encode("latin-1")
+        )
+        """The head of a request that shows no token."""
         self._is_open = True
         # Taking from its end and giving to it is one step each: no lock.
         self._kept: list[Connection] = []
@@ -199,6 +258,18 @@ class Node:
         with contextlib.suppress(IndexError):
             while True:
                 self._kept.pop().close()
+
+
+def _service_over(connection: Connection, node: Node) -> str | None:
+    """Return of which service a node says that it is; None if it does not say. No token is sent."""
+    answer, is_kept = connection.exchange(node.health_head, None, timeout_s=_CONNECT_TIMEOUT_S)
+    if answer.status != _OK or not is_kept:
+        return None
+    try:
+        found = json.loads(answer.data)["service_id"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _host_of(netloc: str) -> str:

@@ -29,6 +29,7 @@ from streamhouse.storage_service.client.http.connection import (
 from streamhouse.storage_service.client.http.connection_pool import (
     ConnectionPool,
     ReachingError,
+    StrangerError,
 )
 from streamhouse.storage_service.client.http.endpoint import parse_endpoints, tls_failure
 from streamhouse.storage_service.client.http.routes import (
@@ -289,6 +290,10 @@ def _target(path: str, query: Mapping[str, str] | None) -> str:
 
 def _failure(error: OSError, *, endpoint: str, request: str) -> StreamhouseError:
     """Return what a failed exchange means to the caller."""
+    if isinstance(error, StrangerError):
+        return UnavailableError(
+            f"{endpoint}, which the Streamhouse service named for {request}, is not used: {error}"
+        )
     if isinstance(error, ReachingError):
         return UnavailableError(
             f"cannot reach the Streamhouse service at {endpoint}: start it with 'streamhouse"

@@ -85,6 +85,61 @@ def test_an_owner_that_is_not_listed_is_followed() -> None:
     assert (len(by.requests), len(owner.requests)) == (1, 2)
 
 
+def test_who_was_not_given_says_of_which_service_it_is_before_it_is_shown_a_token() -> None:
+    with ScriptedServer([OK, OK]) as owner, ScriptedServer([_not_owner(owner.endpoint)]) as by:
+        transport = _transport(by)
+        assert [_get(transport), _get(transport)] == ["ok"] * 2
+        transport.close()
+
+    # Once a connection, and the given endpoint once.
+    assert (len(by.health_requests), len(owner.health_requests)) == (1, 1)
+    assert b"s3cret" not in owner.health_requests[0] + by.health_requests[0]
+    assert b"Authorization: Bearer s3cret" in owner.requests[0]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("stranger", ["other service", "says nothing", "no service", "is silent"])
+def test_a_stranger_at_a_learnt_address_gets_no_token_and_gives_no_rows(
+    method: str, stranger: str
+) -> None:
+    """An owner that is gone leaves its port to whoever comes."""
+    seen: list[bytes] = []
+
+    def answered(opened: socket.socket) -> None:
+        seen.append(read_request(opened))
+        if stranger != "is silent":
+            opened.sendall(_answer({"status": "alive"} if stranger == "says nothing" else "rows"))
+            seen.append(read_request(opened))
+
+    script = [OK] if stranger == "other service" else [answered]
+    with (
+        ScriptedServer(script, service_id="another") as other,
+        ScriptedServer([OK, OK], [OK, OK]) as given,
+    ):
+        transport = _transport(given)
+        _get(transport)
+        transport.routes.learn("db.t", other.endpoint)
+        assert transport.request_json(method, TABLE) == "ok"
+        assert transport.routes.of(TABLE) == given.endpoint, "it is forgotten"
+        transport.close()
+
+    assert other.requests == []
+    assert b"s3cret" not in b"".join([*seen, *other.health_requests])
+    assert len(given.requests) == 2
+
+
+def test_who_cannot_be_checked_is_not_used() -> None:
+    with ScriptedServer([OK]) as other:
+        transport = _transport(_nobody(), _nobody(), timeout_s=0.2)
+        transport.routes.first_contact_s = 0.05
+        transport.routes.learn("db.t", other.endpoint)
+        with pytest.raises(UnavailableError, match="nobody answers at"):
+            _get(transport, TABLE)
+        transport.close()
+
+    assert other.requests == other.health_requests == []
+
+
 def test_each_table_is_asked_for_at_its_own_process() -> None:
     """As of a service of several shards: any endpoint says where a table is."""
     with (
@@ -269,19 +324,12 @@ def test_processes_that_name_each_other_are_asked_in_measure() -> None:
 def test_a_chain_of_owners_without_an_end_is_bounded() -> None:
     """Each names one that was never heard of, as a hostile service might."""
 
-    def chained(number: int) -> Any:
-        def play(opened: socket.socket) -> None:
-            while True:
-                read_request(opened)
-                opened.sendall(_not_owner(f"http://127.0.0.{number + 2}:{port}"))
-
-        return play
-
     servers: list[ScriptedServer] = []
     port = 0
     for number in range(30):
-        server = ScriptedServer([chained(number)], host=f"127.0.0.{number + 1}", port=port)
+        server = ScriptedServer(host=f"127.0.0.{number + 1}", port=port)
         port = int(server.endpoint.rpartition(":")[2])
+        server.play([_not_owner(f"http://127.0.0.{number + 2}:{port}")])
         servers.append(server)
     with contextlib.ExitStack() as stack:
         for server in servers:
