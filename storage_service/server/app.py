@@ -1,8 +1,9 @@
 """The ASGI application: what happens around every route, and which code answers it.
 
 Order for each request: request id, liveness, whose page sends it, token and grants, stopping and
-limits, then the route. `routes.py` lists the routes: data routes are answered by functions of
-data/, control routes by the FastAPI application of control_plane.py.
+limits, then the route. `routes.py` lists the routes: what a process says of itself is in
+process_answers.py, data routes are answered by functions of data/, control routes by the FastAPI
+application of control_plane.py.
 Whatever goes wrong, the answer is the JSON of a `StreamhouseError` with the request id.
 """
 
@@ -56,9 +57,8 @@ from streamhouse.storage_service.server.http.http_exchange import (
     Send,
 )
 from streamhouse.storage_service.server.http.own_task import own_task
+from streamhouse.storage_service.server.process_answers import AboutProcess, ProcessAnswers
 from streamhouse.storage_service.server.routes import (
-    HEALTH_PATH,
-    READY_PATH,
     STATUS_PAGE_PATH,
     Answer,
     Found,
@@ -87,8 +87,21 @@ class ServiceApp:
         self._service = service
         self._control_plane = build_control_plane(service)
         self._iceberg = IcebergRoutes(service)
+        self._of_process = ProcessAnswers(
+            service.access, service.metrics, service.run_blocking, about=self._about
+        )
         self._request_prefix = secrets.token_hex(4)
         self._request_numbers = itertools.count(1)
+
+    def _about(self) -> AboutProcess:
+        service = self._service
+        service_id = service.manager.service_id
+        return AboutProcess(
+            readiness=service.readiness(),
+            role=None if service.tenure is None else "owner",
+            service_id=service_id,
+            known={"service_id": service_id},
+        )
 
     def close(self) -> None:
         """Close what the routes opened; blocks until no request uses it. Call it when drained."""
@@ -132,16 +145,9 @@ class ServiceApp:
             )
 
     async def _answer(self, exchange: HttpExchange) -> None:
-        if exchange.path == HEALTH_PATH:
-            # Alive even when stopping or full, by whatever name: an orchestrator must not kill it.
-            exchange.route = "health"
-            role = {} if self._service.tenure is None else {"role": "owner"}
-            return await exchange.answer_json({"status": "alive", **role})
-        service = self._service
-        if exchange.path == READY_PATH and service.access.is_probe(exchange):
-            exchange.route = "ready"
-            status, text = service.readiness()
-            return await exchange.answer_json({"status": text}, status=status)
+        service, answer = self._service, self._of_process.to_anybody(exchange)
+        if answer is not None:
+            return await exchange.answer(answer.status, answer.content_type, [answer.body])
         service.foreign_requests.check(exchange.method, exchange.scope["headers"])
         # The page has nothing in it: what it shows it asks for, with the token.
         found = None if exchange.path == STATUS_PAGE_PATH else find(exchange.method, exchange.path)
@@ -164,7 +170,13 @@ class ServiceApp:
             await DATA_ANSWERS[exchange.route](exchange, self._service, **found.parameters)
             return
         await own_task()
-        if found is None:
+        if found is not None and found.route.answer is Answer.PROCESS:
+            exchange.route = found.route.name
+            answer = await self._of_process.to_admitted(exchange)
+            assert answer is not None, exchange.path
+            self._service.answers.hold_built(exchange, len(answer.body), is_done=False)
+            await exchange.answer(answer.status, answer.content_type, [answer.body])
+        elif found is None:
             # Nobody without a token has a body read.
             await self._hand_over(exchange, b"")
         elif found.route.answer is Answer.CATALOG:

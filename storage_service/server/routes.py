@@ -24,6 +24,7 @@ from streamhouse.storage_service.server.http.http_exchange import Body
 __all__ = [
     "ANY_TOKEN",
     "HEALTH_PATH",
+    "METRICS_PATH",
     "READY_PATH",
     "ROUTES",
     "STATUS_PAGE_PATH",
@@ -41,6 +42,7 @@ ANY_TOKEN: Final = "any token"
 OPEN: Final = "nothing"
 HEALTH_PATH: Final = "/health"
 READY_PATH: Final = "/ready"
+METRICS_PATH: Final = "/metrics"
 STATUS_PAGE_PATH: Final = "/"
 # Whoever looks after a process wants to know how it is, whosever the data are.
 _OF_THE_PROCESS: Final = frozenset(("health", "page", "status", "metrics"))
@@ -54,6 +56,8 @@ class Answer(enum.Enum):
     """Which part of the service answers a route."""
 
     NOTHING = enum.auto()
+    PROCESS = enum.auto()
+    """What every process says of itself, also one that owns nothing: process_answers.py."""
     DATA = enum.auto()
     """Rows: a function of data/, straight on ASGI."""
     CONTROL = enum.auto()
@@ -137,6 +141,17 @@ def _control(
     )
 
 
+def _process(path: str, need: str, name: str) -> Route:
+    return Route(
+        method="GET",
+        path=path,
+        need=need,
+        name=name,
+        answer=Answer.PROCESS,
+        is_about_service=True,
+    )
+
+
 def _page(path: str, name: str) -> Route:
     return Route(method=READING, path=path, need=ANY_TOKEN, name=name, answer=Answer.PAGES)
 
@@ -169,8 +184,13 @@ _DATA: Final = (
     _data("GET", "/rows/...", "read:{path}", "row"),
 )
 
+_PROCESS: Final = (
+    _process(HEALTH_PATH, OPEN, "health"),
+    _process(READY_PATH, ANY_TOKEN, "ready"),
+    _process(METRICS_PATH, "read:service", "metrics"),
+)
+
 _CONTROL: Final = (
-    *_control("service", "", ("GET", HEALTH_PATH, OPEN, "health")),
     *_control(
         "service",
         "",
@@ -178,8 +198,6 @@ _CONTROL: Final = (
         ("GET", "/v1/status", "read:service", "status"),
         ("GET", "/v1/shards", ANY_TOKEN, "list_shards"),
         ("GET", "/v1/shards/targets", "read:service", "shard_targets"),
-        ("GET", READY_PATH, ANY_TOKEN, "ready"),
-        ("GET", "/metrics", "read:service", "metrics"),
         about=True,
     ),
     *_control("service", "/v1/lake", ("GET", "/catalog", ANY_TOKEN, "lake_catalog")),
@@ -285,11 +303,11 @@ _LAKE_CATALOG: Final = (
 
 _NOTHING: Final = (
     *_nothing("/...", "admin:*"),
-    *_nothing("/ready", ANY_TOKEN, about=True),
+    *_nothing(READY_PATH, ANY_TOKEN, about=True),
     *_nothing("/v1/status", "read:service", about=True),
     *_nothing("/v1/shards", ANY_TOKEN, about=True),
     *_nothing("/v1/shards/targets", "read:service", about=True),
-    *_nothing("/metrics", "read:service", about=True),
+    *_nothing(METRICS_PATH, "read:service", about=True),
     *_nothing("/v1/lake/catalog", ANY_TOKEN),
     *_nothing("/docs", ANY_TOKEN),
     *_nothing("/docs/oauth2-redirect", ANY_TOKEN),
@@ -313,7 +331,7 @@ _NOTHING: Final = (
     *_nothing("/v1/admin/...", "admin:service", about=True),
 )
 
-ROUTES: Final = (*_DATA, *_CONTROL, *_PAGES, *_LAKE_CATALOG, *_NOTHING)
+ROUTES: Final = (*_PROCESS, *_DATA, *_CONTROL, *_PAGES, *_LAKE_CATALOG, *_NOTHING)
 
 
 @dataclass(slots=True)

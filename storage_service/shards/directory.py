@@ -50,7 +50,7 @@ from streamhouse.storage_service.shards.entries import (
 )
 from streamhouse.storage_service.shards.tickets import MoveTicket
 
-__all__ = ["BLOCK_IDS", "IdBlock", "ShardDirectory", "ShardRecord"]
+__all__ = ["BLOCK_IDS", "IdBlock", "ShardDirectory", "ShardRecord", "known_service_id"]
 
 _logger = logging.getLogger(__name__)
 
@@ -531,3 +531,9 @@ def _record(content: Mapping[str, Any], *, where: str) -> ShardRecord:
             f"{where} in the store says not how a shard is: {error!r}"
         ) from error
     return record
+
+
+def known_service_id(store: DirectoryStore) -> str | None:
+    """Return the id of the service whose shards a store has; None before the first one said it."""
+    data = store.get(_SERVICE)
+    return None if data is None else str(unseal(_SERVICE, data)["service_id"])

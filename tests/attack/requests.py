@@ -210,7 +210,7 @@ _CATALOG_ROUTES: Final = (
 def _service_routes() -> Iterator[tuple[str, str]]:
     """Yield every route of the service but the catalog's, its parameters as `send` fills them."""
     for route in ROUTES:
-        if route.answer in (Answer.DATA, Answer.CONTROL, Answer.PAGES):
+        if route.answer in (Answer.PROCESS, Answer.DATA, Answer.CONTROL, Answer.PAGES):
             path = route.path.replace("{path}", "{table}").replace("/...", "/{id}")
             path = path.replace("{bucket}", "0").replace("{holder}", "me")
             path = path.replace("{name}", "{id}").replace("{transaction_id}", "{id}")

@@ -314,7 +314,11 @@ def test_a_standby_says_its_role_and_who_owns_the_data(start: Start) -> None:
     with start("one") as owner, start("two", "--standby") as standby:
         status, refused = _get(f"{standby.endpoint}/v1/tables")
 
-        assert _get(f"{standby.endpoint}/health") == (200, {"status": "alive", "role": "standby"})
+        service_id = _get(f"{owner.endpoint}/health")[1]["service_id"]
+        assert _get(f"{standby.endpoint}/health") == (
+            200,
+            {"status": "alive", "role": "standby", "service_id": service_id},
+        )
         assert _get(f"{standby.endpoint}/ready") == (
             503,
             {"status": "standby", "owner": owner.endpoint},

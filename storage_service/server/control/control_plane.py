@@ -42,7 +42,6 @@ from streamhouse.storage_service.server.control.whole_service import (
 )
 from streamhouse.storage_service.server.http.http_exchange import exchange_of
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.server.status.metrics import METRICS_CONTENT_TYPE
 from streamhouse.storage_service.server.status.status import status_page
 
 __all__ = ["build_control_plane"]
@@ -76,10 +75,6 @@ def build_control_plane(service: Service) -> FastAPI:
 
 def _service_routes(routes: ControlRoutes, service: Service) -> None:
 
-    @routes.answers("Whether the process is alive; needs no token.")
-    async def health() -> dict[str, str]:
-        return {"status": "alive"}
-
     @routes.answers("The status page, for people; needs no token.")
     async def page() -> Response:
         return status_page()
@@ -89,10 +84,6 @@ def _service_routes(routes: ControlRoutes, service: Service) -> None:
         text = await status_of_all(service, exchange_of(request))
         return Response(text, media_type="application/json")
 
-    @routes.answers("Whether the service takes requests.")
-    async def ready() -> dict[str, str]:
-        return {"status": "ready", "service_id": service.manager.service_id}
-
     @routes.answers("The processes that the service consists of, and what each has to do.")
     async def list_shards(request: Request) -> dict[str, Any]:
         return {"shards": await shards_of_all(service, exchange_of(request))}
@@ -101,11 +92,6 @@ def _service_routes(routes: ControlRoutes, service: Service) -> None:
     async def shard_targets() -> list[dict[str, Any]]:
         states = [] if service.shards is None else await service.shards.states()
         return [target for state in states if (target := state.target()) is not None]
-
-    @routes.answers("Metrics in Prometheus' text format.")
-    async def metrics() -> Response:
-        text = await service.metrics.text(service.run_blocking)
-        return Response(text, media_type=METRICS_CONTENT_TYPE)
 
     @routes.answers("How to open the Iceberg catalog.")
     async def lake_catalog(request: Request) -> dict[str, Any]:

@@ -8,11 +8,10 @@ shard is its own, the service's application answers everything.
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.runtime import RunBlocking
@@ -28,19 +27,18 @@ from streamhouse.storage_service.server.http.http_exchange import (
 )
 from streamhouse.storage_service.server.http.own_task import own_task
 from streamhouse.storage_service.server.ownership.role import Standing
-from streamhouse.storage_service.server.routes import HEALTH_PATH, READY_PATH, find
-from streamhouse.storage_service.server.status.metrics import (
-    METRICS_CONTENT_TYPE,
-    ServiceMetrics,
+from streamhouse.storage_service.server.process_answers import (
+    AboutProcess,
+    ProcessAnswers,
 )
+from streamhouse.storage_service.server.routes import find
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 
 __all__ = ["App", "FrontApp"]
 
 _logger = logging.getLogger(__name__)
 
 App: TypeAlias = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
-
-_METRICS_PATH: Final = "/metrics"
 
 
 class FrontApp:
@@ -57,9 +55,9 @@ class FrontApp:
         self._config = config
         self._standing = standing
         self._metrics = metrics
-        self._run_blocking = run_blocking
         self._access = AccessControl(config)
         self._foreign_requests = ForeignRequests(config)
+        self._of_process = ProcessAnswers(self._access, metrics, run_blocking, about=self._about)
         self._service_app: App | None = None
 
     def hand_over(self, app: App) -> None:
@@ -92,21 +90,23 @@ class FrontApp:
             await exchange.end()
 
     async def _answer(self, exchange: HttpExchange) -> None:
-        standing = self._standing
-        if exchange.path == HEALTH_PATH:
-            # A standby is as alive as an owner: an orchestrator must not kill it.
-            return await exchange.answer_json({"status": "alive", "role": standing.role})
-        if exchange.path == READY_PATH and self._access.is_probe(exchange):
-            return await exchange.answer_json({"status": standing.role}, status=503)
-        self._foreign_requests.check(exchange.method, exchange.scope["headers"])
-        exchange.need = find(exchange.method, exchange.path).need
-        self._access.admit(exchange)
-        if exchange.path == READY_PATH:
-            # Not 200: a load balancer sends requests to the owner alone.
-            body = json.dumps({"status": standing.role, "owner": standing.owner}).encode()
-            return await exchange.answer(503, b"application/json", [body])
-        if exchange.path == _METRICS_PATH:
+        answer = self._of_process.to_anybody(exchange)
+        if answer is None:
+            self._foreign_requests.check(exchange.method, exchange.scope["headers"])
+            exchange.need = find(exchange.method, exchange.path).need
+            self._access.admit(exchange)
             await own_task()
-            text = await self._metrics.text(self._run_blocking)
-            return await exchange.answer(200, METRICS_CONTENT_TYPE.encode(), [text])
-        raise standing.not_owner()
+            answer = await self._of_process.to_admitted(exchange)
+        if answer is None:
+            raise self._standing.not_owner()
+        await exchange.answer(answer.status, answer.content_type, [answer.body])
+
+    def _about(self) -> AboutProcess:
+        standing = self._standing
+        return AboutProcess(
+            # Not 200: a load balancer sends requests to the owner alone.
+            readiness=(503, standing.role),
+            role=standing.role,
+            service_id=standing.service_id,
+            known={"owner": standing.owner},
+        )

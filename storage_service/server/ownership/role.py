@@ -60,6 +60,8 @@ class Standing:
         self.role = Role.WAITING
         self.owner: str | None = None
         """Where the owner answers, if it is another process and has said so."""
+        self.service_id: str | None = None
+        """Of which service the shard is, once that was read."""
         self.lag = Lag()
         self.journal = JournalMetrics()
         """Of the owner's own journal."""

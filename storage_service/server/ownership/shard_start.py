@@ -9,6 +9,7 @@ thread at a time.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import threading
@@ -17,7 +18,7 @@ from typing import Final, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.storage_service.errors import StreamhouseError, UnavailableError
 from streamhouse.storage_service.journal.asked_store import PatientStore, StoppableStore
 from streamhouse.storage_service.journal.epochs import SealReason, find_seal, take
 from streamhouse.storage_service.journal.lease import LeaseWatch, SeenLease, renewal_timeout_s
@@ -30,6 +31,8 @@ from streamhouse.storage_service.journal.store.store_opening import open_store, 
 from streamhouse.storage_service.server.ownership.boot_clock import boot_clock_s
 from streamhouse.storage_service.server.ownership.owned_shard import OwnedShard
 from streamhouse.storage_service.server.ownership.role import Standing
+from streamhouse.storage_service.shards.chain import DirectoryObjects
+from streamhouse.storage_service.shards.directory import known_service_id
 
 __all__ = ["ShardStart"]
 
@@ -105,6 +108,10 @@ class ShardStart:
         self._watch.look(self.store, self.names)
         lease = self._watch.lease
         self._standing.owner = None if lease is None else lease.owner
+        if self._standing.service_id is None:
+            # What a start asks of the directory says what is wrong with it.
+            with contextlib.suppress(StreamhouseError):
+                self._standing.service_id = known_service_id(DirectoryObjects(self.store))
 
     def note_whose_it_was(self) -> None:
         """Log why a directory that served the shard last is not served at once."""

@@ -25,7 +25,10 @@ async def test_only_health_and_a_word_of_readiness_are_answered_without_the_toke
     tmp_path: Path,
 ) -> None:
     async with in_process_service(tmp_path, token=TOKEN) as service:
-        assert (await service.call("GET", "/health")).json() == {"status": "alive"}
+        assert (await service.call("GET", "/health")).json() == {
+            "status": "alive",
+            "service_id": service.service.manager.service_id,
+        }
         for host in ("localhost", "10.0.0.7:8765", "any.example"):
             ready = await service.call("GET", "/ready", headers={"host": host})
             assert (ready.status, ready.json()) == (200, {"status": "ready"})

@@ -29,7 +29,7 @@ OPEN_PATHS = {"/health", "/", "/ready"}
 ROUTES_OF_SERVICE = sorted(
     (method, route.path.removesuffix("/..."))
     for route in ROUTES
-    if route.answer in (Answer.DATA, Answer.CONTROL, Answer.PAGES)
+    if route.answer in (Answer.PROCESS, Answer.DATA, Answer.CONTROL, Answer.PAGES)
     for method in route.method.split(", ")
 )
 

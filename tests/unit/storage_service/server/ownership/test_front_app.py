@@ -49,11 +49,14 @@ async def test_health_is_fine_and_readiness_is_not_in_every_role(
     tmp_path: Path, role: Role
 ) -> None:
     world = _World(tmp_path)
-    world.standing.role = role
+    world.standing.role, world.standing.service_id = role, "of-all-shards"
 
     health, ready = await world.get("/health"), await world.get("/ready")
 
-    assert (health.status, health.json()) == (200, {"status": "alive", "role": role})
+    assert (health.status, health.json()) == (
+        200,
+        {"status": "alive", "role": role, "service_id": "of-all-shards"},
+    )
     assert (ready.status, ready.json()) == (503, {"status": role, "owner": OWNER})
 
 
