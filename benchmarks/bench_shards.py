@@ -3,6 +3,9 @@
 Each shard shares its core with the one load generator that writes to it, so two shards have twice
 what one has. Both are measured in turns. Rows are acknowledged by the disk: what a store costs is
 measured elsewhere.
+
+Then tables move between the two while somebody writes to them: how long a write waits, beside the
+whole move, of which the most is copying while the table is open.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,6 +30,8 @@ from tests.support.service_process import ServiceProcess
 ROWS_A_CALL: Final = 100
 TURNS: Final = 5
 SECONDS: Final = 3.0
+MOVES: Final = 6
+MOVED_ROWS: Final = 400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +118,84 @@ def _in_order_of(endpoints: Sequence[str]) -> list[str]:
     return [tables[str(number)] for number in range(len(endpoints))]
 
 
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """One move: the longest that a write of a row took meanwhile, and the whole of it."""
+
+    closed_ms: float
+    move_ms: float
+    cpu_ms: float
+
+
+def _moves(service: Contender, *, is_keyed: bool) -> list[Moved]:
+    """Move a table there and back while somebody writes a row after the other."""
+    key = ["id"] if is_keyed else []
+    with StorageClient(service.endpoint) as client, StorageClient(service.endpoint) as writer:
+        table = "moved_keys" if is_keyed else "moved"
+        client.create_table(table, SCHEMA, primary_key=key)
+        write = writer.upsert if is_keyed else writer.append
+        for _ in range(4):
+            write(table, make_rows(MOVED_ROWS // 4))
+        status = client.status()["tables"]
+        home = next(t["shard"] for t in status if t["table"] == f"default.{table}")
+        return [
+            _move(service, client, table, write, to=str((int(home) + number + 1) % 2))
+            for number in range(MOVES)
+        ]
+
+
+def _move(
+    service: Contender,
+    client: StorageClient,
+    table: str,
+    write: Callable[..., object],
+    *,
+    to: str,
+) -> Moved:
+    row, longest_s, is_over = make_rows(1), 0.0, threading.Event()
+
+    def go_on() -> None:
+        nonlocal longest_s
+        while not is_over.is_set():
+            begun_s = time.perf_counter()
+            write(table, row)
+            longest_s = max(longest_s, time.perf_counter() - begun_s)
+
+    writing = threading.Thread(target=go_on)
+    before_s, begun_s = sum(map(process_cpu_seconds, service.pids)), time.perf_counter()
+    writing.start()
+    client.move_table(table, to)
+    move_s = time.perf_counter() - begun_s
+    is_over.set()
+    writing.join()
+    cpu_s = sum(map(process_cpu_seconds, service.pids)) - before_s
+    return Moved(longest_s * 1e3, move_s * 1e3, cpu_s * 1e3)
+
+
+def _report_moves(service: Contender) -> None:
+    for kind, is_keyed in (("log", False), ("primary key", True)):
+        moves = _moves(service, is_keyed=is_keyed)
+        closed_ms, move_ms, cpu_ms = (
+            median([getattr(move, name) for move in moves])
+            for name in ("closed_ms", "move_ms", "cpu_ms")
+        )
+        report(
+            f"A {kind} table of {MOVED_ROWS:,} rows moves: the longest that a write waits",
+            measured=f"{closed_ms:,.0f} ms",
+            limit=f"{move_ms:,.0f} ms of the whole move, {cpu_ms:,.0f} ms of processor",
+            ratio=closed_ms / move_ms,
+            bar="reported",
+            reached=None,
+        )
+
+
 def main() -> None:
     """Measure and report."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         one = stack.enter_context(_service(Path(name) / "one", 1))
         two = stack.enter_context(_service(Path(name) / "two", 2))
         turns = [(one.turn(), two.turn()) for _ in range(TURNS)]
+        _report_moves(two)
     calls = [median([turn[which].calls_a_second for turn in turns]) for which in (0, 1)]
     cpu_us = [median([turn[which].cpu_us_a_call for turn in turns]) for which in (0, 1)]
     report(
