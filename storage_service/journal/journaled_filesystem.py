@@ -41,7 +41,12 @@ from streamhouse.storage_service.journal.operations import (
     is_movable,
 )
 from streamhouse.storage_service.log.durable_mark import MARK_NAME
-from streamhouse.storage_service.log.filesystem import Buffer, Filesystem, WritableFile
+from streamhouse.storage_service.log.filesystem import (
+    Buffer,
+    Filesystem,
+    WritableFile,
+    rename_in_order,
+)
 from streamhouse.storage_service.log.replica import Replica
 
 __all__ = ["Journal", "JournaledFilesystem"]
@@ -172,6 +177,25 @@ class JournaledFilesystem:
                 self._record(Remove(former))
             self._inner.rename(source, target)
             return
+        position = self._record_replaced(former, name)
+        self._wait_stored(name, position)
+        self._do_stored(name, self._inner.rename, source, target)
+
+    def rename_in_order(self, renames: Sequence[tuple[Path, Path]]) -> None:
+        """See `Filesystem.rename_in_order`: the contents of all are stored first, in this order.
+
+        It waits for the store once.
+        """
+        names = [self._name(target) for _, target in renames]
+        if not all(map(is_journalled, names)):
+            return rename_in_order(self, renames)
+        for (source, _), name in zip(renames, names, strict=True):
+            position = self._record_replaced(self._name(source), name)
+        self._wait_stored(names[-1], position)
+        self._do_stored(names[-1], self._inner.rename_in_order, renames)
+
+    def _record_replaced(self, former: str, name: str) -> int:
+        """Record that what was written to `former` is `name`; return the position after it."""
         with self._lock:
             written = self._written.pop(name, None)
             if written is None or former != name + _TEMPORARY:
@@ -180,8 +204,7 @@ class JournaledFilesystem:
             position = self._journal.record(Replace(name, contents))
             if name.endswith(_LOG):
                 self._log_bytes[name] = len(contents)
-        self._wait_stored(name, position)
-        self._do_stored(name, self._inner.rename, source, target)
+        return position
 
     def remove(self, path: Path) -> None:
         """See `Filesystem.remove`."""
@@ -267,11 +290,9 @@ class JournaledFilesystem:
                 f"{name}: another process took over before the journal answered: {error.message}"
             ) from error
 
-    def _do_stored(
-        self, name: str, do: Callable[[Path, Path], None], source: Path, target: Path
-    ) -> None:
+    def _do_stored(self, name: str, do: Callable[..., None], *args: object) -> None:
         try:
-            do(source, target)
+            do(*args)
         except OSError as error:
             self._on_failure(
                 f"{name} is in the journal, but the disk refused it: {error}; the next start makes"

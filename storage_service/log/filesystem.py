@@ -23,7 +23,9 @@ __all__ = [
     "Filesystem",
     "LocalFilesystem",
     "WritableFile",
+    "rename_in_order",
     "replace_durably",
+    "replace_in_order",
     "write_buffers",
 ]
 
@@ -37,6 +39,7 @@ _COALESCE_BYTES_MAX: Final = 256 * 1024
 _MAPPED_FILES_MAX: Final = 256
 
 _EMPTY: Final = memoryview(b"")
+_TEMPORARY: Final = ".tmp"
 
 
 class WritableFile(Protocol):
@@ -96,6 +99,12 @@ class Filesystem(Protocol):
     def rename(self, source: Path, target: Path) -> None:
         """Move `source` over `target`; durable after `sync_directory`."""
 
+    def rename_in_order(self, renames: Sequence[tuple[Path, Path]]) -> None:
+        """Do each `rename` in turn, all in one directory; durable after `sync_directory`.
+
+        The last name is given only when those before it are durable.
+        """
+
     def remove(self, path: Path) -> None:
         """Remove a file; durable after `sync_directory`. Views of it stay valid."""
 
@@ -120,7 +129,7 @@ def replace_durably(
     The contents are durable on return; the name is after the caller's `sync_directory`. Without
     `is_synced` a power cut may leave the name with some of the contents, until somebody syncs them.
     """
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(path.name + _TEMPORARY)
     file = filesystem.create(temporary)
     try:
         file.write(buffers, position=0)
@@ -134,6 +143,42 @@ def replace_durably(
     finally:
         file.close()
     filesystem.rename(temporary, path)
+
+
+def replace_in_order(
+    filesystem: Filesystem, files: Sequence[tuple[Path, Sequence[Buffer]]]
+) -> None:
+    """Give files of one directory these contents: after a crash the first ones have them, or all.
+
+    As `replace_durably` each; the last one has them only if all do, also after a power cut.
+    """
+    renames: list[tuple[Path, Path]] = []
+    try:
+        for path, buffers in files:
+            temporary = path.with_name(path.name + _TEMPORARY)
+            renames.append((temporary, path))
+            file = filesystem.create(temporary)
+            try:
+                file.write(buffers, position=0)
+                file.sync()
+            finally:
+                file.close()
+    except OSError:
+        for temporary, _ in renames:
+            with contextlib.suppress(OSError):
+                filesystem.remove(temporary)
+        raise
+    filesystem.rename_in_order(renames)
+
+
+def rename_in_order(filesystem: Filesystem, renames: Sequence[tuple[Path, Path]]) -> None:
+    """Do what `Filesystem.rename_in_order` promises by the other methods of a filesystem."""
+    *before, (source, target) = renames
+    for each in before:
+        filesystem.rename(*each)
+    if before:
+        filesystem.sync_directory(target.parent)
+    filesystem.rename(source, target)
 
 
 class LocalWritableFile:
@@ -255,6 +300,10 @@ class LocalFilesystem:
         """See `Filesystem.rename`."""
         source.rename(target)
         self._forget(source, target)
+
+    def rename_in_order(self, renames: Sequence[tuple[Path, Path]]) -> None:
+        """See `Filesystem.rename_in_order`."""
+        rename_in_order(self, renames)
 
     def remove(self, path: Path) -> None:
         """See `Filesystem.remove`."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from streamhouse.storage_service.log.filesystem import Buffer, WritableFile
+from streamhouse.storage_service.log.filesystem import Buffer, WritableFile, rename_in_order
 
 _SECTOR_BYTES: Final = 512
 
@@ -247,6 +247,10 @@ class CrashFilesystem:
         directory.live[target.name] = inode
         inode.path = target
         directory.pending.append(_NameChange((source.name,), {target.name: inode}))
+
+    def rename_in_order(self, renames: Sequence[tuple[Path, Path]]) -> None:
+        """See `Filesystem`."""
+        rename_in_order(self, renames)
 
     def remove(self, path: Path) -> None:
         """See `Filesystem`."""

@@ -8,10 +8,16 @@ was written for it is ignored or replaced.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
+from streamhouse.storage_service.log.filesystem import (
+    Buffer,
+    Filesystem,
+    replace_durably,
+    replace_in_order,
+)
 from streamhouse.storage_service.log.segments.segment import ActiveSegment, SealedSegment
 from streamhouse.storage_service.log.segments.segment_format import (
     LogIdentity,
@@ -59,16 +65,27 @@ def create_segment(
     It gets its name only once its header is durable, so a `.log` file without a whole header is
     damage and never a crash in here.
     """
-    path = segment_path(directory, header.base_offset)
-    # Where nothing is known of what lies before, the log's fingerprints begin.
-    fingerprint = header.fingerprint or first_fingerprint(identity, header.base_offset)
-    header = header._replace(fingerprint=fingerprint)
+    path, header = segment_path(directory, header.base_offset), _begun(header, identity)
     replace_durably(filesystem, path, [encode_segment_header(header, identity=identity)])
     filesystem.sync_directory(directory)
+    return _opened(path, header, filesystem, index_interval_bytes)
+
+
+def _begun(header: SegmentHeader, identity: LogIdentity) -> SegmentHeader:
+    # Where nothing is known of what lies before, the log's fingerprints begin.
+    fingerprint = header.fingerprint or first_fingerprint(identity, header.base_offset)
+    return header._replace(fingerprint=fingerprint)
+
+
+def _opened(
+    path: Path, header: SegmentHeader, filesystem: Filesystem, index_interval_bytes: int
+) -> ActiveSegment:
+    """Return a segment that was just created."""
+    assert header.fingerprint is not None
     return ActiveSegment(
         path=path,
         base_offset=header.base_offset,
-        base_fingerprint=fingerprint,
+        base_fingerprint=header.fingerprint,
         created_timestamp_us=header.created_timestamp_us,
         filesystem=filesystem,
         file=filesystem.open(path),
@@ -124,25 +141,41 @@ class SegmentRoll:
         """
         assert not active.is_empty
         assert not active.needs_sync
-        next_path = segment_path(self.directory, active.end_offset)
+        sealed_index = self._index_of(active)
+        index = index_path(self.directory, active.base_offset)
+        following = segment_path(self.directory, active.end_offset)
+        header = _begun(
+            SegmentHeader(active.end_offset, timestamp_us, active.end_fingerprint), self.identity
+        )
+        snapshot = encode_writers(writers, identity=self.identity, offset=active.end_offset)
+        files: list[tuple[Path, Sequence[Buffer]]] = [
+            (index, sealed_index),
+            (writers_path(self.directory, active.end_offset), [snapshot]),
+            (following, [encode_segment_header(header, identity=self.identity)]),
+        ]
         try:
-            sealed = self._seal(active, writers)
-            successor = create_segment(
-                self.directory,
-                SegmentHeader(active.end_offset, timestamp_us, active.end_fingerprint),
-                identity=self.identity,
-                filesystem=self.filesystem,
-                index_interval_bytes=self._index_interval_bytes,
-            )
+            # With a journal its store is waited for once: this is the commit thread.
+            replace_in_order(self.filesystem, files)
+            self.filesystem.sync_directory(self.directory)
+            successor = _opened(following, header, self.filesystem, self._index_interval_bytes)
         except OSError as error:
-            half_done = self._may_exist(next_path)
+            half_done = self._may_exist(following)
             raise RollFailedError(str(error), is_half_done=half_done) from error
         self._remove_old_snapshots()
+        facts = read_index_header(
+            sealed_index[0], identity=self.identity, base_offset=active.base_offset
+        )
+        sealed = SealedSegment(
+            path=active.path,
+            index_path=index,
+            facts=facts,
+            base_fingerprint=active.base_fingerprint,
+            filesystem=self.filesystem,
+        )
         return sealed, successor
 
-    def _seal(self, active: ActiveSegment, writers: WriterStates) -> SealedSegment:
-        path = index_path(self.directory, active.base_offset)
-        contents = encode_index(
+    def _index_of(self, active: ActiveSegment) -> list[Buffer]:
+        return encode_index(
             active.growing_index,
             identity=self.identity,
             base_offset=active.base_offset,
@@ -150,22 +183,6 @@ class SegmentRoll:
             segment_bytes=active.size_bytes,
             last_timestamp_us=active.last_timestamp_us,
             end_fingerprint=active.end_fingerprint,
-        )
-        replace_durably(self.filesystem, path, contents)
-        snapshot = encode_writers(writers, identity=self.identity, offset=active.end_offset)
-        replace_durably(
-            self.filesystem, writers_path(self.directory, active.end_offset), [snapshot]
-        )
-        self.filesystem.sync_directory(self.directory)
-        facts = read_index_header(
-            contents[0], identity=self.identity, base_offset=active.base_offset
-        )
-        return SealedSegment(
-            path=active.path,
-            index_path=path,
-            facts=facts,
-            base_fingerprint=active.base_fingerprint,
-            filesystem=self.filesystem,
         )
 
     def _may_exist(self, path: Path) -> bool:

@@ -213,7 +213,7 @@ def test_size_bytes_counts_all_segments(disk: CrashFilesystem) -> None:
 
 
 def test_a_roll_is_durable_step_by_step(disk: CrashFilesystem) -> None:
-    """Index and writer state, their names, and only then the next segment."""
+    """All contents, the names of index and writer state, and only then the next segment."""
     log = open_log(disk, segment_bytes_max=200)
     store(log, b"x" * 150)
     before = len(disk.history)
@@ -224,15 +224,15 @@ def test_a_roll_is_durable_step_by_step(disk: CrashFilesystem) -> None:
         ("create", f"{0:020d}.index.tmp"),
         ("write", f"{0:020d}.index.tmp"),
         ("sync", f"{0:020d}.index.tmp"),
-        ("rename", f"{0:020d}.index"),
         ("create", f"{1:020d}.writers.tmp"),
         ("write", f"{1:020d}.writers.tmp"),
         ("sync", f"{1:020d}.writers.tmp"),
-        ("rename", f"{1:020d}.writers"),
-        ("sync_directory", DIRECTORY.name),
         ("create", f"{1:020d}.log.tmp"),
         ("write", f"{1:020d}.log.tmp"),
         ("sync", f"{1:020d}.log.tmp"),
+        ("rename", f"{0:020d}.index"),
+        ("rename", f"{1:020d}.writers"),
+        ("sync_directory", DIRECTORY.name),
         ("rename", f"{1:020d}.log"),
         ("sync_directory", DIRECTORY.name),
     ]

@@ -142,19 +142,20 @@ def test_what_is_not_stored_counts_as_waiting(service: Harness) -> None:
 
 
 def test_a_roll_is_stored_before_what_follows(service: Harness) -> None:
-    """The commit thread waits for its files, and so for all rows before them."""
+    """The commit thread waits for its files once, and so for all rows before them."""
     for _ in range(2):
         before = service.journal.recorded_position
         service.submit(0, b"x" * 900)
         service.journal.wait_recorded(before + 1)
         service.journal.store()
         service.until_published()
-    before = service.journal.recorded_position
+    before, waits = service.journal.recorded_position, len(service.waited)
     service.submit(0, b"x" * 900)
     service.journal.wait_recorded(before + 4)
 
     kinds = [type(operation).__name__ for operation in service.journal.operations[before:]]
     assert kinds == ["Replace", "Replace", "Replace", "Append"]
+    assert service.waited[waits:] == [before + 3]
     assert service.journal.stored_position >= before + 3
     assert service.shown == [2, 0]
 
