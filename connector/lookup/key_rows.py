@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.model.bucketing import encode_key
 from streamhouse.storage_service.model.hashing.hash_index import HashIndex
-from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER, HashedKeys
+from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER, Hashes
 from streamhouse.storage_service.model.schema import empty_batch
 
 __all__ = ["KeyRows", "Keys", "Numbers", "key_runs"]
@@ -39,6 +39,8 @@ _INTEGERS: Final = {
 _DENSE_SHARE: Final = 4
 """A table by value may be so many times as long as there are values."""
 _DENSE_MIN: Final = 1_024
+_HASHED_AT_ONCE: Final = 1 << 16
+"""What a pass over so many keys works on stays in the processor's cache."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -53,9 +55,16 @@ class Keys:
         return len(self.arrays[0])
 
     @functools.cached_property
-    def hashed(self) -> HashedKeys:
-        """The keys' hashes."""
-        return PROCESS_HASHER.hashed(encode_key(self.arrays))
+    def hashed(self) -> tuple[Hashes, Hashes]:
+        """The keys' hashes: two of each."""
+        parts = [
+            _hashes([array.slice(start, _HASHED_AT_ONCE) for array in self.arrays])
+            for start in range(0, max(len(self), 1), _HASHED_AT_ONCE)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        first, second = zip(*parts, strict=True)
+        return np.concatenate(first), np.concatenate(second)
 
     @functools.cached_property
     def words(self) -> Numbers | None:
@@ -73,12 +82,20 @@ class Keys:
 
     def distinct(self) -> Keys:
         """Return each key once."""
-        first, second = self.hashed.first, self.hashed.second
+        first, second = self.hashed
         order = np.lexsort((second, first))
         is_new = np.ones(len(order), dtype=np.bool_)
         a, b = first[order], second[order]
         is_new[1:] = (a[1:] != a[:-1]) | (b[1:] != b[:-1])
         return self if is_new.all() else self.at(np.sort(order[is_new]))
+
+
+def _hashes(arrays: Sequence[pa.Array]) -> tuple[Hashes, Hashes]:
+    data_type = arrays[0].type
+    if len(arrays) == 1 and (pa.types.is_string(data_type) or pa.types.is_binary(data_type)):
+        # One text is told from another by its own bytes, without those that order keys.
+        return PROCESS_HASHER.many(arrays[0], skipped=0)
+    return PROCESS_HASHER.many(encode_key(arrays))
 
 
 class _ByValue:
@@ -137,7 +154,7 @@ class KeyRows:
             words = keys.words
             assert words is not None, "keys have one type"
             return self._by_value.find(words)
-        slots = self._index.find(keys.hashed.first, keys.hashed.second)
+        slots = self._index.find(*keys.hashed)
         numbers = self._index.numbers[slots].view(np.int64)
         return np.where(slots < 0, 0 if self.is_complete else UNKNOWN, numbers)
 
@@ -153,7 +170,7 @@ class KeyRows:
         numbers = self._numbered(counts, base)
         if not self._index.room_for(len(keys)):
             self._index = self._index.resized(len(keys))
-        self._index.insert(keys.hashed.first, keys.hashed.second, numbers.view(np.uint64))
+        self._index.insert(*keys.hashed, numbers.view(np.uint64))
         self.rows = pa.concat_batches([self.rows, rows]) if base else rows
 
     @classmethod
@@ -192,7 +209,7 @@ def key_runs(keys: Keys) -> tuple[Keys, Numbers, Numbers]:
 
     The keys come in that order.
     """
-    first, second = keys.hashed.first, keys.hashed.second
+    first, second = keys.hashed
     order = np.lexsort((second, first))
     a, b = first[order], second[order]
     heads = np.flatnonzero(np.r_[True, (a[1:] != a[:-1]) | (b[1:] != b[:-1])])

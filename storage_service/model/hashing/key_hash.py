@@ -69,10 +69,13 @@ class KeyHasher:
         """Return `keys`, a binary array without nulls, with their hashes."""
         return HashedKeys(keys, *self.many(keys))
 
-    def many(self, keys: pa.Array) -> tuple[Hashes, Hashes]:
-        """Return both hashes of every key of a binary array without nulls."""
+    def many(self, keys: pa.Array, *, skipped: int = _SKIPPED_BYTES) -> tuple[Hashes, Hashes]:
+        """Return both hashes of every key of a binary array without nulls.
+
+        `skipped` bytes at the start of each are left out; 0 for texts that are not encoded keys.
+        """
         data, offsets = binary_parts(keys)
-        starts = offsets[:-1] + np.int64(_SKIPPED_BYTES)
+        starts = offsets[:-1] + np.int64(skipped)
         lengths = offsets[1:] - starts
         hashes = np.empty((2, len(keys)), dtype=np.uint64)
         hashes[0], hashes[1] = self.seeds
@@ -81,7 +84,8 @@ class KeyHasher:
         shortest, longest = int(lengths.min()), int(lengths.max())
         if shortest < longest or longest % 8 or longest == 0:
             # The last word of the last key must be readable in full.
-            data = np.concatenate((data[: offsets[-1]], _NO_WORDS))
+            data = np.concatenate((data[offsets[0] : offsets[-1]], _NO_WORDS))
+            starts -= offsets[0]
         for position in range(0, max(longest, 1), 8):
             if position + 8 <= shortest:
                 hashes ^= gather_at(data, starts + position, _WORD)
