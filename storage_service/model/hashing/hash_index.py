@@ -35,7 +35,7 @@ _GROWTH: Final = 1.6
 _GROUPS_MIN: Final = 64
 # So few are looked for one by one.
 _FEW: Final = 16
-_COPIED_AT_ONCE: Final = 1 << 15
+_INSERTED_AT_ONCE: Final = 1 << 15
 # An entry as one item: numpy moves it at once, where three columns are moved one by one.
 _ENTRY: Final = np.dtype("V24")
 
@@ -163,10 +163,13 @@ class HashIndex:
 
     def insert(self, first: Hashes, second: Hashes, numbers: npt.NDArray[np.uint64]) -> None:
         """Add pairs of hashes that are distinct and not there; there must be `room_for` them."""
-        entries = np.empty((len(first), 3), dtype=np.uint64)
-        for column, values in enumerate((first, second, numbers)):
-            entries[:, column] = values
-        self._insert(first, _as_rows(entries))
+        assert self.room_for(len(first))
+        for start in range(0, len(first), _INSERTED_AT_ONCE):
+            part = slice(start, start + _INSERTED_AT_ONCE)
+            entries = np.empty((len(first[part]), 3), dtype=np.uint64)
+            for column, values in enumerate((first, second, numbers)):
+                entries[:, column] = values[part]
+            self._insert(first[part], _as_rows(entries))
 
     def _insert(self, first: Hashes, rows: npt.NDArray[np.void]) -> None:
         assert self.room_for(len(first))
@@ -227,8 +230,8 @@ class HashIndex:
         copy = HashIndex(groups=_groups_for(len(self) + count))
         live = np.flatnonzero(self._tags >= _TAG_BIT)
         # In order of slots is nearly in order of groups: each part lands in one stretch of memory.
-        for start in range(0, len(live), _COPIED_AT_ONCE):
-            rows = self._rows[live[start : start + _COPIED_AT_ONCE]]
+        for start in range(0, len(live), _INSERTED_AT_ONCE):
+            rows = self._rows[live[start : start + _INSERTED_AT_ONCE]]
             first = np.ascontiguousarray(rows.view(np.uint64).reshape(-1, 3)[:, 0])
             copy._insert(first, rows)
         return copy
