@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import re
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ from pyspark.sql.types import LongType
 import streamhouse
 from integration.query_statements import SCHEMA, rows, statements
 from integration.spark_world import SparkWorld, world
+from tests.support.held_step import around
 from tests.support.tpch import TABLES, queries, tpch_tables
 
 __all__ = ["world"]
@@ -71,12 +74,15 @@ def _explained(frame: Any, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out.partition("== Physical Plan ==")[0]
 
 
-@settings(
-    max_examples=25,
+_FEW_EXAMPLES = settings(
+    max_examples=15,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+
+
+@_FEW_EXAMPLES
 @given(statement=statements())
 def test_the_answer_is_that_of_the_plain_read(small: SparkWorld, statement: str) -> None:
     wanted = small.spark.sql(_named(statement, "plain_"))
@@ -84,6 +90,80 @@ def test_the_answer_is_that_of_the_plain_read(small: SparkWorld, statement: str)
     found = _sql(small, _named(statement, "small."))
 
     assert _answer(found) == _answer(wanted)
+
+
+@_FEW_EXAMPLES
+@given(statement=statements())
+def test_so_it_is_where_the_plan_is_not_known(small: SparkWorld, statement: str) -> None:
+    wanted = small.spark.sql(_named(statement, "plain_"))
+
+    with _unknown_plan():
+        found = _sql(small, _named(statement, "small."))
+
+    assert _answer(found) == _answer(wanted)
+
+
+@contextlib.contextmanager
+def _unknown_plan() -> Iterator[None]:
+    """Let what a query needs be told by its text, as under Spark Connect."""
+    with pytest.MonkeyPatch.context() as patch:
+        around(patch, "plan-asking", lambda _needs_of, _frame: None)
+        yield
+
+
+def test_the_text_of_a_statement_says_what_it_needs_where_the_plan_is_not_known(
+    small: SparkWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query = (
+        "SELECT x.word, y.price FROM small.a x LEFT JOIN small.b y ON x.id = y.id"
+        " WHERE x.k >= 1 AND x.day < '2026-01-04' AND y.flag"
+    )
+    with _unknown_plan():
+        narrow = _sql(small, query)
+        counted = _sql(small, "SELECT count(*) AS n FROM small.a")
+        starred = _sql(small, "SELECT * FROM small.a WHERE k = 1")
+    small.spark.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        with _unknown_plan():
+            lenient = _sql(small, "SELECT id FROM small.a WHERE k = 1")
+    finally:
+        small.spark.conf.unset("spark.sql.ansi.enabled")
+
+    shown = _explained(narrow, capsys)
+    assert "small.a: columns id, k, word, price, day, flag; rows where (" in shown
+    assert "`k` >= 1" in shown
+    assert "small.b: columns id, k, word, price, day, flag; all rows" in shown
+    assert "number of rows" in _explained(counted, capsys)
+    assert counted.collect() == [(35,)]
+    assert "small.a: all columns; all rows" in _explained(starred, capsys)
+    assert "small.a: columns id, k; all rows" in _explained(lenient, capsys)
+
+
+def test_an_attached_name_is_narrowed_too(
+    small: SparkWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spark = small.spark
+    streamhouse.attach(spark, "small.a", "named_a", endpoint=small.endpoint, where="id < 25")
+    plain = spark.sql("SELECT word FROM plain_a WHERE id < 25 AND k = 1")
+    try:
+        narrow = _sql(small, "SELECT word FROM named_a WHERE k = 1")
+        qualified = _sql(small, "SELECT named_a.word FROM default.named_a WHERE named_a.k = 1")
+        # Only Spark knows the name in this way, so it is read as Spark reads it.
+        full = _sql(small, "SELECT spark_catalog.default.named_a.word FROM named_a WHERE k = 1")
+        with _unknown_plan():
+            by_text = _sql(small, "SELECT word FROM named_a WHERE k = 1")
+
+        shown = _explained(narrow, capsys)
+        assert "small.a: columns k, word; rows where (id < 25) AND (" in shown
+        assert "small.a: columns k, word; rows where" in _explained(by_text, capsys)
+        assert "small.a" not in _explained(full, capsys)
+        for frame in (narrow, qualified, full, by_text):
+            assert _answer(frame)[2] == _answer(plain)[2]
+        spark.range(2).createOrReplaceTempView("named_a")
+        assert _sql(small, "SELECT id FROM named_a").count() == 2
+    finally:
+        spark.catalog.dropTempView("named_a")
+        spark.sql("DROP TABLE named_a")
 
 
 def test_only_columns_and_rows_that_matter_are_read(
@@ -118,13 +198,13 @@ def test_an_outer_join_does_not_lose_the_rows_that_it_keeps(small: SparkWorld) -
     assert _answer(found) == _answer(small.spark.sql(_named(query, "plain_")))
 
 
-def test_what_depends_on_the_moment_is_read_whole(
+def test_what_depends_on_the_moment_drops_no_rows(
     small: SparkWorld, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for moment in ("current_date()", "CAST('today' AS DATE)"):
         frame = _sql(small, f"SELECT id FROM small.a WHERE day < {moment}")
 
-        assert "small.a: all columns; all rows" in _explained(frame, capsys)
+        assert "small.a: columns id, day; all rows" in _explained(frame, capsys)
         assert (
             frame.count() == small.spark.sql("SELECT 1 FROM plain_a WHERE day IS NOT NULL").count()
         )

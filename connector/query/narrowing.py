@@ -20,22 +20,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, StructType
 
 from streamhouse.connector.format.registration import register
 from streamhouse.connector.format.spark_readers import FORMAT
 from streamhouse.connector.options.connection import TableName, client_for, connection_options
-from streamhouse.connector.options.options import ROW_COUNT, ROW_COUNT_MARK
+from streamhouse.connector.options.options import ROW_COUNT, ROW_COUNT_MARK, shape_options
 from streamhouse.connector.plan.iceberg_read import source_state
+from streamhouse.connector.plan.row_form import shape_columns
 from streamhouse.connector.query.plan_needs import KEY_OPTION, PlanNeeds, ScanNeeds, needs_of
 from streamhouse.connector.query.statement import quoted
 from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["NarrowedQuery", "QueryTable", "narrowed"]
 
@@ -98,11 +102,24 @@ class QueryTable:
     @functools.cached_property
     def schema(self) -> Schema:
         """The service's schema of the table; raises `NotFoundError` if it has no such table."""
+        return self._info.schema
+
+    @functools.cached_property
+    def _info(self) -> TableInfo:
         asked = connection_options({**self.options, "table": self.name})
         client = client_for(asked.endpoint, asked.token)
         if asked.name.is_iceberg:
-            return source_state(client, asked.name, columns=None).table.schema
-        return client.table_state(str(asked.name.path)).table.schema
+            return source_state(client, asked.name, columns=None).table
+        return client.table_state(str(asked.name.path)).table
+
+    @functools.cached_property
+    def row_schema(self) -> StructType:
+        """The columns of the table's read, without asking Spark: that starts a Python process."""
+        shape = shape_options({**self.options, "table": self.name})
+        if shape.connection.name.is_metadata or shape.connection.name.is_iceberg:
+            return self.plain.schema
+        columns = shape_columns(self._info, shape)
+        return from_arrow_schema(pa.schema([column.to_arrow() for column in columns]))
 
     @functools.cached_property
     def plain(self) -> DataFrame:
@@ -115,9 +132,9 @@ class QueryTable:
 
         Under Spark Connect it is the table: nobody can ask there.
         """
-        if getattr(self.plain, "_jdf", None) is None:
+        if getattr(self.spark, "_jsparkSession", None) is None:
             return self.plain
-        reader = self.spark.read.schema(self.plain.schema).option(KEY_OPTION, self.key)
+        reader = self.spark.read.schema(self.row_schema).option(KEY_OPTION, self.key)
         return reader.parquet(_empty_directory())
 
     def narrowed(self, needs: PlanNeeds | None) -> tuple[DataFrame, Pushed]:
@@ -126,10 +143,10 @@ class QueryTable:
         # A plan without a scan of the stand-in may have one that is not known here.
         if not scans or TableName.parse(self.name).is_metadata:
             return self.plain, Pushed(self.name)
-        fields = self.plain.schema.fields
+        fields = self.row_schema.fields
         wanted = {name for scan in scans for name in scan.columns}
         columns = tuple(found.name for found in fields if found.name in wanted)
-        columns = columns or (_cheapest(self.plain.schema),)
+        columns = columns or (_cheapest(self.row_schema),)
         where = self._where(scans)
         if len(columns) == len(fields) and where is None:
             return self.plain, Pushed(self.name)
@@ -178,9 +195,18 @@ class QueryTable:
         return f"({text})" if len(text) <= WHERE_CHARACTERS_MAX else None
 
 
-def narrowed(tables: Sequence[QueryTable], build: Build) -> NarrowedQuery:
-    """Return the query that `build` makes, over tables of which only what it needs is read."""
+def narrowed(
+    tables: Sequence[QueryTable],
+    build: Build,
+    otherwise: Callable[[], PlanNeeds | None] = lambda: None,
+) -> NarrowedQuery:
+    """Return the query that `build` makes, over tables of which only what it needs is read.
+
+    `otherwise` says what it needs where Spark does not.
+    """
     needs = _needs(tables, build)
+    if needs is None:
+        needs = otherwise()
     by_key = {table.key: table for table in tables}
     if needs is not None and needs.counted is not None and by_key[needs.counted].is_countable:
         name = build([table.stand_in for table in tables]).columns[0]
@@ -191,6 +217,8 @@ def narrowed(tables: Sequence[QueryTable], build: Build) -> NarrowedQuery:
 
 
 def _needs(tables: Sequence[QueryTable], build: Build) -> PlanNeeds | None:
+    if any(getattr(table.spark, "_jsparkSession", None) is None for table in tables):
+        return None
     try:
         return needs_of(build([table.stand_in for table in tables]))
     except (PySparkException, Py4JError):

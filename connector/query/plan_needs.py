@@ -22,7 +22,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-__all__ = ["KEY_OPTION", "PlanNeeds", "ScanNeeds", "each", "needs_of"]
+__all__ = ["KEY_OPTION", "MOMENTS", "PlanNeeds", "ScanNeeds", "each", "needs_of"]
 
 KEY_OPTION: Final = "streamhouse"
 """The option by which a stand-in's scan is told from others."""
@@ -41,7 +41,7 @@ _DIGITS: Final = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 _DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 # Spark reads these words as times of the moment, and plans with what they mean then.
-_MOMENTS: Final = re.compile(r"\b(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+MOMENTS: Final = re.compile(r"\b(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _is_of_the_moment(analyzed: Any, frame: DataFrame) -> bool:
     return (
         analyzed.containsPattern(patterns.CURRENT_LIKE())
         or analyzed.containsPattern(patterns.VARIABLE_REFERENCE())
-        or _MOMENTS.search(analyzed.toString()) is not None
+        or MOMENTS.search(analyzed.toString()) is not None
     )
 
 

@@ -5,16 +5,25 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from streamhouse.connector.options.options import BATCH, as_options, check_keys
+from streamhouse.connector.names.attached_names import attached, is_attached
+from streamhouse.connector.options.options import BATCH, applicable, as_options, check_keys
 from streamhouse.connector.query.narrowing import NarrowedQuery, QueryTable, narrowed
-from streamhouse.connector.query.statement import Statement
+from streamhouse.connector.query.plan_needs import PlanNeeds
+from streamhouse.connector.query.statement import Statement, quoted
+from streamhouse.connector.query.text_needs import TextTable, needs_of_text
 from streamhouse.storage_service.errors import InvalidNameError, NotFoundError
 
 __all__ = ["sql"]
+
+_USUAL: Final = {
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+}
 
 
 def sql(
@@ -26,36 +35,85 @@ def sql(
     """Return the DataFrame of a SQL query; it reads only the columns and rows that can matter.
 
     A table of the service is named `db.table`, or `` `db`.`table$part` ``, where Spark has no table
-    or view of that name. All else that Spark's SQL names may be there too. Each statement on the
-    DataFrame reads the newest rows. `explain()` of the DataFrame says first what is read.
+    or view of that name; or by its attached name. All else that Spark's SQL names may be there too.
+    Each statement on the DataFrame reads the newest rows. `explain()` of the DataFrame says first
+    what is read.
+
+    Spark's planner says what a query needs. Where it cannot be asked, under Spark Connect, the
+    statement's own text does, with less precision.
 
     Args:
         spark: the session.
         statement: one query. Any other statement is given to `spark.sql` as it is.
         args: values of the statement's parameters, as for `spark.sql`.
-        options: options of the format for every table, as in `endpoint="http://a:8765"`.
+        options: options of the format for every table, as in `endpoint="http://a:8765"`; an
+            attached name has its own.
     """
     given = check_keys(as_options(options), uses=(BATCH,))
     read = Statement.of(statement)
-    tables = {
-        name: table for name in read.names if (table := _table(spark, name, given)) is not None
+    names = {name: _attached(spark, name) for name in read.names}
+    own = {
+        name: table
+        for name in read.names
+        if names[name] is None and (table := _table(spark, name, given)) is not None
     }
-    if not tables:
-        return spark.sql(statement, args=args)
+    by_name = {name: table for name, table in names.items() if table is not None}
+    if by_name:
+        try:
+            return _narrowed(spark, read, args, own | by_name)
+        except PySparkException:
+            # Spark qualifies an attached name in more ways than a DataFrame in its place.
+            pass
+    return _narrowed(spark, read, args, own) if own else spark.sql(statement, args=args)
+
+
+def _narrowed(
+    spark: SparkSession,
+    read: Statement,
+    args: dict[str, Any] | list[Any] | None,
+    tables: Mapping[tuple[str, ...], QueryTable],
+) -> DataFrame:
+    """Return the query's DataFrame, with tables that are narrowed in place of their names."""
     fields = {name: f"streamhouse_{number}" for number, name in enumerate(tables)}
     text = read.template(fields)
 
     def build(frames: Sequence[DataFrame]) -> DataFrame:
         return spark.sql(text, args=args, **dict(zip(fields.values(), frames, strict=True)))
 
-    return _explained(narrowed(list(tables.values()), build))
+    def by_text() -> PlanNeeds | None:
+        known = {
+            name: TextTable(table.key, tuple(table.row_schema.fieldNames()))
+            for name, table in tables.items()
+        }
+        return needs_of_text(read, known, has_usual_literals=_has_usual_literals(spark))
+
+    return _explained(narrowed(list(tables.values()), build, by_text))
+
+
+def _has_usual_literals(spark: SparkSession) -> bool:
+    """Whether the session reads literals, and compares them, as the option `where` does."""
+    return all(spark.conf.get(key, usual) == usual for key, usual in _USUAL.items())
+
+
+def _attached(spark: SparkSession, name: tuple[str, ...]) -> QueryTable | None:
+    """Return the table that an attached name of one or two parts stands for."""
+    found = attached(spark, name) if len(name) <= 2 else None
+    # A view of the session may have the name, too, and goes first.
+    if found is None or not is_attached(spark, ".".join(map(quoted, name))):
+        return None
+    options = {
+        key: value
+        for key, value in applicable(found.options, uses=(BATCH,)).items()
+        if key.lower() != "table"
+    }
+    return QueryTable(spark, str(found.connection.name), options)
 
 
 def _table(
     spark: SparkSession, name: tuple[str, ...], options: Mapping[str, str]
 ) -> QueryTable | None:
     """Return the service's table of a name, unless Spark has one."""
-    if len(name) != 2 or spark.catalog.tableExists(".".join(f"`{part}`" for part in name)):
+    if len(name) != 2 or spark.catalog.tableExists(".".join(map(quoted, name))):
         return None
     table = QueryTable(spark, ".".join(name), options)
     try:

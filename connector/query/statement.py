@@ -13,28 +13,48 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-__all__ = ["Statement", "quoted"]
+__all__ = ["Statement", "TableUse", "quoted"]
 
 # What may be said of a table between its name and its alias: an alias cannot be put after it.
 _BEFORE_ALIAS = ("sample", "version", "when", "hints", "changes", "partition", "pivots")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class TableUse:
+    """One place where a query names a table, as sqlglot has it."""
+
+    name: tuple[str, ...]
+    node: exp.Table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Statement:
     """A query's text, and the names of tables in it: two or more parts, or one, in no CTE.
 
-    `names` are the table names as the statement spells them, each once.
+    `names` are the table names as the statement spells them, each once; `uses` are all places that
+    have one. `tree` is None for what is no query, or cannot be read.
     """
 
     text: str
     names: tuple[tuple[str, ...], ...]
+    tree: exp.Query | None
+    uses: tuple[TableUse, ...]
     _places: tuple[_Place, ...]
 
     @classmethod
     def of(cls, text: str) -> Statement:
         """Read a statement; one that is no query, or that sqlglot cannot read, names no table."""
-        places = tuple(sorted(_places(text), key=lambda place: place.start))
-        return cls(text, tuple(dict.fromkeys(place.name for place in places)), places)
+        root = _parsed(text)
+        if root is None:
+            return cls(text, (), None, (), ())
+        found = list(_named_tables(root, text))
+        tables = [
+            _table_place(parts, has_alias=bool(table.args.get("alias"))) for table, parts in found
+        ]
+        qualifiers = _qualifiers(root, [table for table, _ in found], text)
+        places = tuple(sorted([*tables, *qualifiers], key=lambda place: place.start))
+        uses = tuple(TableUse(_name(parts), table) for table, parts in found)
+        return cls(text, tuple(dict.fromkeys(place.name for place in places)), root, uses, places)
 
     def template(self, fields: Mapping[tuple[str, ...], str]) -> str:
         """Return the text as a format string, as `spark.sql` takes it: `fields` for tables."""
@@ -61,25 +81,26 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _places(text: str) -> Iterator[_Place]:
+def _parsed(text: str) -> exp.Query | None:
     try:
         parsed = sqlglot.parse(text, read="spark")
     except (SqlglotError, RecursionError):
-        return
+        return None
     if len(parsed) != 1 or not isinstance(parsed[0], exp.Query):
-        return
-    root = parsed[0]
+        return None
+    return parsed[0]
+
+
+def _named_tables(root: exp.Query, text: str) -> Iterator[tuple[exp.Table, list[exp.Identifier]]]:
+    """Yield each use of a table that another can take the place of, with its name's parts."""
     ctes = {cte.alias.lower() for cte in root.find_all(exp.CTE)}
-    tables: list[exp.Table] = []
     for table in root.find_all(exp.Table):
         parts = _identifiers(table.parts, text)
         is_cte = len(parts) == 1 and parts[0].name.lower() in ctes
         if parts and not is_cte:
             has_alias = bool(table.args.get("alias"))
             if has_alias or not any(table.args.get(key) for key in _BEFORE_ALIAS):
-                tables.append(table)
-                yield _table_place(parts, has_alias=has_alias)
-    yield from _qualifiers(root, tables, text)
+                yield table, parts
 
 
 def _table_place(parts: Sequence[exp.Identifier], *, has_alias: bool) -> _Place:

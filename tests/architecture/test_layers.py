@@ -46,7 +46,11 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "rich": ("streamhouse.cli*", "streamhouse.tiering.worker.progress"),
     "rocksdict": ("streamhouse.storage_service.kv.rocksdb_store",),
-    "sqlglot": ("streamhouse.connector.where.*", "streamhouse.connector.query.statement"),
+    "sqlglot": (
+        "streamhouse.connector.where.*",
+        "streamhouse.connector.query.statement",
+        "streamhouse.connector.query.text_needs",
+    ),
     "sqlalchemy": ("streamhouse.storage_service.lake.catalogs.sql_*",),
     "starlette": ("streamhouse.storage_service.server.*",),
     "uvicorn": ("streamhouse.storage_service.server.*", "streamhouse.cli.serve"),

@@ -114,6 +114,9 @@ STEPS: Final = {
     "lake-planning": Place(
         "connector.plan.tier_plan", "plan_lake", "that the lake is not asked is seen nowhere"
     ),
+    "plan-asking": Place(
+        "connector.query.narrowing", "needs_of", "a session of Spark Connect takes a server"
+    ),
     "client-opening": Place(
         "connector.write.write_jobs", "client_for", "a pickled job opens its client by itself"
     ),
