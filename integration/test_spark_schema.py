@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+import streamhouse
 from integration.spark_world import SparkWorld, world
+from streamhouse.storage_service.errors import StreamhouseError
 
 __all__ = ["world"]
 
@@ -58,3 +61,51 @@ def test_a_write_that_merges_adds_columns_and_an_older_program_goes_on(world: Sp
         (2, "b", 2.5),
         (3, "c", None),
     ]
+
+
+def test_fields_are_added_inside_structs_by_sql_and_by_merging(world: SparkWorld) -> None:
+    sql = world.spark.sql
+
+    def write(select: str, **options: str) -> None:
+        world.write(sql(select), "placed", **options)
+
+    def found() -> list[dict[str, Any]]:
+        rows = world.load("placed").orderBy("id").collect()
+        return [row.asDict(recursive=True) for row in rows]
+
+    first = "SELECT {} AS id, named_struct('city', 'c', 'spots', array(named_struct('x', 1))) AS at"
+    write(first.format(1), **{"primary.key": "id"})
+    world.tier("placed")
+    streamhouse.attach(world.spark, "placed", "placed_name", endpoint=world.endpoint)
+    sql("ALTER TABLE placed_name ADD COLUMNS (at.street STRING AFTER city)")
+    write(
+        "SELECT 2 AS id, named_struct('CITY', 'c', 'spots', array(named_struct('x', 1, 'y', 2L)),"
+        " 'no', 5) AS at",
+        mergeSchema="true",
+    )
+    sql(
+        "INSERT INTO placed_name SELECT 3, named_struct('city', 'd', 'street', 's', 'spots',"
+        " array(named_struct('x', 3, 'y', 4L)), 'no', 6)"
+    )
+    write(first.format(4))
+
+    def at(city: str, street: str | None, x: int, y: int | None, no: int | None) -> dict[str, Any]:
+        return {"city": city, "street": street, "spots": [{"x": x, "y": y}], "no": no}
+
+    expected = [
+        {"id": 1, "at": at("c", None, 1, None, None)},
+        {"id": 2, "at": at("c", None, 1, 2, 5)},
+        {"id": 3, "at": at("d", "s", 3, 4, 6)},
+        {"id": 4, "at": at("c", None, 1, None, None)},
+    ]
+    assert found() == expected
+    world.tier("placed")
+    assert found() == expected
+    street = sql("SELECT id FROM placed_name WHERE at.street = 's' AND at.spots[0].y > 3").collect()
+    assert [row.id for row in street] == [3]
+    with pytest.raises(StreamhouseError, match="a field inside a column can be added, and nothing"):
+        sql("ALTER TABLE placed_name DROP COLUMN at.street")
+    with pytest.raises(Exception, match=r"field 'at\.odd' is new: add it with mergeSchema"):
+        write("SELECT 5 AS id, named_struct('odd', 1) AS at")
+    assert found() == expected
+    sql("DROP TABLE placed_name")

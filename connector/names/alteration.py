@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from streamhouse.connector.names.statement import Statement, Token, unquoted
+from streamhouse.connector.names.statement import Statement, Token, name_at, unquoted
 from streamhouse.storage_service.errors import UnsupportedError
 
 __all__ = ["Alteration", "alteration_of"]
 
 _CAN: Final = (
-    "ADD COLUMNS (name type), DROP COLUMN name, RENAME COLUMN old TO new, ALTER COLUMN name TYPE"
-    " type, ALTER COLUMN name COMMENT 'text', ALTER COLUMN name DROP NOT NULL, SET TBLPROPERTIES,"
-    " UNSET TBLPROPERTIES"
+    "ADD COLUMNS (name type, column.field type), DROP COLUMN name, RENAME COLUMN old TO new,"
+    " ALTER COLUMN name TYPE type, ALTER COLUMN name COMMENT 'text', ALTER COLUMN name DROP NOT"
+    " NULL, SET TBLPROPERTIES, UNSET TBLPROPERTIES"
 )
 
 
@@ -40,6 +40,12 @@ def alteration_of(statement: Statement, *, type_of: Callable[[str], Any]) -> Alt
     if words[:1] == ["ADD"] and words[1:2] in (["COLUMN"], ["COLUMNS"]):
         specs = list(_listed(rest[2:]))
         return Alteration(changes=tuple(_added(spec, statement, type_of=type_of) for spec in specs))
+    if _is_of_field(rest, words):
+        raise UnsupportedError(
+            f"ALTER TABLE {'.'.join(statement.name)} {' '.join(words[:2])}: a field inside a column"
+            " can be added, and nothing else; add one more field or column, and write the values"
+            " there"
+        )
     if words[:1] == ["DROP"] and words[1:2] in (["COLUMN"], ["COLUMNS"]):
         names = [spec[0] for spec in _listed(rest[2:]) if len(spec) == 1]
         if names and len(names) == len(list(_listed(rest[2:]))):
@@ -57,6 +63,15 @@ def alteration_of(statement: Statement, *, type_of: Callable[[str], Any]) -> Alt
             return Alteration(updates=dict(pairs))
         return Alteration(removals=tuple("".join(map(unquoted, spec)) for spec in given))
     raise _cannot(statement)
+
+
+def _is_of_field(rest: Sequence[Token], words: Sequence[str]) -> bool:
+    """Whether a column is altered, dropped or renamed whose name has a dot outside of backticks."""
+    if words[:1] not in (["ALTER"], ["CHANGE"], ["DROP"], ["RENAME"]):
+        return False
+    at = 2 if words[1:2] in (["COLUMN"], ["COLUMNS"]) else 1
+    at += words[at : at + 1] == ["("]
+    return len(name_at(rest, at)[0]) > 1
 
 
 def _cannot(statement: Statement) -> UnsupportedError:
@@ -87,7 +102,7 @@ def _listed(tokens: Sequence[Token]) -> Iterator[list[Token]]:
 def _added(
     spec: list[Token], statement: Statement, *, type_of: Callable[[str], Any]
 ) -> dict[str, Any]:
-    """Return the change for `name type [COMMENT 'text'] [FIRST | AFTER column]`."""
+    """Return the change for `name[.field] type [COMMENT 'text'] [FIRST | AFTER column]`."""
     end = len(spec)
     change: dict[str, Any] = {}
     while end > 2:
@@ -101,9 +116,13 @@ def _added(
         else:
             break
     words = [token.word for token in spec[:end]]
-    if end < 2 or words[-2:] == ["NOT", "NULL"] or "DEFAULT" in words:
+    path, behind = name_at(spec[:end], 0) if end > 2 and words[1] == "." else ((), 0)
+    name: str | list[str] = list(path)
+    if not path and spec:
+        name, behind = unquoted(spec[0]), 1
+    if end <= behind or words[-2:] == ["NOT", "NULL"] or "DEFAULT" in words:
         raise _cannot(statement)
-    return {"add": unquoted(spec[0]), "type": type_of(_text(spec[1:end], statement)), **change}
+    return {"add": name, "type": type_of(_text(spec[behind:end], statement)), **change}
 
 
 def _column(

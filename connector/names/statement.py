@@ -7,10 +7,11 @@ that this does not understand, is no business of ours: Spark answers it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Statement", "Token", "name_parts", "statement_of", "tokens_of", "unquoted"]
+__all__ = ["Statement", "Token", "name_at", "name_parts", "statement_of", "tokens_of", "unquoted"]
 
 _TOKEN: Final = re.compile(
     r"""(?P<comment>--[^\n]*|/\*.*?\*/)
@@ -96,7 +97,7 @@ def tokens_of(text: str) -> list[Token]:
 def name_parts(text: str) -> tuple[str, ...]:
     """Return the parts of a dotted name; nothing for what is none."""
     tokens = tokens_of(text)
-    parts, end = _name_at(tokens, 0)
+    parts, end = name_at(tokens, 0)
     return parts if end == len(tokens) else ()
 
 
@@ -112,7 +113,7 @@ def unquoted(token: Token) -> str:
 
 
 def _about(text: str, tokens: list[Token], *, verb: str, at: int) -> Statement | None:
-    name, end = _name_at(tokens, at)
+    name, end = name_at(tokens, at)
     if not name:
         return None
     return Statement(verb=verb, name=name, text=text, rest=tuple(tokens[end:]))
@@ -130,7 +131,7 @@ def _definition(text: str, tokens: list[Token], words: tuple[str, ...]) -> State
     at += 1
     if words[at : at + 3] == ("IF", "NOT", "EXISTS"):
         at += 3
-    name, end = _name_at(tokens, at)
+    name, end = name_at(tokens, at)
     if not name:
         return None
     rest = tuple(tokens[end:])
@@ -152,11 +153,11 @@ def _clauses(rest: tuple[Token, ...]) -> tuple[str | None, tuple[str, ...] | Non
         if token.word == "USING" and position + 1 < len(rest):
             provider = unquoted(rest[position + 1])
         if token.word == "LIKE":
-            like, _ = _name_at(list(rest), position + 1)
+            like, _ = name_at(list(rest), position + 1)
     return provider, like
 
 
-def _name_at(tokens: list[Token], at: int) -> tuple[tuple[str, ...], int]:
+def name_at(tokens: Sequence[Token], at: int) -> tuple[tuple[str, ...], int]:
     """Return the dotted name at a position, and the position behind it."""
     parts: list[str] = []
     while at < len(tokens) and (tokens[at].text[0] == "`" or tokens[at].text[0].isidentifier()):

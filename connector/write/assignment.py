@@ -12,6 +12,7 @@ All by Arrow's kernels; a row is looked for one by one only once it is known to 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Final
 
@@ -34,25 +35,32 @@ _WIDE_DIGITS: Final = 76
 _TIMESTAMP_END_DAY: Final = (1 << 63) // DAY_US
 
 
-def can_assign(given: pa.DataType, wanted: pa.DataType, *, zone: Zone | None) -> bool:
+def can_assign(
+    given: pa.DataType, wanted: pa.DataType, *, zone: Zone | None, fills: bool = False
+) -> bool:
     """Whether values of type `given` are assigned to a column of the canonical type `wanted`.
 
     Without a `zone` dates are not assigned to timestamps, which begin somewhere else in each.
+    Fields that structs lack are null if it `fills` them.
     """
     given = canonical_type(given, where="value")
     if given == wanted:
         return True
+    assigns = functools.partial(can_assign, zone=zone, fills=fills)
     if pa.types.is_struct(given) and pa.types.is_struct(wanted):
         places = _places(given, wanted)
         return places is not None and all(
-            can_assign(given.field(place).type, field.type, zone=zone)
+            (fills and field.nullable)
+            if place < 0
+            else assigns(given.field(place).type, field.type)
             for place, field in zip(places, wanted, strict=True)
         )
     if pa.types.is_list(given) and pa.types.is_list(wanted):
-        return can_assign(given.value_type, wanted.value_type, zone=zone)
+        return assigns(given.value_type, wanted.value_type)
     if pa.types.is_map(given) and pa.types.is_map(wanted):
-        return can_assign(given.key_type, wanted.key_type, zone=zone) and can_assign(
-            given.item_type, wanted.item_type, zone=zone
+        # The keys of a map have all their fields.
+        return can_assign(given.key_type, wanted.key_type, zone=zone) and assigns(
+            given.item_type, wanted.item_type
         )
     return _kernel(given, wanted, zone) is not None
 
@@ -102,7 +110,9 @@ def _converted(array: pa.Array, wanted: pa.DataType, zone: Zone | None) -> pa.Ar
         children = array.flatten()
         return pa.StructArray.from_arrays(
             [
-                _converted(children[place], field.type, zone)
+                pa.nulls(len(array), field.type)
+                if place < 0
+                else _converted(children[place], field.type, zone)
                 for place, field in zip(places, wanted, strict=True)
             ],
             fields=list(wanted),
@@ -142,10 +152,10 @@ def _offsets(array: pa.Array) -> pa.Array:
 
 
 def _places(given: pa.StructType, wanted: pa.StructType) -> list[int] | None:
-    """Return where `given` has each field of `wanted`; None if it has others, or not all."""
+    """Return where `given` has each field of `wanted`, -1 for nowhere; None if it has others."""
     by_name = {field.name.lower(): place for place, field in enumerate(given)}
     places = [by_name.get(field.name.lower(), -1) for field in wanted]
-    return places if -1 not in places and len(places) == given.num_fields else None
+    return places if len({*places} - {-1}) == given.num_fields else None
 
 
 def _kernel(given: pa.DataType, wanted: pa.DataType, zone: Zone | None) -> _Kernel | None:

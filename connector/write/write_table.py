@@ -1,6 +1,7 @@
 """The table a write goes to: created as its options say, or found to be what they say.
 
-With option `mergeSchema` the columns of the DataFrame that the table lacks are added to it.
+With option `mergeSchema` the columns of the DataFrame that the table lacks are added to it, and the
+fields of their structs.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from streamhouse.storage_service.model.merge_engine import (
     MERGE_PROPERTY_HELP,
     is_merge_property,
 )
+from streamhouse.storage_service.model.nested_fields import fields_lacking
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.schema import (
@@ -215,7 +217,9 @@ def _differs(key: str, text: str, actual: Mapping[str, str], *, table: str) -> b
 
 
 def merge_schema(client: StorageClient, info: TableInfo, data: pa.Schema) -> TableInfo:
-    """Return the table with all columns of `data`, added at its end, and types as wide as there.
+    """Return the table with all columns and fields of `data`, and types as wide as there.
+
+    New ones are at the end of the table, or of their struct.
 
     A column that may be null in `data` may be so in the table then, as Iceberg's merging has it.
 
@@ -259,6 +263,8 @@ def _changes(info: TableInfo, data: pa.Schema) -> list[dict[str, Any]]:
             continue
         if field.name in info.descriptor.primary_key:
             continue
+        for path, t in fields_lacking(column.type, wanted):
+            changes.append({"add": [field.name, *path], "type": type_to_json(_nullable(t))})
         if is_wider(wanted, column.type):
             changes.append({"widen": field.name, "to": type_to_json(wanted)})
         if field.nullable and not column.nullable:

@@ -24,6 +24,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.conform import check_schema
 from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine
+from streamhouse.storage_service.model.nested_fields import fields_lacking, named_like
 from streamhouse.storage_service.model.rejected.row_splitter import castable
 from streamhouse.storage_service.model.schema import (
     CHANGE_TYPE_COLUMN,
@@ -120,10 +121,11 @@ def resolve_target(
     data = pa.schema([field for field in schema if field.name in columns])
     if options.merges_schema and mode is not WriteMode.DELETE:
         info = merge_schema(client, info, data)
+    fills = options.merges_schema or _is_earlier(info, data)
     if options.rejects:
         data = castable(data, info)
-    data = _assigned_types(data, info, zone)
-    filled = _filled(options, info, mode, data)
+    data = _assigned_types(data, info, zone, fills=fills)
+    filled = _filled(info, mode, data) if fills else ()
     _check_columns(pa.schema([*data, *filled]), info, mode, has_changes=has_changes)
     return WriteTarget(
         connection=options.connection,
@@ -147,40 +149,70 @@ def resolve_target(
 def _in_names_of(schema: pa.Schema, info: TableInfo) -> pa.Schema:
     """Return the DataFrame's schema with the table's names; no two of a table differ by case alone.
 
+    So it is with the fields of structs.
+
     A column whose exact name the DataFrame has too keeps its own, which the table then lacks.
     """
     known = (*info.schema.names, CHANGE_TYPE_COLUMN, *CHANGELOG_COLUMNS)
     by_lower = {name.lower(): name for name in known}
     given = set(schema.names)
+    types = {column.name: column.type for column in info.schema.columns}
 
-    def own(name: str) -> str:
-        found = by_lower.get(name.lower(), name)
-        return name if found in given else found
+    def own(field: pa.Field) -> pa.Field:
+        name = by_lower.get(field.name.lower(), field.name)
+        if name not in given:
+            field = field.with_name(name)
+        known = types.get(field.name)
+        return field if known is None else field.with_type(named_like(field.type, known))
 
-    return pa.schema([field.with_name(own(field.name)) for field in schema])
+    return pa.schema([own(field) for field in schema])
 
 
-def _assigned_types(data: pa.Schema, info: TableInfo, zone: Zone | None) -> pa.Schema:
-    """Return `data` with the table's types where its values are assigned to them."""
+def _is_earlier(info: TableInfo, data: pa.Schema) -> bool:
+    """Whether `data` is exactly a version of the table since which columns and fields were added.
+
+    The program that writes it does not know of them.
+    """
+    schema_id = version_of(info, data)
+    return schema_id != info.schema_id and set(data.names) <= set(info.schema.names)
+
+
+def _assigned_types(
+    data: pa.Schema, info: TableInfo, zone: Zone | None, *, fills: bool
+) -> pa.Schema:
+    """Return `data` with the table's types where its values are assigned to them.
+
+    Fields that its structs lack are null, if it `fills` them.
+    """
     wanted = {column.name: column.type for column in info.schema.columns}
     fields = []
     for field in data:
         column_type = wanted.get(field.name)
         if column_type is not None and not pa.types.is_null(field.type):
-            if not can_assign(field.type, column_type, zone=zone):
-                raise SchemaMismatchError(
-                    f"table '{info.path}': column '{field.name}' is {type_name(column_type)}, and"
-                    f" {type_name(field.type)} is not assigned to it; write"
-                    f" cast({field.name} AS {type_name(column_type)})"
-                )
+            if not can_assign(field.type, column_type, zone=zone, fills=fills):
+                raise _not_assigned(field, column_type, info)
             field = field.with_type(column_type)
         fields.append(field)
     return pa.schema(fields)
 
 
-def _filled(
-    options: WriteOptions, info: TableInfo, mode: WriteMode, data: pa.Schema
-) -> tuple[pa.Field, ...]:
+def _not_assigned(field: pa.Field, wanted: pa.DataType, info: TableInfo) -> SchemaMismatchError:
+    begin = (
+        f"table '{info.path}': column '{field.name}' is {type_name(wanted)}, and"
+        f" {type_name(field.type)} is not assigned to it; "
+    )
+    for path, _ in fields_lacking(wanted, field.type):
+        shown = ".".join([field.name, *path])
+        return SchemaMismatchError(f"{begin}field '{shown}' is new: add it with mergeSchema")
+    for path, _ in fields_lacking(field.type, wanted):
+        shown = ".".join([field.name, *path])
+        return SchemaMismatchError(
+            f"{begin}field '{shown}' is missing: write it, or mergeSchema, which makes it null"
+        )
+    return SchemaMismatchError(f"{begin}write cast({field.name} AS {type_name(wanted)})")
+
+
+def _filled(info: TableInfo, mode: WriteMode, data: pa.Schema) -> tuple[pa.Field, ...]:
     """Return the table's columns that rows with the columns of `data` get as nulls.
 
     Those a DataFrame lacks that merges its schema, and those that were added to the table since a
@@ -189,10 +221,7 @@ def _filled(
     is_whole = mode in (WriteMode.APPEND, WriteMode.UPSERT)
     if not is_whole or set(data.names) <= set(info.descriptor.primary_key):
         return ()
-    is_earlier = version_of(info, data) != info.schema_id and set(data.names) < set(
-        info.schema.names
-    )
-    return missing_columns(info, data) if options.merges_schema or is_earlier else ()
+    return missing_columns(info, data)
 
 
 def _mode(options: WriteOptions, info: TableInfo) -> WriteMode:

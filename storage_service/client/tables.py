@@ -209,16 +209,26 @@ class TableCalls:
     def add_column(
         self,
         path: str,
-        name: str,
+        name: str | Sequence[str],
         data_type: pa.DataType,
         *,
         comment: str = "",
         after: str | None = None,
         first: bool = False,
     ) -> TableInfo:
-        """Add a nullable column, at the end or where said; rows that are there have null in it."""
-        json_type = type_to_json(canonical_type(data_type, where=name))
-        change = {"add": name, "type": json_type, "comment": comment, "first": first}
+        """Add a nullable column, at the end or where said; rows that are there have null in it.
+
+        A sequence of names adds a field inside a column: `("address", "street")`, and through
+        arrays and maps `("orders", "element", "price")` and `("sizes", "value", "unit")`.
+        """
+        names = [name] if isinstance(name, str) else list(name)
+        json_type = type_to_json(canonical_type(data_type, where=".".join(names)))
+        change = {
+            "add": name if isinstance(name, str) else names,
+            "type": json_type,
+            "comment": comment,
+            "first": first,
+        }
         return self.alter_schema(path, [change | ({} if after is None else {"after": after})])
 
     def rename_column(self, path: str, name: str, new_name: str) -> TableInfo:

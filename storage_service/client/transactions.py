@@ -21,6 +21,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
 )
 from streamhouse.storage_service.model.conform import check_schema
+from streamhouse.storage_service.model.schema_change import version_of
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
@@ -200,8 +201,9 @@ class Transaction:
         size = 0
         is_empty = True
         if not self.table.is_primary_key_table:
-            check_schema(schema, self.table.schema, table=str(self._path))
-            schema = self.table.schema.to_arrow()
+            known = self.table.schema_version(version_of(self.table, schema))
+            check_schema(schema, known, table=str(self._path))
+            schema = known.to_arrow()
         for rows in bounded_batches(data):
             if waiting and size + rows.nbytes > _STAGE_BYTES_TARGET:
                 yield encode_append_body(waiting[0][2].schema, waiting)
@@ -215,9 +217,8 @@ class Transaction:
     def _by_bucket(self, rows: pa.RecordBatch) -> Mapping[int, pa.RecordBatch]:
         if self.table.is_primary_key_table:
             return rows_by_bucket(self.table, rows)
-        return log_rows_by_bucket(
-            self.table, rows, schema_id=self.table.schema_id, spread=spread_anywhere
-        )
+        schema_id = version_of(self.table, rows.schema)
+        return log_rows_by_bucket(self.table, rows, schema_id=schema_id, spread=spread_anywhere)
 
 
 def _named(parts: Sequence[str]) -> list[str]:

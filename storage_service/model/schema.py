@@ -28,6 +28,7 @@ __all__ = [
     "Column",
     "Schema",
     "canonical_type",
+    "check_name_text",
     "check_new_schema",
     "empty_batch",
     "type_from_json",
@@ -413,17 +414,22 @@ def _check_distinct(names: Sequence[str], *, where: str) -> None:
         seen[folded] = name
 
 
-def _check_column_name(name: str) -> None:
+def check_name_text(name: str) -> None:
+    """Raise `InvalidNameError` for a text that cannot name a column, nor a field inside one."""
     if not name or len(name) > COLUMN_NAME_CHARACTERS_MAX:
         raise InvalidNameError(
             f"column name '{name[:40]}' must have 1 to {COLUMN_NAME_CHARACTERS_MAX} characters"
         )
+    if any(ord(c) < 32 for c in name):
+        raise InvalidNameError(f"column name {name!r} has a control character")
+
+
+def _check_column_name(name: str) -> None:
+    check_name_text(name)
     if name.lower() in RESERVED_COLUMNS:
         raise InvalidNameError(
             f"column name '{name}' is reserved for Streamhouse; rename the column"
         )
-    if any(ord(c) < 32 for c in name):
-        raise InvalidNameError(f"column name {name!r} has a control character")
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:

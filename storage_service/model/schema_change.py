@@ -2,11 +2,13 @@
 
 A column is its id for life: renaming and moving leave stored rows as they are, a dropped column's
 id is never used again, and a new column is null in the rows before it. So rows of any version can
-be read as rows of any other, column by column through the ids.
+be read as rows of any other, column by column through the ids. Fields inside columns are only
+added, and are found by their names.
 
 Changes, as in the body of `PATCH /v1/tables/{path}/schema`:
 
     {"add": "note", "type": "string", "comment": "", "after": "id"}     (or "first": true)
+    {"add": ["address", "street"], "type": "string"}                    (a field in a struct)
     {"rename": "note", "to": "remark"}
     {"widen": "amount", "to": "bigint"}
     {"drop_not_null": "amount"}
@@ -17,6 +19,7 @@ Changes, as in the body of `PATCH /v1/tables/{path}/schema`:
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
@@ -31,6 +34,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.merge_engine import is_merge_property
+from streamhouse.storage_service.model.nested_fields import has_same_fields, with_field
 from streamhouse.storage_service.model.schema import (
     Column,
     Schema,
@@ -91,16 +95,25 @@ def change_schema(info: TableInfo, changes: Sequence[Mapping[str, Any]]) -> Tabl
 def version_of(info: TableInfo, given: pa.Schema) -> int:
     """Return the schema version that rows with the columns `given` were made for.
 
-    The newest version with exactly these column names in any order; the current one if there is
-    none. So a writer that does not know of a later change goes on writing.
+    The newest version with exactly these column names in any order, and the same fields inside of
+    them. So a writer that does not know of a later change goes on writing. If there is none, the
+    newest with these column names, and else the current one: they say what does not fit.
     """
     if len(info.schema_versions) == 1:
         return info.schema_id
     names = set(given.names)
-    for schema_id in sorted(info.schema_versions, reverse=True):
-        if names == set(info.schema_versions[schema_id].names):
+    of_names = [
+        schema_id
+        for schema_id in sorted(info.schema_versions, reverse=True)
+        if names == set(info.schema_versions[schema_id].names)
+    ]
+    if not any(pa.types.is_nested(t) for t in given.types):
+        return of_names[0] if of_names else info.schema_id
+    for schema_id in of_names:
+        known = info.schema_versions[schema_id].columns
+        if all(has_same_fields(given.field(c.name).type, c.type) for c in known):
             return schema_id
-    return info.schema_id
+    return of_names[0] if of_names else info.schema_id
 
 
 def stored_version_of(info: TableInfo, stored: pa.Schema) -> int:
@@ -216,11 +229,13 @@ class _Change:
         verbs = [verb for verb in self._verbs if verb in change]
         # "comment" is also a field of "add".
         verb = verbs[0] if verbs else ""
-        if not verb or not isinstance(change[verb], str):
+        path = _path(change[verb]) if verb else ()
+        if not path:
             raise InvalidRequestError(
                 f"table '{self._table}': change {number} of the schema must name a column under one"
                 f" of {', '.join(self._verbs)}"
             )
+        shown = ".".join(path)
         known = {
             "add": {"add", "type", "comment", "after", "first"},
             "drop": {"drop", "confirm"},
@@ -229,10 +244,18 @@ class _Change:
         unknown = sorted(set(change) - known)
         if unknown:
             raise InvalidRequestError(
-                f"table '{self._table}': change {number} of the schema, {verb} '{change[verb]}',"
+                f"table '{self._table}': change {number} of the schema, {verb} '{shown}',"
                 f" has no field '{unknown[0][:80]}'"
             )
-        self.descriptor = self._verbs[verb](change[verb], change)
+        if len(path) == 1:
+            self.descriptor = self._verbs[verb](path[0], change)
+        elif verb == "add":
+            self.descriptor = self._add_inside(path, change)
+        else:
+            raise InvalidSchemaError(
+                f"table '{self._table}': '{shown}' is inside column '{path[0]}', where fields can"
+                " only be added; to change it, add a field or a column, and write the values there"
+            )
 
     def _column(self, name: str) -> Column:
         return self.descriptor.schema.column(name, table=self._table)
@@ -255,6 +278,13 @@ class _Change:
         return text
 
     def _add(self, name: str, change: Mapping[str, Any]) -> TableDescriptor:
+        outer = name.split(".")[0]
+        if outer != name and self._is_nested(outer):
+            # Nobody means a column that is called like a field of another one.
+            raise InvalidRequestError(
+                f"table '{self._table}': column '{outer}' is nested; name a new field in it by the"
+                f" list {json.dumps(name.split('.'))}, not by '{name}'"
+            )
         if "type" not in change:
             raise InvalidRequestError(f"table '{self._table}': new column '{name}' needs a type")
         added = Column(
@@ -271,6 +301,35 @@ class _Change:
             place = columns.index(self._column(str(change["after"]))) + 1
         self._next_id += 1
         return self._with_columns([*columns[:place], added, *columns[place:]])
+
+    def _is_nested(self, name: str) -> bool:
+        columns = self.descriptor.schema.columns
+        return any(c.name == name and pa.types.is_nested(c.type) for c in columns)
+
+    def _add_inside(self, path: Sequence[str], change: Mapping[str, Any]) -> TableDescriptor:
+        """Add a field inside a column; it is null in rows that are there."""
+        name, shown = path[0], ".".join(path)
+        if "type" not in change:
+            raise InvalidRequestError(f"table '{self._table}': new field '{shown}' needs a type")
+        if change.get("comment"):
+            raise InvalidSchemaError(
+                f"table '{self._table}': field '{shown}' cannot have a comment, only columns have;"
+                f" comment on column '{name}'"
+            )
+        column = self._column(name)
+        after = change.get("after")
+        try:
+            wider = with_field(
+                column.type,
+                path[1:],
+                type_from_json(change["type"], where=shown),
+                where=name,
+                after=None if after is None else str(after),
+                is_first=bool(change.get("first")),
+            )
+        except InvalidSchemaError as error:
+            raise InvalidSchemaError(f"table '{self._table}': {error.message}") from error
+        return self._with_column(name, type=wider)
 
     def _rename(self, name: str, change: Mapping[str, Any]) -> TableDescriptor:
         self._column(name)
@@ -368,6 +427,12 @@ class _Change:
             if not ((match := _FIELD_PROPERTY.fullmatch(key)) and match["column"] == name)
         }
         return dataclasses.replace(descriptor, schema=Schema(tuple(kept)), properties=properties)
+
+
+def _path(value: Any) -> tuple[str, ...]:
+    """Return the path that a change names: a column, or a field inside one; nothing for neither."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    return tuple(parts) if all(isinstance(part, str) for part in parts) else ()
 
 
 def _renamed_properties(properties: Mapping[str, str], name: str, new: str) -> dict[str, str]:

@@ -14,14 +14,23 @@ from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.schema_change import change_schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 
+PLACE = pa.struct(
+    [
+        ("city", pa.string()),
+        ("spots", pa.list_(pa.field("element", pa.struct([("x", pa.int32())])))),
+        ("sizes", pa.map_(pa.string(), pa.struct([("x", pa.int32())]))),
+    ]
+)
 FIRST = pa.schema(
     [
         pa.field("id", pa.int64(), nullable=False),
         pa.field("small", pa.int16()),
         pa.field("text", pa.string()),
         pa.field("list", pa.list_(pa.field("element", pa.float32()))),
+        pa.field("place", PLACE),
     ]
 )
+SIZE = {"type": "struct", "fields": [{"name": "a", "type": "int"}]}
 CHANGES: list[dict[str, Any]] = [
     {"widen": "small", "to": "int"},
     {"add": "flag", "type": "boolean", "first": True},
@@ -29,6 +38,11 @@ CHANGES: list[dict[str, Any]] = [
     {"drop": "list", "confirm": "list"},
     {"add": "list", "type": "string", "after": "id"},
     {"widen": "small", "to": "bigint"},
+    {"add": ["place", "street"], "type": "string", "first": True},
+    {"add": ["place", "spots", "element", "y"], "type": "int", "after": "x"},
+    {"add": ["place", "sizes", "value", "y"], "type": SIZE, "first": True},
+    {"rename": "place", "to": "address"},
+    {"add": ["address", "sizes", "value", "y", "b"], "type": "int"},
 ]
 
 
@@ -53,6 +67,29 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+def _values(t: pa.DataType) -> st.SearchStrategy[Any]:
+    """Any value of a type; of a struct all fields or none."""
+    if pa.types.is_struct(t):
+        return st.fixed_dictionaries({f.name: st.none() | _values(f.type) for f in t})
+    if pa.types.is_map(t):
+        items = st.none() | _values(t.item_type)
+        return st.dictionaries(VALUES["string"], items, max_size=3).map(lambda d: list(d.items()))
+    if pa.types.is_list(t) and pa.types.is_struct(t.value_type):
+        return st.lists(st.none() | _values(t.value_type), max_size=3)
+    return VALUES[str(t)]
+
+
+def _as_version(value: Any, t: pa.DataType) -> Any:
+    """What a value of an earlier version is as one of type `t`: fields it lacks are null."""
+    if value is None or not pa.types.is_nested(t):
+        return value
+    if pa.types.is_struct(t):
+        return {f.name: _as_version(value.get(f.name), f.type) for f in t}
+    if pa.types.is_map(t):
+        return [(key, _as_version(item, t.item_type)) for key, item in value]
+    return [_as_version(item, t.value_type) for item in value]
+
+
 def _codec(schema_id: int) -> RowCodec:
     return RowCodec(
         INFO.schema_version(schema_id),
@@ -66,9 +103,7 @@ def _row(data: st.DataObject, schema_id: int) -> dict[int, Any]:
     """A row by column id."""
     return {
         column.column_id: data.draw(
-            VALUES[str(column.type)]
-            if not column.nullable
-            else st.none() | VALUES[str(column.type)]
+            _values(column.type) if not column.nullable else st.none() | _values(column.type)
         )
         for column in INFO.schema_version(schema_id).columns
     }
@@ -91,7 +126,10 @@ def test_rows_of_any_versions_are_read_as_the_newest(data: st.DataObject) -> Non
         values.append(value)
     stored = pa.concat_arrays(values)
     codec = _codec(newest)
-    expected = [{c.name: row.get(c.column_id) for c in codec.schema.columns} for row in rows]
+    expected = [
+        {c.name: _as_version(row.get(c.column_id), c.type) for c in codec.schema.columns}
+        for row in rows
+    ]
 
     assert codec.decode(stored).to_pylist() == expected
 

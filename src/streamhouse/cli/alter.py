@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import click
 
@@ -11,10 +12,15 @@ from streamhouse.storage_service.errors import InvalidRequestError
 
 __all__ = ["command"]
 
+_NAME_PART: Final = re.compile(r"`([^`]+)`|([^`.\s]+)")
+_NEW_COLUMN: Final = re.compile(
+    r"(?P<path>(?:`[^`]+`|[^`.\s]+)(?:\.(?:`[^`]+`|[^`.\s]+))*)(?P<type>(?:\s.*)?)"
+)
+
 
 @click.command("alter")
 @click.argument("path")
-@click.option("--add", metavar='"NAME TYPE"', help="Add a nullable column.")
+@click.option("--add", metavar='"NAME TYPE"', help="Add a nullable column; a.b a field in one.")
 @click.option("--after", metavar="COLUMN", help="With --add: place it after this column.")
 @click.option("--first", is_flag=True, help="With --add: place it first.")
 @click.option("--rename", nargs=2, metavar="OLD NEW", help="Rename a column.")
@@ -69,6 +75,18 @@ def _alter_properties(
     click.echo(f"{table.path}, properties: {shown or 'none'}")
 
 
+def _added(text: str) -> tuple[list[str], str]:
+    """Return the path and the type of `name type`; a dot leads into a column, unless in backticks.
+
+    Raises `InvalidRequestError` for what is neither.
+    """
+    found = _NEW_COLUMN.fullmatch(text.strip())
+    if found is None:
+        raise InvalidRequestError(f"--add '{text}' must be a name and a type, as in 'unit string'")
+    parts = [part[0] or part[1] for part in _NAME_PART.findall(found["path"])]
+    return parts, found["type"].strip()
+
+
 def _changes(given: dict[str, Any]) -> list[dict[str, Any]]:
     changes: list[dict[str, Any]] = []
     for verb in ("rename", "widen", "comment"):
@@ -78,8 +96,8 @@ def _changes(given: dict[str, Any]) -> list[dict[str, Any]]:
     if given["drop_not_null"]:
         changes.append({"drop_not_null": given["drop_not_null"]})
     if given["add"]:
-        name, _, data_type = given["add"].strip().partition(" ")
-        added = {"add": name, "type": data_type.strip(), "first": given["first"]}
+        names, data_type = _added(given["add"])
+        added = {"add": names, "type": data_type, "first": given["first"]}
         changes.append(added | ({"after": given["after"]} if given["after"] else {}))
     elif given["after"] or given["first"]:
         raise InvalidRequestError("--after and --first say where --add places its column")

@@ -82,6 +82,9 @@ def _altered(text: str) -> Any:
           {"add": "b c", "type": "map<string, int>", "after": "a"}]),
         ("add columns a int first, b string", [{"add": "a", "type": "int", "first": True},
                                                {"add": "b", "type": "string"}]),
+        ("ADD COLUMNS (a.b int FIRST, `a.b` string, a.`b c`.element.d array<int> AFTER e)",
+         [{"add": ["a", "b"], "type": "int", "first": True}, {"add": "a.b", "type": "string"},
+          {"add": ["a", "b c", "element", "d"], "type": "array<int>", "after": "e"}]),
         ("DROP COLUMN a", [{"drop": "a", "confirm": "a"}]),
         ("DROP COLUMNS (a, `b`)", [{"drop": "a", "confirm": "a"}, {"drop": "b", "confirm": "b"}]),
         ("RENAME COLUMN a TO `b c`", [{"rename": "a", "to": "b c"}]),
@@ -101,8 +104,7 @@ def test_an_alteration_is_changes_of_the_table(text: str, expected: Any) -> None
     "text",
     ["ADD COLUMN a int NOT NULL", "ADD COLUMN a int DEFAULT 5", "ADD COLUMN a", "SET LOCATION 'x'",
      "ALTER COLUMN a SET NOT NULL", "ALTER COLUMN a FIRST", "REPLACE COLUMNS (a int)",
-     "ADD PARTITION (a = 1)", "RENAME COLUMN a.b TO c", "SET TBLPROPERTIES ('a')", "",
-     "DROP COLUMN a.b", "CLUSTER BY (a)"],
+     "ADD PARTITION (a = 1)", "SET TBLPROPERTIES ('a')", "", "CLUSTER BY (a)"],
 )  # fmt: skip
 def test_what_a_table_has_not_is_refused_with_what_can_be_altered(text: str) -> None:
     with pytest.raises(UnsupportedError, match=r"what can be is ADD COLUMNS"):
@@ -138,3 +140,13 @@ def test_a_definition_has_columns_or_a_query_and_options() -> None:
 def test_a_clause_that_means_nothing_is_refused(clause: str) -> None:
     with pytest.raises(UnsupportedError, match="leave the rest out"):
         definition_of(_of(f"CREATE TABLE t (a int) USING streamhouse {clause}"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["RENAME COLUMN a.b TO c", "DROP COLUMN a.b", "DROP COLUMNS (a.b)", "ALTER COLUMN a.b TYPE int",
+     "CHANGE a.`b c` COMMENT 'x'"],
+)  # fmt: skip
+def test_a_field_inside_a_column_is_only_added(text: str) -> None:
+    with pytest.raises(UnsupportedError, match="a field inside a column can be added, and nothing"):
+        _altered(text)

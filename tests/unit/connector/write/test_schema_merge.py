@@ -155,3 +155,60 @@ def test_a_new_table_keeps_the_nullability_of_the_data_if_told_so() -> None:
     _resolve(tables, "made", list(NESTED), keepNullability="true")
 
     assert tables.describe_table("db.made").schema.to_arrow() == NESTED
+
+
+def _placed(*names: str, element: tuple[str, ...] = ("x",)) -> list[pa.Field]:
+    spot = pa.struct([(name, pa.int32()) for name in element])
+    inner = [(name, pa.string()) for name in names]
+    return [ID, pa.field("place", pa.struct([*inner, ("spots", pa.list_(spot))]))]
+
+
+def _placed_tables() -> DescribedTables:
+    tables = DescribedTables()
+    tables.create_table("db.log", pa.schema(_placed("city")))
+    return tables
+
+
+def test_new_fields_of_structs_are_added_and_missing_ones_null() -> None:
+    tables = _placed_tables()
+    given = _placed("street", "CITY", element=("y", "X"))
+    row = {"id": 1, "place": {"street": "s", "CITY": "c", "spots": [{"y": 2, "X": 1}, None]}}
+
+    target = _resolve(tables, "log", given, mergeSchema="true")
+
+    found = tables.describe_table("db.log").schema.columns[1].type
+    assert [field.name for field in found] == ["city", "spots", "street"]
+    assert [field.name for field in found.field("spots").type.value_type] == ["x", "y"]
+    rows = pa.RecordBatch.from_pylist([row], schema=pa.schema(given))
+    assert target.shape.apply(rows).to_pylist() == [
+        {"id": 1, "place": {"city": "c", "spots": [{"x": 1, "y": 2}, None], "street": "s"}}
+    ]
+    again = _resolve(tables, "log", _placed("street"), mergeSchema="true")
+    assert tables.describe_table("db.log").schema_id == 1
+    row = {"id": 1, "place": {"street": "s", "spots": [{"x": 1}]}}
+    rows = pa.RecordBatch.from_pylist([row, {"id": 2}], schema=pa.schema(_placed("street")))
+    assert again.shape.apply(rows.slice(1)).to_pylist() == [{"id": 2, "place": None}]
+    assert again.shape.apply(rows).to_pylist()[0] == {
+        "id": 1,
+        "place": {"city": None, "spots": [{"x": 1, "y": None}], "street": "s"},
+    }
+
+
+def test_without_the_option_structs_have_the_tables_fields_or_those_of_an_earlier_version() -> None:
+    tables = _placed_tables()
+    with pytest.raises(SchemaMismatchError, match=r"field 'place\.street' is new: add it with"):
+        _resolve(tables, "log", _placed("city", "street"))
+    with pytest.raises(SchemaMismatchError, match=r"field 'place\.city' is missing"):
+        _resolve(tables, "log", _placed())
+
+    tables.alter_schema("db.log", [{"add": ["place", "street"], "type": "string"}])
+    tables.alter_schema("db.log", [{"add": ["place", "spots", "element", "y"], "type": "int"}])
+    target = _resolve(tables, "log", _placed("CITY"))
+
+    row = {"id": 1, "place": {"CITY": "c", "spots": [{"x": 1}]}}
+    rows = pa.RecordBatch.from_pylist([row], schema=pa.schema(_placed("CITY")))
+    assert target.shape.apply(rows).to_pylist() == [
+        {"id": 1, "place": {"city": "c", "spots": [{"x": 1, "y": None}], "street": None}}
+    ]
+    with pytest.raises(SchemaMismatchError, match=r"field 'place\.street' is missing"):
+        _resolve(tables, "log", _placed("city", element=("x", "y")))
