@@ -109,3 +109,21 @@ def test_fields_are_added_inside_structs_by_sql_and_by_merging(world: SparkWorld
         write("SELECT 5 AS id, named_struct('odd', 1) AS at")
     assert found() == expected
     sql("DROP TABLE placed_name")
+
+
+def test_a_row_that_is_too_large_is_refused_with_its_table_and_row(world: SparkWorld) -> None:
+    text = "SELECT id, repeat('x', IF(id = 1, {}, 3)) AS text FROM range(0, 3, 1, 1)"
+    for path, megabytes, options in (("log", 32, {}), ("keyed", 8, {"primary.key": "id"})):
+        size = (megabytes << 20) - 4_096
+        world.write(world.spark.sql(text.format(size)), f"default.large_{path}", **options)
+        table = world.load(f"default.large_{path}")
+        assert sorted(row.n for row in table.selectExpr("length(text) AS n").collect()) == [
+            3,
+            3,
+            size,
+        ]
+
+        with pytest.raises(Exception, match=rf"'default\.large_{path}': row 1 has \d+ bytes; at"):
+            world.write(world.spark.sql(text.format(size + (1 << 20))), f"default.large_{path}")
+
+        assert table.count() == 3

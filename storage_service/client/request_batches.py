@@ -8,6 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from streamhouse.storage_service.errors import RequestTooLargeError
 from streamhouse.storage_service.model.bucketing import (
     buckets_for_rows,
     buckets_of_few,
@@ -22,7 +23,9 @@ from streamhouse.storage_service.wire.request_stream import plain_type
 __all__ = [
     "BATCH_ROWS_MAX",
     "REQUEST_BYTES_TARGET",
+    "ROW_BYTES_MAX",
     "bounded_batches",
+    "check_row_sizes",
     "has_flat_columns",
     "plain",
     "rows_by_bucket",
@@ -30,6 +33,12 @@ __all__ = [
 
 REQUEST_BYTES_TARGET: Final = 8 << 20
 BATCH_ROWS_MAX: Final = 65_536
+ROW_BYTES_MAX: Final = 32 << 20
+"""The longest row of a log table as it is sent: the service's largest record batch."""
+KEYED_ROW_BYTES_MAX: Final = 8 << 20
+"""The longest row by key, in the form in which it is stored."""
+_ROW_OVERHEAD_BYTES: Final = 512
+"""What a column of one row may have more as it is sent than as it is stored by key."""
 
 _FLAT_TYPES: Final = frozenset(
     t.id
@@ -68,6 +77,47 @@ def bounded_batches(
             size_bytes += part.nbytes
     if waiting:
         yield _joined(waiting)
+
+
+def check_row_sizes(data: pa.Table | pa.RecordBatch, table: TableInfo) -> None:
+    """Raise `RequestTooLargeError` for the first row that the service would refuse for its size.
+
+    Before anything of the call is sent: its other rows would be stored, and this one not.
+    """
+    bytes_max = ROW_BYTES_MAX
+    if table.is_primary_key_table:
+        if not has_flat_columns(data.schema):
+            # Nested values are stored by key in another form, which the service alone measures.
+            return
+        bytes_max = KEYED_ROW_BYTES_MAX + _ROW_OVERHEAD_BYTES * data.num_columns
+    first = 0
+    for chunk in [data] if isinstance(data, pa.RecordBatch) else data.to_batches():
+        found = _row_too_large(chunk, bytes_max)
+        if found is not None:
+            row, size = found
+            raise RequestTooLargeError(
+                f"table '{table.path}': row {first + row} has {size} bytes; at most {bytes_max}:"
+                " keep larger values as files, and their addresses in the table"
+            )
+        first += chunk.num_rows
+
+
+def _row_too_large(batch: pa.RecordBatch, bytes_max: int) -> tuple[int, int] | None:
+    """Return place and size of the first row that is too large, by halves: most are not."""
+    waiting = [(0, batch)]
+    while waiting:
+        first, part = waiting.pop()
+        # As it is sent a row is padded, and a little larger than its values.
+        if part.nbytes <= bytes_max // 2:
+            continue
+        if part.num_rows == 1:
+            size = pa.ipc.get_record_batch_size(plain(part))
+            if size > bytes_max:
+                return first, size
+            continue
+        half = part.num_rows // 2
+        waiting += [(first + half, part.slice(half)), (first, part.slice(0, half))]
+    return None
 
 
 def has_flat_columns(schema: pa.Schema) -> bool:

@@ -13,7 +13,11 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from streamhouse.storage_service.client.http.transport import HttpTransport
-from streamhouse.storage_service.client.request_batches import bounded_batches, rows_by_bucket
+from streamhouse.storage_service.client.request_batches import (
+    bounded_batches,
+    check_row_sizes,
+    rows_by_bucket,
+)
 from streamhouse.storage_service.client.writes import log_rows_by_bucket, spread_anywhere
 from streamhouse.storage_service.errors import (
     StreamhouseError,
@@ -204,6 +208,7 @@ class Transaction:
             known = self.table.schema_version(version_of(self.table, schema))
             check_schema(schema, known, table=str(self._path))
             schema = known.to_arrow()
+        check_row_sizes(data, self.table)
         for rows in bounded_batches(data):
             if waiting and size + rows.nbytes > _STAGE_BYTES_TARGET:
                 yield encode_append_body(waiting[0][2].schema, waiting)

@@ -17,7 +17,9 @@ import pyarrow as pa
 
 from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.client.request_batches import (
+    REQUEST_BYTES_TARGET,
     bounded_batches,
+    check_row_sizes,
     has_flat_columns,
     rows_by_bucket,
 )
@@ -171,6 +173,8 @@ class TableWrites:
         written = written or Written()
         offsets = written.offsets
         left = data.slice(written.row_count) if written.row_count else data
+        if left.nbytes > REQUEST_BYTES_TARGET:
+            check_row_sizes(data, table)
         for rows in bounded_batches(left, is_flat=is_flat):
             parts = route(table, rows, operation, columns, spread=self._spread)
             try:
