@@ -93,9 +93,11 @@ def read_secret(path: Path, *, kind: str) -> str:
 
 
 def catalog_properties_from(
-    texts: Iterable[str], *, environ: Mapping[str, str] = os.environ
+    texts: Iterable[str], *, environ: Mapping[str, str] = os.environ, is_listed: bool = True
 ) -> dict[str, str]:
     """Read catalog properties as the command line takes them: `KEY=VALUE`, or where VALUE is.
+
+    `is_listed` says that the list of processes shows them: then a secret is warned of.
 
     Raises `InvalidRequestError`, which never repeats a value.
     """
@@ -111,7 +113,7 @@ def catalog_properties_from(
             if not environ.get(name):
                 raise InvalidRequestError(f"{where}: the environment has no variable {name}")
             found[key] = environ[name]
-        elif has_secret(key, value):
+        elif is_listed and has_secret(key, value):
             _logger.warning(
                 "event=secret_on_command_line property=%s advice='%s=@file:PATH or %s=@env:NAME:"
                 " the process list shows this one'",

@@ -8,6 +8,7 @@ from typing import Final
 
 import click
 
+from streamhouse.cli.settings import with_settings
 from streamhouse.cli.tuned_malloc import restart_with_tuned_malloc
 from streamhouse.storage_service.errors import StreamhouseError
 
@@ -18,6 +19,7 @@ _COMMANDS: Final = {
     "backup": ("streamhouse.cli.backup", "Back a data directory up, running or not."),
     "cdc": ("streamhouse.cli.cdc", "Follow the tables of a database."),
     "check": ("streamhouse.cli.check", "Verify a data directory, reading only."),
+    "config": ("streamhouse.cli.config", "Show the options in force, and what says so."),
     "consumers": ("streamhouse.cli.consumers", "Show how far readers are behind."),
     "dump": ("streamhouse.cli.dump", "Show what a log segment holds."),
     "import": ("streamhouse.cli.import_table", "Make a table of an Iceberg table."),
@@ -42,11 +44,19 @@ class _LazyGroup(click.Group):
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        if cmd_name == "serve":
-            restart_with_tuned_malloc()
         command = importlib.import_module(_COMMANDS[cmd_name][0]).command
         assert isinstance(command, click.Command)
-        return command
+        if cmd_name == "config":
+            return command
+        return with_settings(cmd_name, command, commands=list(_COMMANDS))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is to run."""
+        if args[0] == "serve":
+            restart_with_tuned_malloc()
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from streamhouse.cli.supervisor import shard_commands, stop_with_supervisor, supervise
+from streamhouse.cli.supervisor import (
+    is_supervised,
+    shard_commands,
+    stop_with_supervisor,
+    supervise,
+)
 from streamhouse.storage_service.config import (
     CATALOG_ACCESS,
     DEFAULT_CATALOG_NAME,
@@ -290,7 +295,9 @@ def command(
     Prints `streamhouse listening on URL` when it takes requests. Numbers may be sizes (64mb) or
     durations (30s) where the unit is bytes or ms.
     """
-    properties = catalog_properties_from(catalog_properties)
+    properties = catalog_properties_from(
+        catalog_properties, is_listed=_is_on_command_line("catalog_properties")
+    )
     if lake_credentials == "shared":
         properties = {**s3_properties_from_environment(os.environ), **properties}
     config = ServiceConfig.from_texts(
@@ -313,7 +320,8 @@ def command(
         disk_bytes_max=None if disk_max is None else parse_bytes(disk_max, name="--disk-max"),
     )
     tables = frozenset(TablePath.parse(text) for text in rebuild)
-    if shards is not None:
+    # A shard of it has the environment and the file of its supervisor, which name it, too.
+    if shards is not None and not is_supervised():
         return _serve_shards(config, shards)
     _serve_one(config, rebuild=tables, is_tiering=tiering == "embedded", log_level=log_level)
 
@@ -355,6 +363,13 @@ def _serve_shards(config: ServiceConfig, count: int) -> None:
             raise InvalidRequestError(f"{flag} is of one shard: it cannot be given with --shards")
     if config.journal_url is None:
         raise InvalidRequestError("--shards needs --journal: it has which shard has which table")
+    is_elsewhere = config.catalog_properties and not _is_on_command_line("catalog_properties")
+    if is_elsewhere and not config.has_own_catalog:
+        # What their common catalog is the shards are told by options, which replace all others.
+        raise InvalidRequestError(
+            "--shards without a catalog takes --catalog-property from the command line only: name"
+            " the catalog, or give the properties there"
+        )
     # Not at the top: as below.
     from streamhouse.storage_service.journal.store.store_opening import refuse_within
 
@@ -368,12 +383,18 @@ def _serve_shards(config: ServiceConfig, count: int) -> None:
             count=count,
             data_dir=config.data_dir,
             has_own_catalog=config.has_own_catalog,
+            has_warehouse=config.warehouse is not None,
         ),
         host=config.host,
         port=config.port,
         scheme="http" if config.tls_certificate_file is None else "https",
         program=(sys.executable, "-c", "from streamhouse.cli import main; main()", "serve"),
     )
+
+
+def _is_on_command_line(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def _without(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:

@@ -24,7 +24,7 @@ from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.config import SHARED_SOCKET_VARIABLE
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
 
-__all__ = ["ShardCommand", "shard_commands", "stop_with_supervisor", "supervise"]
+__all__ = ["ShardCommand", "is_supervised", "shard_commands", "stop_with_supervisor", "supervise"]
 
 SUPERVISOR_VARIABLE: Final = "STREAMHOUSE_SUPERVISOR_PIPE"
 """The descriptor that ends when the supervisor is gone."""
@@ -48,12 +48,18 @@ class ShardCommand:
 
 
 def shard_commands(
-    arguments: Sequence[str], *, count: int, data_dir: Path, has_own_catalog: bool
+    arguments: Sequence[str],
+    *,
+    count: int,
+    data_dir: Path,
+    has_own_catalog: bool,
+    has_warehouse: bool,
 ) -> list[ShardCommand]:
     """Return the commands of `count` shards, given the arguments of `serve` for all of them.
 
-    `arguments` are those that every shard has. Shard 0 of a data directory that was one service's
-    stays where it is; without a catalog of their own the shards share one beside them.
+    `arguments` are those that every shard has; environment and file they have from this process.
+    Shard 0 of a data directory that was one service's stays where it is; without a catalog of their
+    own the shards share one beside them.
     """
     lake = data_dir.absolute() / "lake"
     catalog = (
@@ -64,9 +70,8 @@ def shard_commands(
             *("--catalog-property", f"uri=sqlite:///{lake / 'catalog.db'}"),
         )
     )
-    is_given = any(text.partition("=")[0] == "--warehouse" for text in arguments)
     in_lake = ("--warehouse", f"file://{lake / 'warehouse'}")
-    warehouse = () if has_own_catalog or is_given else in_lake
+    warehouse = () if has_own_catalog or has_warehouse else in_lake
     return [
         ShardCommand(
             shard=str(number),
@@ -87,6 +92,11 @@ def _data_dir(root: Path, number: int) -> Path:
     if number == 0 and (root / "service.json").exists():
         return root
     return root / "shards" / str(number)
+
+
+def is_supervised() -> bool:
+    """Whether this process is one shard that a supervisor has started."""
+    return SUPERVISOR_VARIABLE in os.environ
 
 
 def stop_with_supervisor() -> None:
