@@ -1,4 +1,4 @@
-"""Writes whose rows the service divides: those that keep what does not fit, and those of JSON rows.
+"""Writes whose rows the service divides: those that keep what does not fit, and those of texts.
 
 Rows that all fit are written like any others. Else the rows that fit, and the others as rejected
 ones, are one transaction: one decision for both. So is a request that says what tells it from
@@ -51,6 +51,9 @@ from streamhouse.storage_service.server.http.http_exchange import (
 )
 from streamhouse.storage_service.server.http.parameters import integer
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.text.csv_rows import divide_csv
+from streamhouse.storage_service.server.text.ndjson_rows import divide_ndjson
+from streamhouse.storage_service.server.text.text_rows import TextBounds
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 from streamhouse.storage_service.wire.request_stream import open_request
 
@@ -70,6 +73,7 @@ ROWS_MAX: Final = 65_536
 _INLINE_BYTES_MAX: Final = 16 << 10
 _CUT_BYTES: Final = 8 << 20
 _CUT_ROWS: Final = 4_096
+_FORMS: Final = {form.content_type: form for form in (Body.JSON, Body.NDJSON, Body.CSV)}
 _TRANSACTION_ID: Final = re.compile(r"[0-9a-f]{32}")
 _SOURCE_TEXT_MAX: Final = 200
 
@@ -79,7 +83,7 @@ class SiftedWrite:
     """What such a request asks for."""
 
     operation: TransactionOperation
-    is_json: bool
+    form: Body
     is_rejecting: bool
     transaction_id: str | None
     app_id: str | None
@@ -98,8 +102,8 @@ def sifted_write(
 ) -> SiftedWrite | None:
     """Read what a request asks for; None: its rows are Arrow's, and are stored as they are."""
     given = exchange.header(b"content-type")
-    is_json = given is not None and given != ARROW_STREAM and _is_json(given)
-    if not is_json and (not query or query.keys().isdisjoint(SIFTED_PARAMETERS)):
+    form = Body.ROWS if given is None or given == ARROW_STREAM else _form(given)
+    if form is Body.ROWS and (not query or query.keys().isdisjoint(SIFTED_PARAMETERS)):
         return None
     for name, instead in (("writer_id", "transaction_id"), ("columns", "whole rows")):
         if name in query:
@@ -125,7 +129,7 @@ def sifted_write(
         )
     return SiftedWrite(
         operation=operation,
-        is_json=is_json,
+        form=form,
         is_rejecting=on_error == "reject",
         transaction_id=transaction_id,
         app_id=query.get("app_id"),
@@ -135,16 +139,16 @@ def sifted_write(
     )
 
 
-def _is_json(content_type: bytes) -> bool:
-    return content_type.partition(b";")[0].strip().lower() == Body.JSON.content_type
+def _form(content_type: bytes) -> Body:
+    """Return what a body is; Arrow's, which is refused then, if it is nothing that is known."""
+    return _FORMS.get(content_type.partition(b";")[0].strip().lower(), Body.ROWS)
 
 
 async def answer_sifted(
     exchange: HttpExchange, service: Service, table: LogTable | KeyTable, asked: SiftedWrite
 ) -> None:
     """Write the rows that fit and keep the others, if they are to be kept: all or nothing."""
-    if asked.is_json:
-        exchange.body = Body.JSON
+    exchange.body = asked.form
     with service.body_memory.body(exchange.caller.name) as held:
         body = await service.rows_body(exchange, held)
         arguments = (body, table.info, asked, service.config)
@@ -152,6 +156,10 @@ async def answer_sifted(
             divided = await service.run_blocking(_divided, *arguments)
         else:
             divided = _divided(*arguments)
+        if asked.form is not Body.ROWS and not held.adds_at_once(
+            sum(batch.nbytes for batch in divided.good)
+        ):
+            raise held.refusal()
         if divided.bad and not asked.is_rejecting:
             raise _refusal(table.info, asked, divided)
         service.check_write()
@@ -171,8 +179,16 @@ async def answer_sifted(
 def _divided(body: bytes, table: TableInfo, asked: SiftedWrite, config: ServiceConfig) -> Divided:
     """Read the body and divide its rows. On any thread."""
     what = RowsRequest(table=table, verb=str(asked.operation), config=config).what
-    if asked.is_json:
+    if asked.form is Body.JSON:
         return divide_rows(table, _json_rows(body, what=what))
+    if asked.form is not Body.ROWS:
+        bounds = TextBounds(
+            what=what,
+            rows_max=ROWS_MAX if asked.is_rejecting else config.append_rows_max,
+            bytes_max=config.body_bytes_max,
+            is_rejecting=asked.is_rejecting,
+        )
+        return (divide_csv if asked.form is Body.CSV else divide_ndjson)(body, table, bounds)
     stream = open_request(
         body,
         what=what,

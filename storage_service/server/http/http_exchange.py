@@ -110,6 +110,8 @@ class Body(enum.Enum):
     JSON = (b"application/json", "control_body_bytes_max")
     FORM = (b"application/x-www-form-urlencoded", "control_body_bytes_max")
     ROWS = (ARROW_STREAM, "body_bytes_max")
+    NDJSON = (b"application/x-ndjson", "body_bytes_max")
+    CSV = (b"text/csv", "body_bytes_max")
 
     def __init__(self, content_type: bytes, limit_name: str) -> None:
         self.content_type = content_type
