@@ -31,7 +31,13 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.json_values import row_to_json
 from streamhouse.storage_service.model.schema import FOUND_COLUMN, empty_batch
 from streamhouse.storage_service.server.data.json_row import JsonRows
+from streamhouse.storage_service.server.data.key_text import (
+    key_rows,
+    looked_up_text,
+    text_form,
+)
 from streamhouse.storage_service.server.data.log_page import ARROW_STREAM, as_views
+from streamhouse.storage_service.server.data.log_text import LogForm, wanted_form
 from streamhouse.storage_service.server.http.body_memory import HeldBody
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.http.parameters import column_names, integer
@@ -47,6 +53,7 @@ _KEY_SEGMENT: Final = 5
 _PREFIX_LIMIT_DEFAULT: Final = 1_000
 # More of either would keep the event loop busy for more than two milliseconds.
 _INLINE_KEYS: Final = 2_000
+_INLINE_TEXT_KEYS: Final = 100
 _INLINE_BYTES: Final = 1 << 20
 _PUBLICATION_WAIT_S: Final = 30.0
 
@@ -69,15 +76,24 @@ async def answer_lookup(exchange: HttpExchange, service: Service, *, path: str) 
     lookup = table.lookup
     columns = column_names(query.get("columns"), lookup.info)
     names = None if columns is None else [*columns, FOUND_COLUMN]
+    form = wanted_form(exchange)
     with service.body_memory.body(exchange.caller.name) as held:
         rows = await _keys(exchange, service, table, held, what="lookup")
         keys = partial(lookup.keys, rows)
 
         def pack(stored: StoredRows) -> _Answer:
-            return _packed(lookup.rows(stored), names)
+            return _packed(lookup.rows(stored), names, form)
 
-        found = await _found(exchange, service, lookup, keys, pack, key_count=rows.num_rows)
-    await _answer_rows(exchange, service, table, found)
+        found = await _found(
+            exchange,
+            service,
+            lookup,
+            keys,
+            pack,
+            key_count=rows.num_rows,
+            inline_keys=_INLINE_KEYS if form is LogForm.ARROW else _INLINE_TEXT_KEYS,
+        )
+    await _answer_rows(exchange, service, table, found, form)
 
 
 async def answer_row(exchange: HttpExchange, service: Service, *, path: str) -> None:
@@ -112,9 +128,10 @@ async def _found(
     pack: Callable[[StoredRows], _Answer],
     *,
     key_count: int,
+    inline_keys: int = _INLINE_KEYS,
 ) -> _Answer:
     """Look keys up: here if that is soon done and reads no files, else on a worker thread."""
-    if key_count <= _INLINE_KEYS:
+    if key_count <= inline_keys:
         found = lookup.find_in_memory(keys(), bytes_max=_INLINE_BYTES)
         if found is not None:
             answer = pack(found)
@@ -135,6 +152,7 @@ async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path
     table = _key_table(service, path)
     columns = column_names(query.get("columns"), table.info)
     limit = integer("limit", query.get("limit", str(_PREFIX_LIMIT_DEFAULT)), least=1)
+    form = wanted_form(exchange)
     rows_max, bytes_max = service.config.lookup_rows_max, service.answers.one_bytes_max
     with service.body_memory.body(exchange.caller.name) as held:
         prefixes = await _keys(exchange, service, table, held, what="prefix lookup")
@@ -146,10 +164,10 @@ async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path
 
         def look_up() -> _Answer:
             answer = table.lookup.prefix_rows(prefixes, rows_max=limit, bytes_max=bytes_max)
-            return _packed(answer, columns)
+            return _packed(answer, columns, form)
 
         found = await service.answers.build(exchange, 0, lambda _: service.run_blocking(look_up))
-    await _answer_rows(exchange, service, table, found)
+    await _answer_rows(exchange, service, table, found, form)
 
 
 async def answer_count(exchange: HttpExchange, service: Service, *, path: str) -> None:
@@ -176,6 +194,13 @@ async def _keys(
 ) -> pa.RecordBatch:
     """Receive the keys of a request, whose memory is `held`."""
     config = service.config
+    given = exchange.header(b"content-type")
+    form = None if given is None or given == ARROW_STREAM else text_form(given)
+    if form is not None:
+        exchange.body = form
+        body = await service.read_body(exchange, held)
+        where = f"{what} in '{table.path}'"
+        return await service.run_blocking(key_rows, body, form, table.info, where)
     stream = open_request(
         await service.read_body(exchange, held),
         what=f"{what} in '{table.path}'",
@@ -207,9 +232,12 @@ async def _wait_until_visible(
                 raise UnavailableError(f"{bucket.where} is busy writing; try again later")
 
 
-def _packed(answer: KeyAnswer, columns: Sequence[str] | None) -> _Answer:
-    """Return the rows as one Arrow stream; what they were looked up in is not kept by it."""
+def _packed(answer: KeyAnswer, columns: Sequence[str] | None, form: LogForm) -> _Answer:
+    """Return the rows as one Arrow stream, or as text; what they were looked up in is not kept."""
     rows = answer.rows if columns is None else answer.rows.select(list(columns))
+    if form is not LogForm.ARROW:
+        pieces = looked_up_text(rows, answer.more, form)
+        return _Answer(pieces, answer.ends, rows.num_rows, sum(map(len, pieces)))
     metadata = {MORE_KEY: json.dumps(list(answer.more))} if answer.more else None
     pieces = as_views(
         [
@@ -222,8 +250,8 @@ def _packed(answer: KeyAnswer, columns: Sequence[str] | None) -> _Answer:
 
 
 async def _answer_rows(
-    exchange: HttpExchange, service: Service, table: KeyTable, found: _Answer
+    exchange: HttpExchange, service: Service, table: KeyTable, found: _Answer, form: LogForm
 ) -> None:
     await _wait_until_visible(exchange, service, table, found.ends)
     service.metrics.count_sent(row_count=found.row_count, byte_count=found.byte_count)
-    await exchange.answer(200, ARROW_STREAM, found.pieces)
+    await exchange.answer(200, form.value, found.pieces)

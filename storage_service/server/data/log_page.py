@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -14,16 +15,21 @@ from streamhouse.storage_service.log.segments.segment import StoredBatch
 from streamhouse.storage_service.model.identity import Same
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.server.data.log_text import LogForm, TextPage, event
 from streamhouse.storage_service.server.http.http_exchange import ARROW_STREAM, HttpExchange
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.wire.arrow_body import (
     BatchAddress,
+    decode_payload,
     encode_fetch_body,
     encode_payload,
     project_payload,
 )
 
 __all__ = ["ARROW_STREAM", "LogPage", "LogReader", "as_views"]
+
+# So much longer than reading rows does writing them as text take.
+_TEXT_WEIGHT: Final = 16
 
 
 class LogPage(NamedTuple):
@@ -33,6 +39,8 @@ class LogPage(NamedTuple):
     next_offset: int
     row_count: int
     byte_count: int
+    fingerprints: Mapping[int, str] = {}
+    """Of the text of a bucket, if that is said: its log's where the next page starts."""
 
 
 class LogReader:
@@ -49,12 +57,16 @@ class LogReader:
         *,
         columns: Sequence[str] | None,
         schema_id: int,
+        form: LogForm = LogForm.ARROW,
     ) -> None:
         self._exchange = exchange
         self._service = service
         self._table = table
         self._columns = columns
         self._schema_id = schema_id
+        self._form = form
+        # Of each bucket, if that is said: the log's fingerprint where the last page ended.
+        self._fingerprints: dict[int, str] = {}
         self._schema = table.log_schema_of(schema_id)
         self._page_schema = self._schema
         if columns is not None:
@@ -72,16 +84,29 @@ class LogReader:
             self._read, self._table.info, tablet, bucket, offset, end, bytes_max, seen
         )
 
+        weight = 1 if self._form is LogForm.ARROW else _TEXT_WEIGHT
+
         async def build(expected: int) -> LogPage:
-            is_small = expected <= service.config.inline_bytes_max
+            is_small = expected * weight <= service.config.inline_bytes_max
             return read() if is_small else await service.run_blocking(read)
 
         estimate = min(_bytes_estimate(tablet, end - offset), bytes_max)
         return await service.answers.build(self._exchange, estimate, build)
 
-    def heartbeat(self, buckets: Iterable[int]) -> list[bytes | memoryview]:
+    def heartbeat(self, positions: Mapping[int, int]) -> list[bytes | memoryview]:
         """Return a page without rows: where these buckets begin and end."""
-        return as_views(encode_fetch_body(self._page_schema, [], positions=self._seen(buckets)))
+        seen = self._seen(positions)
+        if self._form is LogForm.EVENTS:
+            data = json.dumps({str(bucket): ends for bucket, ends in seen.items()}).encode()
+            return event("positions", positions, self._fingerprints, [data])
+        return as_views(encode_fetch_body(self._page_schema, [], positions=seen))
+
+    def pushed(self, page: LogPage, positions: Mapping[int, int]) -> Sequence[bytes | memoryview]:
+        """Return a page as a subscription sends it, which is at `positions` then."""
+        if self._form is not LogForm.EVENTS:
+            return page.pieces
+        self._fingerprints.update(page.fingerprints)
+        return event("rows", positions, self._fingerprints, page.pieces)
 
     def _seen(self, buckets: Iterable[int]) -> dict[int, tuple[int, int]]:
         tablets = {bucket: self._table.tablet(bucket) for bucket in buckets}
@@ -100,6 +125,8 @@ class LogReader:
         stored = []
         if offset < end:
             stored = tablet.read(offset, bytes_max=bytes_max, end_offset=end)
+        if self._form is not LogForm.ARROW:
+            return self._text_page(info, tablet, bucket, offset, end, stored, positions[bucket])
         batches: list[tuple[BatchAddress, pa.Buffer | memoryview]] = []
         for frame in stored:
             address = BatchAddress(
@@ -126,16 +153,61 @@ class LogReader:
             byte_count=sum(len(piece) for piece in pieces),
         )
 
+    def _text_page(
+        self,
+        info: TableInfo,
+        tablet: LogTablet,
+        bucket: int,
+        offset: int,
+        end: int,
+        stored: Sequence[StoredBatch],
+        ends: tuple[int, int],
+    ) -> LogPage:
+        """Return exactly the rows of [offset, end) that are stored."""
+        batches = []
+        next_offset = offset
+        for frame in stored:
+            first, next_offset = max(offset, frame.base_offset), min(end, frame.end_offset)
+            batches.append(
+                self._rows(frame, info).slice(first - frame.base_offset, next_offset - first)
+            )
+        found = tablet.fingerprint(next_offset) if self._service.manager.may_lose_rows else None
+        fingerprint = None if found is None else found.hex()
+        page = TextPage(
+            bucket=bucket,
+            first_offset=offset,
+            next_offset=next_offset,
+            log_start_offset=ends[0],
+            high_watermark=ends[1],
+            fingerprint=fingerprint,
+            batches=batches,
+        )
+        pieces = page.pieces(self._form)
+        return LogPage(
+            pieces=pieces,
+            next_offset=next_offset,
+            row_count=sum(batch.num_rows for batch in batches),
+            byte_count=sum(len(piece) for piece in pieces),
+            fingerprints={} if fingerprint is None else {bucket: fingerprint},
+        )
+
+    def _rows(self, frame: StoredBatch, info: TableInfo) -> pa.RecordBatch:
+        """Return the frame's rows as they were asked for."""
+        if frame.schema_id == self._schema_id:
+            rows = decode_payload(frame.payload, self._schema)
+        else:
+            rows = read_stored(
+                frame.payload, info, stored_as=frame.schema_id, wanted=self._schema_id
+            )
+        return rows if self._columns is None else rows.select(list(self._columns))
+
     def _payload(self, frame: StoredBatch, info: TableInfo) -> pa.Buffer | memoryview:
         """Return the frame's payload as it was asked for, untouched where it is that already."""
         if frame.schema_id == self._schema_id:
             if self._columns is None:
                 return frame.payload
             return project_payload(frame.payload, self._schema, self._columns)
-        rows = read_stored(frame.payload, info, stored_as=frame.schema_id, wanted=self._schema_id)
-        if self._columns is not None:
-            rows = rows.select(list(self._columns))
-        return encode_payload(rows)
+        return encode_payload(self._rows(frame, info))
 
 
 def _bytes_estimate(tablet: LogTablet, row_count: int) -> int:

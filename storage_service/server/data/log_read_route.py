@@ -23,7 +23,12 @@ from streamhouse.storage_service.errors import (
     OverloadedError,
     StreamhouseError,
 )
-from streamhouse.storage_service.server.data.log_page import ARROW_STREAM, LogPage, LogReader
+from streamhouse.storage_service.server.data.log_page import LogPage, LogReader
+from streamhouse.storage_service.server.data.log_text import (
+    LogForm,
+    event_positions,
+    wanted_form,
+)
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.http.parameters import (
     fingerprints,
@@ -39,6 +44,8 @@ __all__ = ["answer_fetch", "answer_subscribe"]
 _logger = logging.getLogger(__name__)
 
 _FETCH_BYTES_DEFAULT: Final = 8 << 20
+# Neither caches nor proxies keep what is pushed.
+_PUSHED_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 _FETCH_PARAMETERS: Final = (
     "offset",
     "max_bytes",
@@ -81,12 +88,16 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
         if not await service.wait_for_rows(exchange, table, number, deadline=deadline):
             break
         service.manager.check_readable(table)
-    reader = LogReader(exchange, service, table, columns=columns, schema_id=schema_id)
+    form = wanted_form(exchange)
+    reader = LogReader(exchange, service, table, columns=columns, schema_id=schema_id, form=form)
     bytes_max = min(bytes_max, config.fetch_bytes_max)
     page = await reader.page(number, offset=offset, end=end, bytes_max=bytes_max)
     table.read_rows += page.row_count
     service.metrics.count_sent(row_count=page.row_count, byte_count=page.byte_count)
-    await exchange.answer(200, ARROW_STREAM, page.pieces)
+    headers = []
+    if form is LogForm.NDJSON:
+        headers = [(b"x-next-offset", b"%d" % page.next_offset)]
+    await exchange.answer(200, form.value, page.pieces, headers=headers)
 
 
 def _check_offset(table: OpenTable, bucket: int, offset: int) -> None:
@@ -119,19 +130,30 @@ async def _check_history(
 
 async def answer_subscribe(exchange: HttpExchange, service: Service, *, path: str) -> None:
     """Stream batches of all wanted buckets from their start offsets on."""
-    query = exchange.query(["start", "columns", "schema_id", "fingerprints"])
+    query = exchange.query(["start", "columns", "schema_id", "fingerprints", "format"])
+    form = _subscribed_form(exchange, query.get("format"))
+    if form is LogForm.EVENTS and (reached := exchange.header(b"last-event-id")):
+        # A browser asks again as it did at first, and says besides how far it has come.
+        query["start"], query["fingerprints"] = event_positions(reached.decode("latin-1"))
     table = service.readable(path)
     # Fixed for as long as it goes on: a change of the schema must not surprise a reader.
     schema_id = schema_version(query.get("schema_id"), table.info)
     columns = log_column_names(query.get("columns"), table.info, schema_id)
-    reader = LogReader(exchange, service, table, columns=columns, schema_id=schema_id)
+    reader = LogReader(exchange, service, table, columns=columns, schema_id=schema_id, form=form)
     positions = _start(table, query.get("start", "latest"))
     if "fingerprints" in query:
         said = fingerprints("fingerprints", query["fingerprints"], positions)
         await _check_history(service, table, positions, said)
     with service.subscription(exchange):
-        await exchange.start(200, [(b"content-type", ARROW_STREAM)])
+        await exchange.start(200, [(b"content-type", form.value), *_PUSHED_HEADERS])
         await _push(exchange, service, table, positions, reader)
+
+
+def _subscribed_form(exchange: HttpExchange, given: str | None) -> LogForm:
+    if given not in (None, "arrow", "sse"):
+        raise InvalidRequestError(f"parameter format = '{given[:40]}' is not one of arrow, sse")
+    is_named = given is None and exchange.accepted((LogForm.EVENTS.value,)) is not None
+    return LogForm.EVENTS if given == "sse" or is_named else LogForm.ARROW
 
 
 def _start(table: OpenTable, text: str) -> dict[int, int]:
@@ -176,9 +198,9 @@ async def _push(
                     continue
                 if page is None:
                     return await exchange.finish()
-                await exchange.push(page.pieces)
-                exchange.release()
                 positions[bucket] = page.next_offset
+                await exchange.push(reader.pushed(page, positions))
+                exchange.release()
                 table.read_rows += page.row_count
                 service.metrics.count_sent(row_count=page.row_count, byte_count=page.byte_count)
         if is_behind:

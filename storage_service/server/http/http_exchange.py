@@ -10,7 +10,7 @@ import asyncio
 import enum
 import functools
 import json
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, MutableMapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
@@ -168,6 +168,17 @@ class HttpExchange:
         for key, value in self.scope["headers"]:
             if key == name:
                 return bytes(value)
+        return None
+
+    def accepted(self, known: Container[bytes]) -> bytes | None:
+        """Return the first of these content types that the client asks for; None if it does not."""
+        text = self.header(b"accept")
+        if text is None or text == b"*/*":
+            return None
+        for named in text.split(b","):
+            content_type = named.partition(b";")[0].strip().lower()
+            if content_type in known:
+                return content_type
         return None
 
     def query(self, known: Iterable[str]) -> dict[str, str]:
