@@ -80,8 +80,12 @@ class Table:
         return rows_for(self._spark, options, info, connection, lambda frames: build(frames[0]))
 
     def history(self) -> DataFrame:
-        """Return the lake's snapshots, to which `asOfSnapshot` goes back."""
-        given = self._read_options() | {"table": f"{self.path}$snapshots"}
+        """Return what changed the table: transactions, and snapshots of the lake, oldest first.
+
+        Column `kind` tells them apart. Transactions are those that the service remembers, which
+        docs/spark.md describes; `asOfSnapshot` goes back to a `snapshot_id`.
+        """
+        given = self._read_options() | {"table": f"{self.path}$history"}
         return self._spark.read.format(FORMAT).options(**given).load()
 
     def merge(

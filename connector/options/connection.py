@@ -25,6 +25,7 @@ __all__ = [
     "BUCKETS",
     "CHANGELOG",
     "FILES",
+    "HISTORY",
     "ICEBERG",
     "LAKE",
     "LOG",
@@ -45,7 +46,8 @@ SNAPSHOTS: Final = "snapshots"
 BUCKETS: Final = "buckets"
 REJECTED: Final = "rejected"
 FILES: Final = "files"
-METADATA_PARTS: Final = (SNAPSHOTS, BUCKETS, FILES)
+HISTORY: Final = "history"
+METADATA_PARTS: Final = (SNAPSHOTS, BUCKETS, FILES, HISTORY)
 _PARTS: Final = (LAKE, LOG, CHANGELOG, ICEBERG, *METADATA_PARTS)
 
 _lock: Final = threading.Lock()

@@ -1,4 +1,4 @@
-"""Tables about a table: `$buckets`, `$snapshots` and `$files`, made while planning."""
+"""Tables about a table: `$buckets`, `$snapshots`, `$files`, `$history`, made while planning."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.connector.options.connection import BUCKETS, FILES, SNAPSHOTS
+from streamhouse.connector.options.connection import BUCKETS, FILES, HISTORY, SNAPSHOTS
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import UnknownColumnError, suggestion
 from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.storage_service.model.transaction import TransactionStatus
 
 __all__ = ["METADATA_SCHEMAS", "metadata_rows", "metadata_schema"]
 
@@ -53,6 +54,20 @@ METADATA_SCHEMAS: Final[dict[str, pa.Schema]] = {
             pa.field("delete_files", pa.int32(), nullable=False),
         ]
     ),
+    HISTORY: pa.schema(
+        [
+            pa.field("kind", pa.string(), nullable=False),
+            pa.field("at", _TIMESTAMP, nullable=False),
+            pa.field("operation", pa.string()),
+            pa.field("status", pa.string(), nullable=False),
+            pa.field("row_count", pa.int64()),
+            pa.field("app_id", pa.string()),
+            pa.field("app_version", pa.int64()),
+            pa.field("transaction_id", pa.string()),
+            pa.field("snapshot_id", pa.int64()),
+            pa.field("reason", pa.string()),
+        ]
+    ),
 }
 """What each metadata table looks like. Ends are exclusive, as everywhere."""
 
@@ -73,7 +88,7 @@ def metadata_schema(part: str, columns: Sequence[str] | None) -> pa.Schema:
 
 def metadata_rows(client: StorageClient, state: TableState, part: str) -> pa.Table:
     """Return the rows of `table$part` at the cut of `state`."""
-    makers = {BUCKETS: _buckets, SNAPSHOTS: _snapshots, FILES: _files}
+    makers = {BUCKETS: _buckets, SNAPSHOTS: _snapshots, FILES: _files, HISTORY: _history}
     rows = makers[part](client, state)
     return pa.Table.from_pylist(rows, schema=METADATA_SCHEMAS[part])
 
@@ -145,3 +160,34 @@ def _files(client: StorageClient, state: TableState) -> list[dict[str, Any]]:
         }
         for file in found.files
     ]
+
+
+def _history(client: StorageClient, state: TableState) -> list[dict[str, Any]]:
+    """Return transactions and lake snapshots, oldest first."""
+    transactions = client.transactions(str(state.table.path))
+    rows: list[dict[str, Any]] = [
+        {
+            "kind": "snapshot",
+            "at": found["committed_at"],
+            "operation": found["operation"],
+            "status": str(TransactionStatus.COMMITTED),
+            "snapshot_id": found["snapshot_id"],
+        }
+        for found in _snapshots(client, state)
+    ]
+    for found in reversed(transactions):
+        ended_us = found["timestamp_us"]
+        rows.append(
+            {
+                "kind": "transaction",
+                "at": found["begun_timestamp_us"] if ended_us is None else ended_us,
+                "operation": found["operation"],
+                "status": found["status"],
+                "row_count": found["row_count"],
+                "app_id": found["app_id"],
+                "app_version": found["version"],
+                "transaction_id": found["transaction_id"],
+                "reason": found["reason"] or None,
+            }
+        )
+    return sorted(rows, key=lambda row: int(row["at"]))

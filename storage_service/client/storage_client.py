@@ -422,6 +422,15 @@ class StorageClient(TableCalls, TieringCalls):
             transaction.table = known
         return transaction
 
+    def transactions(self, path: str, *, limit: int = 1000) -> list[dict[str, Any]]:
+        """Return what became of the latest transactions, newest first, as docs/http_api.md says."""
+        answer: dict[str, Any] = self._transport.request_json(
+            "GET",
+            f"/v1/tables/{TablePath.parse(path)}/transactions",
+            query={"limit": str(limit)},
+        )
+        return list(answer["transactions"])
+
     def open_transaction(self, path: str, transaction_id: str) -> Transaction:
         """Return a transaction that was begun elsewhere; the id of a skipped one is empty.
 

@@ -33,7 +33,8 @@ class TransactionStatus(StrEnum):
     """How far a transaction is.
 
     `committing` is decided: it happens, whatever breaks. `skipped` wrote nothing, because its
-    application has committed that version, or a later one, before.
+    application has committed that version, or a later one, before. `refused` is `aborted` by a
+    commit that failed.
     """
 
     OPEN = "open"
@@ -41,6 +42,7 @@ class TransactionStatus(StrEnum):
     COMMITTED = "committed"
     SKIPPED = "skipped"
     ABORTED = "aborted"
+    REFUSED = "refused"
 
 
 class Isolation(StrEnum):

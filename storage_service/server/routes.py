@@ -255,6 +255,7 @@ _CONTROL: Final = (
     *_control(
         "transactions",
         "/v1/tables/{path}/transactions",
+        ("GET", "", "read:{path}", "list_transactions"),
         ("POST", "", "write:{path}", "begin_transaction"),
         ("GET", "/{transaction_id}", "read:{path}", "transaction_status"),
         ("POST", "/{transaction_id}/commit", "write:{path}", "commit_transaction"),

@@ -268,3 +268,32 @@ def test_what_cannot_be_overwritten_is_refused_at_once(client: StorageClient) ->
     )
     with pytest.raises(UnsupportedError, match=r"table.delete.behavior = ignore"):
         client.begin_transaction("firsts", operation="overwrite")
+
+
+def test_the_latest_are_listed_newest_first(client: StorageClient) -> None:
+    _create(client, "rows")
+    assert client.transactions("rows") == []
+    with client.begin_transaction("rows", operation="upsert", app_id="job", version=3) as written:
+        committed = written.commit([written.stage(_rows(0, 10))])
+    staged = client.begin_transaction("rows", operation="delete")
+
+    found = client.transactions("rows")
+
+    assert [one["transaction_id"] for one in found] == [
+        staged.transaction_id,
+        written.transaction_id,
+    ]
+    assert found[1] == {
+        "transaction_id": written.transaction_id,
+        "operation": "upsert",
+        "app_id": "job",
+        "version": 3,
+        "begun_timestamp_us": found[1]["begun_timestamp_us"],
+        "status": "committed",
+        "row_count": 10,
+        "timestamp_us": committed.timestamp_us,
+        "reason": "",
+    }
+    assert client.transactions("rows", limit=1) == found[:1]
+    with pytest.raises(InvalidRequestError, match="limit = '0' must be a whole number from 1 on"):
+        client.transactions("rows", limit=0)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import Any
 
 import pyarrow as pa
 
@@ -80,6 +81,8 @@ class FakeService:
         self.states = 0
         self.may_lose_rows = False
         """Whether it says so, and tells fingerprints; `lose` makes them others from there on."""
+        self.latest_transactions: list[dict[str, Any]] = []
+        """What it says of any table's, newest first."""
         self.consumers_said: dict[tuple[str, str], tuple[dict[int, int], bool]] = {}
         """By table and consumer, what it reported last, and whether it reads the lake."""
         self._lost_from: int | None = None
@@ -188,6 +191,9 @@ class FakeService:
 
     def lake_catalog(self) -> LakeCatalog:
         return self._catalog
+
+    def transactions(self, path: str, *, limit: int = 1000) -> list[dict[str, Any]]:
+        return self.latest_transactions[:limit]
 
     def endpoint_of(self, path: str) -> str:
         return self.endpoint

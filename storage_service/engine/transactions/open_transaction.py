@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import heapq
 import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.transactions.transaction_commit import CommitProgress
@@ -16,6 +17,7 @@ from streamhouse.storage_service.engine.transactions.transaction_files import (
     PartSize,
     TransactionSpec,
 )
+from streamhouse.storage_service.engine.transactions.transaction_outcomes import TransactionOutcomes
 from streamhouse.storage_service.errors import InvalidRequestError, OverloadedError
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
@@ -31,8 +33,11 @@ __all__ = [
     "check_spec",
     "digest_of",
     "find_joinable",
+    "listed",
     "spec_to_json",
 ]
+
+_REASON_LENGTH_MAX: Final = 1_000
 
 
 @dataclass
@@ -101,6 +106,16 @@ class OpenTransaction:
         return sum(part.size_bytes for part in self.parts.values())
 
     @property
+    def row_count(self) -> int:
+        """The rows of its parts."""
+        return sum(part.row_count for part in self.parts.values())
+
+    @property
+    def status(self) -> TransactionStatus:
+        """Whether it takes rows or is being committed."""
+        return TransactionStatus.OPEN if self.commit is None else TransactionStatus.COMMITTING
+
+    @property
     def expires_us(self) -> int:
         """When it is dropped if nobody touches it."""
         return self.active_us + self.spec.timeout_ms * 1_000
@@ -112,12 +127,11 @@ class OpenTransaction:
 
     def to_json(self) -> dict[str, Any]:
         """Return how far it is."""
-        status = TransactionStatus.OPEN if self.commit is None else TransactionStatus.COMMITTING
         return {
             **spec_to_json(self.spec),
-            "status": str(status),
+            "status": str(self.status),
             "parts": len(self.parts),
-            "row_count": sum(part.row_count for part in self.parts.values()),
+            "row_count": self.row_count,
             "bytes": self.size_bytes,
             "expires_timestamp_us": self.expires_us,
             "rows_to_commit": self.progress.row_count,
@@ -172,6 +186,47 @@ def spec_to_json(spec: TransactionSpec) -> dict[str, Any]:
     value = spec.to_json()
     value["begun_timestamp_us"] = value.pop("begun_us")
     return value
+
+
+def listed(
+    unfinished: Iterable[OpenTransaction], outcomes: TransactionOutcomes, *, limit: int
+) -> list[dict[str, Any]]:
+    """Return what is known of the latest `limit` transactions, newest first.
+
+    One that has ended has the time when it did, else it has that of its beginning.
+    """
+    found: list[tuple[int, int, dict[str, Any]]] = []
+
+    def add(
+        spec: TransactionSpec,
+        status: TransactionStatus,
+        row_count: int,
+        timestamp_us: int | None = None,
+        reason: str = "",
+    ) -> None:
+        entry = {
+            "transaction_id": spec.transaction_id,
+            "operation": str(spec.operation),
+            "app_id": spec.app_id,
+            "version": spec.version,
+            "begun_timestamp_us": spec.begun_us,
+            "status": str(status),
+            "row_count": row_count,
+            "timestamp_us": timestamp_us,
+            "reason": reason[:_REASON_LENGTH_MAX],
+        }
+        # Of those of one moment the one that was added last is the newest.
+        found.append((spec.begun_us if timestamp_us is None else timestamp_us, len(found), entry))
+
+    for refusal in outcomes.refusals:
+        spec, row_count, error, timestamp_us = refusal
+        add(spec, TransactionStatus.REFUSED, row_count, timestamp_us, error.message)
+    for outcome in sorted(outcomes.remembered, key=lambda outcome: outcome.number):
+        result = outcome.result
+        add(outcome.spec, result.status, result.row_count, result.timestamp_us)
+    for transaction in unfinished:
+        add(transaction.spec, transaction.status, transaction.row_count)
+    return [entry for *_, entry in heapq.nlargest(limit, found)]
 
 
 def digest_of(parts: Sequence[str], linked: LinkedCommit | None = None) -> str:

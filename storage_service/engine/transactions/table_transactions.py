@@ -32,6 +32,7 @@ from streamhouse.storage_service.engine.transactions.open_transaction import (
     check_spec,
     digest_of,
     find_joinable,
+    listed,
     spec_to_json,
 )
 from streamhouse.storage_service.engine.transactions.read_conflicts import check_read_offsets
@@ -44,6 +45,7 @@ from streamhouse.storage_service.engine.transactions.transaction_files import (
     TransactionSpec,
 )
 from streamhouse.storage_service.engine.transactions.transaction_outcomes import (
+    Refusal,
     TransactionOutcomes,
     new_transaction_id,
 )
@@ -135,6 +137,10 @@ class TableTransactions:
         if outcome is not None:
             return {**spec_to_json(outcome.spec), **outcome.result.to_json()}
         return self._find(transaction_id).to_json()
+
+    def latest(self, limit: int) -> list[dict[str, Any]]:
+        """Return what became of the latest transactions that are known, as JSON, newest first."""
+        return listed(self._open.values(), self._outcomes, limit=limit)
 
     # -- open transactions ---------------------------------------------------------------------
 
@@ -406,7 +412,8 @@ class TableTransactions:
         except StreamhouseError as error:
             transaction.commit, transaction.named, transaction.linked = None, (), None
             if not error.retriable:
-                self._outcomes.refuse(transaction.transaction_id, error)
+                rows, now_us = transaction.row_count, self._runtime.clock_us()
+                self._outcomes.refuse(Refusal(transaction.spec, rows, error, now_us))
                 self._drop(transaction, "aborted")
             raise
 
@@ -573,8 +580,7 @@ class TableTransactions:
         dropping = self._delete(self._files.drop, transaction_id, list(transaction.parts))
         self._dropping[transaction_id] = dropping
         dropping.add_done_callback(lambda _: self._dropping.pop(transaction_id, None))
-        row_count = sum(part.row_count for part in transaction.parts.values())
-        self._runtime.observer.transaction_ended(how, row_count=row_count, seconds=0.0)
+        self._runtime.observer.transaction_ended(how, row_count=transaction.row_count, seconds=0.0)
 
     def _forget(self, transaction: OpenTransaction) -> None:
         del self._open[transaction.transaction_id]

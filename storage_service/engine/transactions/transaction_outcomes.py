@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from streamhouse.storage_service.engine.transactions.transaction_files import Decision
+from streamhouse.storage_service.engine.transactions.transaction_files import (
+    Decision,
+    TransactionSpec,
+)
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.transaction import TransactionStatus
 
-__all__ = ["DueForFolding", "TransactionOutcomes", "new_transaction_id"]
+__all__ = ["DueForFolding", "Refusal", "TransactionOutcomes", "new_transaction_id"]
 
 # Outcomes with a file of their own; then they are written into one together.
 _OWN_FILES_MAX: Final = 64
@@ -32,6 +35,15 @@ class DueForFolding(NamedTuple):
     remembered: Sequence[Decision]
 
 
+class Refusal(NamedTuple):
+    """A transaction whose commit failed, so that nothing of it was written."""
+
+    spec: TransactionSpec
+    row_count: int
+    error: StreamhouseError
+    timestamp_us: int
+
+
 class TransactionOutcomes:
     """At most `outcomes_max` of each: recent ones by id, and the latest of each application.
 
@@ -43,7 +55,7 @@ class TransactionOutcomes:
         self._recent: dict[str, Decision] = {}
         self._latest_of_app: dict[str, Decision] = {}
         self._own: list[Decision] = []
-        self._refused: dict[str, StreamhouseError] = {}
+        self._refused: dict[str, Refusal] = {}
         self._forgotten = 0
 
     def loaded(self, next_number: int) -> None:
@@ -54,15 +66,29 @@ class TransactionOutcomes:
             number -= 1
         self._forgotten = number
 
-    def refuse(self, transaction_id: str, error: StreamhouseError) -> None:
+    def refuse(self, refusal: Refusal) -> None:
         """Remember, until the service ends, with which error a commit ended."""
-        self._refused[transaction_id] = error
+        self._refused[refusal.spec.transaction_id] = refusal
         if len(self._refused) > self._outcomes_max:
             del self._refused[next(iter(self._refused))]
 
     def refusal(self, transaction_id: str) -> StreamhouseError | None:
         """Return the error with which the commit of a transaction ended, if it is remembered."""
-        return self._refused.get(transaction_id)
+        refusal = self._refused.get(transaction_id)
+        return None if refusal is None else refusal.error
+
+    @property
+    def refusals(self) -> Iterable[Refusal]:
+        """The commits that failed, as far as they are remembered."""
+        return self._refused.values()
+
+    @property
+    def remembered(self) -> Iterable[Decision]:
+        """All outcomes that are remembered, each once."""
+        return {
+            outcome.spec.transaction_id: outcome
+            for outcome in (*self._latest_of_app.values(), *self._recent.values())
+        }.values()
 
     def is_uncommitted(self, transaction_id: str) -> bool:
         """Whether a transaction that is neither open nor remembered was surely not committed."""
@@ -105,11 +131,7 @@ class TransactionOutcomes:
         if len(self._own) < _OWN_FILES_MAX:
             return None
         own, self._own = self._own, []
-        remembered = {
-            outcome.spec.transaction_id: outcome
-            for outcome in (*self._latest_of_app.values(), *self._recent.values())
-        }
-        return DueForFolding(own, sorted(remembered.values(), key=_time))
+        return DueForFolding(own, sorted(self.remembered, key=_time))
 
 
 def new_transaction_id(next_number: int) -> str:

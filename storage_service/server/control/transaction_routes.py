@@ -32,6 +32,14 @@ def transaction_routes(routes: ControlRoutes, service: Service) -> None:
     """Make the routes below `/v1/tables/{path}/transactions`."""
     coordinator = service.manager.transactions
 
+    @routes.answers("The latest transactions of a table, and what became of them.")
+    async def list_transactions(
+        path: TableName,
+        limit: Annotated[str, Query(description="How many at most, from the newest on.")] = "1000",
+    ) -> dict[str, list[Any]]:
+        transactions = coordinator.of(service.table(path))
+        return {"transactions": transactions.latest(integer("limit", limit, least=1))}
+
     @routes.answers("Begin a transaction.", status_code=201)
     async def begin_transaction(path: TableName, body: BeginTransaction) -> dict[str, Any]:
         table = service.table(path)

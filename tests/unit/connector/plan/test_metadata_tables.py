@@ -49,6 +49,41 @@ def test_what_they_say(world: UnionWorld) -> None:
     assert world.read(asOfSnapshot=snapshot["snapshot_id"]).num_rows == 15
 
 
+def test_history_has_transactions_and_snapshots_in_their_order(world: UnionWorld) -> None:
+    world.append(0, rows(0, 10))
+    world.tiering.tier()
+    known = {"operation": "append", "app_id": None, "version": None, "row_count": 3, "reason": ""}
+    world.tiering.service.latest_transactions = [
+        # Newest first, as the service lists them.
+        known
+        | {"transaction_id": "3-c", "status": "open", "begun_timestamp_us": 9 * 10**15}
+        | {"timestamp_us": None, "app_id": "job", "version": 7},
+        known
+        | {"transaction_id": "2-b", "status": "refused", "begun_timestamp_us": 1}
+        | {"timestamp_us": 20, "reason": "somebody was first"},
+        known
+        | {"transaction_id": "1-a", "status": "committed", "begun_timestamp_us": 2}
+        | {"timestamp_us": 10},
+    ]
+
+    found = world.read("db.t$history").to_pylist()
+
+    (snapshot,) = world.read("db.t$snapshots").to_pylist()
+    assert [(row["kind"], row["status"]) for row in found] == [
+        ("transaction", "committed"),
+        ("transaction", "refused"),
+        ("snapshot", "committed"),
+        ("transaction", "open"),
+    ]
+    assert [row["transaction_id"] for row in found] == ["1-a", "2-b", None, "3-c"]
+    assert [row["reason"] for row in found] == [None, "somebody was first", None, None]
+    assert (found[3]["app_id"], found[3]["app_version"]) == ("job", 7)
+    assert (found[2]["snapshot_id"], found[2]["at"]) == (
+        snapshot["snapshot_id"],
+        snapshot["committed_at"],
+    )
+
+
 def test_an_unknown_column_of_a_part(world: UnionWorld) -> None:
     with pytest.raises(UnknownColumnError, match=r"'\$files' has no column 'rows'"):
         world.read("db.t$files", columns="rows")

@@ -96,6 +96,7 @@ async def test_every_call_that_names_a_damaged_table_says_why(
         ("POST", "/lookup", None),
         ("POST", "/upsert", None),
         ("POST", "/append", None),
+        ("GET", "/transactions", None),
         ("POST", "/transactions", {"operation": "append"}),
         ("PATCH", "/properties", {"set": {"table.log.ttl": "1d"}}),
         ("PATCH", "/schema", {"changes": [{"add": "n", "type": "int"}]}),

@@ -90,6 +90,8 @@ def test_a_path_that_can_be_no_tables_is_refused() -> None:
     ("method", "path", "level", "scope"),
     [
         ("GET", "/v1/tables/t", Level.READ, "default.t"),
+        ("GET", "/v1/tables/t/transactions", Level.READ, "default.t"),
+        ("POST", "/v1/tables/t/transactions", Level.WRITE, "default.t"),
         ("POST", "/v1/tables/t/transactions/1/commit", Level.WRITE, "default.t"),
         ("PUT", "/v1/tables/t/lake/pins/me", Level.READ, "default.t"),
         ("PUT", "/v1/tables/t/consumers/me", Level.READ, "default.t"),
