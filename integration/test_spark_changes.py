@@ -14,9 +14,10 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
 
 import streamhouse
-from integration.spark_world import SparkWorld, world
+from integration.spark_world import EVENTS, SparkWorld, event_rows, world
 from streamhouse.connector.changes.merge import Merge
 from streamhouse.storage_service.errors import (
     CommitConflictError,
@@ -175,6 +176,39 @@ def test_a_version_changes_the_table_once(world: SparkWorld) -> None:
     assert merge.execute(app_id="nightly", app_version=8).rows_deleted == 1
     with pytest.raises(InvalidRequestError, match="app_id needs app_version"):
         table.delete("id = 1", app_id="nightly")
+
+
+def test_history_shows_what_became_of_each_change_beside_the_lakes_snapshots(
+    world: SparkWorld,
+) -> None:
+    table = _table(world, 4)
+    world.tier(table.path)
+    read_offsets = {b: at.high_watermark for b, at in world.client.positions(table.path).items()}
+    job: dict[str, Any] = {"app_id": "nightly", "app_version": 7}
+    table.update({"balance": "balance + 1"}, "id < 3", **job)
+    late = world.client.begin_transaction(table.path, operation="overwrite")
+    with pytest.raises(CommitConflictError) as conflict:
+        late.commit([], read_offsets=read_offsets)
+    table.truncate()
+
+    history = table.history()
+
+    assert [row.kind for row in history.collect()] == ["snapshot", *["transaction"] * 3]
+    transactions = history.where("kind = 'transaction'")
+    found = transactions.select("operation", "status", "row_count", "app_id", "app_version")
+    assert [tuple(row) for row in found.collect()] == [
+        ("upsert", "committed", 3, "nightly", 7),
+        ("overwrite", "refused", 0, None, None),
+        ("overwrite", "committed", 0, None, None),
+    ]
+    refused = history.where("status = 'refused'").first()
+    assert refused is not None
+    assert refused.transaction_id == late.transaction_id
+    assert refused.reason == conflict.value.message
+    snapshot = history.where("kind = 'snapshot'").first()
+    assert snapshot is not None
+    before = world.load(table.path, asOfSnapshot=snapshot.snapshot_id)
+    assert before.selectExpr("sum(balance)").collect()[0][0] == 60
 
 
 def test_a_log_table_is_changed_only_as_a_whole(world: SparkWorld) -> None:
@@ -336,6 +370,72 @@ def test_a_stream_of_windowed_counts_upserts_exactly_once(
     assert world.client.positions("default.windowed") == before
     with pytest.raises(InvalidRequestError, match="has the primary key"):
         table.upsert_stream(counted, keys=["region"])
+
+
+def _event_times(random: Random, number: int) -> tuple[list[int], list[int]]:
+    """Return seconds of rows in time for a watermark of a minute, and of rows that are too late.
+
+    No row is over a minute behind another of its own step, and the latest of a step is always
+    there: what the watermark lets pass does not depend on where micro-batches end. Windows of the
+    rows that are too late ended before the watermark that the steps before this one left.
+    """
+    base = 1_000 + 30 * number
+    in_time = [base + 40] + [base + random.randint(-20, 40) for _ in range(19)]
+    random.shuffle(in_time)
+    too_late = [base - random.randint(100, 200) for _ in range(5)] if number else []
+    return in_time, too_late
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_windowed_stream_with_late_rows_and_restarts_is_what_a_batch_computes(
+    world: SparkWorld, tmp_path: Path, seed: int
+) -> None:
+    random = Random(seed)
+    events, checkpoint = world.table(bucket_count=2), str(tmp_path / "checkpoint")
+    table = streamhouse.Table(world.spark, f"default.late_windows_{seed}", endpoint=world.endpoint)
+
+    def computed(rows: DataFrame) -> DataFrame:
+        groups = rows.groupBy(F.window("at", "20 seconds"), F.expr("id % 3 AS part"))
+        return groups.agg(F.count("*").alias("rows"), F.sum("id").alias("total"))
+
+    def started(**trigger: Any) -> StreamingQuery:
+        rows = world.stream(events, maxOffsetsPerTrigger=8).withWatermark("at", "1 minute")
+        writer = table.upsert_stream(computed(rows), keys=["window", "part"])
+        writer = writer.option("checkpointLocation", checkpoint).trigger(**trigger)
+        return writer.start()
+
+    next_id = 0
+    for number in range(3):
+        for is_late, seconds in enumerate(_event_times(random, number)):
+            ids = range(next_id, next_id + len(seconds))
+            next_id += len(seconds)
+            rows = event_rows(0, len(seconds)).set_column(
+                0, EVENTS.field(0), pa.array([2 * i + is_late for i in ids], pa.int64())
+            )
+            times = pa.array([s * 1_000_000 for s in seconds], EVENTS.field("at").type)
+            world.client.append(events, rows.set_column(4, EVENTS.field("at"), times))
+        # Ended in the middle: of a micro-batch, or after one whose end Spark then forgets.
+        query = started(processingTime="0 seconds")
+        batches = random.randint(1, 2)
+        while len(query.recentProgress) < batches and query.isActive:
+            query.awaitTermination(0.05)
+        query.stop()
+        commits = sorted((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=_number)
+        if commits and random.random() < 0.5:
+            commits[-1].unlink()
+            (commits[-1].parent / f".{commits[-1].name}.crc").unlink(missing_ok=True)
+        query = started(availableNow=True)
+        query.awaitTermination()
+
+    columns = ["window_start", "window_end", "part", "rows", "total"]
+    found = sorted(tuple(row) for row in table.to_df().select(columns).collect())
+    in_time = computed(world.load(events).where("id % 2 = 0"))
+    wanted = in_time.select("window.start", "window.end", "part", "rows", "total").collect()
+    assert found == sorted(tuple(row) for row in wanted)
+
+
+def _number(file: Path) -> int:
+    return int(file.name)
 
 
 def test_spark_refuses_what_upsert_stream_is_for(world: SparkWorld, tmp_path: Path) -> None:
