@@ -77,6 +77,8 @@ def test_the_wheel_holds_every_module_once(wheel: Path) -> None:
 
     assert sorted(name for name in names if name.endswith(".py")) == sorted(_installed_paths())
     assert "streamhouse/py.typed" in names
+    for name in ("docs.html", "docs.js", "swagger-ui.css", "swagger-ui-bundle.js", "LICENSE"):
+        assert f"streamhouse/storage_service/server/control/swagger/{name}" in names
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ from streamhouse.storage_service.server.http.http_exchange import (
 from streamhouse.storage_service.server.http.own_task import own_task
 from streamhouse.storage_service.server.process_answers import AboutProcess, ProcessAnswers
 from streamhouse.storage_service.server.routes import (
-    STATUS_PAGE_PATH,
+    OPEN_PAGES,
     Answer,
     Found,
     find,
@@ -149,8 +149,7 @@ class ServiceApp:
         if answer is not None:
             return await exchange.answer(answer.status, answer.content_type, [answer.body])
         service.foreign_requests.check(exchange.method, exchange.scope["headers"])
-        # The page has nothing in it: what it shows it asks for, with the token.
-        found = None if exchange.path == STATUS_PAGE_PATH else find(exchange.method, exchange.path)
+        found = None if exchange.path in OPEN_PAGES else find(exchange.method, exchange.path)
         if found is not None:
             exchange.need, exchange.body = found.need, found.route.body
             service.access.admit(exchange)

@@ -23,8 +23,10 @@ from streamhouse.storage_service.server.http.http_exchange import Body
 
 __all__ = [
     "ANY_TOKEN",
+    "API_PAGE_FILES",
     "HEALTH_PATH",
     "METRICS_PATH",
+    "OPEN_PAGES",
     "READY_PATH",
     "ROUTES",
     "STATUS_PAGE_PATH",
@@ -44,6 +46,15 @@ HEALTH_PATH: Final = "/health"
 READY_PATH: Final = "/ready"
 METRICS_PATH: Final = "/metrics"
 STATUS_PAGE_PATH: Final = "/"
+API_PAGE_FILES: Final[Mapping[str, str]] = {
+    "/docs": "docs.html",
+    "/docs/docs.js": "docs.js",
+    "/docs/swagger-ui.css": "swagger-ui.css",
+    "/docs/swagger-ui-bundle.js": "swagger-ui-bundle.js",
+}
+"""Which file is answered at each path of the page that describes the control routes."""
+OPEN_PAGES: Final = frozenset((STATUS_PAGE_PATH, *API_PAGE_FILES))
+"""What has nothing in it: what these pages show they ask for, with a token."""
 # Whoever looks after a process wants to know how it is, whosever the data are.
 _OF_THE_PROCESS: Final = frozenset(("health", "page", "status", "metrics"))
 # Of these routes, those whose answer says how things stand, although they may change something.
@@ -152,8 +163,8 @@ def _process(path: str, need: str, name: str) -> Route:
     )
 
 
-def _page(path: str, name: str) -> Route:
-    return Route(method=READING, path=path, need=ANY_TOKEN, name=name, answer=Answer.PAGES)
+def _page(path: str, name: str, need: str) -> Route:
+    return Route(method=READING, path=path, need=need, name=name, answer=Answer.PAGES)
 
 
 def _catalog(method: str, path: str, need: str, body: Body = Body.JSON) -> Route:
@@ -274,10 +285,8 @@ _CONTROL: Final = (
 )
 
 _PAGES: Final = (
-    _page("/docs", "swagger_ui_html"),
-    _page("/docs/oauth2-redirect", "swagger_ui_redirect"),
-    _page("/openapi.json", "openapi"),
-    _page("/redoc", "redoc_html"),
+    *(_page(path, "api_page", OPEN) for path in API_PAGE_FILES),
+    _page("/openapi.json", "openapi", ANY_TOKEN),
 )
 
 # Namespaces are databases. What the catalog does not have, it says in its own words.
@@ -311,9 +320,7 @@ _NOTHING: Final = (
     *_nothing(METRICS_PATH, "read:service", about=True),
     *_nothing("/v1/lake/catalog", ANY_TOKEN),
     *_nothing("/docs", ANY_TOKEN),
-    *_nothing("/docs/oauth2-redirect", ANY_TOKEN),
     *_nothing("/openapi.json", ANY_TOKEN),
-    *_nothing("/redoc", ANY_TOKEN),
     *_nothing("/v1/databases", ANY_TOKEN),
     *_nothing("/v1/databases/{name}", "read:{name}.*", "admin:{name}.*"),
     *_nothing("/v1/tables", ANY_TOKEN),

@@ -22,6 +22,7 @@ from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY
 from streamhouse.storage_service.secret_sources import without_secrets
 from streamhouse.storage_service.server.caller import Level, database_scope
 from streamhouse.storage_service.server.control.adoption_route import adoption_routes
+from streamhouse.storage_service.server.control.api_page import api_page_routes
 from streamhouse.storage_service.server.control.consumer_routes import consumer_routes
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.move_routes import move_routes
@@ -51,9 +52,13 @@ def build_control_plane(service: Service) -> FastAPI:
     """Return the FastAPI application of `service`."""
     app = FastAPI(
         title="Streamhouse storage service",
-        description="Control routes. Data routes speak Arrow IPC: see docs/http_api.md.",
+        description="Control routes. Data routes speak Arrow and text: see docs/http_api.md.",
         redirect_slashes=False,
+        # FastAPI's own pages load their scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
     )
+    api_page_routes(app)
     routes = ControlRoutes(app)
     _service_routes(routes, service)
     _database_routes(routes, service)

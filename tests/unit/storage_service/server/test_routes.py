@@ -12,7 +12,7 @@ from streamhouse.storage_service.errors import InvalidNameError
 from streamhouse.storage_service.server.app import DATA_ANSWERS
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.control.control_plane import build_control_plane
-from streamhouse.storage_service.server.routes import OPEN, ROUTES, Answer, Route, find
+from streamhouse.storage_service.server.routes import OPEN, OPEN_PAGES, ROUTES, Answer, Route, find
 from tests.support.in_process_service import in_process_service
 
 ANSWERING = [route for route in ROUTES if route.answer is not Answer.NOTHING]
@@ -30,7 +30,10 @@ def test_a_request_of_a_row_finds_it(route: Route) -> None:
 
 
 def test_only_what_is_nobodys_secret_asks_for_no_token() -> None:
-    assert {route.path for route in ROUTES if route.need == OPEN} == {"/health", "/"}
+    assert {route.path for route in ROUTES if route.need == OPEN} == {
+        "/health",
+        *OPEN_PAGES,
+    }
 
 
 def test_every_data_route_has_one_answer() -> None:

@@ -1,0 +1,55 @@
+"""The page at /docs, on which control routes are described and tried: swagger-ui, as packaged.
+
+Nothing is loaded from elsewhere, so it works without the internet. The page has no secrets: what it
+shows, it asks for with the token that is entered on it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+from typing import Final
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from streamhouse.storage_service.server.routes import API_PAGE_FILES
+
+__all__ = ["api_page_routes"]
+
+_CONTENT_TYPES: Final = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+}
+_HEADERS: Final = {
+    # swagger-ui has styles of its elements and pictures in its style sheet.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline';"
+        " img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
+        " frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def api_page_routes(app: FastAPI) -> None:
+    """Make the routes of the page and its files."""
+
+    async def api_page(request: Request) -> Response:
+        name = API_PAGE_FILES[request.scope["path"]]
+        kept = "no-cache" if name.endswith("html") else "max-age=3600"
+        return Response(
+            _file(name),
+            media_type=_CONTENT_TYPES[name.rpartition(".")[2]],
+            headers={**_HEADERS, "Cache-Control": kept},
+        )
+
+    for path in API_PAGE_FILES:
+        app.add_route(path, api_page, methods=["GET"], include_in_schema=False)
+
+
+@functools.cache
+def _file(name: str) -> bytes:
+    return importlib.resources.files(__package__).joinpath("swagger", name).read_bytes()
