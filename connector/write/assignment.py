@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import SchemaMismatchError
 from streamhouse.storage_service.model.calendar import DAY_US
+from streamhouse.storage_service.model.casts.nested import converted, first_bad
 from streamhouse.storage_service.model.schema import canonical_type, type_name
 from streamhouse.storage_service.model.zone import Zone
 
@@ -73,10 +74,19 @@ def assigned(array: pa.Array, wanted: pa.DataType, *, column: str, zone: Zone | 
     """
     if array.type == wanted:
         return array
+
+    def convert(part: pa.Array) -> pa.Array:
+        return converted(part, wanted, leaf, places=_places)
+
+    def leaf(part: pa.Array, t: pa.DataType) -> pa.Array:
+        plain = _plain(part.type)
+        kernel = _kernel(plain, t, zone)
+        return part.cast(t) if kernel is None or plain == t else kernel(part.cast(plain))
+
     try:
-        return _converted(array, wanted, zone)
+        return convert(array)
     except pa.ArrowInvalid as error:
-        row = _first_bad(array, wanted, zone)
+        row = first_bad(array, convert)
         if row is None:
             raise SchemaMismatchError(f"column '{column}': {error}") from error
         value = str(array[row])
@@ -86,57 +96,6 @@ def assigned(array: pa.Array, wanted: pa.DataType, *, column: str, zone: Zone | 
         ) from error
 
 
-def _first_bad(array: pa.Array, wanted: pa.DataType, zone: Zone | None) -> int | None:
-    """Return the first row that cannot be converted, by halves."""
-    start, end = 0, len(array)
-    while end - start > 1:
-        middle = (start + end) // 2
-        try:
-            _converted(array.slice(start, middle - start), wanted, zone)
-        except pa.ArrowInvalid:
-            end = middle
-        else:
-            start = middle
-    return start if end > start else None
-
-
-def _converted(array: pa.Array, wanted: pa.DataType, zone: Zone | None) -> pa.Array:
-    given = array.type
-    if given == wanted:
-        return array
-    if pa.types.is_struct(wanted) and pa.types.is_struct(given):
-        places = _places(given, wanted)
-        assert places is not None, (given, wanted)
-        children = array.flatten()
-        return pa.StructArray.from_arrays(
-            [
-                pa.nulls(len(array), field.type)
-                if place < 0
-                else _converted(children[place], field.type, zone)
-                for place, field in zip(places, wanted, strict=True)
-            ],
-            fields=list(wanted),
-            mask=array.is_null(),
-        )
-    if pa.types.is_list(wanted) and pa.types.is_list(given):
-        values = _converted(array.flatten(), wanted.value_type, zone)
-        return pa.ListArray.from_arrays(_offsets(array), values, wanted, mask=array.is_null())
-    if pa.types.is_map(wanted) and pa.types.is_map(given):
-        fields = [pa.field("key", given.key_type), pa.field("value", given.item_type)]
-        entries = array.cast(pa.list_(pa.struct(fields)))
-        keys, items = entries.flatten().flatten()
-        return pa.MapArray.from_arrays(
-            _offsets(entries),
-            _converted(keys, wanted.key_type, zone),
-            _converted(items, wanted.item_type, zone),
-            type=wanted,
-            mask=array.is_null(),
-        )
-    plain = _plain(given)
-    kernel = _kernel(plain, wanted, zone)
-    return array.cast(wanted) if kernel is None or plain == wanted else kernel(array.cast(plain))
-
-
 def _plain(t: pa.DataType) -> pa.DataType:
     """Return the canonical type; a null's is its own, and all zones' labels are UTC's."""
     if pa.types.is_null(t):
@@ -144,11 +103,6 @@ def _plain(t: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(t) and t.tz is not None:
         return pa.timestamp("us", tz="UTC")
     return canonical_type(t, where="value")
-
-
-def _offsets(array: pa.Array) -> pa.Array:
-    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
 
 
 def _places(given: pa.StructType, wanted: pa.StructType) -> list[int] | None:
