@@ -36,8 +36,17 @@ from streamhouse.storage_service.client.rejects import (
 from streamhouse.storage_service.client.request_batches import (
     REQUEST_BYTES_TARGET,
     bounded_batches,
+    bounded_parts,
 )
 from streamhouse.storage_service.client.storage_client import StorageClient
+from streamhouse.storage_service.client.values.forms import (
+    Arrow,
+    PythonRows,
+    Rows,
+    is_arrow,
+    taken,
+)
+from streamhouse.storage_service.client.values.python_rows import rows_as_arrow, rows_as_tried
 from streamhouse.storage_service.client.writes import (
     AppendWriter,
     ColumnChecks,
@@ -54,6 +63,7 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
+from streamhouse.storage_service.model.casts.lossless import fitted
 from streamhouse.storage_service.model.transaction import TransactionOperation
 
 __all__ = ["Producer"]
@@ -89,6 +99,34 @@ class _Lane:
     rows: int = 0
     writer: AppendWriter = field(default_factory=AppendWriter)
     is_busy: bool = False
+
+
+def _joined(parts: Sequence[Future[Ranges]]) -> Future[Ranges]:
+    """Return what is done when all parts are, with the first error if one failed."""
+    whole: Future[Ranges] = Future()
+    whole.set_running_or_notify_cancel()
+    left = len(parts)
+    lock = threading.Lock()
+
+    def count(_: Future[Ranges]) -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            if left:
+                return
+        error = next((found for part in parts if (found := part.exception())), None)
+        if error is not None:
+            whole.set_exception(error)
+            return
+        ranges: Ranges = {}
+        for part in parts:
+            for bucket, span in part.result().items():
+                ranges[bucket] = (ranges.get(bucket, span)[0], span[1])
+        whole.set_result(ranges)
+
+    for part in parts:
+        part.add_done_callback(count)
+    return whole
 
 
 class Producer:
@@ -173,12 +211,28 @@ class Producer:
     ) -> None:
         self.close()
 
-    def send(self, data: pa.Table | pa.RecordBatch) -> Future[Ranges]:
+    def send(self, data: Rows) -> Future[Ranges]:
         """Take rows; the future gives bucket -> (start, end) once they are durable and visible.
 
         Of an append these are the rows' own offsets. Of an upsert or delete they are the changes of
         the batch that the rows were delivered in. Rows that cannot be the table's raise here.
         """
+        given = data if is_arrow(data) else taken(data, call="send")
+        if isinstance(given, pa.RecordBatchReader):
+            return self._send_stream(given)
+        if isinstance(given, PythonRows):
+            make = rows_as_tried if self._is_rejecting else rows_as_arrow
+            given = make(self._table, given.rows)
+        return self._send_arrow(given)
+
+    def _send_stream(self, reader: pa.RecordBatchReader) -> Future[Ranges]:
+        """Take a stream's rows as room for them comes; the future is done when all are.
+
+        What the stream had before it broke off is delivered.
+        """
+        return _joined([self._send_arrow(rows) for rows in bounded_parts(reader, call="send")])
+
+    def _send_arrow(self, data: Arrow) -> Future[Ranges]:
         if not self._is_rejecting:
             return self._send(data)
         batches = list(divided_batches(self._table, data, self._operation))
@@ -250,7 +304,11 @@ class Producer:
                     raise
             time.sleep(_BACKOFF.jittered_after(failures))
 
-    def _send(self, data: pa.Table | pa.RecordBatch) -> Future[Ranges]:
+    def _send(self, data: Arrow) -> Future[Ranges]:
+        if data.num_rows:
+            checked = self._checks.check(self._table, data.schema, self._operation, self._columns)
+            if checked.casts:
+                data = fitted(data, checked.casts, table=str(self._table.path))
         routed = [
             (bucket, rows)
             for batch in bounded_batches(data)
@@ -322,7 +380,6 @@ class Producer:
                 self._sticky_bucket = (self._sticky_bucket + 1) % len(self._lanes)
             bucket = self._sticky_bucket
         table, operation, columns = self._table, self._operation, self._columns
-        self._checks.check(table, rows.schema, operation, columns)
         return route(table, rows, operation, columns, spread=lambda _, rows: {bucket: rows})
 
     @property

@@ -19,6 +19,8 @@ import pyarrow as pa
 from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.client.request_batches import bounded_batches
 from streamhouse.storage_service.client.transactions import StagedRejects, Transaction
+from streamhouse.storage_service.client.values.forms import PythonRows
+from streamhouse.storage_service.client.values.python_rows import rows_as_tried
 from streamhouse.storage_service.client.writes import AppendWriter, Ranges, Written
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -26,9 +28,10 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
+from streamhouse.storage_service.model.casts.lossless import castings, fitted
 from streamhouse.storage_service.model.rejected.companion import rejected_rows
 from streamhouse.storage_service.model.rejected.division import Divided, divide
-from streamhouse.storage_service.model.rejected.row_splitter import BadRow
+from streamhouse.storage_service.model.rejected.row_splitter import BadRow, castable
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
@@ -136,10 +139,22 @@ def divided_batches(
     Raises for columns that no row of the table could have.
     """
     is_delete = operation is TransactionOperation.DELETE
+    data = _fitted(table, data)
     if data.num_rows == 0:
         divide(table, data.schema, (), is_delete=is_delete)
     for batch in bounded_batches(data):
         yield batch, divide(table, batch.schema, [batch], is_delete=is_delete)
+
+
+def _fitted(table: TableInfo, data: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
+    """Return rows with columns as the table has them, where no value is tried by itself."""
+    tried = castable(data.schema, table)
+    casts = {
+        name: t
+        for name, t in castings(data.schema, table.schema).items()
+        if tried.field(name).type == data.schema.field(name).type
+    }
+    return fitted(data, casts, table=str(table.path))
 
 
 def send_divided(
@@ -193,17 +208,22 @@ class RejectingCall:
     """
 
     transport: HttpTransport
-    data: pa.Table | pa.RecordBatch
+    data: pa.Table | pa.RecordBatch | PythonRows
     operation: TransactionOperation
     writer: AppendWriter | None
     write: Callable[[TableInfo, pa.RecordBatch], Ranges]
     """Writes rows that fit, which is one request."""
     written: Written = field(default_factory=Written)
+    first_row: int = 0
+    """The number of the data's first row in what it is from."""
 
     def go_on(self, table: TableInfo) -> Ranges:
         """Write what is not written yet; return where the rows that fit are."""
         written = self.written
-        left = self.data.slice(written.row_count) if written.row_count else self.data
+        data = self.data
+        if isinstance(data, PythonRows):
+            data = rows_as_tried(table, data.rows)
+        left = data.slice(written.row_count) if written.row_count else data
         for rows, divided in divided_batches(table, left, self.operation):
             # What takes more as the table has it may be more than one request.
             fit = list(bounded_batches(pa.Table.from_batches(divided.good))) if divided.good else []
@@ -226,7 +246,7 @@ class RejectingCall:
             rows,
             self.operation,
             source="client",
-            first_row=self.written.row_count,
+            first_row=self.first_row + self.written.row_count,
             transaction_id=secrets.token_hex(16),
             app=app,
         )

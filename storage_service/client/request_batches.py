@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import pyarrow as pa
 
+from streamhouse.storage_service.client.values.forms import Arrow, batches_of
 from streamhouse.storage_service.errors import RequestTooLargeError
 from streamhouse.storage_service.model.bucketing import (
     buckets_for_rows,
@@ -25,6 +26,7 @@ __all__ = [
     "REQUEST_BYTES_TARGET",
     "ROW_BYTES_MAX",
     "bounded_batches",
+    "bounded_parts",
     "check_row_sizes",
     "has_flat_columns",
     "plain",
@@ -50,15 +52,23 @@ _FLAT_TYPES: Final = frozenset(
 
 
 def bounded_batches(
-    data: pa.Table | pa.RecordBatch, *, is_flat: bool | None = None
+    data: pa.Table | pa.RecordBatch | Iterable[pa.RecordBatch], *, is_flat: bool | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield `data` in order as non-empty batches, each fit for one request.
+
+    Of batches that come one by one no more are held than one request has, and the next.
 
     Small chunks are put together: a request and a sync for each would cost more than the copy.
     Who knows whether the columns are flat (`has_flat_columns`) may say so.
     """
-    chunks = [data] if isinstance(data, pa.RecordBatch) else data.to_batches()
-    if len(chunks) == 1 and _is_plainly_small(chunks[0], is_flat):
+    chunks: Iterable[pa.RecordBatch]
+    if isinstance(data, pa.RecordBatch):
+        chunks = [data]
+    elif isinstance(data, pa.Table):
+        chunks = data.to_batches()
+    else:
+        chunks = data
+    if isinstance(chunks, list) and len(chunks) == 1 and _is_plainly_small(chunks[0], is_flat):
         if chunks[0].num_rows:
             yield chunks[0]
         return
@@ -120,6 +130,16 @@ def _row_too_large(batch: pa.RecordBatch, bytes_max: int) -> tuple[int, int] | N
     return None
 
 
+def bounded_parts(reader: pa.RecordBatchReader, *, call: str) -> Iterator[Arrow]:
+    """Yield what a stream has as parts that each fit one request, at least one."""
+    is_empty = True
+    for rows in bounded_batches(batches_of(reader, call=call)):
+        is_empty = False
+        yield rows
+    if is_empty:
+        yield reader.schema.empty_table()
+
+
 def has_flat_columns(schema: pa.Schema) -> bool:
     """Whether columns go as they are, and none has more bytes than all buffers together."""
     return _FLAT_TYPES.issuperset([t.id for t in schema.types])
@@ -163,8 +183,17 @@ def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
     ]
     if types == batch.schema.types:
         return batch
-    columns = [c if c.type == t else c.cast(t) for c, t in zip(batch.columns, types, strict=True)]
+    columns = [_as(c, t) for c, t in zip(batch.columns, types, strict=True)]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _as(column: pa.Array, t: pa.DataType) -> pa.Array:
+    if column.type == t:
+        return column
+    if pa.types.is_dictionary(column.type) and column.type.value_type != t:
+        # Arrow does not take from views.
+        column = pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(t))
+    return column.cast(t)
 
 
 def rows_by_bucket(table: TableInfo, rows: pa.RecordBatch) -> dict[int, pa.RecordBatch]:

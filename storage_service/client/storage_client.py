@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 import pyarrow as pa
@@ -20,11 +20,23 @@ from streamhouse.storage_service.client.position_reports import PositionReports,
 from streamhouse.storage_service.client.reached_offsets import ReachedOffsets
 from streamhouse.storage_service.client.reads import LogBatch
 from streamhouse.storage_service.client.rejects import OnError, RejectingCall, is_rejecting
+from streamhouse.storage_service.client.request_batches import bounded_parts
 from streamhouse.storage_service.client.tables import TableCalls
 from streamhouse.storage_service.client.tiering import TieringCalls
 from streamhouse.storage_service.client.transactions import Transaction
-from streamhouse.storage_service.client.writes import AppendWriter, TableWrites, Written
-from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.client.values.arguments import names, whole
+from streamhouse.storage_service.client.values.forms import (
+    Arrow,
+    PythonRows,
+    Rows,
+    batches_of,
+    is_arrow,
+    taken,
+)
+from streamhouse.storage_service.client.values.python_rows import keys_as_arrow
+from streamhouse.storage_service.client.writes import AppendWriter, Ranges, TableWrites, Written
+from streamhouse.storage_service.errors import InvalidRequestError, SchemaMismatchError
+from streamhouse.storage_service.model.casts.lossless import castings, fitted
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.transaction import TransactionOperation
 
@@ -108,7 +120,7 @@ class StorageClient(TableCalls, TieringCalls):
     def append(
         self,
         path: str,
-        data: pa.Table | pa.RecordBatch,
+        data: Rows,
         *,
         writer: AppendWriter | None = None,
         on_error: OnError = "refuse",
@@ -119,6 +131,11 @@ class StorageClient(TableCalls, TieringCalls):
         Retries inside the call never store a row twice.
 
         Args:
+            data: an Arrow table, record batch or reader, a pandas or polars frame, a DuckDB
+                relation or whatever lends its columns to Arrow, a dict (one row) or a list of them.
+                Values may be of another type where they stay the same: 5 of a bigint fits an int.
+                A stream is written in bounded memory: if it is refused later on, what came before
+                is there.
             writer: number the batches under this writer; a call that raised `UnknownOutcomeError`
                 may then be repeated with the same data and a copy of the writer's state.
             on_error: `reject`: rows that do not fit go to the table `path$rejected`, in one
@@ -138,7 +155,7 @@ class StorageClient(TableCalls, TieringCalls):
     def upsert(
         self,
         path: str,
-        data: pa.Table | pa.RecordBatch,
+        data: Rows,
         *,
         columns: Sequence[str] | None = None,
         writer: AppendWriter | None = None,
@@ -150,8 +167,8 @@ class StorageClient(TableCalls, TieringCalls):
         in several requests, each of them atomic. Retries inside the call apply nothing twice.
 
         Args:
-            data: rows; a column `__change_type` (`+I`, `-U`, `+U`, `-D`, or Debezium's `c`, `r`,
-                `u`, `d`) makes it a change stream, whose `-D` rows delete.
+            data: rows, as for `append`; a column `__change_type` (`+I`, `-U`, `+U`, `-D`, or
+                Debezium's `c`, `r`, `u`, `d`) makes it a change stream, whose `-D` rows delete.
             columns: update only these columns, the key among them: existing rows keep the others,
                 new rows have null there. `data` has exactly these columns.
             writer, on_error: as for `append`; there is no partial update that rejects.
@@ -169,7 +186,7 @@ class StorageClient(TableCalls, TieringCalls):
     def delete(
         self,
         path: str,
-        keys: pa.Table | pa.RecordBatch,
+        keys: Rows,
         *,
         writer: AppendWriter | None = None,
     ) -> dict[int, tuple[int, int]]:
@@ -182,13 +199,55 @@ class StorageClient(TableCalls, TieringCalls):
     def _write(
         self,
         path: str,
-        data: pa.Table | pa.RecordBatch,
+        data: Rows,
         operation: TransactionOperation,
         *,
         columns: Sequence[str] | None = None,
         writer: AppendWriter | None,
         on_error: OnError = "refuse",
-    ) -> dict[int, tuple[int, int]]:
+    ) -> Ranges:
+        given = data if is_arrow(data) else taken(data, call=str(operation))
+        chosen = None if columns is None else names(columns, what="columns")
+        if not isinstance(given, pa.RecordBatchReader):
+            return self._write_rows(
+                path, given, operation, columns=chosen, writer=writer, on_error=on_error
+            )
+        ranges: Ranges = {}
+        row_count = 0
+        for rows in bounded_parts(given, call=str(operation)):
+            try:
+                part = self._write_rows(
+                    path,
+                    rows,
+                    operation,
+                    columns=chosen,
+                    writer=writer,
+                    on_error=on_error,
+                    first_row=row_count,
+                )
+            except InvalidRequestError as error:
+                if not row_count:
+                    raise
+                raise type(error)(
+                    f"{error.message} (in the part that begins with row {row_count} of the stream;"
+                    " all rows before it are written)"
+                ) from error
+            row_count += rows.num_rows
+            for bucket, span in part.items():
+                ranges[bucket] = (ranges.get(bucket, span)[0], span[1])
+        return ranges
+
+    def _write_rows(
+        self,
+        path: str,
+        data: Arrow | PythonRows,
+        operation: TransactionOperation,
+        *,
+        columns: Sequence[str] | None = None,
+        writer: AppendWriter | None,
+        on_error: OnError = "refuse",
+        first_row: int = 0,
+    ) -> Ranges:
         if is_rejecting(on_error, columns, path=path):
             call = RejectingCall(
                 self._transport,
@@ -196,6 +255,7 @@ class StorageClient(TableCalls, TieringCalls):
                 operation,
                 writer,
                 lambda table, rows: self._writes.write(table, rows, operation, writer=writer),
+                first_row=first_row,
             )
             return self._with_table(path, call.go_on)
         # What was stored before the table turned out to be otherwise is not written again.
@@ -337,14 +397,17 @@ class StorageClient(TableCalls, TieringCalls):
         send = functools.partial(self.report_position, path, consumer, reads_lake=reads_lake)
         return PositionReports(send, consumer=consumer)
 
-    def lookup(
-        self, path: str, keys: pa.Table | pa.RecordBatch, *, columns: Sequence[str] | None = None
-    ) -> pa.Table:
+    def lookup(self, path: str, keys: Rows, *, columns: Sequence[str] | None = None) -> pa.Table:
         """Return one row for each key, in the order of `keys`, all null where there is none.
 
-        The column `__found` says which are there. Acknowledged writes are seen.
+        The column `__found` says which are there. Acknowledged writes are seen. `keys` has the key
+        columns, in any form that `append` takes.
         """
-        return reads.lookup(self._transport, str(TablePath.parse(path)), keys, columns=columns)
+        name = str(TablePath.parse(path))
+        chosen = None if columns is None else names(columns, what="columns")
+        return self._by_keys(
+            path, keys, lambda rows: reads.lookup(self._transport, name, rows, columns=chosen)
+        )
 
     def lookup_one(self, path: str, **key: Any) -> dict[str, Any] | None:
         """Return the row with this key, as in `lookup_one("airlines", carrier="UA")`, or None."""
@@ -358,7 +421,7 @@ class StorageClient(TableCalls, TieringCalls):
     def prefix_lookup(
         self,
         path: str,
-        keys: pa.Table | pa.RecordBatch,
+        keys: Rows,
         *,
         limit: int = 1_000,
         columns: Sequence[str] | None = None,
@@ -367,8 +430,33 @@ class StorageClient(TableCalls, TieringCalls):
 
         Prefix after prefix, at most `limit` rows of each.
         """
-        parsed = str(TablePath.parse(path))
-        return reads.prefix_lookup(self._transport, parsed, keys, limit=limit, columns=columns)
+        name = str(TablePath.parse(path))
+        most = whole(limit, what="limit", least=1)
+        chosen = None if columns is None else names(columns, what="columns")
+        return self._by_keys(
+            path,
+            keys,
+            lambda rows: reads.prefix_lookup(
+                self._transport, name, rows, limit=most, columns=chosen
+            ),
+        )
+
+    def _by_keys(self, path: str, keys: Rows, ask: Callable[[Arrow], pa.Table]) -> pa.Table:
+        given = keys if is_arrow(keys) else taken(keys, call="lookup")
+        if isinstance(given, PythonRows):
+            rows = given.rows
+            return self._with_table(path, lambda table: ask(keys_as_arrow(table, rows)))
+        if isinstance(given, pa.RecordBatchReader):
+            given = pa.Table.from_batches(batches_of(given, call="lookup"), given.schema)
+        try:
+            return ask(given)
+        except SchemaMismatchError:
+            # Nearly all keys have the types of their table, and need no one to ask for them.
+            table = self.describe_table(path)
+            casts = castings(given.schema, table.schema)
+            if not casts:
+                raise
+            return ask(fitted(given, casts, table=str(table.path)))
 
     # -- transactions --------------------------------------------------------------------------
 

@@ -18,12 +18,22 @@ from streamhouse.storage_service.client.request_batches import (
     check_row_sizes,
     rows_by_bucket,
 )
+from streamhouse.storage_service.client.values.forms import (
+    Arrow,
+    PythonRows,
+    Rows,
+    batches_of,
+    is_arrow,
+    taken,
+)
+from streamhouse.storage_service.client.values.python_rows import rows_as_arrow
 from streamhouse.storage_service.client.writes import log_rows_by_bucket, spread_anywhere
 from streamhouse.storage_service.errors import (
     StreamhouseError,
     TransactionNotFoundError,
     UnavailableError,
 )
+from streamhouse.storage_service.model.casts.lossless import castings, fitted
 from streamhouse.storage_service.model.conform import check_schema
 from streamhouse.storage_service.model.schema_change import version_of
 from streamhouse.storage_service.model.table import TableInfo, TablePath
@@ -105,7 +115,7 @@ class Transaction:
         """The table, as it was when the first rows were staged; commit and abort do not ask."""
         return self._describe()
 
-    def stage(self, data: pa.Table | pa.RecordBatch) -> str:
+    def stage(self, data: Rows) -> str:
         """Store rows durably, seen by nobody; return what names them in `commit`.
 
         Rows are checked as `append`, `upsert` and `delete` check them. Retries inside the call are
@@ -113,7 +123,10 @@ class Transaction:
         """
         if self.is_skipped:
             return ""
-        parts = [self._stage(body) for body in self._bodies(data)]
+        given = data if is_arrow(data) else taken(data, call="stage")
+        if isinstance(given, PythonRows):
+            given = rows_as_arrow(self.table, given.rows)
+        parts = [self._stage(body) for body in self._bodies(given)]
         return _SEPARATOR.join(parts)
 
     def commit(
@@ -198,17 +211,24 @@ class Transaction:
         )
         return str(json.loads(answer.data)["part"])
 
-    def _bodies(self, data: pa.Table | pa.RecordBatch) -> Iterator[pa.Buffer]:
+    def _bodies(self, data: Arrow | pa.RecordBatchReader) -> Iterator[pa.Buffer]:
         """Yield the requests that stage `data`, at least one."""
         schema = data.schema
+        name = str(self._path)
+        casts = castings(schema, self.table.schema)
         waiting: list[tuple[int | None, int, pa.RecordBatch]] = []
         size = 0
         is_empty = True
         if not self.table.is_primary_key_table:
             known = self.table.schema_version(version_of(self.table, schema))
-            check_schema(schema, known, table=str(self._path))
+            casts = castings(schema, known)
+            fit = pa.schema([f.with_type(casts.get(f.name, f.type)) for f in schema])
+            check_schema(fit, known, table=name)
             schema = known.to_arrow()
-        check_row_sizes(data, self.table)
+        if isinstance(data, pa.RecordBatchReader):
+            data = (self._checked(b, casts) for b in batches_of(data, call="stage"))
+        else:
+            data = self._checked(data, casts)
         for rows in bounded_batches(data):
             if waiting and size + rows.nbytes > _STAGE_BYTES_TARGET:
                 yield encode_append_body(waiting[0][2].schema, waiting)
@@ -218,6 +238,11 @@ class Transaction:
             size += rows.nbytes
         if waiting or is_empty:
             yield encode_append_body(waiting[0][2].schema if waiting else schema, waiting)
+
+    def _checked(self, rows: Arrow, casts: Mapping[str, pa.DataType]) -> Arrow:
+        rows = fitted(rows, casts, table=str(self._path))
+        check_row_sizes(rows, self.table)
+        return rows
 
     def _by_bucket(self, rows: pa.RecordBatch) -> Mapping[int, pa.RecordBatch]:
         if self.table.is_primary_key_table:

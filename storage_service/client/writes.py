@@ -23,6 +23,8 @@ from streamhouse.storage_service.client.request_batches import (
     has_flat_columns,
     rows_by_bucket,
 )
+from streamhouse.storage_service.client.values.forms import PythonRows
+from streamhouse.storage_service.client.values.python_rows import rows_as_arrow
 from streamhouse.storage_service.errors import (
     InternalError,
     OutOfOrderSequenceError,
@@ -31,6 +33,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.model.bucketing import split_by_bucket, split_evenly
+from streamhouse.storage_service.model.casts.lossless import castings, fitted
 from streamhouse.storage_service.model.conform import check_schema, conform
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.schema_change import in_current_version, version_of
@@ -99,7 +102,7 @@ class ColumnChecks:
     """
 
     def __init__(self) -> None:
-        self._last: dict[tuple[int, TransactionOperation], _Checked] = {}
+        self._last: dict[tuple[int, TransactionOperation], Checked] = {}
 
     def check(
         self,
@@ -107,11 +110,8 @@ class ColumnChecks:
         given: pa.Schema,
         operation: TransactionOperation,
         columns: Sequence[str] | None,
-    ) -> bool:
-        """Raise unless rows with the columns `given` can be written so, before anything is sent.
-
-        Returns whether the columns are flat, as `bounded_batches` would know.
-        """
+    ) -> Checked:
+        """Raise unless rows with the columns `given` can be written so, before anything is sent."""
         chosen = None if columns is None else tuple(columns)
         last = self._last.get((table.table_id, operation))
         if (
@@ -120,19 +120,22 @@ class ColumnChecks:
             or last.columns != chosen
             or not last.schema.equals(given)
         ):
-            _check_columns(table, given, operation, columns)
+            casts = _check_columns(table, given, operation, columns)
             if len(self._last) >= _CHECKS_KEPT_MAX:
                 self._last.clear()
-            last = _Checked(table, chosen, given.remove_metadata(), has_flat_columns(given))
+            last = Checked(table, chosen, given.remove_metadata(), has_flat_columns(given), casts)
             self._last[table.table_id, operation] = last
-        return last.is_flat
+        return last
 
 
-class _Checked(NamedTuple):
+class Checked(NamedTuple):
     table: TableInfo
     columns: tuple[str, ...] | None
     schema: pa.Schema
     is_flat: bool
+    """As `bounded_batches` would know."""
+    casts: Mapping[str, pa.DataType]
+    """The columns whose values are to be `fitted`, and to which types."""
 
 
 @dataclass
@@ -160,7 +163,7 @@ class TableWrites:
     def write(
         self,
         table: TableInfo,
-        data: pa.Table | pa.RecordBatch,
+        data: pa.Table | pa.RecordBatch | PythonRows,
         operation: TransactionOperation,
         *,
         columns: Sequence[str] | None = None,
@@ -168,14 +171,20 @@ class TableWrites:
         written: Written | None = None,
     ) -> Ranges:
         """Append, upsert or delete what of `data` is not `written` yet; see `StorageClient`."""
-        is_flat = self._checks.check(table, data.schema, operation, columns)
+        if isinstance(data, PythonRows):
+            if not data.rows:
+                return {}
+            data = rows_as_arrow(table, data.rows)
+        checked = self._checks.check(table, data.schema, operation, columns)
+        if checked.casts:
+            data = fitted(data, checked.casts, table=str(table.path))
         own = writer or self._take_writer(table.table_id)
         written = written or Written()
         offsets = written.offsets
         left = data.slice(written.row_count) if written.row_count else data
         if left.nbytes > REQUEST_BYTES_TARGET:
             check_row_sizes(data, table)
-        for rows in bounded_batches(left, is_flat=is_flat):
+        for rows in bounded_batches(left, is_flat=checked.is_flat):
             parts = route(table, rows, operation, columns, spread=self._spread)
             try:
                 sent = send(self._transport, table, parts, operation, columns=columns, writer=own)
@@ -226,8 +235,11 @@ def _check_columns(
     given: pa.Schema,
     operation: TransactionOperation,
     columns: Sequence[str] | None,
-) -> None:
-    """Raise unless rows with the columns `given` can be written so, before anything is sent."""
+) -> Mapping[str, pa.DataType]:
+    """Raise unless rows with the columns `given` can be written so, before anything is sent.
+
+    Returns the columns whose values are to be another type, and which.
+    """
     name = str(table.path)
     if operation in _WHAT_NEEDS_A_KEY and not table.is_primary_key_table:
         raise UnsupportedError(
@@ -237,12 +249,16 @@ def _check_columns(
         wanted = table.schema.select(table.descriptor.primary_key, table=name)
     elif operation is TransactionOperation.UPSERT and CHANGE_TYPE_COLUMN in given.names:
         # Deletes alone need no other columns than the key: the service sees which they are.
-        return
+        return castings(given, table.schema)
     elif columns is None:
         wanted = table.schema_version(version_of(table, given))
     else:
         wanted = table.schema.select(columns, table=name)
+    casts = castings(given, wanted)
+    if casts:
+        given = pa.schema([f.with_type(casts.get(f.name, f.type)) for f in given])
     check_schema(given, wanted, table=name)
+    return casts
 
 
 def route(

@@ -1,0 +1,83 @@
+"""Arguments of calls as the rest of the client wants them, or one sentence why they are not.
+
+What has only one meaning is taken: a name alone for a list of one, offsets with buckets as JSON's
+texts, numbers of numpy.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from streamhouse.storage_service.errors import InvalidRequestError
+
+__all__ = ["choice", "names", "offsets", "properties", "seconds", "whole"]
+
+
+def names(value: Any, *, what: str) -> tuple[str, ...]:
+    """Return names; a text is one name, not its letters."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, Iterable) and not isinstance(value, bytes | Mapping):
+        found = tuple(value)
+        if all(isinstance(name, str) for name in found):
+            return found
+        value = next(name for name in found if not isinstance(name, str))
+    raise InvalidRequestError(f"{what} is a list of names, as ['id'], not {value!r:.80}")
+
+
+def offsets(value: Any, *, what: str) -> dict[int, int]:
+    """Return bucket -> offset, whose buckets may be texts, as JSON has them."""
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError(f"{what} is bucket -> offset, as {{0: 120}}, not {value!r:.80}")
+    found: dict[int, int] = {}
+    for bucket, offset in value.items():
+        number = int(bucket) if isinstance(bucket, str) and bucket.isdecimal() else bucket
+        at = whole(number, what=f"{what}: a bucket")
+        found[at] = whole(offset, what=f"{what}: the offset of bucket {at}")
+    return found
+
+
+def whole(value: Any, *, what: str, least: int = 0) -> int:
+    """Return a whole number from `least` on."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
+        raise InvalidRequestError(f"{what} is a whole number from {least} on, not {value!r:.80}")
+    return number
+
+
+def seconds(value: Any, *, what: str) -> float:
+    """Return a number of seconds above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise InvalidRequestError(f"{what} is a number of seconds above 0, not {value!r:.80}")
+    return float(value)
+
+
+def properties(value: Any, *, what: str) -> dict[str, str]:
+    """Return properties; numbers and booleans are written as texts have them."""
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError(
+            f"{what} is property -> value, as {{'table.log.ttl': '7d'}}, not {value!r:.80}"
+        )
+    found = {}
+    for name, text in value.items():
+        if isinstance(text, bool):
+            text = str(text).lower()
+        elif isinstance(text, int):
+            text = str(text)
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise InvalidRequestError(f"{what}: {name!r:.80} is {text!r:.80}, which is no text")
+        found[name] = text
+    return found
+
+
+def choice(value: Any, known: Iterable[str], *, what: str) -> str:
+    """Return one of the known words."""
+    words = list(known)
+    if not isinstance(value, str) or value not in words:
+        raise InvalidRequestError(f"{what} is one of {', '.join(words)}, not {value!r:.80}")
+    return value
