@@ -39,6 +39,7 @@ from streamhouse.storage_service.client.request_batches import (
     bounded_parts,
 )
 from streamhouse.storage_service.client.storage_client import StorageClient
+from streamhouse.storage_service.client.values.arguments import choice, names
 from streamhouse.storage_service.client.values.forms import (
     Arrow,
     PythonRows,
@@ -169,8 +170,9 @@ class Producer:
                 " linger_ms at least 0"
             )
         self._transport = client.transport
-        self._operation = TransactionOperation(operation)
-        self._columns = columns
+        known = ("append", "upsert", "delete")
+        self._operation = TransactionOperation(choice(operation, known, what="operation"))
+        self._columns = None if columns is None else names(columns, what="columns")
         self._checks = ColumnChecks()
         self._table = client.describe_table(path)
         if self._table.is_primary_key_table is self._is_append:

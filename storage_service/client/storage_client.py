@@ -24,11 +24,12 @@ from streamhouse.storage_service.client.request_batches import bounded_parts
 from streamhouse.storage_service.client.tables import TableCalls
 from streamhouse.storage_service.client.tiering import TieringCalls
 from streamhouse.storage_service.client.transactions import Transaction
-from streamhouse.storage_service.client.values.arguments import names, whole
+from streamhouse.storage_service.client.values.arguments import choice, names, offsets, whole
 from streamhouse.storage_service.client.values.forms import (
     Arrow,
     PythonRows,
     Rows,
+    Taken,
     batches_of,
     is_arrow,
     taken,
@@ -367,28 +368,28 @@ class StorageClient(TableCalls, TieringCalls):
         """
         parsed = str(TablePath.parse(path))
         if start == "latest":
-            offsets = {b: p.high_watermark for b, p in self.positions(path).items()}
+            starts = {b: p.high_watermark for b, p in self.positions(path).items()}
         elif start == "earliest":
-            offsets = {b: p.log_start_offset for b, p in self.positions(path).items()}
+            starts = {b: p.log_start_offset for b, p in self.positions(path).items()}
         elif isinstance(start, Mapping):
-            offsets = dict(start)
+            starts = offsets(start, what="subscribe: start")
         else:
             raise InvalidRequestError(
                 f"subscribe: start must be 'latest', 'earliest' or bucket -> offset, not {start!r}"
             )
         if isinstance(start, str):
-            self.begin_reading(path, offsets)
+            self.begin_reading(path, starts)
         batches = reads.subscribe(
             self._transport,
             parsed,
-            start=offsets,
-            columns=columns,
+            start=starts,
+            columns=None if columns is None else names(columns, what="columns"),
             reached=self._reached,
             schema_id=self._version(path, schema_id),
         )
         if consumer is None:
             return batches
-        return reported(batches, self.position_reports(path, consumer), start=offsets)
+        return reported(batches, self.position_reports(path, consumer), start=starts)
 
     def position_reports(
         self, path: str, consumer: str, *, reads_lake: bool = False
@@ -442,7 +443,7 @@ class StorageClient(TableCalls, TieringCalls):
         )
 
     def _by_keys(self, path: str, keys: Rows, ask: Callable[[Arrow], pa.Table]) -> pa.Table:
-        given = keys if is_arrow(keys) else taken(keys, call="lookup")
+        given: Taken = keys if is_arrow(keys) else taken(keys, call="lookup")
         if isinstance(given, PythonRows):
             rows = given.rows
             return self._with_table(path, lambda table: ask(keys_as_arrow(table, rows)))
@@ -489,8 +490,8 @@ class StorageClient(TableCalls, TieringCalls):
             "POST",
             f"/v1/tables/{TablePath.parse(path)}/transactions",
             body={
-                "operation": str(TransactionOperation(operation)),
-                "columns": None if columns is None else list(columns),
+                "operation": choice(operation, TransactionOperation, what="operation"),
+                "columns": None if columns is None else names(columns, what="columns"),
                 "app_id": app_id,
                 "version": version,
                 "timeout_ms": None if timeout_s is None else max(1, round(timeout_s * 1000)),

@@ -11,10 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
-import pyarrow as pa
-
 from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.client.reads import offsets_to_text
+from streamhouse.storage_service.client.values.arguments import names, property_texts, whole
+from streamhouse.storage_service.client.values.schema_forms import (
+    SchemaForm,
+    TypeForm,
+    arrow_schema,
+    arrow_type,
+)
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -68,20 +73,23 @@ class TableCalls:
     def create_table(
         self,
         path: str,
-        schema: pa.Schema,
+        schema: SchemaForm,
         *,
-        primary_key: Sequence[str] = (),
+        primary_key: str | Sequence[str] = (),
         bucket_count: int = 1,
-        bucket_key: Sequence[str] = (),
-        partitioned_by: Sequence[str] = (),
+        bucket_key: str | Sequence[str] = (),
+        partitioned_by: str | Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
     ) -> TableInfo:
         """Create a table.
 
         Args:
             path: `database.table`, or `table` in database `default`.
-            schema: Arrow types that Spark and Iceberg share; others are refused by column name.
-            primary_key: columns that make rows upsertable; empty makes a log table.
+            schema: columns as an Arrow schema, as Spark's DDL (`"id BIGINT NOT NULL, name STRING"`)
+                or as (name, type) pairs, whose types are Arrow's or Spark's. Types are those that
+                Spark and Iceberg share; others are refused by column name.
+            primary_key: columns that make rows upsertable, and so never null; empty makes a log
+                table.
             bucket_count: how many buckets, the unit of order and of parallelism; fixed for life.
             bucket_key: rows equal here share a bucket; empty spreads rows evenly.
             partitioned_by: lake partitioning, as in `["region", "day(event_time)"]`.
@@ -90,14 +98,17 @@ class TableCalls:
         Raises:
             InvalidSchemaError, InvalidNameError, UnknownOptionError, TableExistsError
         """
+        key = names(primary_key, what="primary_key")
         descriptor = TableDescriptor(
             path=TablePath.parse(path),
-            schema=Schema.from_arrow(schema),
-            primary_key=tuple(primary_key),
-            bucket_count=bucket_count,
-            bucket_key=tuple(bucket_key),
-            partitioned_by=tuple(PartitionField.parse(text) for text in partitioned_by),
-            properties=dict(properties or {}),
+            schema=Schema.from_arrow(arrow_schema(schema, not_null=key)),
+            primary_key=key,
+            bucket_count=whole(bucket_count, what="bucket_count", least=1),
+            bucket_key=names(bucket_key, what="bucket_key"),
+            partitioned_by=tuple(
+                PartitionField.parse(text) for text in names(partitioned_by, what="partitioned_by")
+            ),
+            properties=property_texts(properties or {}, what="properties"),
         )
         answer = self._transport.request_json(
             "POST", "/v1/tables", body=descriptor.to_json(), table=str(descriptor.path)
@@ -146,7 +157,10 @@ class TableCalls:
         answer = self._transport.request_json(
             "PATCH",
             f"/v1/tables/{TablePath.parse(path)}/properties",
-            body={"set": dict(updates or {}), "remove": list(removals)},
+            body={
+                "set": property_texts(updates or {}, what="updates"),
+                "remove": list(names(removals, what="removals")),
+            },
         )
         return self._remember(TableInfo.from_json(answer))
 
@@ -210,7 +224,7 @@ class TableCalls:
         self,
         path: str,
         name: str | Sequence[str],
-        data_type: pa.DataType,
+        data_type: TypeForm,
         *,
         comment: str = "",
         after: str | None = None,
@@ -221,10 +235,10 @@ class TableCalls:
         A sequence of names adds a field inside a column: `("address", "street")`, and through
         arrays and maps `("orders", "element", "price")` and `("sizes", "value", "unit")`.
         """
-        names = [name] if isinstance(name, str) else list(name)
-        json_type = type_to_json(canonical_type(data_type, where=".".join(names)))
+        where = ".".join(names(name, what="name"))
+        json_type = type_to_json(canonical_type(arrow_type(data_type, where=where), where=where))
         change = {
-            "add": name if isinstance(name, str) else names,
+            "add": name if isinstance(name, str) else list(name),
             "type": json_type,
             "comment": comment,
             "first": first,
@@ -235,9 +249,9 @@ class TableCalls:
         """Rename a column; keys, partitioning and properties that use it follow."""
         return self.alter_schema(path, [{"rename": name, "to": new_name}])
 
-    def widen_column(self, path: str, name: str, data_type: pa.DataType) -> TableInfo:
+    def widen_column(self, path: str, name: str, data_type: TypeForm) -> TableInfo:
         """Give a column a larger type: int to bigint, float to double, decimals more digits."""
-        json_type = type_to_json(canonical_type(data_type, where=name))
+        json_type = type_to_json(canonical_type(arrow_type(data_type, where=name), where=name))
         return self.alter_schema(path, [{"widen": name, "to": json_type}])
 
     def drop_not_null(self, path: str, name: str) -> TableInfo:
@@ -260,7 +274,7 @@ class TableCalls:
         answer = self._transport.request_json(
             "PUT",
             f"/v1/tables/{TablePath.parse(path)}/partitioning",
-            body={"partitioned_by": list(partitioned_by)},
+            body={"partitioned_by": list(names(partitioned_by, what="partitioned_by"))},
         )
         return self._remember(TableInfo.from_json(answer))
 

@@ -71,7 +71,14 @@ class TablePath:
 
         `database.table$rejected` is the table that has its rejected rows.
         """
-        return text if isinstance(text, TablePath) else _parsed(text)
+        if isinstance(text, TablePath):
+            return text
+        if not isinstance(text, str):
+            raise InvalidNameError(
+                f"a table's path is a text, as 'database.table', not {type(text).__name__}"
+                f" {text!r:.80}"
+            )
+        return _parsed(text)
 
     def __str__(self) -> str:
         return f"{self.database}.{self.table}"

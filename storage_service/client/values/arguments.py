@@ -12,7 +12,7 @@ from typing import Any
 
 from streamhouse.storage_service.errors import InvalidRequestError
 
-__all__ = ["choice", "names", "offsets", "properties", "seconds", "whole"]
+__all__ = ["choice", "names", "offsets", "property_texts", "seconds", "whole"]
 
 
 def names(value: Any, *, what: str) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ def seconds(value: Any, *, what: str) -> float:
     return float(value)
 
 
-def properties(value: Any, *, what: str) -> dict[str, str]:
+def property_texts(value: Any, *, what: str) -> dict[str, str]:
     """Return properties; numbers and booleans are written as texts have them."""
     if not isinstance(value, Mapping):
         raise InvalidRequestError(

@@ -55,7 +55,7 @@ def _python(value: Any) -> Any:
         return exact.item()
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, datetime.datetime) and getattr(value, "nanosecond", 0):
+    if isinstance(value, datetime.datetime) and getattr(value, "nanosecond", False):
         raise Misfit(f"{value} has parts of a microsecond, which no table keeps")
     return value
 
