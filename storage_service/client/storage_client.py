@@ -24,7 +24,13 @@ from streamhouse.storage_service.client.request_batches import bounded_parts
 from streamhouse.storage_service.client.tables import TableCalls
 from streamhouse.storage_service.client.tiering import TieringCalls
 from streamhouse.storage_service.client.transactions import Transaction
-from streamhouse.storage_service.client.values.arguments import choice, names, offsets, whole
+from streamhouse.storage_service.client.values.arguments import (
+    choice,
+    names,
+    offsets,
+    seconds,
+    whole,
+)
 from streamhouse.storage_service.client.values.forms import (
     Arrow,
     PythonRows,
@@ -76,11 +82,15 @@ class StorageClient(TableCalls, TieringCalls):
         ca_file: str | None = None,
     ) -> None:
         endpoint = endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
+        if not isinstance(endpoint, str):
+            raise InvalidRequestError(
+                f"the endpoint is a URL, as {DEFAULT_ENDPOINT}, not {endpoint!r:.80}"
+            )
         super().__init__(
             HttpTransport(
                 endpoint if ca_file is None else with_ca_file(endpoint, ca_file),
                 token=token or os.environ.get(TOKEN_VARIABLE) or None,
-                timeout_s=timeout_s,
+                timeout_s=seconds(timeout_s, what="timeout_s"),
             )
         )
         self._writes = TableWrites(self._transport)
@@ -493,8 +503,10 @@ class StorageClient(TableCalls, TieringCalls):
                 "operation": choice(operation, TransactionOperation, what="operation"),
                 "columns": None if columns is None else names(columns, what="columns"),
                 "app_id": app_id,
-                "version": version,
-                "timeout_ms": None if timeout_s is None else max(1, round(timeout_s * 1000)),
+                "version": None if version is None else whole(version, what="version"),
+                "timeout_ms": None
+                if timeout_s is None
+                else max(1, round(seconds(timeout_s, what="timeout_s") * 1000)),
                 "join": join,
             },
             # One that was begun for nothing times out.

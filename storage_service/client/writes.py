@@ -245,6 +245,10 @@ def _check_columns(
         raise UnsupportedError(
             f"table '{name}' has no primary key: cannot {_WHAT_NEEDS_A_KEY[operation]} it"
         )
+    if operation is TransactionOperation.APPEND and table.is_primary_key_table:
+        raise UnsupportedError(
+            f"table '{name}' has a primary key: upsert rows instead of appending them"
+        )
     if operation is TransactionOperation.DELETE:
         wanted = table.schema.select(table.descriptor.primary_key, table=name)
     elif operation is TransactionOperation.UPSERT and CHANGE_TYPE_COLUMN in given.names:

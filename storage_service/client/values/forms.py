@@ -40,7 +40,7 @@ Rows: TypeAlias = (
     | Mapping[str, Any]
     | Sequence[Mapping[str, Any]]
 )
-"""What `append` and others take: see docs/python.md."""
+"""What `append` and others take."""
 
 _TAKEN: Final = (
     "an Arrow table, record batch or reader, a pandas or polars frame, a DuckDB relation, a dict"
