@@ -24,11 +24,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.storage_service.model.calendar import as_days, as_microseconds
+from streamhouse.storage_service.model.hashing.murmur import iceberg_hashes
 from streamhouse.storage_service.model.partitioning import is_bucketable
 
 __all__ = [
     "FEW_ROWS",
-    "aligned",
     "buckets_for_rows",
     "buckets_of_few",
     "bytes_to_hash",
@@ -63,32 +63,12 @@ def buckets_for_rows(
     few = buckets_of_few(columns, bucket_count)
     if few is not None:
         return np.array(few, dtype=np.int32)
-    if len(columns) == 1 and is_bucketable(columns[0].type):
-        key = columns[0]
-        if pa.types.is_integer(key.type) and key.type.bit_width < 32:
-            key = key.cast(pa.int32())
-    else:
-        key = encode_key(columns)
-    # The transform has no stubs and its package no pyiceberg: it costs 3 ms to import.
-    from pyiceberg_core import transform
-
-    buckets = transform.bucket(aligned(key), bucket_count)
-    if buckets.null_count:
-        buckets = pc.fill_null(buckets, 0)
-    return np.asarray(buckets.to_numpy(zero_copy_only=False), dtype=np.int32)
-
-
-def aligned(column: pa.Array) -> pa.Array:
-    """Return a column as Iceberg's library can read it, which panics at other addresses.
-
-    Arrow itself reads any, and columns that came in a message lie at any, decimals at multiples of
-    eight bytes as a rule.
-    """
-    bytes_ = 16 if pa.types.is_decimal(column.type) else 8
-    if all(buffer is None or buffer.address % bytes_ == 0 for buffer in column.buffers()):
-        return column
-    # Joined to nothing it is copied.
-    return pa.concat_arrays([column, column.slice(0, 0)])
+    is_hashed_itself = len(columns) == 1 and is_bucketable(columns[0].type)
+    key = columns[0] if is_hashed_itself else encode_key(columns)
+    buckets = (iceberg_hashes(key) & np.uint32(0x7FFFFFFF)) % np.uint32(bucket_count)
+    if key.null_count:
+        buckets[np.asarray(key.is_null().to_numpy(zero_copy_only=False))] = 0
+    return buckets.astype(np.int32)
 
 
 def buckets_of_few(columns: Sequence[pa.Array], bucket_count: int) -> list[int] | None:

@@ -35,10 +35,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     "obstore": ("streamhouse.storage_service.journal.store.s3_store",),
     "prometheus_client": ("streamhouse.storage_service.server.*",),
     "pyiceberg": ("streamhouse.storage_service.lake.*",),
-    "pyiceberg_core": (
-        "streamhouse.storage_service.model.bucketing",
-        "streamhouse.storage_service.lake.files.partition_layout",
-    ),
+    "pyiceberg_core": ("streamhouse.storage_service.lake.files.partition_layout",),
     "pyspark": (
         "streamhouse.connector*",
         "streamhouse.tiering.spark_job",

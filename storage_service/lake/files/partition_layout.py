@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.model.bucketing import aligned
 from streamhouse.storage_service.model.lake.facts import LakeRole
 from streamhouse.storage_service.model.lake.limits import least_value, time_units
 from streamhouse.storage_service.model.partitioning import Clustering, is_bucketable
@@ -156,7 +155,7 @@ def _values(column: pa.ChunkedArray, field: LakePartitionField) -> pa.Array:
     source = column.combine_chunks()
     if isinstance(source, pa.ChunkedArray):
         source = pa.concat_arrays(source.chunks)
-    return _TRANSFORMS[field.transform](aligned(source), field.parameter)
+    return _TRANSFORMS[field.transform](_aligned(source), field.parameter)
 
 
 def _identity(source: pa.Array, _: int | None) -> pa.Array:
@@ -212,3 +211,16 @@ _TRANSFORMS: Final[dict[str, Callable[[pa.Array, int | None], pa.Array]]] = {
     "truncate": _truncate,
     **{unit: _time_unit(unit) for unit in ("year", "month", "day", "hour")},
 }
+
+
+def _aligned(column: pa.Array) -> pa.Array:
+    """Return a column as Iceberg's library can read it, which panics at other addresses.
+
+    Arrow itself reads any, and columns that came in a message lie at any, decimals at multiples of
+    eight bytes as a rule.
+    """
+    bytes_ = 16 if pa.types.is_decimal(column.type) else 8
+    if all(buffer is None or buffer.address % bytes_ == 0 for buffer in column.buffers()):
+        return column
+    # Joined to nothing it is copied.
+    return pa.concat_arrays([column, column.slice(0, 0)])
