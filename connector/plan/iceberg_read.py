@@ -15,6 +15,7 @@ from streamhouse.connector.options.options import ReadOptions
 from streamhouse.connector.plan.read_plan import lake_pieces, pack
 from streamhouse.connector.plan.tier_plan import ReadPlan, read_context, split_sizes
 from streamhouse.connector.scan.scan import ScanColumn, ScanContext
+from streamhouse.extras import require
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import SnapshotNotFoundError, UnknownColumnError
 from streamhouse.storage_service.lake.files.lake_filesystem import lake_file_properties
@@ -39,6 +40,7 @@ __all__ = [
 def open_source(client: StorageClient, name: TableName) -> SourceTable:
     """Open the Iceberg table as it is now."""
     # The lake library takes half a second to import.
+    require("lake", f"reading '{name}'")
     from streamhouse.connector.lake.appends import open_source_table
 
     return open_source_table(client.lake_catalog(), str(name.path))

@@ -9,6 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from streamhouse.connector.options.connection import BUCKETS, FILES, HISTORY, SNAPSHOTS
+from streamhouse.extras import require
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import UnknownColumnError, suggestion
 from streamhouse.storage_service.model.table_state import TableState
@@ -134,6 +135,7 @@ def _snapshots(client: StorageClient, state: TableState) -> list[dict[str, Any]]
 def _files(client: StorageClient, state: TableState) -> list[dict[str, Any]]:
     if state.lake.snapshot_id is None:
         return []
+    require("lake", f"'{state.table.path}${FILES}'")
     from streamhouse.connector.lake.pruning import LakeQuery
     from streamhouse.connector.plan.tier_plan import open_lake
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from streamhouse.connector.scan.scan import ScanColumn, ScanContext
 from streamhouse.connector.where.predicate import Predicate
+from streamhouse.extras import require
 from streamhouse.storage_service.errors import (
     SchemaMismatchError,
     UnknownColumnError,
@@ -131,6 +132,7 @@ def scan_context(
 
 def _parsed(where: str, schema: Schema, *, table: str, time_zone: str) -> Predicate:
     # Only the driver parses: executors must not need, nor wait for, the SQL parser.
+    require("lake", "'where'")
     from streamhouse.connector.where.parser import parse_predicate
 
     zone = parse_zone(time_zone, name="the time zone")

@@ -23,6 +23,7 @@ from streamhouse.connector.plan.read_plan import (
 from streamhouse.connector.plan.scan_schema import scan_context, with_field_ids
 from streamhouse.connector.plan.tier_ranges import TierRanges
 from streamhouse.connector.scan.scan import LakePiece, Piece, ScanColumn, ScanContext, Split
+from streamhouse.extras import require
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import SnapshotNotFoundError
 from streamhouse.storage_service.lake.files.lake_filesystem import lake_file_properties
@@ -120,6 +121,7 @@ def plan_lake(
     Raises `HistoryDivergedError` if the rows are to be read with the log's (`is_union`), and the
     lake has another history than that.
     """
+    require("lake", "reading rows that were tiered")
     from streamhouse.connector.lake.pruning import LakeQuery
 
     catalog = client.lake_catalog()
@@ -188,6 +190,7 @@ def open_lake(catalog: LakeCatalog, state: TableState) -> LakeTable:
     Raises `SnapshotNotFoundError` before the first round.
     """
     # The lake library takes half a second to import: only reads that need it pay.
+    require("lake", "reading rows that were tiered")
     from streamhouse.connector.lake.planner import open_lake_table
 
     table = str(state.table.path)
@@ -199,6 +202,7 @@ def open_lake(catalog: LakeCatalog, state: TableState) -> LakeTable:
 
 def _open_history(catalog: LakeCatalog, state: TableState) -> LakeTable:
     """Open the lake table of all changes."""
+    require("lake", "reading changes that were tiered")
     from streamhouse.connector.lake.planner import open_lake_table
 
     history = state.lake.changelog

@@ -1,13 +1,16 @@
 """Streamhouse: a streaming lakehouse for PySpark.
 
 The public names are here; each is loaded on first use, so that `import streamhouse` costs a few
-milliseconds and brings in none of Spark, Iceberg or the storage service.
+milliseconds and brings in none of Spark, Iceberg or the storage service. A name that needs an extra
+(`streamhouse.extras`) which is not installed raises an `ImportError` that says what to install.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Final
+
+from streamhouse.extras import extra_of, require
 
 if TYPE_CHECKING:
     from streamhouse.client import StreamhouseClient
@@ -60,6 +63,7 @@ def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'streamhouse' has no attribute {name!r}")
+    require(extra_of(home), f"streamhouse.{name}")
     module = importlib.import_module(home)
     value: object = module if name in _MODULES else getattr(module, name)
     globals()[name] = value

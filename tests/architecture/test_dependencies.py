@@ -5,15 +5,23 @@ What a pinned version is known to suffer from needs a network to ask: `make audi
 
 from __future__ import annotations
 
-import configparser
 import importlib.metadata
 import re
+from pathlib import Path
 from typing import Final
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from streamhouse.extras import EXTRAS
 from tests.architecture.source_files import ROOT
+from tests.support.dependencies import (
+    asked_by_client,
+    asked_by_extra,
+    extra_names,
+    installed_closure,
+    light_packages,
+)
 
 # Extras with an environment of their own.
 EXTRAS_ELSEWHERE: Final = ("cdc", "peers")
@@ -30,56 +38,22 @@ def _pins() -> dict[str, str]:
     return pins
 
 
-def _requirements(text: str) -> list[Requirement]:
-    lines = [line.strip() for line in text.splitlines()]
-    return [Requirement(line) for line in lines if line and not line.startswith("#")]
-
-
-def _setup() -> configparser.ConfigParser:
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg", encoding="utf-8")
-    return setup
-
-
 def _declared() -> list[Requirement]:
     """What setup.cfg asks for, with the extras that `make setup` installs."""
-    setup = _setup()
-    extras = setup["options.extras_require"].items()
-    texts = [text for name, text in extras if name not in EXTRAS_ELSEWHERE]
-    return _requirements("\n".join([setup["options"]["install_requires"], *texts]))
+    extras = [name for name in extra_names() if name not in EXTRAS_ELSEWHERE]
+    asked = [requirement for name in extras for requirement in asked_by_extra(name)]
+    return [*asked_by_client(), *asked]
 
 
 def _declared_elsewhere() -> dict[str, Requirement]:
     """What the other extras ask for; packages that need nothing themselves."""
-    extras = _setup()["options.extras_require"]
-    needed = [r for name in EXTRAS_ELSEWHERE for r in _requirements(extras[name])]
-    return {canonicalize_name(requirement.name): requirement for requirement in needed}
-
-
-def _installed_closure() -> dict[str, str]:
-    """Name -> version of all that `_declared` pulls in, as installed here."""
-    found: dict[str, str] = {}
-    seen: set[tuple[str, frozenset[str]]] = set()
-    waiting = _declared()
-    while waiting:
-        wanted = waiting.pop()
-        name, extras = canonicalize_name(wanted.name), frozenset(wanted.extras)
-        if (name, extras) in seen or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
-            continue
-        seen.add((name, extras))
-        distribution = importlib.metadata.distribution(name)
-        found[name] = distribution.version
-        for line in distribution.requires or ():
-            needed = Requirement(line)
-            wants = [{"extra": extra} for extra in (*extras, "")]
-            if needed.marker is None or any(needed.marker.evaluate(want) for want in wants):
-                needed.marker = None
-                waiting.append(needed)
-    return found
+    declared = {requirement.name for requirement in _declared()}
+    asked = [r for name in EXTRAS_ELSEWHERE for r in asked_by_extra(name) if r.name not in declared]
+    return {canonicalize_name(requirement.name): requirement for requirement in asked}
 
 
 def test_every_installed_dependency_is_pinned_as_it_is_installed() -> None:
-    installed, pins = _installed_closure(), _pins()
+    installed, pins = installed_closure(_declared()), _pins()
 
     assert {name: pins.get(name) for name in installed} == installed
 
@@ -96,4 +70,33 @@ def test_what_is_installed_elsewhere_is_pinned_within_its_range() -> None:
 
 
 def test_nothing_else_is_pinned() -> None:
-    assert set(_pins()) <= {*_installed_closure(), *_declared_elsewhere()}
+    assert set(_pins()) <= {*installed_closure(_declared()), *_declared_elsewhere()}
+
+
+def test_an_extra_installs_what_its_parts_import() -> None:
+    """The table of `streamhouse.extras` and setup.cfg say the same."""
+    modules = {"jpype1": "jpype", "pyiceberg-core": "pyiceberg_core"}
+    brought = {"lake": {"sqlalchemy"}}
+    # Importing them is left to who uses them, where they exist.
+    quiet = {"uvloop"}
+
+    for name, extra in EXTRAS.items():
+        asked = {canonicalize_name(requirement.name) for requirement in asked_by_extra(name)}
+        named = {modules.get(package, package.replace("-", "_")) for package in asked} - quiet
+        assert named | brought.get(name, set()) >= set(extra.modules), name
+        assert set(extra.packages()) >= named, name
+
+
+def test_the_client_is_light() -> None:
+    """Below 300 MB as installed, with what its packages need."""
+    closure = light_packages()
+    files = [
+        file.locate()
+        for name in closure
+        for file in importlib.metadata.files(name) or ()
+        if not str(file).startswith("..")
+    ]
+    size = sum(Path(str(file)).stat().st_size for file in files if Path(str(file)).exists())
+
+    assert {"pyspark", "pyiceberg", "rocksdict", "fastapi", "pandas"}.isdisjoint(closure)
+    assert size < 280_000_000, f"the client's packages have {size / 1e6:.0f} MB"

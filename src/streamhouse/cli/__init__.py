@@ -10,6 +10,7 @@ import click
 
 from streamhouse.cli.settings import with_settings
 from streamhouse.cli.tuned_malloc import restart_with_tuned_malloc
+from streamhouse.extras import MissingExtraError, extra_of, is_installed, require
 from streamhouse.storage_service.errors import StreamhouseError
 
 __all__ = ["main"]
@@ -44,7 +45,10 @@ class _LazyGroup(click.Group):
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command = importlib.import_module(_COMMANDS[cmd_name][0]).command
+        module = _COMMANDS[cmd_name][0]
+        if not is_installed(extra_of(module)):
+            return _without(extra_of(module), cmd_name)
+        command = importlib.import_module(module).command
         assert isinstance(command, click.Command)
         if cmd_name == "config":
             return command
@@ -60,7 +64,28 @@ class _LazyGroup(click.Group):
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in sorted(_COMMANDS.items())])
+            formatter.write_dl(
+                [(name, text + _need(module)) for name, (module, text) in sorted(_COMMANDS.items())]
+            )
+
+
+def _without(extra: str, name: str) -> click.Command:
+    """Return what stands for a command whose extra is not installed: it says so, also for --help.
+
+    Listing and completing commands goes by it unharmed.
+    """
+    return click.Command(
+        name,
+        callback=lambda: require(extra, f"'streamhouse {name}'"),
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+
+
+def _need(module: str) -> str:
+    """Return what a line of the help adds where a command's extra is not installed."""
+    extra = extra_of(module)
+    return "" if is_installed(extra) else f" [needs the extra '{extra}']"
 
 
 @click.group(cls=_LazyGroup)
@@ -78,6 +103,6 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except StreamhouseError as error:
+    except (StreamhouseError, MissingExtraError) as error:
         click.echo(f"streamhouse: {error}", err=True)
         sys.exit(1)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streamhouse.cli.connection import endpoint_option, open_client
+from streamhouse.extras import require
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     ForbiddenError,
@@ -208,6 +209,7 @@ def _in_lake(client: StorageClient, name: str, known: LakeState | SideLakeState)
     if known.snapshot_id is None:
         return 0, 0
     # The lake library takes a second to import.
+    require("lake", "'streamhouse tables --sizes'")
     from streamhouse.connector.lake.planner import open_lake_table
 
     lake = open_lake_table(client.lake_catalog(), name, table_uuid=known.table_uuid)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from streamhouse.extras import require
 from streamhouse.tiering.worker.job import JobOptions, job_options, run_job
 
 __all__ = ["command"]
@@ -59,6 +60,7 @@ def command(
 
 
 def _run_on_spark(job: JobOptions, master: str) -> int:
+    require("spark", "'streamhouse tier --master'")
     from streamhouse.tiering.spark_job import run_on_spark
 
     return run_on_spark(job, master=master)

@@ -1,0 +1,151 @@
+"""The wheel alone, with its own few packages, is a client; what it lacks says what to install."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackagePath, files
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pytest
+
+from streamhouse.client import StreamhouseClient
+from tests.support.dependencies import light_packages
+from tests.support.service_process import ServiceProcess
+from tests.support.tier_once import tier_once
+
+pytestmark = [pytest.mark.slow, pytest.mark.end_to_end]
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+_CLIENT: Final = """
+import sys
+import pyarrow as pa
+from streamhouse import Producer, StreamhouseClient
+
+with StreamhouseClient(sys.argv[1]) as client:
+    schema = pa.schema([pa.field("shop", pa.int64(), nullable=False), ("city", pa.string())])
+    client.create_table("shops", schema, primary_key=["shop"], bucket_count=4)
+    many = pa.table({"shop": range(1_000), "city": [f"city {n}" for n in range(1_000)]})
+    client.upsert("shops", many)
+    assert client.lookup_one("shops", shop=6) == {"shop": 6, "city": "city 6"}
+    client.create_table("clicks", pa.schema([("id", pa.int64())]), bucket_count=2)
+    client.append("clicks", pa.table({"id": [1, 2, 3]}))
+    assert client.read("clicks").num_rows == 3
+    assert client.read("shops").num_rows == 1_000
+    for batch in client.subscribe("clicks", start="earliest"):
+        assert batch.data.num_rows
+        break
+    try:
+        client.read("clicks", where="id > 1")
+    except ImportError as error:
+        print(error)
+loaded = {name.partition(".")[0] for name in sys.modules}
+assert not loaded & {"pyspark", "pyiceberg", "fastapi", "rocksdict", "pandas"}, loaded
+"""
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment with the wheel and what it alone asks for, as links to ours."""
+    folder = tmp_path_factory.mktemp("light")
+    _run(sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT))
+    (wheel,) = folder.glob("*.whl")
+    _run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
+    python = folder / "venv" / "bin" / "python"
+    site = Path(_run(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
+    for name in light_packages():
+        for file in files(name) or ():
+            _link(file, site)
+    pip = (sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet")
+    _run(*pip, "--no-deps", "--no-index", str(wheel))
+    return python.parent
+
+
+def _link(file: PackagePath, site: Path) -> None:
+    top = file.parts[0]
+    if top in ("..", "__pycache__") or (site / top).exists():
+        return
+    (site / top).symlink_to(Path(str(file.locate())).parents[len(file.parts) - 1] / top)
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with ServiceProcess(tmp_path_factory.mktemp("data")) as service:
+        yield service.endpoint
+
+
+def _start(*command: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "COLUMNS")}
+    return subprocess.run(
+        command,
+        env={**kept, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def _run(*command: str) -> str:
+    done = _start(*command)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+def test_a_client_appends_reads_and_looks_up(light: Path, endpoint: str) -> None:
+    said = _run(str(light / "python"), "-c", _CLIENT, endpoint)
+
+    assert said == (
+        "'where' needs the lake's libraries (pyiceberg is not installed):"
+        " pip install 'pyspark-streamhouse[lake]'"
+    )
+
+
+def test_reading_tiered_rows_says_what_to_install(light: Path, endpoint: str) -> None:
+    with StreamhouseClient(endpoint) as client:
+        client.create_table("tiered", pa.schema([("id", pa.int64())]))
+        client.append("tiered", pa.table({"id": [1, 2, 3]}))
+        tier_once(client)
+
+    program = "import sys, streamhouse; streamhouse.StreamhouseClient(sys.argv[1]).read('tiered')"
+    done = _start(str(light / "python"), "-c", program, endpoint)
+
+    assert done.stderr.splitlines()[-1].endswith(
+        "MissingExtraError: reading rows that were tiered needs the lake's libraries"
+        " (pyiceberg is not installed): pip install 'pyspark-streamhouse[lake]'"
+    )
+
+
+@pytest.mark.parametrize("name", ["register", "sql", "Table", "cdc"])
+def test_a_public_name_says_which_extra_it_needs(light: Path, name: str) -> None:
+    program = f"try:\n    from streamhouse import {name}\nexcept ImportError as error: print(error)"
+
+    said = _run(str(light / "python"), "-c", program)
+
+    assert said.startswith(f"streamhouse.{name} needs Spark")
+    assert said.endswith("pip install 'pyspark-streamhouse[spark]'")
+
+
+def test_the_command_line_marks_what_is_missing(light: Path, endpoint: str) -> None:
+    said = _run(str(light / "streamhouse"), "--help")
+
+    assert "Run the storage service. [needs the extra 'server']" in said
+    assert "streamhouse" in _run(str(light / "streamhouse"), "--version")
+    assert "shops" in _run(str(light / "streamhouse"), "tables", "--endpoint", endpoint)
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [("serve", "server"), ("backup", "server"), ("tier", "lake"), ("import", "lake")],
+)
+def test_a_command_says_which_extra_it_needs(light: Path, command: str, extra: str) -> None:
+    done = _start(str(light / "streamhouse"), command, "--help")
+
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"streamhouse: 'streamhouse {command}' needs the ")
+    assert done.stderr.endswith(f"pip install 'pyspark-streamhouse[{extra}]'\n")
