@@ -39,24 +39,27 @@ class LogImage:
         self.counts: Counter[RowId] = Counter()
 
     def extend(self, client: StreamhouseClient) -> dict[int, list[RowId]]:
-        """Read on up to a consistent cut; return the rows that are new, by bucket."""
+        """Read on up to a consistent cut; return the rows that are new, by bucket.
+
+        All of them are taken, or none: a read that fails half way is made again.
+        """
         state = client.table_state(self.table)
         news = {}
         for bucket, positions in state.positions.items():
-            rows = self.buckets.setdefault(bucket, [])
-            start, end = len(rows), positions.high_watermark
+            start, end = len(self.buckets.get(bucket, ())), positions.high_watermark
             assert end >= start, (
                 f"{self.table}, bucket {bucket}: rows up to {start} were read, but after the"
                 f" restart it ends at {end}"
             )
             try:
-                self._read_log(client, bucket, end)
+                news[bucket] = self._read_log(client, bucket, start, end)
             except OffsetOutOfRangeError:
                 # Retention was faster than this reader: tiered rows are in the lake.
-                self._read_lake(client, bucket)
-                self._read_log(client, bucket, end)
-            news[bucket] = rows[start:]
-            self.counts.update(news[bucket])
+                tiered = self._read_lake(client, bucket, start, end)
+                news[bucket] = tiered + self._read_log(client, bucket, start + len(tiered), end)
+        for bucket, rows in news.items():
+            self.buckets.setdefault(bucket, []).extend(rows)
+            self.counts.update(rows)
         return news
 
     def check_unchanged(self, client: StreamhouseClient) -> None:
@@ -68,26 +71,31 @@ class LogImage:
                 f"{self.table}, bucket {bucket}: rows that were read have changed or gone"
             )
 
-    def _read_log(self, client: StreamhouseClient, bucket: int, end: int) -> None:
-        rows = self.buckets[bucket]
+    def _read_log(
+        self, client: StreamhouseClient, bucket: int, start: int, end: int
+    ) -> list[RowId]:
+        rows: list[RowId] = []
         for batch in client.read_range(
-            self.table, bucket, len(rows), end, columns=["writer", "number"]
+            self.table, bucket, start, end, columns=["writer", "number"]
         ):
-            assert batch.base_offset == len(rows), f"{self.table}: a gap at {len(rows)}"
+            at = start + len(rows)
+            assert batch.base_offset == at, f"{self.table}: a gap at {at}"
             rows += _row_ids(batch.data)
+        return rows
 
-    def _read_lake(self, client: StreamhouseClient, bucket: int) -> None:
-        rows = self.buckets[bucket]
+    def _read_lake(
+        self, client: StreamhouseClient, bucket: int, start: int, end: int
+    ) -> list[RowId]:
         lake = lake_table(client, self.table).scan(
-            row_filter=f"__bucket == {bucket} and __offset >= {len(rows)}",
+            row_filter=f"__bucket == {bucket} and __offset >= {start} and __offset < {end}",
             selected_fields=("writer", "number", "__offset"),
         )
         found = lake.to_arrow().sort_by("__offset")
         offsets = found.column("__offset").to_pylist()
-        assert offsets == list(range(len(rows), len(rows) + len(offsets))), (
-            f"{self.table}, bucket {bucket}: the lake has a gap or a row twice after {len(rows)}"
+        assert offsets == list(range(start, start + len(offsets))), (
+            f"{self.table}, bucket {bucket}: the lake has a gap or a row twice after {start}"
         )
-        rows += _row_ids(found)
+        return _row_ids(found)
 
 
 class LogChecker:
