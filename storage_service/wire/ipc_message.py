@@ -21,6 +21,7 @@ __all__ = ["END_OF_STREAM", "IpcMessage", "is_little_endian", "messages"]
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 SCHEMA: Final = 1
+DICTIONARY_BATCH: Final = 2
 RECORD_BATCH: Final = 3
 _CONTINUATION: Final = 0xFFFF_FFFF
 _PREFIX: Final = struct.Struct("<Ii")
@@ -30,7 +31,7 @@ _I32: Final = struct.Struct("<i")
 _I64: Final = struct.Struct("<q")
 # The first slots of flatbuffer tables (Message.fbs): Message{version, header_type, header,
 # bodyLength, custom_metadata}, RecordBatch{length, nodes, buffers, compression}, KeyValue{key,
-# value}, Schema{endianness}. By how many of them a table has.
+# value}, Schema{endianness}, DictionaryBatch{id, data, is_delta}. By how many of them a table has.
 _SLOTS_MAX: Final = 5
 _SLOTS: Final = tuple(struct.Struct(f"<{count}H") for count in range(_SLOTS_MAX + 1))
 _NO_SLOTS: Final = tuple((0,) * (_SLOTS_MAX - count) for count in range(_SLOTS_MAX + 1))
@@ -48,6 +49,8 @@ class IpcMessage(NamedTuple):
     row_count: int
     custom: Mapping[bytes, bytes]
     data: memoryview
+    is_delta: bool = False
+    """Of a dictionary: whether it is added to the one before."""
 
 
 def messages(stream: memoryview) -> Iterator[IpcMessage]:
@@ -62,7 +65,7 @@ def messages(stream: memoryview) -> Iterator[IpcMessage]:
                 return
             start = position + _PREFIX.size
             metadata = stream[start : start + metadata_bytes]
-            kind, is_compressed, row_count, custom, body_bytes = _read_message(metadata)
+            kind, is_compressed, row_count, custom, body_bytes, is_delta = _read_message(metadata)
             end = start + metadata_bytes + body_bytes
             if body_bytes < 0 or row_count < 0 or end > len(stream):
                 raise ValueError
@@ -70,7 +73,7 @@ def messages(stream: memoryview) -> Iterator[IpcMessage]:
             raise InvalidRequestError(
                 f"the body is not an Arrow IPC stream: bad message at byte {position}"
             ) from error
-        yield IpcMessage(kind, is_compressed, row_count, custom, stream[position:end])
+        yield IpcMessage(kind, is_compressed, row_count, custom, stream[position:end], is_delta)
         position = end
 
 
@@ -83,20 +86,31 @@ def is_little_endian(schema_message: bytes) -> bool:
     return not (endianness_at and _U16.unpack_from(metadata, schema + endianness_at)[0])
 
 
-def _read_message(metadata: memoryview) -> tuple[int, bool, int, Mapping[bytes, bytes], int]:
+def _read_message(
+    metadata: memoryview,
+) -> tuple[int, bool, int, Mapping[bytes, bytes], int, bool]:
     (root,) = _U32.unpack_from(metadata)
     _, kind_at, header_at, body_bytes_at, custom_at = _slots(metadata, root)
     kind = metadata[root + kind_at] if kind_at else 0
     body_bytes = _I64.unpack_from(metadata, root + body_bytes_at)[0] if body_bytes_at else 0
-    if kind != RECORD_BATCH:
-        return kind, False, 0, _NOTHING, body_bytes
+    if kind not in (RECORD_BATCH, DICTIONARY_BATCH):
+        return kind, False, 0, _NOTHING, body_bytes, False
     if not header_at:
         raise ValueError
+    if kind == DICTIONARY_BATCH:
+        dictionary = _target(metadata, root + header_at)
+        _, data_at, is_delta_at, _, _ = _slots(metadata, dictionary)
+        if not data_at:
+            raise ValueError
+        values = _target(metadata, dictionary + data_at)
+        is_compressed = _slots(metadata, values)[3] != 0
+        is_delta = bool(is_delta_at and metadata[dictionary + is_delta_at])
+        return kind, is_compressed, 0, _NOTHING, body_bytes, is_delta
     batch = _target(metadata, root + header_at)
     row_count_at, _, _, compression_at, _ = _slots(metadata, batch)
     row_count = _I64.unpack_from(metadata, batch + row_count_at)[0] if row_count_at else 0
     custom = _custom(metadata, _target(metadata, root + custom_at)) if custom_at else _NOTHING
-    return kind, compression_at != 0, row_count, custom, body_bytes
+    return kind, compression_at != 0, row_count, custom, body_bytes, False
 
 
 def _custom(metadata: memoryview, vector: int) -> Mapping[bytes, bytes]:

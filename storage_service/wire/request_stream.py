@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import InvalidRequestError, RequestTooLargeError
 from streamhouse.storage_service.wire import ipc_message
@@ -24,6 +25,8 @@ SCHEMA_BYTES_MAX: Final = 4 << 20
 COLUMNS_MAX: Final = 2_100
 """A table's most columns and what may come beside them."""
 DEPTH_MAX: Final = 100
+_MADE_BATCHES_MAX: Final = 2
+"""What is made of views and dictionaries is at most as much as a body: so many of its batches."""
 # What is remembered takes two megabytes and what is made of it, whatever is sent.
 _KNOWN_SCHEMA_BYTES_MAX: Final = 16 << 10
 _KNOWN_SCHEMAS_MAX: Final = 128
@@ -47,7 +50,8 @@ class RequestStream:
     """A body whose messages are within the limits.
 
     A schema that `is_kept` is the very object that the next body with the same schema has. Where
-    the body has views it has what they are views of; see `plain_type`.
+    the body has views it has what they are views of, see `plain_type`, and where it has
+    dictionaries it has their values.
     """
 
     schema: pa.Schema
@@ -58,15 +62,29 @@ class RequestStream:
     _messages: Sequence[ipc_message.IpcMessage]
     _what: str
     _batch_bytes_max: int
+    _whole: memoryview | None = None
+    """The body, if it has dictionaries: only a stream knows those of each batch."""
 
     def batches(self) -> Iterator[RequestBatch]:
         """Yield every batch, validated; raises `InvalidRequestError` for a malformed one."""
         head = self._foreign_head
         is_as_sent = head is None and self._sent is self.schema
+        read = None if self._whole is None else _batches_in_order(self._whole, what=self._what)
+        made_bytes = 0
         for message in self._messages:
-            batch = _read_batch(message.data, self._sent, head, what=self._what)
+            if read is None:
+                batch = _read_batch(message.data, self._sent, head, what=self._what)
+            else:
+                batch = next(read)
             if self._sent is not self.schema:
-                batch = self._without_views(batch)
+                made_bytes += self._made_bytes(batch)
+                # What is made of all batches is held at once.
+                if made_bytes > _MADE_BATCHES_MAX * self._batch_bytes_max:
+                    raise RequestTooLargeError(
+                        f"{self._what}: the columns with views and dictionaries have more than"
+                        f" {_MADE_BATCHES_MAX * self._batch_bytes_max} bytes; send less at once"
+                    )
+                batch = self._plain(batch)
             yield RequestBatch(
                 bucket=_number(message.custom, b"bucket", what=self._what),
                 sequence=_number(message.custom, b"sequence", what=self._what) or 0,
@@ -74,17 +92,25 @@ class RequestStream:
                 payload=message.data if is_as_sent else memoryview(batch.serialize()).cast("B"),
             )
 
-    def _without_views(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a batch with the columns of `schema`."""
-        pairs = list(zip(batch.columns, self.schema.types, strict=True))
-        # Any number of views may be of the same bytes.
+    def _made_bytes(self, batch: pa.RecordBatch) -> int:
+        """Return how many bytes the columns have that are not as they were sent."""
+        # Any number of views may be of the same bytes, and of rows of the same dictionary.
+        pairs = zip(batch.columns, self.schema.types, strict=True)
         size = sum(_viewed_bytes(column, t) for column, t in pairs)
         if size > self._batch_bytes_max:
             raise RequestTooLargeError(
                 f"{self._what}: a record batch has {size} bytes of strings and binaries;"
                 f" at most {self._batch_bytes_max}, send smaller batches"
             )
-        columns = [column if column.type == t else column.cast(t) for column, t in pairs]
+        return size
+
+    def _plain(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch with the columns of `schema`."""
+        pairs = zip(batch.columns, self.schema.types, strict=True)
+        try:
+            columns = [column if column.type == t else column.cast(t) for column, t in pairs]
+        except pa.ArrowException as error:
+            raise InvalidRequestError(f"{self._what}: {error}; send plain columns") from error
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
@@ -127,8 +153,10 @@ def open_request(
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"{what}: unreadable schema: {error}") from error
     foreign_head = None if read.is_little_endian else head
+    rows = [message for message in found[1:] if message.kind == ipc_message.RECORD_BATCH]
+    whole = view if len(rows) < len(found) - 1 else None
     return RequestStream(
-        read.plain, is_kept, read.sent, foreign_head, found[1:], what, batch_bytes_max
+        read.plain, is_kept, read.sent, foreign_head, rows, what, batch_bytes_max, whole
     )
 
 
@@ -140,9 +168,15 @@ def _read_schema(head: bytes, what: str) -> _ReadSchema:
     if len(names) > COLUMNS_MAX:
         raise InvalidRequestError(f"{what}: {len(names)} columns; at most {COLUMNS_MAX}")
     plain = [
-        t if pa.types.is_primitive(t) and not pa.types.is_timestamp(t) else plain_type(t, what=what)
+        t
+        if pa.types.is_primitive(t) and not pa.types.is_timestamp(t)
+        else plain_type(_value_type(t), what=what)
         for t in schema.types
     ]
+    if any(_has_dictionary(t) for t in plain):
+        raise InvalidRequestError(
+            f"{what}: dictionary-encoded values inside of others are not accepted; send plain ones"
+        )
     as_plain = schema
     if plain != schema.types:
         as_plain = pa.schema([f.with_type(t) for f, t in zip(schema, plain, strict=True)])
@@ -152,6 +186,24 @@ def _read_schema(head: bytes, what: str) -> _ReadSchema:
 
 # Most bodies begin with the very bytes that another one began with.
 _known_schema = functools.lru_cache(maxsize=_KNOWN_SCHEMAS_MAX)(_read_schema)
+
+
+def _value_type(t: pa.DataType) -> pa.DataType:
+    """Return what a column is without its dictionary, which has plain values."""
+    if not pa.types.is_dictionary(t):
+        return t
+    value_type = t.value_type
+    # Arrow has no kernels that decode views.
+    is_view = pa.types.is_string_view(value_type) or pa.types.is_binary_view(value_type)
+    return t if is_view or pa.types.is_nested(value_type) else value_type
+
+
+def _has_dictionary(t: pa.DataType) -> bool:
+    if isinstance(t, pa.BaseExtensionType):
+        return _has_dictionary(t.storage_type)
+    if pa.types.is_dictionary(t):
+        return True
+    return any(_has_dictionary(t.field(i).type) for i in range(t.num_fields))
 
 
 def plain_type(t: pa.DataType, *, what: str, depth: int = 1) -> pa.DataType:
@@ -211,6 +263,8 @@ def _viewed_bytes(column: pa.Array, plain: pa.DataType) -> int:
     t = column.type
     if t == plain:
         return 0
+    if pa.types.is_dictionary(t):
+        return _decoded_bytes(column)
     if pa.types.is_string_view(t) or pa.types.is_binary_view(t):
         views = np.frombuffer(column.buffers()[1], np.int32).reshape(-1, 4)
         lengths = views[column.offset : column.offset + len(column), 0]
@@ -223,6 +277,20 @@ def _viewed_bytes(column: pa.Array, plain: pa.DataType) -> int:
         keys = _viewed_bytes(column.keys, plain.key_type)
         return keys + _viewed_bytes(column.items, plain.item_type)
     return _viewed_bytes(column.values, plain.value_type)
+
+
+def _decoded_bytes(column: pa.DictionaryArray) -> int:
+    """Return how many bytes the values of a column's rows have."""
+    values = column.dictionary
+    t = values.type
+    if t in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
+        lengths = pc.binary_length(values)
+    elif pa.types.is_null(t):
+        return 0
+    else:
+        return len(column) * ((int(t.bit_width) + 7) // 8)
+    taken = pc.sum(lengths.cast(pa.int64()).take(column.indices)).as_py()
+    return int(taken or 0) + 8 * len(column)
 
 
 def _check_messages(
@@ -241,9 +309,12 @@ def _check_messages(
             f"{what}: {rows} rows in one request; at most {rows_max}, send fewer"
         )
     for message in found:
-        if message.kind != ipc_message.RECORD_BATCH:
+        if message.kind not in (ipc_message.RECORD_BATCH, ipc_message.DICTIONARY_BATCH):
+            raise InvalidRequestError(f"{what}: the body has messages that are no batches")
+        if message.is_delta:
+            # Each is added to a copy of all before it.
             raise InvalidRequestError(
-                f"{what}: dictionary-encoded columns are not accepted; send plain ones"
+                f"{what}: dictionaries that grow by deltas are not accepted; send whole ones"
             )
         if message.is_compressed:
             # A few compressed bytes could ask for gigabytes; the log stores plain buffers anyway.
@@ -273,6 +344,20 @@ def _read_batch(
     except (pa.ArrowException, OSError, UnicodeDecodeError, StopIteration) as error:
         raise InvalidRequestError(f"{what}: unreadable batch: {error}") from error
     return batch
+
+
+def _batches_in_order(body: memoryview, *, what: str) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a body with dictionaries."""
+    try:
+        reader = pa.ipc.open_stream(pa.py_buffer(body))
+        while True:
+            batch = reader.read_next_batch()
+            batch.validate(full=True)
+            yield batch
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{what}: unreadable batch: {error}") from error
+    except StopIteration:
+        raise InvalidRequestError(f"{what}: unreadable batch: it ends early") from None
 
 
 def _number(custom: Mapping[bytes, bytes], key: bytes, *, what: str) -> int | None:

@@ -114,13 +114,6 @@ def test_compressed_batches_are_refused() -> None:
         _decode(_stream(ROWS, compression="zstd"))
 
 
-def test_dictionary_batches_are_refused() -> None:
-    encoded = pa.record_batch({"id": ROWS.column(0), "name": ROWS.column(1).dictionary_encode()})
-
-    with pytest.raises(InvalidRequestError, match="dictionary-encoded columns are not accepted"):
-        _decode(_stream(encoded))
-
-
 _TEXT: pa.DataType = pa.large_string()
 _VIEW: pa.DataType = pa.string_view()
 
