@@ -5,7 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
 import pytest
@@ -95,3 +101,89 @@ def test_a_subscription_begins_with_the_lake_goes_on_live_and_is_taken_up_again(
         assert _standing(client).keys() == {"copy"}
         with pytest.raises(InvalidRequestError, match="'where' is for start='full'"):
             client.subscribe(TABLE, start="latest", where="id > 1")  # type: ignore[call-overload]
+
+
+WAITS = {
+    "table.log.ttl": "1ms",
+    "table.log.segment-bytes": "64kb",
+    "table.datalake.enabled": "false",
+}
+BATCH = 1_000
+
+
+def _append(client: StreamhouseClient, path: str, batches: int) -> None:
+    """Append batches of a segment each, which do not get smaller by being packed."""
+    start = client.positions(path)[0].high_watermark
+    for first in range(start, start + batches * BATCH, BATCH):
+        texts = [Random(i).randbytes(40).hex() for i in range(first, first + BATCH)]
+        rows = {"id": range(first, first + BATCH), "name": texts}
+        client.append(path, pa.table(rows, schema=SCHEMA))
+
+
+def _wait_until(is_so: Callable[[], bool], what: str) -> None:
+    pause = threading.Event()
+    deadline_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline_s, f"never seen: {what}"
+        pause.wait(0.02)
+
+
+def _pass_of_retention(client: StreamhouseClient) -> None:
+    """Return when retention has looked at every table: it came by twice at one that waits for none.
+
+    Each time it takes all but the segment that is written to.
+    """
+    for _ in range(2):
+        _append(client, "default.other", 2)
+        end = client.positions("default.other")[0].high_watermark
+        _wait_until(
+            lambda end=end: client.positions("default.other")[0].log_start_offset >= end - BATCH,
+            "rows of 'other' go",
+        )
+
+
+def test_retention_waits_for_a_reader_over_restarts_until_the_disk_needs_the_room(
+    tmp_path: Path,
+) -> None:
+    every = ("--retention-interval-ms", "20", "--disk-check-interval-ms", "20")
+    with ServiceProcess(tmp_path, *every) as service, StreamhouseClient(service.endpoint) as client:
+        client.create_table("default.other", SCHEMA, properties=WAITS)
+        client.create_table(TABLE, SCHEMA, properties=WAITS | {"table.log.consumers.wait": "true"})
+        client.report_position(TABLE, "billing", {0: 0})
+        _append(client, TABLE, 10)
+        _pass_of_retention(client)
+        assert client.positions(TABLE)[0].log_start_offset == 0
+        client.report_position(TABLE, "billing", {0: 4 * BATCH + 7})
+        _wait_until(
+            lambda: client.positions(TABLE)[0].log_start_offset == 4 * BATCH, "what was read goes"
+        )
+        # Until then the files of what went may be on their way.
+        _pass_of_retention(client)
+        service.kill()
+
+    for _ in range(2):
+        # Killed, then ended: either way the service knows for whom it waits.
+        with (
+            ServiceProcess(tmp_path, *every) as service,
+            StreamhouseClient(service.endpoint) as client,
+        ):
+            _pass_of_retention(client)
+            assert client.positions(TABLE)[0].log_start_offset == 4 * BATCH
+            found = client.read(TABLE, columns=["id"])["id"].to_pylist()
+            assert found == list(range(4 * BATCH, 10 * BATCH))
+
+    with (
+        ServiceProcess(tmp_path, *every, "--disk-max", "512kb") as service,
+        StreamhouseClient(service.endpoint) as client,
+    ):
+        _wait_until(lambda: client.positions(TABLE)[0].log_start_offset > 4 * BATCH, "room is made")
+        (standing,) = client.consumers(TABLE)
+        assert standing["name"] == "billing"
+        _wait_until(lambda: _unread_rows_deleted(service) > 0, "it says what went unread")
+
+
+def _unread_rows_deleted(service: ServiceProcess) -> int:
+    with urllib.request.urlopen(f"{service.endpoint}/metrics") as answer:
+        text = answer.read().decode()
+    counted = re.findall(r"^streamhouse_retention_unread_rows_total\S* (\S+)$", text, re.M)
+    return sum(int(float(value)) for value in counted)
