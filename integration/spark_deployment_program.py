@@ -1,11 +1,14 @@
-"""What test_spark_deployments runs: read a table, look rows up, copy it by batch and by stream."""
+"""What test_spark_deployments runs: read, look up, change rows, copy by batch and by stream."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+import urllib.request
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 import streamhouse
 
@@ -37,6 +40,8 @@ def main(target: str, checkpoint: str) -> None:
     sys.stdout.write(f"looked up {looked_up.count()} {by_name}\n")
     sys.stdout.write(f"executors {_executors(spark, remote is not None)}\n")
 
+    _change(spark, f"{target}_changed")
+
     half = spark.read.format("streamhouse").option("where", "id < 2500").load(SOURCE)
     half.write.format("streamhouse").option("bucket.num", 2).mode("append").save(target)
     rest = spark.readStream.format("streamhouse").option("where", "id >= 2500").load(SOURCE)
@@ -44,6 +49,39 @@ def main(target: str, checkpoint: str) -> None:
     query = writer.trigger(availableNow=True).start(target)
     query.awaitTermination(120)
     spark.stop()
+
+
+def _change(spark: SparkSession, path: str) -> None:
+    """Merge, update and delete rows of a table with a primary key of 2,000 rows."""
+    rows = spark.range(2_000).selectExpr("id", "concat('n', id) AS name", "id * 10 AS balance")
+    options = {"primary.key": "id", "bucket.num": "2"}
+    rows.write.format("streamhouse").options(**options).mode("append").save(path)
+    table = streamhouse.Table(spark, path)
+    before = _sent_rows()
+    source = spark.sql("SELECT * FROM VALUES (1L, 5L), (2L, -1L), (5000L, 7L) AS s(user, amount)")
+    merged = (
+        table.merge(source, "target.id = source.user")
+        .when_matched_delete("source.amount < 0")
+        .when_matched_update({"balance": "target.balance + source.amount"})
+        .when_not_matched_insert({"id": "source.user", "balance": "source.amount"})
+        .execute()
+    )
+    updated = table.update({"balance": "balance + 1"}, "id IN (7, 8) AND balance < 75")
+    deleted = table.delete("id = 9 OR id = 10 -- both")
+    sys.stdout.write(f"changed by key {merged} {updated} {deleted} sent {_sent_rows() - before}\n")
+    updated = table.update({"name": F.lit("x")}, F.col("id") == 11)
+    deleted = table.delete("balance >= 19900 AND name <> 'n1995'")
+    total = table.to_df().selectExpr("count(*)", "sum(balance)", "max_by(id, name)").collect()
+    sys.stdout.write(f"changed {updated.rows_updated} {deleted.rows_deleted} {tuple(total[0])}\n")
+    done = table.history().where("status = 'committed' AND operation = 'upsert'").count()
+    sys.stdout.write(f"history {done}\n")
+
+
+def _sent_rows() -> int:
+    """Return how many rows the service has sent, those that were looked up, too."""
+    with urllib.request.urlopen(f"{os.environ['STREAMHOUSE_ENDPOINT']}/metrics") as answer:
+        found = re.findall(r"^streamhouse_sent_rows_total\S* (\S+)$", answer.read().decode(), re.M)
+    return sum(int(float(value)) for value in found)
 
 
 def _executors(spark: SparkSession, is_remote: bool) -> int:

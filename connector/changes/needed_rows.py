@@ -41,7 +41,9 @@ from streamhouse.connector.lookup.lookup_join import joined_frame
 from streamhouse.connector.lookup.lookup_plan import INNER, LEFT, planned
 from streamhouse.connector.options.connection import ConnectionOptions, client_for
 from streamhouse.connector.options.options import ZONE_MARK
-from streamhouse.connector.query.narrowing import Build, QueryTable, narrowed
+from streamhouse.connector.query.narrowing import Build, QueryTable, narrowed, needs_by_text
+from streamhouse.connector.query.plan_needs import PlanNeeds
+from streamhouse.connector.query.statement import Statement, quoted
 from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.connector.where.predicate import And, Compare, Constant, In, Node, Or
 from streamhouse.connector.write.spark_types import check_spark_types
@@ -183,14 +185,30 @@ def rows_for(
     info: TableInfo,
     connection: ConnectionOptions,
     build: Build,
+    *,
+    columns: Sequence[str],
+    where: str | None,
 ) -> DataFrame:
     """Return what `build` makes of the table, of which only the needed rows and columns are read.
 
-    `options` are those of a read.
+    `options` are those of a read. Where Spark's planner cannot be asked, under Spark Connect, what
+    is needed is `columns`, and rows for which the SQL text `where` may be true.
     """
     given = {key: value for key, value in options.items() if key != "table"}
     table = QueryTable(spark, str(info.path), given)
-    query = narrowed([table], build)
+
+    def by_text() -> PlanNeeds | None:
+        if where is None:
+            return None
+        name = tuple(str(info.path).split("."))
+        # A comment at the end of the condition ends with its line.
+        text = (
+            f"SELECT {', '.join(map(quoted, columns))} FROM {'.'.join(map(quoted, name))}"
+            f" WHERE ({where}\n)"
+        )
+        return needs_by_text(spark, Statement.of(text), {name: table})
+
+    query = narrowed([table], build, by_text)
     (pushed,) = query.pushed
     keys = None if pushed.where is None else _keys_of(spark, pushed.where, info)
     if keys is None:

@@ -73,11 +73,23 @@ class Table:
     def _read_options(self) -> dict[str, str]:
         return {k: v for k, v in self._options.items() if k.lower() not in _WRITES_ONLY}
 
-    def _rows_for(self, info: TableInfo, build: Callable[[DataFrame], DataFrame]) -> DataFrame:
-        """Return what `build` makes of the table's rows, of which it reads those it needs."""
-        connection = self._write_options().connection
-        options = self._read_options()
-        return rows_for(self._spark, options, info, connection, lambda frames: build(frames[0]))
+    def _rows_for(
+        self,
+        info: TableInfo,
+        where: Column | str | None,
+        columns: Sequence[str],
+        build: Callable[[DataFrame], DataFrame],
+    ) -> DataFrame:
+        """Return what `build` makes of `columns` of the rows for which `where` is true."""
+        return rows_for(
+            self._spark,
+            self._read_options(),
+            info,
+            self._write_options().connection,
+            lambda frames: build(frames[0].filter(condition(where))),
+            columns=columns,
+            where=where if isinstance(where, str) else None,
+        )
 
     def history(self) -> DataFrame:
         """Return what changed the table: transactions, and snapshots of the lake, oldest first.
@@ -155,7 +167,7 @@ class Table:
                 )
             if rewrite:
                 return _rewritten(self.to_df(), given, condition(where))
-            return self._rows_for(info, lambda rows: _updated(rows, given, condition(where)))
+            return self._rows_for(info, where, names, lambda rows: _updated(rows, given))
 
         return self._changed(changed, "update", rewrite, app_id, app_version, isolation)
 
@@ -178,12 +190,13 @@ class Table:
             )
 
         def changed(info: TableInfo) -> DataFrame:
-            is_gone = condition(where)
             if rewrite:
-                return _marked(self.to_df(), first_of([(is_gone, F.lit(DELETED))], F.lit(KEPT)))
-            keys = [quoted(name) for name in info.descriptor.primary_key]
+                kind = first_of([(condition(where), F.lit(DELETED))], F.lit(KEPT))
+                return _marked(self.to_df(), kind)
+            key = info.descriptor.primary_key
+            names = [quoted(name) for name in key]
             return self._rows_for(
-                info, lambda rows: _marked(rows.filter(is_gone).select(*keys), F.lit(DELETED))
+                info, where, key, lambda rows: _marked(rows.select(*names), F.lit(DELETED))
             )
 
         return self._changed(changed, "delete", rewrite, app_id, app_version, isolation)
@@ -312,9 +325,9 @@ def _check_has_key(info: TableInfo, what: str) -> None:
         )
 
 
-def _updated(rows: DataFrame, given: Mapping[str, Column], is_changed: Column) -> DataFrame:
+def _updated(rows: DataFrame, given: Mapping[str, Column]) -> DataFrame:
     """Return the rows that change, with their new values."""
-    return _marked(_with_values(rows.filter(is_changed), given), F.lit(UPDATED))
+    return _marked(_with_values(rows, given), F.lit(UPDATED))
 
 
 def _rewritten(rows: DataFrame, given: Mapping[str, Column], is_changed: Column) -> DataFrame:

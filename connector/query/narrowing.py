@@ -35,16 +35,23 @@ from streamhouse.connector.options.options import ROW_COUNT, ROW_COUNT_MARK, sha
 from streamhouse.connector.plan.iceberg_read import source_state
 from streamhouse.connector.plan.row_form import shape_columns
 from streamhouse.connector.query.plan_needs import KEY_OPTION, PlanNeeds, ScanNeeds, needs_of
-from streamhouse.connector.query.statement import quoted
+from streamhouse.connector.query.statement import Statement, quoted
+from streamhouse.connector.query.text_needs import TextTable, needs_of_text
 from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["NarrowedQuery", "QueryTable", "narrowed"]
+__all__ = ["NarrowedQuery", "QueryTable", "narrowed", "needs_by_text"]
 
 WHERE_CHARACTERS_MAX: Final = 64 * 1024
 """A longer predicate costs more than it saves."""
+
+_USUAL: Final = {
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+}
+"""Settings with which a session reads literals, and compares them, as the option `where` does."""
 
 _registered: Final[weakref.WeakSet[SparkSession]] = weakref.WeakSet()
 
@@ -214,6 +221,18 @@ def narrowed(
         return NarrowedQuery(frame.toDF(name), (pushed,))
     found = [table.narrowed(needs) for table in tables]
     return NarrowedQuery(build([frame for frame, _ in found]), tuple(p for _, p in found))
+
+
+def needs_by_text(
+    spark: SparkSession, statement: Statement, tables: Mapping[tuple[str, ...], QueryTable]
+) -> PlanNeeds | None:
+    """Return what a statement needs of its tables by its own text, if that tells."""
+    known = {
+        name: TextTable(table.key, tuple(table.row_schema.fieldNames()))
+        for name, table in tables.items()
+    }
+    has_usual_literals = all(spark.conf.get(key, usual) == usual for key, usual in _USUAL.items())
+    return needs_of_text(statement, known, has_usual_literals=has_usual_literals)
 
 
 def _needs(tables: Sequence[QueryTable], build: Build) -> PlanNeeds | None:

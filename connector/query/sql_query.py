@@ -5,25 +5,23 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from streamhouse.connector.names.attached_names import attached, is_attached
 from streamhouse.connector.options.options import BATCH, applicable, as_options, check_keys
-from streamhouse.connector.query.narrowing import NarrowedQuery, QueryTable, narrowed
-from streamhouse.connector.query.plan_needs import PlanNeeds
+from streamhouse.connector.query.narrowing import (
+    NarrowedQuery,
+    QueryTable,
+    narrowed,
+    needs_by_text,
+)
 from streamhouse.connector.query.statement import Statement, quoted
-from streamhouse.connector.query.text_needs import TextTable, needs_of_text
 from streamhouse.storage_service.errors import InvalidNameError, NotFoundError
 
 __all__ = ["sql"]
-
-_USUAL: Final = {
-    "spark.sql.ansi.enabled": "true",
-    "spark.sql.timestampType": "TIMESTAMP_LTZ",
-}
 
 
 def sql(
@@ -80,19 +78,8 @@ def _narrowed(
     def build(frames: Sequence[DataFrame]) -> DataFrame:
         return spark.sql(text, args=args, **dict(zip(fields.values(), frames, strict=True)))
 
-    def by_text() -> PlanNeeds | None:
-        known = {
-            name: TextTable(table.key, tuple(table.row_schema.fieldNames()))
-            for name, table in tables.items()
-        }
-        return needs_of_text(read, known, has_usual_literals=_has_usual_literals(spark))
-
+    by_text = functools.partial(needs_by_text, spark, read, tables)
     return _explained(narrowed(list(tables.values()), build, by_text))
-
-
-def _has_usual_literals(spark: SparkSession) -> bool:
-    """Whether the session reads literals, and compares them, as the option `where` does."""
-    return all(spark.conf.get(key, usual) == usual for key, usual in _USUAL.items())
 
 
 def _attached(spark: SparkSession, name: tuple[str, ...]) -> QueryTable | None:
