@@ -73,6 +73,21 @@ integration: java setup ## Everything in integration/, with each foreign engine 
 	$(BIN)/python -m integration.judges.environment
 	$(BIN)/python -m pytest integration
 
+# Each Python has an environment of its own.
+OTHER = .cache/$(notdir $(PYTHON))
+
+.PHONY: test-python
+test-python: java ## Unit tests, a light install and Spark end to end: PYTHON=python3.12
+	@test -n "$(PYTHON)" || { echo "name a Python: make test-python PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	@test $(OTHER)/.installed -nt setup.cfg -a $(OTHER)/.installed -nt constraints.txt || { \
+		echo "Installing into $(OTHER): about a minute on a new machine."; \
+		$(OTHER)/bin/python -m pip --disable-pip-version-check install --quiet \
+			--constraint constraints.txt --editable '.[dev,quickstart,connect]' && \
+		touch $(OTHER)/.installed; }
+	$(OTHER)/bin/python -m pytest tests/unit -m "not slow and not spark"
+	$(OTHER)/bin/python -m pytest integration/test_light_install.py integration/test_spark_batch.py
+
 .PHONY: thorough
 thorough: setup ## The properties with forty times the examples of `make test` [SEED=n]
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest tests/property tests/simulation \

@@ -25,7 +25,7 @@ class Extra(NamedTuple):
     def packages(self) -> tuple[str, ...]:
         """Return the modules, with those of the extras that are part of this one."""
         included = [module for name in self.includes for module in EXTRAS[name].packages()]
-        return (*included, *self.modules)
+        return (*self.modules, *included)
 
 
 class MissingExtraError(ImportError):
