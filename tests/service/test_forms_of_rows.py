@@ -310,3 +310,23 @@ def test_dicts_that_do_not_fit_are_kept_as_rejected_rows(client: StreamhouseClie
 
     assert ranges == {0: (0, 2)}
     assert [p.high_watermark for p in client.positions("sieved$rejected").values()] == [1]
+
+
+def test_a_long_stream_is_written_in_bounded_memory(client: StreamhouseClient) -> None:
+    """As much as one request and what is on its way is held, of a stream of 400 MB."""
+    client.create_table("long", "id BIGINT, text STRING")
+    schema = pa.schema([("id", pa.int64()), ("text", pa.string())])
+    text = pa.array(["x" * 1_000] * 4_000)
+    before, most = pa.total_allocated_bytes(), 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal most
+        for _ in range(100):
+            most = max(most, pa.total_allocated_bytes() - before)
+            ids = pa.array(range(4_000), pa.int64())
+            yield pa.record_batch([ids, pa.concat_arrays([text])], schema=schema)
+
+    client.append("long", pa.RecordBatchReader.from_batches(schema, batches()))
+
+    assert client.positions("long")[0].high_watermark == 400_000
+    assert most < 64 << 20

@@ -71,7 +71,7 @@ def taken(data: object, *, call: str) -> Taken:
     """
     if isinstance(data, (pa.RecordBatch, pa.Table, pa.RecordBatchReader)):
         return data
-    if isinstance(data, Mapping):
+    if type(data) is not list and isinstance(data, Mapping):
         return PythonRows((data,))
     if isinstance(data, list | tuple) and not hasattr(data, "_fields"):
         return _listed(data, call=call)
@@ -103,11 +103,14 @@ def batches_of(reader: pa.RecordBatchReader, *, call: str) -> Iterator[pa.Record
 
 
 def _listed(data: Sequence[Any], *, call: str) -> Taken:
-    if data and all(isinstance(item, pa.RecordBatch) for item in data):
+    if data and isinstance(data[0], pa.RecordBatch):
         try:
             return pa.Table.from_batches(data)
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, TypeError) as error:
             raise InvalidRequestError(f"{call}: the record batches differ: {error}") from error
+    # Asking an abstract class takes a multiple of this.
+    if set(map(type, data)) <= {dict}:
+        return PythonRows(data)
     for row, item in enumerate(data):
         if not isinstance(item, Mapping):
             raise InvalidRequestError(

@@ -10,6 +10,7 @@ A column of plain values becomes an array in one step; only others are looked at
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from types import NoneType
@@ -19,11 +20,11 @@ import pyarrow as pa
 
 from streamhouse.storage_service.client.values.python_value import Misfit, python_value_of
 from streamhouse.storage_service.errors import SchemaMismatchError, UnknownColumnError
+from streamhouse.storage_service.model.identity import Same
 from streamhouse.storage_service.model.json_values import json_value
 from streamhouse.storage_service.model.schema import (
     CHANGE_TYPE_COLUMN,
     Column,
-    Schema,
     empty_batch,
     type_name,
 )
@@ -46,9 +47,10 @@ def rows_as_arrow(table: TableInfo, rows: Sequence[_Row]) -> pa.RecordBatch:
     Raises `SchemaMismatchError` or `UnknownColumnError` naming table, row and column.
     """
     columns = _columns(table, rows)
-    name = str(table.path)
-    arrays = [_array([row.get(c.name) for row in rows], c, table=name) for c in columns]
-    return _batch(table, columns, arrays)
+    arrays = [_array([row.get(c.name) for row in rows], c, table=table) for c in columns]
+    if columns is table.schema.columns:
+        return pa.RecordBatch.from_arrays(arrays, schema=table.schema.to_arrow())
+    return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
 
 
 def keys_as_arrow(table: TableInfo, rows: Sequence[_Row]) -> pa.RecordBatch:
@@ -66,26 +68,17 @@ def rows_as_tried(table: TableInfo, rows: Sequence[_Row]) -> pa.RecordBatch:
     for column in columns:
         values = [row.get(column.name) for row in rows]
         try:
-            arrays.append(_array(values, column, table=str(table.path)))
+            arrays.append(_array(values, column, table=table))
         except SchemaMismatchError:
             if pa.types.is_nested(column.type):
                 raise
             arrays.append(pa.array([None if v is None else _text(v) for v in values], pa.string()))
-    return _batch(table, columns, arrays)
-
-
-def _batch(
-    table: TableInfo, columns: Sequence[Column], arrays: Sequence[pa.Array]
-) -> pa.RecordBatch:
-    schema = table.schema.to_arrow()
-    if columns is table.schema.columns and [a.type for a in arrays] == schema.types:
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
     return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
 
 
 def _columns(table: TableInfo, rows: Sequence[_Row]) -> Sequence[Column]:
     """Return the columns that the rows have, or those of the table; raises for others."""
-    known = _known(table.schema)
+    known = _known(Same(table.schema))
     named: set[str] = set()
     for row in rows:
         named.update(row)
@@ -107,8 +100,9 @@ def _columns(table: TableInfo, rows: Sequence[_Row]) -> Sequence[Column]:
     return table.schema.columns if len(chosen) == len(known) else chosen
 
 
-def _known(schema: Schema) -> frozenset[str]:
-    return frozenset(schema.names)
+@functools.lru_cache(maxsize=256)
+def _known(schema: Same) -> frozenset[str]:
+    return frozenset(schema.value.names)
 
 
 def _check_names(table: TableInfo, rows: Sequence[_Row], *, has_changes: bool) -> None:
@@ -130,7 +124,7 @@ def _check_names(table: TableInfo, rows: Sequence[_Row], *, has_changes: bool) -
                 raise UnknownColumnError(f"{error.message}, but row {at} has it{hint}") from None
 
 
-def _array(values: Sequence[Any], column: Column, *, table: str) -> pa.Array:
+def _array(values: Sequence[Any], column: Column, *, table: TableInfo) -> pa.Array:
     t = column.type
     if _are_plain(values, t):
         try:
@@ -138,35 +132,34 @@ def _array(values: Sequence[Any], column: Column, *, table: str) -> pa.Array:
         except _NO_ARRAY:
             # Which of them is too large, or no text, is seen one by one.
             pass
-    return _array_one_by_one(values, column, table=table)
+    return _array_one_by_one(values, column, table=str(table.path))
 
 
 def _are_plain(values: Sequence[Any], t: pa.DataType) -> bool:
     """Whether Arrow makes these values what they are, or refuses them."""
-    kinds = set(map(type, values))
-    kinds.discard(NoneType)
     plain = _PLAIN.get(t.id)
-    if plain is None or not kinds <= plain:
+    if plain is None or not plain.issuperset(map(type, values)):
         return False
-    if not pa.types.is_timestamp(t):
+    if t.id != _TIMESTAMP:
         return True
     is_moment = t.tz is not None
     return all(value is None or (value.tzinfo is not None) == is_moment for value in values)
 
 
-_INTEGER: Final = frozenset((int,))
+_TIMESTAMP: Final = pa.timestamp("us").id
+_INTEGER: Final = frozenset((int, NoneType))
 _PLAIN: Final[Mapping[int, frozenset[type]]] = {
-    pa.bool_().id: frozenset((bool,)),
+    pa.bool_().id: frozenset((bool, NoneType)),
     pa.int8().id: _INTEGER,
     pa.int16().id: _INTEGER,
     pa.int32().id: _INTEGER,
     pa.int64().id: _INTEGER,
-    pa.float64().id: frozenset((float, int)),
-    pa.string().id: frozenset((str,)),
-    pa.binary().id: frozenset((bytes,)),
-    pa.date32().id: frozenset((datetime.date,)),
-    pa.timestamp("us").id: frozenset((datetime.datetime,)),
-    pa.decimal128(1).id: frozenset((Decimal, int)),
+    pa.float64().id: frozenset((float, int, NoneType)),
+    pa.string().id: frozenset((str, NoneType)),
+    pa.binary().id: frozenset((bytes, NoneType)),
+    pa.date32().id: frozenset((datetime.date, NoneType)),
+    _TIMESTAMP: frozenset((datetime.datetime, NoneType)),
+    pa.decimal128(1).id: frozenset((Decimal, int, NoneType)),
 }
 
 
