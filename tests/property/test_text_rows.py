@@ -214,6 +214,13 @@ def test_bodies_that_grow_when_they_are_read_are_refused() -> None:
             divide_csv(body, _table(wide), _bounds(bytes_max=64 << 20))
 
 
+def test_a_field_longer_than_any_row_is_refused() -> None:
+    body = b'id,s\n1,"' + b"\n" * (33 << 20) + b'"\n'
+
+    with pytest.raises(StreamhouseError, match="line 2: the row has"):
+        divide_csv(body, _table(PLAIN), _bounds())
+
+
 def test_a_row_longer_than_a_block_is_read() -> None:
     long = "x" * (3 << 20)
     body = f'id,s\n1,a\n2,"{long}"\n3,b\n'.encode()

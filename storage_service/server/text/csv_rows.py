@@ -6,6 +6,7 @@ fields as texts, block by block; what divides rows elsewhere makes values of the
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from collections.abc import Sequence
@@ -184,12 +185,14 @@ def _line_of(body: bytes, row: int) -> int:
     records = _records(body.decode("utf-8-sig", "replace"))
     begins = 1
     left = row + 1
-    for record in records:
-        if record:
-            if left == 0:
-                return begins
-            left -= 1
-        begins = records.line_num + 1
+    # A field may be longer than Python reads: then it is the one that is wrong.
+    with contextlib.suppress(csv.Error):
+        for record in records:
+            if record:
+                if left == 0:
+                    return begins
+                left -= 1
+            begins = records.line_num + 1
     return begins
 
 

@@ -1,9 +1,9 @@
 """NDJSON, one JSON object a line, as rows of a table.
 
 Arrow reads whole runs of lines with the table's types. A run that it does not read is halved until
-the lines that it does not know are alone: only these are read by Python, as the JSON rows of other
-routes are. So `"NaN"`, a map or a text for a number costs some microseconds, and what is wrong has
-the number of its line.
+the lines that it does not know are among few: only these are read by Python, as the JSON rows of
+other routes are. So `"NaN"`, a map or a text for a number costs some microseconds, and what is
+wrong has the number of its line.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ _RUN_BYTES: Final = 1 << 20
 _RUN_WIDTH: Final = 16 << 20
 """So many bytes may rows of a run take that have no values."""
 _LINES_MAX: Final = 4_000_000
+# Halving further takes longer than reading so few lines by Python.
+_RUN_LINES_MIN: Final = 64
 _ODD_LINES_MAX: Final = 65_536
 _FLOAT_MAX: Final = 3.4028235677973366e38
 _BLANK: Final = re.compile(rb"[ \t\r]*")
@@ -136,7 +138,7 @@ class _Reader:
             rows = self._arrow_rows(first, end)
             if rows is not None:
                 self._add(divide(self._table, rows.schema, [rows]), first, end)
-            elif self._read_as is None or end - first == 1:
+            elif self._read_as is None or end - first <= _RUN_LINES_MIN:
                 self._read_one_by_one(first, end)
             else:
                 half = (first + end) // 2
