@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from streamhouse.storage_service.server.access.grants import token_hash
-from streamhouse.storage_service.server.routes import ROUTES, Answer, find
+from streamhouse.storage_service.server.routes import OPEN_PAGES, ROUTES, Answer, find
 from tests.support.in_process_service import (
     EVENTS,
     InProcessService,
@@ -24,8 +24,8 @@ from tests.support.in_process_service import (
 )
 
 OWNER_TOKEN = "owner-token"
-# The page has no data in it; it asks for /v1/status with a token. Readiness is one word without.
-OPEN_PATHS = {"/health", "/", "/ready"}
+# Pages have no data in them; they ask for it with a token. Readiness is one word without.
+OPEN_PATHS = {"/health", "/ready", *OPEN_PAGES}
 ROUTES_OF_SERVICE = sorted(
     (method, route.path.removesuffix("/..."))
     for route in ROUTES
