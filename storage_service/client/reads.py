@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.client.http.routes import Search
-from streamhouse.storage_service.client.http.transport import HttpTransport, taken
+from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.client.json_rows import (
     JsonRows,
     OutsideOfPythonError,
@@ -24,9 +21,6 @@ from streamhouse.storage_service.errors import (
     CorruptDataError,
     RequestTooLargeError,
     SchemaMismatchError,
-    StreamhouseError,
-    UnavailableError,
-    UnknownOutcomeError,
     UnsupportedError,
 )
 from streamhouse.storage_service.model.identity import Same
@@ -42,19 +36,19 @@ from streamhouse.storage_service.wire.arrow_body import (
 __all__ = [
     "FETCH_BYTES_DEFAULT",
     "LogBatch",
+    "cut",
     "fetch",
     "fingerprint_at",
     "lookup",
     "lookup_one",
+    "named_columns",
     "offsets_to_text",
     "prefix_lookup",
     "read_range",
-    "subscribe",
 ]
 
 FETCH_BYTES_DEFAULT: Final = 8 << 20
 _NOT_FOUND: Final = 404
-_SILENCE_S_MAX: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +88,7 @@ def fetch(
         "offset": str(offset),
         "max_bytes": str(max_bytes),
         "max_wait_ms": str(max_wait_ms),
-        **_named(columns),
+        **named_columns(columns),
     }
     if end_offset is not None:
         query["end_offset"] = str(end_offset)
@@ -113,8 +107,8 @@ def fetch(
     if body is None:
         raise CorruptDataError(f"fetch of '{path}' bucket {bucket} answered an empty body")
     reached.note(path, body.reached)
-    cuts = (_cut(a, batch, start=offset, end=end_offset) for a, batch in body.batches)
-    return [cut for cut in cuts if cut is not None]
+    cuts = (cut(a, batch, start=offset, end=end_offset) for a, batch in body.batches)
+    return [part for part in cuts if part is not None]
 
 
 def fingerprint_at(
@@ -172,59 +166,7 @@ def read_range(
             yield batch
 
 
-def subscribe(
-    transport: HttpTransport,
-    path: str,
-    *,
-    start: Mapping[int, int],
-    columns: Sequence[str] | None,
-    reached: ReachedOffsets,
-    schema_id: int | None = None,
-) -> Iterator[LogBatch]:
-    """Follow the buckets of `start`, each from its offset; see `StorageClient.subscribe`."""
-    route = f"/v1/tables/{path}/subscribe"
-    positions = dict(start)
-    url = transport.routes.of(route)
-    search: Search | None = None
-    while True:
-        query = {"start": offsets_to_text(positions), **_named(columns)}
-        if schema_id is not None:
-            query["schema_id"] = str(schema_id)
-        if said := reached.at(path, positions):
-            query["fingerprints"] = json.dumps({str(b): text for b, text in said.items()})
-        failure: StreamhouseError
-        try:
-            response = transport.open_stream(url, route, query=query, silence_s_max=_SILENCE_S_MAX)
-            with contextlib.closing(response):
-                source = pa.PythonFile(response, mode="r")
-                while (body := decode_fetch_body(source)) is not None:
-                    if search is not None:
-                        search.found(url)
-                        search = None
-                    reached.note(path, body.reached)
-                    for address, batch in body.batches:
-                        cut = _cut(address, batch, start=positions[address.bucket], end=None)
-                        if cut is not None:
-                            positions[cut.bucket] = cut.end_offset
-                            yield cut
-            failure = UnavailableError(f"the service ended the subscription to '{path}'")
-        except (OSError, pa.ArrowException) as error:
-            failure = UnavailableError(f"the subscription to '{path}' at {url} broke: {error}")
-            failure.__cause__ = error
-        except StreamhouseError as error:
-            if not error.retriable and not isinstance(error, UnknownOutcomeError):
-                raise
-            failure = error
-        # A restart or a takeover is ridden out: offsets say where to go on.
-        deadline = time.monotonic() + transport.timeout_s
-        search = search or transport.search(route, deadline=deadline)
-        step = search.after(url, failure, now=time.monotonic())
-        if step is None:
-            raise failure
-        url = taken(step)
-
-
-def _cut(
+def cut(
     address: BatchAddress, batch: pa.RecordBatch, *, start: int, end: int | None
 ) -> LogBatch | None:
     """Return the part of a stored batch in [start, end), or None when nothing of it is."""
@@ -256,7 +198,7 @@ def lookup(
     """See `StorageClient.lookup`."""
     batches = list(bounded_batches(keys)) or [_whole(keys)]
     url = f"/v1/tables/{path}/lookup"
-    tables = [_ask(transport, url, _named(columns), rows) for rows in batches]
+    tables = [_ask(transport, url, named_columns(columns), rows) for rows in batches]
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
 
 
@@ -269,7 +211,7 @@ def prefix_lookup(
     columns: Sequence[str] | None,
 ) -> pa.Table:
     """See `StorageClient.prefix_lookup`."""
-    query = {"limit": str(limit), **_named(columns)}
+    query = {"limit": str(limit), **named_columns(columns)}
     answer = _ask(transport, f"/v1/tables/{path}/prefix_lookup", query, _whole(keys))
     return answer.replace_schema_metadata(None)
 
@@ -356,7 +298,7 @@ def _outside_of_python(name: str, key: Mapping[str, Any]) -> UnsupportedError:
     )
 
 
-def _named(columns: Sequence[str] | None) -> dict[str, str]:
+def named_columns(columns: Sequence[str] | None) -> dict[str, str]:
     """Return the query parameter that says which columns are wanted."""
     return {} if columns is None else {"columns": json.dumps(list(columns))}
 

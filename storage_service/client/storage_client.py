@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 import pyarrow as pa
 
 from streamhouse.storage_service.client import reads
+from streamhouse.storage_service.client.following.log_stream import follow
 from streamhouse.storage_service.client.http.endpoint import with_ca_file
 from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.client.position_reports import PositionReports, reported
@@ -389,7 +390,7 @@ class StorageClient(TableCalls, TieringCalls):
             )
         if isinstance(start, str):
             self.begin_reading(path, starts)
-        batches = reads.subscribe(
+        batches = follow(
             self._transport,
             parsed,
             start=starts,

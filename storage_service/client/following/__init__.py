@@ -1,0 +1,1 @@
+"""Following tables: their logs as they grow."""
