@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,7 +44,7 @@ _BUCKET, _OFFSET, _TIMESTAMP = (column.name for column in SYSTEM_COLUMNS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableBatch:
-    """Rows of one bucket in offset order; offsets have gaps where rows are no longer there.
+    """Rows of one bucket of `table` in offset order; offsets have gaps where rows have gone.
 
     `timestamps` is when the service made each row durable. `token` is where the reader stands after
     this batch: a JSON object, to go on from with `subscribe(path, start=token)`.
@@ -55,6 +55,7 @@ class TableBatch:
     timestamps: pa.TimestampArray
     data: pa.RecordBatch
     token: Mapping[str, Any]
+    table: str = ""
 
 
 def subscribe_full(
@@ -65,7 +66,7 @@ def subscribe_full(
     schema_id: int | None = None,
     step_rows_max: int = STEP_ROWS_MAX,
     wait_ms: int = _WAIT_MS,
-) -> Iterator[TableBatch]:
+) -> Generator[TableBatch, None, None]:
     """Follow a table from its first row, or from where a token says, for ever.
 
     `given` are options of a stream read. Everything that is wrong with them, or with the token, is
@@ -116,7 +117,7 @@ class _Subscription:
         self._step_rows_max = step_rows_max
         self._wait_ms = wait_ms
 
-    def run(self, position: StreamPosition) -> Iterator[TableBatch]:
+    def run(self, position: StreamPosition) -> Generator[TableBatch, None, None]:
         """Yield what is there from `position` on, and what comes."""
         try:
             self._follower.reached(position)
@@ -174,6 +175,7 @@ class _Subscription:
                     timestamps=part.column(_TIMESTAMP),
                     data=part.select(self._names),
                     token=after.to_json(),
+                    table=self._follower.table,
                 )
                 yield batch, after
         if not count:

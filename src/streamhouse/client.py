@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
-from streamhouse.storage_service.client import LogBatch, StorageClient
+from streamhouse.storage_service.client import (
+    LogBatch,
+    LogStart,
+    Source,
+    StopSignal,
+    StorageClient,
+    Subscription,
+)
 from streamhouse.storage_service.client.replay import Replayed, replay_rejected
 from streamhouse.storage_service.errors import InvalidRequestError
 
@@ -52,42 +59,46 @@ class StreamhouseClient(StorageClient):
     @overload
     def subscribe(
         self,
-        path: str,
+        path: str | Sequence[str],
         *,
-        start: Literal["latest", "earliest"] | Mapping[int, int] = "latest",
+        start: LogStart | Mapping[str, LogStart] = "latest",
         columns: Sequence[str] | None = None,
         schema_id: int | None = None,
         consumer: str | None = None,
-    ) -> Iterator[LogBatch]: ...
+    ) -> Subscription[LogBatch]: ...
 
     @overload
     def subscribe(
         self,
-        path: str,
+        path: str | Sequence[str],
         *,
         start: Literal["full"] | Mapping[str, Any],
         columns: Sequence[str] | None = None,
         schema_id: int | None = None,
         consumer: str | None = None,
         where: str | None = None,
-    ) -> Iterator[TableBatch]: ...
+    ) -> Subscription[TableBatch]: ...
 
     def subscribe(
         self,
-        path: str,
+        path: str | Sequence[str],
         *,
         start: Any = "latest",
         columns: Sequence[str] | None = None,
         schema_id: int | None = None,
         consumer: str | None = None,
         where: str | None = None,
-    ) -> Iterator[LogBatch] | Iterator[TableBatch]:
-        """Follow a table: yield batches of rows as they become durable, for ever.
+    ) -> Subscription[LogBatch] | Subscription[TableBatch]:
+        """Follow a table, or several: batches of rows as they become durable, for ever.
 
-        `start` is `latest`, `earliest` (the log's oldest row) or bucket -> offset, as
+        What is returned is iterated over, polled, closed from any thread, and closed with the
+        client; a batch says its `table`.
+
+        `start` is `latest`, `earliest` (the log's oldest row), `committed` or bucket -> offset, as
         `StorageClient.subscribe` has it; or `full`: the rows that the table has, from the lake and
         from the log, then live ones, without a gap. Of a primary key table these are the rows of
-        one lake snapshot as `+I`, then every change, by `__change_type`.
+        one lake snapshot as `+I`, then every change, by `__change_type`. Of several tables `start`
+        may be path -> start.
 
         With `full` each batch has a `token`, a JSON object. Give it as `start` to go on after that
         batch, also in another process, also in the middle of the history.
@@ -96,18 +107,41 @@ class StreamhouseClient(StorageClient):
             columns: only these columns, in this order.
             schema_id: rows come in this version of the table's schema, by default the current one.
             consumer: the name under which the service is told how far the caller is. A batch counts
-                as read when the next one is asked for.
+                as read when the next one is asked for; with `committed`, by `commit` alone.
             where: with `full`, only rows for which this SQL predicate is true.
         """
-        is_token = isinstance(start, Mapping) and "offsets" in start
-        if start != "full" and not is_token:
+
+        def source(table: str, begin: Any) -> Source[Any]:
+            is_token = isinstance(begin, Mapping) and "offsets" in begin
+            if begin == "full" or is_token:
+                return self._full_source(
+                    table,
+                    begin if is_token else None,
+                    columns=columns,
+                    schema_id=schema_id,
+                    consumer=consumer,
+                    where=where,
+                )
             if where is not None:
                 raise InvalidRequestError(
                     "subscribe: 'where' is for start='full', or a token of such a subscription"
                 )
-            return super().subscribe(
-                path, start=start, columns=columns, schema_id=schema_id, consumer=consumer
+            return self._log_source(
+                table, begin, columns=columns, schema_id=schema_id, consumer=consumer
             )
+
+        return self._subscribed(path, start, schema_id, source)
+
+    def _full_source(
+        self,
+        path: str,
+        token: Mapping[str, Any] | None,
+        *,
+        columns: Sequence[str] | None,
+        schema_id: int | None,
+        consumer: str | None,
+        where: str | None,
+    ) -> Source[TableBatch]:
         from streamhouse.connector.stream.full_subscription import subscribe_full
 
         given = {"table": path, "endpoint": self.endpoint}
@@ -117,8 +151,15 @@ class StreamhouseClient(StorageClient):
             given["where"] = where
         if consumer is not None:
             given["consumer"] = consumer
-        token = start if is_token else None
-        return subscribe_full(self, given, token=token, schema_id=schema_id)
+        return Source(
+            path,
+            subscribe_full(self, given, token=token, schema_id=schema_id),
+            stop=StopSignal(),
+            no_commit=(
+                f"the subscription to '{path}' began with start='full', which commits nothing: keep"
+                " the 'token' of the last batch, and begin with it"
+            ),
+        )
 
     def replay_rejected(
         self,

@@ -7,7 +7,10 @@
 
 from __future__ import annotations
 
+from streamhouse.storage_service.client.following import Source, Subscription
+from streamhouse.storage_service.client.following.starts import LogStart
 from streamhouse.storage_service.client.http.endpoint import CA_VARIABLE, with_ca_file
+from streamhouse.storage_service.client.http.stop_signal import STOP, StopSignal
 from streamhouse.storage_service.client.position_reports import PositionReports
 from streamhouse.storage_service.client.producer import Producer
 from streamhouse.storage_service.client.reads import LogBatch
@@ -27,15 +30,20 @@ __all__ = [
     "CA_VARIABLE",
     "DEFAULT_ENDPOINT",
     "ENDPOINT_VARIABLE",
+    "STOP",
     "TOKEN_VARIABLE",
     "AppendWriter",
     "CommitResult",
     "LogBatch",
+    "LogStart",
     "PositionReports",
     "Producer",
     "Rejects",
+    "Source",
     "StagedRejects",
+    "StopSignal",
     "StorageClient",
+    "Subscription",
     "TieringIdle",
     "Transaction",
     "TransactionStatus",

@@ -4,6 +4,7 @@ Invariants:
 - `reached` only notes where the reader is: it asks nobody and waits for nobody
 - at most one report in REPORT_S, and one in UNMOVED_S of a reader that has not moved
 - a report that fails is told of once and tried again; the reader never hears of it
+- `commit` is the one call that waits for the service; no report that is older arrives after it
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from streamhouse.storage_service.client.reads import LogBatch
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.errors import InvalidRequestError, StreamhouseError
 
-__all__ = ["PositionReports", "ReportedLag", "Send", "reported"]
+__all__ = ["PositionReports", "ReportedLag", "Send"]
 
 _logger = logging.getLogger(__name__)
 
@@ -46,10 +46,13 @@ class PositionReports:
         send: Send,
         *,
         consumer: str,
+        send_durably: Send | None = None,
         report_s: float = REPORT_S,
         unmoved_s: float = UNMOVED_S,
     ) -> None:
         self._send = send
+        self._send_durably = send_durably
+        self._sending = threading.Lock()
         self._report_s, self._unmoved_s = report_s, unmoved_s
         self._consumer = consumer
         self._offsets: Mapping[int, int] = {}
@@ -77,6 +80,15 @@ class PositionReports:
             )
             self._thread.start()
 
+    def commit(self, offsets: Mapping[int, int]) -> None:
+        """Report that every row below `offsets` is read; it is durable on return."""
+        if self._send_durably is None:
+            raise InvalidRequestError(f"consumer '{self._consumer}' cannot commit positions here")
+        with self._sending:
+            said = self._send_durably(offsets)
+            self._answered(offsets, said)
+            self.reached(offsets)
+
     def flush(self) -> None:
         """Report now what was reached since the last report; wait for it, but not for long."""
         if self._thread is None or self._offsets == self._sent:
@@ -100,8 +112,12 @@ class PositionReports:
 
     def report_if_due(self) -> None:
         """Report if the reader has moved, or has not for long. On the reports' own thread."""
-        offsets, now_s = dict(self._offsets), time.monotonic()
-        if not offsets or (offsets == self._sent and now_s - self._sent_s < self._unmoved_s):
+        with self._sending:
+            self._report_if_due(dict(self._offsets))
+
+    def _report_if_due(self, offsets: Mapping[int, int]) -> None:
+        is_recent = time.monotonic() - self._sent_s < self._unmoved_s
+        if not offsets or (offsets == self._sent and is_recent):
             return
         try:
             said = self._send(offsets)
@@ -110,10 +126,14 @@ class PositionReports:
         except Exception as error:  # noqa: BLE001 - outermost loop of a thread: the reader goes on
             self._failed(repr(error))
         else:
-            with self._tries:
-                self._sent, self._sent_s, self._failures = offsets, now_s, 0
-                self.lag = ReportedLag(said.get("lag_rows"), said.get("lag_ms"), now_s)
-                self._tries.notify_all()
+            self._answered(offsets, said)
+
+    def _answered(self, offsets: Mapping[int, int], said: Mapping[str, int | None]) -> None:
+        now_s = time.monotonic()
+        with self._tries:
+            self._sent, self._sent_s, self._failures = offsets, now_s, 0
+            self.lag = ReportedLag(said.get("lag_rows"), said.get("lag_ms"), now_s)
+            self._tries.notify_all()
 
     def _failed(self, why: str) -> None:
         level = logging.DEBUG if self._failures else logging.WARNING
@@ -150,18 +170,3 @@ def _report_until_gone(
         reports.report_if_due()
         del reports
         signals.hurried.wait(report_s)
-
-
-def reported(
-    batches: Iterator[LogBatch], reports: PositionReports, *, start: Mapping[int, int]
-) -> Iterator[LogBatch]:
-    """Yield the batches; one counts as read when the next is asked for."""
-    positions = dict(start)
-    try:
-        reports.reached(positions)
-        for batch in batches:
-            yield batch
-            positions[batch.bucket] = batch.end_offset
-            reports.reached(positions)
-    finally:
-        reports.close()

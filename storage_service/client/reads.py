@@ -53,7 +53,7 @@ _NOT_FOUND: Final = 404
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogBatch:
-    """Consecutive rows of one bucket.
+    """Consecutive rows of one bucket of `table`.
 
     Row i of `data` has offset `base_offset + i`. `timestamp_us` is when the service made the rows
     durable, in microseconds since the epoch; it never decreases within a bucket.
@@ -63,6 +63,7 @@ class LogBatch:
     base_offset: int
     timestamp_us: int
     data: pa.RecordBatch
+    table: str = ""
 
     @property
     def end_offset(self) -> int:
@@ -107,7 +108,7 @@ def fetch(
     if body is None:
         raise CorruptDataError(f"fetch of '{path}' bucket {bucket} answered an empty body")
     reached.note(path, body.reached)
-    cuts = (cut(a, batch, start=offset, end=end_offset) for a, batch in body.batches)
+    cuts = (cut(path, a, batch, start=offset, end=end_offset) for a, batch in body.batches)
     return [part for part in cuts if part is not None]
 
 
@@ -167,7 +168,7 @@ def read_range(
 
 
 def cut(
-    address: BatchAddress, batch: pa.RecordBatch, *, start: int, end: int | None
+    path: str, address: BatchAddress, batch: pa.RecordBatch, *, start: int, end: int | None
 ) -> LogBatch | None:
     """Return the part of a stored batch in [start, end), or None when nothing of it is."""
     first = max(start - address.base_offset, 0)
@@ -176,6 +177,7 @@ def cut(
         return None
     is_whole = first == 0 and last == address.row_count
     return LogBatch(
+        table=path,
         bucket=address.bucket,
         base_offset=address.base_offset + first,
         timestamp_us=address.timestamp_us,

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
 from streamhouse.storage_service.client import reads
-from streamhouse.storage_service.client.following.log_stream import follow
+from streamhouse.storage_service.client.following import Source, Subscription
+from streamhouse.storage_service.client.following.log_source import log_source
+from streamhouse.storage_service.client.following.starts import LogStart, starts_of
 from streamhouse.storage_service.client.http.endpoint import with_ca_file
 from streamhouse.storage_service.client.http.transport import HttpTransport
-from streamhouse.storage_service.client.position_reports import PositionReports, reported
+from streamhouse.storage_service.client.position_reports import PositionReports
 from streamhouse.storage_service.client.reached_offsets import ReachedOffsets
 from streamhouse.storage_service.client.reads import LogBatch
 from streamhouse.storage_service.client.rejects import OnError, RejectingCall, is_rejecting
@@ -28,7 +32,6 @@ from streamhouse.storage_service.client.transactions import Transaction
 from streamhouse.storage_service.client.values.arguments import (
     choice,
     names,
-    offsets,
     seconds,
     whole,
 )
@@ -55,6 +58,7 @@ ENDPOINT_VARIABLE: Final = "STREAMHOUSE_ENDPOINT"
 TOKEN_VARIABLE: Final = "STREAMHOUSE_TOKEN"
 
 _Self = TypeVar("_Self", bound="StorageClient")
+_B = TypeVar("_B")
 
 
 class StorageClient(TableCalls, TieringCalls):
@@ -96,6 +100,8 @@ class StorageClient(TableCalls, TieringCalls):
         )
         self._writes = TableWrites(self._transport)
         self._reached = ReachedOffsets()
+        self._subscriptions: weakref.WeakSet[Subscription[Any]] = weakref.WeakSet()
+        self._subscriptions_lock = threading.Lock()
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -124,7 +130,11 @@ class StorageClient(TableCalls, TieringCalls):
         return super()._remember(table)
 
     def close(self) -> None:
-        """Close the connections; a closed client must not be used again."""
+        """End the subscriptions and close the connections; a closed client refuses every call."""
+        with self._subscriptions_lock:
+            subscriptions = list(self._subscriptions)
+        for subscription in subscriptions:
+            subscription.close()
         self._transport.close()
 
     # -- writes --------------------------------------------------------------------------------
@@ -360,54 +370,77 @@ class StorageClient(TableCalls, TieringCalls):
 
     def subscribe(
         self,
-        path: str,
+        path: str | Sequence[str],
         *,
-        start: Literal["latest", "earliest"] | Mapping[int, int] = "latest",
+        start: LogStart | Mapping[str, LogStart] = "latest",
         columns: Sequence[str] | None = None,
         schema_id: int | None = None,
         consumer: str | None = None,
-    ) -> Iterator[LogBatch]:
-        """Follow a table: yield log batches as they become durable, for ever.
+    ) -> Subscription[LogBatch]:
+        """Follow a table, or several: log batches as they become durable, for ever.
 
         The schema stays what it is now, or version `schema_id`, also when the table's changes.
 
         The service pushes; within a bucket rows come in offset order, each once, also when the
-        connection breaks in between. `start` is `latest`, `earliest` (the log's oldest row), or
-        bucket -> offset for only those buckets. Under the name `consumer`, if it is given, the
-        service is told about once a second how far the caller is: `streamhouse consumers` shows it.
-        A batch counts as read when the next one is asked for.
+        connection breaks in between. `start` is `latest`, `earliest` (the log's oldest row),
+        `committed`, or bucket -> offset for only those buckets; of several tables it may be path
+        -> start.
+
+        Under the name `consumer`, if it is given, the service is told about once a second how far
+        the caller is: `streamhouse consumers` shows it. A batch counts as read when the next one is
+        asked for. `committed` begins where this consumer was told to be last, or with the log's
+        oldest row; then a batch counts as read by `commit` of the subscription alone.
         """
-        parsed = str(TablePath.parse(path))
-        if start == "latest":
-            starts = {b: p.high_watermark for b, p in self.positions(path).items()}
-        elif start == "earliest":
-            starts = {b: p.log_start_offset for b, p in self.positions(path).items()}
-        elif isinstance(start, Mapping):
-            starts = offsets(start, what="subscribe: start")
-        else:
-            raise InvalidRequestError(
-                f"subscribe: start must be 'latest', 'earliest' or bucket -> offset, not {start!r}"
-            )
-        if isinstance(start, str):
-            self.begin_reading(path, starts)
-        batches = follow(
-            self._transport,
-            parsed,
-            start=starts,
-            columns=None if columns is None else names(columns, what="columns"),
-            reached=self._reached,
-            schema_id=self._version(path, schema_id),
+        return self._subscribed(
+            path,
+            start,
+            schema_id,
+            lambda table, begin: self._log_source(
+                table, begin, columns=columns, schema_id=schema_id, consumer=consumer
+            ),
         )
-        if consumer is None:
-            return batches
-        return reported(batches, self.position_reports(path, consumer), start=starts)
+
+    def _subscribed(
+        self,
+        path: str | Sequence[str],
+        start: Any,
+        schema_id: int | None,
+        source: Callable[[str, Any], Source[_B]],
+    ) -> Subscription[_B]:
+        starts = starts_of(path, start)
+        if schema_id is not None and len(starts) > 1:
+            raise InvalidRequestError("subscribe: 'schema_id' is for one table, not for several")
+        made = Subscription([source(table, begin) for table, begin in starts.items()])
+        with self._subscriptions_lock:
+            self._subscriptions.add(made)
+        return made
+
+    def _log_source(
+        self,
+        path: str,
+        start: LogStart,
+        *,
+        columns: Sequence[str] | None,
+        schema_id: int | None,
+        consumer: str | None,
+    ) -> Source[LogBatch]:
+        return log_source(
+            self,
+            path,
+            start,
+            columns=None if columns is None else names(columns, what="columns"),
+            schema_id=self._version(path, schema_id),
+            consumer=consumer,
+            reached=self._reached,
+        )
 
     def position_reports(
         self, path: str, consumer: str, *, reads_lake: bool = False
     ) -> PositionReports:
         """Return what tells the service, beside the reading, how far `consumer` is."""
         send = functools.partial(self.report_position, path, consumer, reads_lake=reads_lake)
-        return PositionReports(send, consumer=consumer)
+        send_durably = functools.partial(send, is_durable=True)
+        return PositionReports(send, consumer=consumer, send_durably=send_durably)
 
     def lookup(self, path: str, keys: Rows, *, columns: Sequence[str] | None = None) -> pa.Table:
         """Return one row for each key, in the order of `keys`, all null where there is none.

@@ -365,20 +365,41 @@ class TableCalls:
         return list(answer["consumers"])
 
     def report_position(
-        self, path: str, consumer: str, offsets: Mapping[int, int], *, reads_lake: bool = False
+        self,
+        path: str,
+        consumer: str,
+        offsets: Mapping[int, int],
+        *,
+        reads_lake: bool = False,
+        is_durable: bool = False,
     ) -> dict[str, int | None]:
         """Say that `consumer` has read every row below bucket -> offset.
 
         Returns `lag_rows` and `lag_ms`: how many rows it has not read, and the age of the oldest.
-        With `reads_lake` it finds rows that have left the log in the lake.
+        With `reads_lake` it finds rows that have left the log in the lake. With `is_durable` it is
+        on the service's disk on return, and not some seconds later.
         """
+        body: dict[str, Any] = {"offsets": buckets_to_json(offsets), "reads_lake": reads_lake}
+        if is_durable:
+            body["durable"] = True
         answer: dict[str, int | None] = self._transport.request_json(
             "PUT",
             _consumers_path(path, consumer),
-            body={"offsets": buckets_to_json(offsets), "reads_lake": reads_lake},
+            body=body,
             is_repeatable=True,
         )
         return answer
+
+    def committed(self, path: str, consumer: str) -> dict[int, int] | None:
+        """Return bucket -> offset below which `consumer`, of the caller's token, has read all.
+
+        None if the service knows of no such consumer, or has heard nothing of it for the table's
+        `table.log.consumers.ttl`.
+        """
+        for one in self.consumers(path):
+            if one["name"] == consumer and one["is_own"]:
+                return offsets_from_json(one["offsets"])
+        return None
 
     def forget_consumer(self, path: str, consumer: str) -> None:
         """Let nothing wait for a consumer that will not come back; none of it being there is fine.

@@ -4,8 +4,9 @@ Invariants:
 - a consumer is one of the token that reports it: others may have one of the same name
 - a consumer that has said nothing for the table's `table.log.consumers.ttl` counts for nothing
 - a table has at most CONSUMERS_MAX of them, OWNER_CONSUMERS_MAX of one token
-- a new one is on disk before `report` returns, later reports of it soon: after a crash it stands
-  at most SAVE_MS behind of what it said, which makes the service keep too much, never too little
+- a new one is on disk before `report` returns, so is one that asks for that, later reports soon:
+  after a crash it stands at most SAVE_MS behind of what it said, which makes the service keep too
+  much, never too little
 Event loop only; disk writes go to the runtime's threads.
 """
 
@@ -135,8 +136,9 @@ class Consumers:
         offsets: Mapping[int, int],
         reads_lake: bool,
         ttl_ms: int,
+        is_durable: bool = False,
     ) -> Consumer:
-        """Note that the consumer has read every row below `offsets`.
+        """Note that the consumer has read every row below `offsets`; on disk if `is_durable`.
 
         Raises:
             InvalidRequestError: the name is not a possible one.
@@ -161,7 +163,9 @@ class Consumers:
                 reads_lake=reads_lake,
             )
             self._consumers = {**known, said.key: said}
-            if said.key not in self._saved or is_new or self._is_due():
+            saved = self._saved.get(said.key)
+            is_behind = saved is None or saved.offsets != said.offsets
+            if is_new or saved is None or (is_durable and is_behind) or self._is_due():
                 await self._save()
             return said
 

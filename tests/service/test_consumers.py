@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import re
@@ -54,7 +53,7 @@ def test_a_named_subscription_is_shown_kept_over_a_kill_and_forgotten(tmp_path: 
             client.append(TABLE, _rows(0, 10))
             client.append(TABLE, _rows(10, 30))
             batches = client.subscribe(TABLE, start="earliest", consumer="billing")
-            with contextlib.closing(batches):  # type: ignore[type-var]
+            with batches:
                 read = sum(batch.data.num_rows for batch in itertools.islice(batches, 2))
             # The first counts as read, because the second was asked for.
             assert (read, _standing(client)) == (30, {"billing": ({"0": 10}, 20)})
@@ -82,7 +81,7 @@ def test_a_subscription_begins_with_the_lake_goes_on_live_and_is_taken_up_again(
 
         first = client.subscribe(TABLE, start="full", consumer="copy")
         ids = []
-        with contextlib.closing(first):  # type: ignore[type-var]
+        with first:
             for batch in first:
                 ids += batch.data.column("id").to_pylist()
                 token = json.dumps(batch.token)
@@ -90,7 +89,7 @@ def test_a_subscription_begins_with_the_lake_goes_on_live_and_is_taken_up_again(
                     break
         client.append(TABLE, _rows(30, 40))
         second = client.subscribe(TABLE, start=json.loads(token), columns=["id"])
-        with contextlib.closing(second):  # type: ignore[type-var]
+        with second:
             for batch in second:
                 assert batch.data.schema.names == ["id"]
                 ids += batch.data.column("id").to_pylist()

@@ -1,1 +1,16 @@
-"""Following tables: their logs as they grow."""
+"""Following tables: a `Subscription` has the batches of one table or of several as they come.
+
+A `Source` is what it has of one table. `log_stream` follows a log over the network; who else has
+batches that go on for ever makes a source of them. `Standing` says how far a named reader is.
+"""
+
+from __future__ import annotations
+
+from streamhouse.storage_service.client.following.source import Source
+from streamhouse.storage_service.client.following.standing import Standing
+from streamhouse.storage_service.client.following.subscription import (
+    TABLES_MAX,
+    Subscription,
+)
+
+__all__ = ["TABLES_MAX", "Source", "Standing", "Subscription"]

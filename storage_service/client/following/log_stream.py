@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
 
+from streamhouse.storage_service.client.http.connection import AnswerStream
 from streamhouse.storage_service.client.http.routes import Search
-from streamhouse.storage_service.client.http.transport import HttpTransport, taken
+from streamhouse.storage_service.client.http.stop_signal import StopSignal
+from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.client.reached_offsets import ReachedOffsets
 from streamhouse.storage_service.client.reads import LogBatch, cut, named_columns, offsets_to_text
 from streamhouse.storage_service.errors import (
@@ -19,7 +21,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.wire.arrow_body import decode_fetch_body
+from streamhouse.storage_service.wire.arrow_body import FetchBody, decode_fetch_body
 
 __all__ = ["follow"]
 
@@ -34,33 +36,36 @@ def follow(
     columns: Sequence[str] | None,
     reached: ReachedOffsets,
     schema_id: int | None = None,
-) -> Iterator[LogBatch]:
-    """Follow the buckets of `start`, each from its offset; see `StorageClient.subscribe`."""
+    stop: StopSignal,
+) -> Generator[LogBatch, None, None]:
+    """Follow the buckets of `start`, each from its offset, until `stop` is set.
+
+    See `StorageClient.subscribe`.
+    """
     route = f"/v1/tables/{path}/subscribe"
     positions = dict(start)
+    asked = named_columns(columns)
+    if schema_id is not None:
+        asked["schema_id"] = str(schema_id)
     url = transport.routes.of(route)
     search: Search | None = None
-    while True:
-        query = {"start": offsets_to_text(positions), **named_columns(columns)}
-        if schema_id is not None:
-            query["schema_id"] = str(schema_id)
-        if said := reached.at(path, positions):
-            query["fingerprints"] = json.dumps({str(b): text for b, text in said.items()})
+    while not stop.is_set():
+        query = {**_query(positions, reached.at(path, positions)), **asked}
         failure: StreamhouseError
         try:
-            response = transport.open_stream(url, route, query=query, silence_s_max=_SILENCE_S_MAX)
-            with contextlib.closing(response):
-                source = pa.PythonFile(response, mode="r")
-                while (body := decode_fetch_body(source)) is not None:
-                    if search is not None:
-                        search.found(url)
-                        search = None
-                    reached.note(path, body.reached)
-                    for address, batch in body.batches:
-                        part = cut(address, batch, start=positions[address.bucket], end=None)
-                        if part is not None:
-                            positions[part.bucket] = part.end_offset
-                            yield part
+            response = transport.open_stream(
+                url, route, query=query, silence_s_max=_SILENCE_S_MAX, stop=stop
+            )
+            for body in _bodies(response):
+                if search is not None:
+                    search.found(url)
+                    search = None
+                reached.note(path, body.reached)
+                for address, batch in body.batches:
+                    part = cut(path, address, batch, start=positions[address.bucket], end=None)
+                    if part is not None:
+                        positions[part.bucket] = part.end_offset
+                        yield part
             failure = UnavailableError(f"the service ended the subscription to '{path}'")
         except (OSError, pa.ArrowException) as error:
             failure = UnavailableError(f"the subscription to '{path}' at {url} broke: {error}")
@@ -69,10 +74,28 @@ def follow(
             if not error.retriable and not isinstance(error, UnknownOutcomeError):
                 raise
             failure = error
+        if stop.is_set():
+            return
         # A restart or a takeover is ridden out: offsets say where to go on.
         deadline = time.monotonic() + transport.timeout_s
         search = search or transport.search(route, deadline=deadline)
         step = search.after(url, failure, now=time.monotonic())
         if step is None:
             raise failure
-        url = taken(step)
+        stop.wait(step.wait_s)
+        url = step.url
+
+
+def _query(positions: Mapping[int, int], fingerprints: Mapping[int, str]) -> dict[str, str]:
+    query = {"start": offsets_to_text(positions)}
+    if fingerprints:
+        query["fingerprints"] = json.dumps({str(b): text for b, text in fingerprints.items()})
+    return query
+
+
+def _bodies(response: AnswerStream) -> Iterator[FetchBody]:
+    """Yield what the service pushes; the connection ends with it."""
+    with contextlib.closing(response):
+        source = pa.PythonFile(response, mode="r")
+        while (body := decode_fetch_body(source)) is not None:
+            yield body

@@ -14,6 +14,7 @@ A connection belongs to one thread at a time.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import ssl
@@ -177,6 +178,12 @@ class Connection:
     def close(self) -> None:
         """Close it; twice is harmless."""
         self._socket.close()
+
+    def interrupt(self) -> None:
+        """End it for whoever waits for it, from any thread; its owner closes it."""
+        with contextlib.suppress(OSError):
+            # Not as TLS does it, which takes the session away from who reads it just now.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def is_usable(self) -> bool:
         """Whether it is open and nothing has come that was not asked for."""

@@ -26,6 +26,7 @@ from urllib.parse import quote, urlsplit
 
 from streamhouse.storage_service.client.http.connection import Connection
 from streamhouse.storage_service.client.http.endpoint import Endpoint, Endpoints
+from streamhouse.storage_service.errors import InvalidRequestError
 
 __all__ = ["CONNECTIONS_KEPT_MAX", "ConnectionPool", "Node", "ReachingError", "StrangerError"]
 
@@ -65,6 +66,8 @@ class StrangerError(ReachingError):
 class ConnectionPool:
     """The nodes that were asked, each with its kept connections. Thread-safe, safe to fork with.
 
+    A closed one refuses requests by `InvalidRequestError`.
+
     Args:
         endpoints: say what must vouch for the certificate of a node.
         headers: lines that every request has.
@@ -81,14 +84,19 @@ class ConnectionPool:
                 self._context_of(endpoint)
         self._nodes: dict[str, Node] = {}
         self._service_id: str | None = None
+        self._is_closed = False
         self._process_id = os.getpid()
         weakref.finalize(self, _close_all, self._nodes)
 
     def node(self, url: str) -> Node:
         """Return the node at `url`; raises `ReachingError` for what is no URL."""
+        if self._is_closed:
+            raise InvalidRequestError(
+                f"the client of {', '.join(self._endpoints.urls)} is closed; make another one"
+            )
         if self._process_id != os.getpid():
             # A forked process: its parent goes on using the connections that it has kept.
-            self.close()
+            _close_all(self._nodes)
             self._process_id = os.getpid()
         node = self._nodes.get(url)
         if node is None:
@@ -104,7 +112,11 @@ class ConnectionPool:
         return node
 
     def close(self) -> None:
-        """Close the kept connections; those under way are closed when their answer has come."""
+        """Close the kept connections, and refuse further requests.
+
+        Connections under way are closed when their answer has come.
+        """
+        self._is_closed = True
         _close_all(self._nodes)
 
     def take(self, node: Node) -> Connection:

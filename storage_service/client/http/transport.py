@@ -36,10 +36,10 @@ from streamhouse.storage_service.client.http.routes import (
     BACKOFF,
     Routes,
     Search,
-    Step,
     nothing_was_done,
     table_of,
 )
+from streamhouse.storage_service.client.http.stop_signal import STOP, StopSignal
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     NotOwnerError,
@@ -49,7 +49,7 @@ from streamhouse.storage_service.errors import (
     error_for_code,
 )
 
-__all__ = ["HttpTransport", "taken"]
+__all__ = ["HttpTransport"]
 
 _ARROW_STREAM: Final = "application/vnd.apache.arrow.stream"
 _REDIRECTS: Final = 300
@@ -81,7 +81,7 @@ class HttpTransport:
         return self.routes.current
 
     def close(self) -> None:
-        """Close all kept connections."""
+        """Close all kept connections, and refuse further requests."""
         self._pool.close()
 
     def request_json(
@@ -173,21 +173,32 @@ class HttpTransport:
                 return answer
             if on_repeat is not None and not nothing_was_done(failure):
                 on_repeat(failure)
-            url = taken(step)
+            _pause(step.wait_s)
+            url = step.url
 
     def search(self, path: str, table: str = "", *, deadline: float) -> Search:
         """Return the way of a call that has failed just now."""
         return Search(self.routes, table or table_of(path), deadline=deadline, now=time.monotonic())
 
     def open_stream(
-        self, url: str, path: str, *, query: Mapping[str, str] | None, silence_s_max: float
+        self,
+        url: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None,
+        silence_s_max: float,
+        stop: StopSignal,
     ) -> AnswerStream:
-        """Send a GET to `url`; a read of the answer fails after `silence_s_max` without bytes."""
+        """Send a GET to `url`; a read of the answer fails after `silence_s_max` without bytes.
+
+        It also fails once `stop` is set.
+        """
         try:
             node = self._pool.node(url)
             head = node.request_head("GET", _target(path, query), content_type="", length=None)
             connection = self._pool.take(node)
             try:
+                stop.ends(connection)
                 status, stream = connection.open_stream(head, timeout_s=silence_s_max)
                 self.routes.is_reached = True
                 if status < _REDIRECTS:
@@ -206,6 +217,9 @@ class HttpTransport:
         if not is_repeatable and not nothing_was_done(error):
             return False
         if not error.retriable and not isinstance(error, UnknownOutcomeError):
+            return False
+        stop = STOP.get()
+        if stop is not None and stop.is_set():
             return False
         # A service never seen before is more likely misspelt than restarting. Who names several
         # endpoints expects that some are away.
@@ -250,9 +264,14 @@ class HttpTransport:
             head = asked.request_head(
                 method, _target(path, query), content_type=content_type, length=length
             )
+            stop = STOP.get()
             connection = self._pool.take(asked)
             try:
+                if stop is not None:
+                    stop.ends(connection)
                 answer, is_kept = connection.exchange(head, body, timeout_s=read_timeout_s)
+                if stop is not None and not stop.spares(connection):
+                    is_kept = False
             except BaseException:
                 connection.close()
                 raise
@@ -268,11 +287,13 @@ class HttpTransport:
         return answer
 
 
-def taken(step: Step) -> str:
-    """Wait as a step says; return where it leads."""
-    if step.wait_s:
-        time.sleep(step.wait_s)
-    return step.url
+def _pause(seconds: float) -> None:
+    """Wait before the next attempt, unless the call is ended."""
+    stop = STOP.get()
+    if stop is not None:
+        stop.wait(seconds)
+    elif seconds:
+        time.sleep(seconds)
 
 
 def _authorization(token: str | None) -> str:

@@ -47,6 +47,7 @@ def consumer_routes(routes: ControlRoutes, service: Service) -> None:
             owner=caller.name,
             offsets=body.offsets,
             reads_lake=body.reads_lake,
+            is_durable=body.durable,
             ttl_ms=table.properties.log_consumers_ttl_ms,
         )
         lag = await lag_now(table, said, runtime)
@@ -81,7 +82,7 @@ def _may_see_all(caller: Caller) -> bool:
 
 def _shown(lag: ConsumerLag, caller: Caller) -> dict[str, Any]:
     """Return the JSON form; whose it is only says who may know."""
-    shown = lag.to_json()
+    shown = lag.to_json() | {"is_own": lag.consumer.owner == caller.name}
     if lag.consumer.owner != caller.name and not _may_see_all(caller):
         del shown["owner"]
     return shown

@@ -119,11 +119,13 @@ class MoveTable(_RequestBody):
 class ReportPosition(_RequestBody):
     """How far a consumer is: every row below these offsets is read.
 
-    With `reads_lake` it finds rows that have left the log in the lake.
+    With `reads_lake` it finds rows that have left the log in the lake. With `durable` the answer
+    comes when that is on disk.
     """
 
     offsets: _Offsets
     reads_lake: bool = False
+    durable: bool = False
 
 
 class ReceiveTable(_RequestBody):

@@ -22,6 +22,7 @@ from streamhouse.storage_service.client.http.connection_pool import (
     Node,
 )
 from streamhouse.storage_service.client.http.endpoint import Endpoint
+from streamhouse.storage_service.client.http.stop_signal import StopSignal
 from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -176,7 +177,6 @@ def test_nobody_there_is_said_in_one_sentence() -> None:
     with ScriptedServer([OK]) as server:
         transport = _transport(server, timeout_s=0.1)
         transport.request("GET", "/", is_repeatable=True)
-        transport.close()
     with pytest.raises(UnavailableError, match="cannot reach the Streamhouse service at http"):
         transport.request("GET", "/", is_repeatable=True)
     transport.close()
@@ -212,7 +212,9 @@ def test_another_server_is_not_taken_for_a_service(status: str) -> None:
         with pytest.raises(InvalidRequestError, match="is it a Streamhouse service"):
             transport.request("GET", "/", is_repeatable=True)
         with pytest.raises(InvalidRequestError, match="is it a Streamhouse service"):
-            transport.open_stream(server.endpoint, "/", query=None, silence_s_max=5)
+            transport.open_stream(
+                server.endpoint, "/", query=None, silence_s_max=5, stop=StopSignal()
+            )
         transport.close()
 
 

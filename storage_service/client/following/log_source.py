@@ -1,0 +1,78 @@
+"""A table's log as the source of a subscription: where it begins, and where its reader stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from streamhouse.storage_service.client.following.log_stream import follow
+from streamhouse.storage_service.client.following.source import Source
+from streamhouse.storage_service.client.following.standing import Standing
+from streamhouse.storage_service.client.following.starts import LogStart, offsets_of
+from streamhouse.storage_service.client.http.stop_signal import StopSignal
+from streamhouse.storage_service.client.http.transport import HttpTransport
+from streamhouse.storage_service.client.position_reports import PositionReports
+from streamhouse.storage_service.client.reached_offsets import ReachedOffsets
+from streamhouse.storage_service.client.reads import LogBatch
+from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.model.offsets import BucketPositions
+
+__all__ = ["log_source"]
+
+
+class _Client(Protocol):
+    """What is asked of a `StorageClient` here."""
+
+    @property
+    def transport(self) -> HttpTransport: ...
+
+    def positions(self, path: str) -> dict[int, BucketPositions]: ...
+
+    def begin_reading(self, path: str, offsets: Mapping[int, int]) -> None: ...
+
+    def committed(self, path: str, consumer: str) -> dict[int, int] | None: ...
+
+    def position_reports(self, path: str, consumer: str) -> PositionReports: ...
+
+
+def log_source(
+    client: _Client,
+    path: str,
+    start: LogStart,
+    *,
+    columns: Sequence[str] | None,
+    schema_id: int,
+    consumer: str | None,
+    reached: ReachedOffsets,
+) -> Source[LogBatch]:
+    """Return what a subscription has of one table; `start` is looked up now."""
+    by_commit = start == "committed"
+    committed = None
+    if by_commit:
+        if consumer is None:
+            raise InvalidRequestError("subscribe: start='committed' needs a 'consumer'")
+        committed = client.committed(path, consumer)
+    starts = offsets_of(start, lambda: client.positions(path), committed=committed)
+    if isinstance(start, str) and committed is None:
+        client.begin_reading(path, starts)
+    standing = None
+    if consumer is not None:
+        reports = client.position_reports(path, consumer)
+        standing = Standing(reports, starts, by_commit=by_commit)
+    stop = StopSignal()
+    return Source(
+        path,
+        follow(
+            client.transport,
+            path,
+            start=starts,
+            columns=columns,
+            reached=reached,
+            schema_id=schema_id,
+            stop=stop,
+        ),
+        stop=stop,
+        note=lambda standing, batch: standing.handed(batch.bucket, batch.end_offset),
+        standing=standing,
+        no_commit=f"the subscription to '{path}' has no 'consumer' whose position to commit",
+    )
