@@ -79,7 +79,7 @@ class _WholeTable:
     def read(self, columns: list[str]) -> pa.Table:
         # Most tasks never need what plans reads.
         from streamhouse.connector.options.options import BATCH, read_options
-        from streamhouse.connector.plan.union_read import read_table
+        from streamhouse.connector.plan.table_read import read_table
 
         given = {
             "table": self._plan.table,

@@ -1,4 +1,4 @@
-"""Planning a batch read of both tiers on one cut of a table, and running it without Spark.
+"""Planning a batch read of both tiers on one cut of a table.
 
 One `TableState` pins everything: the lake snapshot and, from the same instant, the positions of all
 buckets. Planning never asks the service again, except to turn a time into log offsets.
@@ -6,20 +6,15 @@ buckets. Planning never asks the service again, except to turn a time into log o
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
-
-import pyarrow as pa
 
 from streamhouse.connector.options.connection import LAKE
-from streamhouse.connector.options.options import ReadOptions, ShapeOptions
-from streamhouse.connector.plan.iceberg_read import plan_source_read, source_state
+from streamhouse.connector.options.options import ReadOptions
+from streamhouse.connector.plan.iceberg_read import plan_source_read
 from streamhouse.connector.plan.key_table_read import plan_key_table_rows
 from streamhouse.connector.plan.read_plan import LOG_ROW_BYTES, pack
-from streamhouse.connector.plan.row_form import RowForm, batch_form, check_columns, shape_columns
+from streamhouse.connector.plan.row_form import RowForm, batch_form, check_columns
 from streamhouse.connector.plan.tier_plan import (
     ReadPlan,
     plan_lake,
@@ -36,16 +31,13 @@ from streamhouse.connector.plan.tier_ranges import (
     resolve_starts,
     wanted_ranges,
 )
-from streamhouse.connector.scan.scan import ScanColumn, ScanContext, Split
-from streamhouse.connector.scan.split_reader import read_split
+from streamhouse.connector.scan.scan import ScanColumn, ScanContext
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import InvalidRequestError, SnapshotNotFoundError
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.table_state import TableState
 
-__all__ = ["choose_layout", "plan_batch_read", "read_splits", "read_table"]
-
-_THREADS_MAX: Final = 8
+__all__ = ["choose_layout", "plan_batch_read"]
 
 
 def plan_batch_read(
@@ -108,44 +100,6 @@ def _tier_ranges(client: StorageClient, state: TableState, options: ReadOptions)
         ends=None if to_us is None else client.offsets_for_timestamp(table, to_us),
     )
     return replace(tiers, log=log)
-
-
-def read_table(client: StorageClient, options: ReadOptions) -> pa.Table:
-    """Read a table, or a part of it, into memory without Spark."""
-    from streamhouse.connector.plan.metadata_tables import metadata_rows, metadata_schema
-
-    name = options.connection.name
-    if name.is_iceberg:
-        state = source_state(client, name, columns=options.columns)
-    else:
-        state = client.table_state(str(name.path))
-    if name.is_metadata:
-        schema = metadata_schema(name.part, options.columns)
-        return metadata_rows(client, state, name.part).select(schema.names)
-    shape = ShapeOptions(
-        connection=options.connection,
-        columns=options.columns,
-        include_metadata=options.include_metadata,
-        read_change_feed=None,
-    )
-    output = shape_columns(state.table, shape)
-    plan = plan_batch_read(client, state, options, output)
-    return pa.Table.from_batches(read_splits(client, plan), schema=plan.context.output_schema)
-
-
-def read_splits(client: StorageClient, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    """Yield all rows, reading splits in parallel: Parquet decoding leaves the interpreter free."""
-
-    def read(split: Split) -> list[pa.RecordBatch]:
-        return list(read_split(split, plan.context, client=client))
-
-    if len(plan.splits) == 1:
-        yield from read(plan.splits[0])
-        return
-    threads = min(_THREADS_MAX, os.cpu_count() or 1, max(1, len(plan.splits)))
-    with ThreadPoolExecutor(threads, thread_name_prefix="streamhouse-read") as pool:
-        for batches in pool.map(read, plan.splits):
-            yield from batches
 
 
 def choose_layout(

@@ -20,8 +20,8 @@ import pyarrow as pa
 from streamhouse.connector.options.options import STREAM, ReadOptions, ShapeOptions, read_options
 from streamhouse.connector.plan.row_form import check_columns, shape_columns, stream_form
 from streamhouse.connector.plan.scan_schema import SYSTEM_COLUMNS
+from streamhouse.connector.plan.splits_read import read_splits
 from streamhouse.connector.plan.tier_plan import read_context
-from streamhouse.connector.plan.union_read import read_splits
 from streamhouse.connector.stream.stream_position import StreamPosition
 from streamhouse.connector.stream.table_follower import TableFollower, high_watermarks
 from streamhouse.storage_service.client import StorageClient

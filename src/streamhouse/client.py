@@ -19,6 +19,8 @@ from streamhouse.storage_service.client.replay import Replayed, replay_rejected
 from streamhouse.storage_service.errors import InvalidRequestError
 
 if TYPE_CHECKING:
+    from streamhouse.connector.options.options import ReadOptions
+    from streamhouse.connector.plan.table_read import TableScan
     from streamhouse.connector.stream.full_subscription import TableBatch
 
 __all__ = ["StreamhouseClient"]
@@ -46,15 +48,73 @@ class StreamhouseClient(StorageClient):
             options: options of Spark's batch read, as in `asOfTimestamp="2026-01-31T12:00:00Z"`.
         """
         # Applications that only write never load what reading the lake needs.
+        from streamhouse.connector.plan.table_read import read_table
+
+        return read_table(self, self._read_options(path, columns, where, options))
+
+    def scan(
+        self,
+        path: str,
+        *,
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
+        limit: int | None = None,
+        **options: object,
+    ) -> TableScan:
+        """Read a table's rows batch after batch: those of `read`, in bounded memory.
+
+        The rows are those of the instant of the call, also while others write. They come in no
+        particular order. What takes Arrow streams takes the result: pyarrow, DuckDB, Polars.
+
+            with client.scan("shop.orders", columns=["id"], where="price > 100") as rows:
+                for batch in rows:
+                    print(batch.num_rows)
+
+        Args:
+            path: `database.table`, or a part of it as in `database.table$log`.
+            columns: only these columns, in this order.
+            where: only rows for which this SQL predicate is true.
+            limit: no more rows than this; any of them.
+            options: options of Spark's batch read, as in `asOfTimestamp="2026-01-31T12:00:00Z"`.
+        """
+        from streamhouse.connector.plan.table_read import scan_table
+
+        given = self._read_options(path, columns, where, options)
+        return scan_table(self, given, limit=limit)
+
+    def count(self, path: str, *, where: str | None = None, **options: object) -> int:
+        """Count a table's rows as of one instant.
+
+        Rows of the log are counted by their offsets and files of the lake by what the lake says of
+        them. Rows are read only where those do not tell: with `where`, and of primary key tables
+        those that may have changed.
+
+            client.count("shop.orders")
+
+        Args:
+            path: `database.table`, or a part of it as in `database.table$log`.
+            where: only rows for which this SQL predicate is true.
+            options: options of Spark's batch read, as in `asOfTimestamp="2026-01-31T12:00:00Z"`.
+        """
+        from streamhouse.connector.plan.table_read import count_rows
+
+        return count_rows(self, self._read_options(path, None, where, options))
+
+    def _read_options(
+        self,
+        path: str,
+        columns: Sequence[str] | None,
+        where: str | None,
+        options: Mapping[str, object],
+    ) -> ReadOptions:
         from streamhouse.connector.options.options import BATCH, as_options, read_options
-        from streamhouse.connector.plan.union_read import read_table
 
         given = as_options(options) | {"table": path, "endpoint": self.endpoint}
         if columns is not None:
             given["columns"] = ",".join(f"`{name}`" for name in columns)
         if where is not None:
             given["where"] = where
-        return read_table(self, read_options(given, use=BATCH))
+        return read_options(given, use=BATCH)
 
     @overload
     def subscribe(

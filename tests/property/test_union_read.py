@@ -85,6 +85,12 @@ steps = st.one_of(
         st.sampled_from([None, *PREDICATES]),
         st.sampled_from([None, ("region", "id"), ("small",)]),
     ),
+    st.tuples(
+        st.just("scan"),
+        st.sampled_from([None, *PREDICATES]),
+        st.sampled_from([None, ("region", "id"), ("small",)]),
+        st.integers(0, 20),
+    ),
     st.tuples(st.just("read_tier"), st.sampled_from(["lake", "log"])),
     st.tuples(st.just("read_as_of"), numbers),
     st.tuples(st.just("stream"), numbers, numbers, numbers, numbers),
@@ -164,6 +170,23 @@ class Life:
 
         for found in self.world.read_layouts(**given):
             assert _rows(found) == _model_rows(expected, columns or tuple(SCHEMA.names))
+
+    def scan(self, where: str | None, columns: tuple[str, ...] | None, limit: int) -> None:
+        """Rows that come while a scan is read are none of its rows."""
+        options = {"where": where, "columns": columns and ",".join(columns)}
+        given = {key: value for key, value in options.items() if value is not None}
+        rows = [r for r in self.rows() if where is None or PREDICATES[where](_whole(r))]
+        expected = _model_rows(rows, columns or tuple(SCHEMA.names))
+
+        whole = self.world.scan(includeMetadata=True, minPartitions=3, **given)
+        some = self.world.scan(limit=limit, includeMetadata=True, minPartitions=3, **given)
+        assert self.world.count(**{key: given[key] for key in given if key == "where"}) == len(rows)
+        self.append(0, 3)
+
+        assert _rows(whole.read_all()) == expected
+        found = _rows(some.read_all())
+        assert len(found) == min(limit, len(expected))
+        assert set(found) <= set(expected)
 
     def read_tier(self, part: str) -> None:
         at = self.world.state().positions

@@ -83,6 +83,7 @@ others = st.one_of(
         st.sampled_from([None, *PREDICATES]),
         st.sampled_from([None, ("region", "n"), ("n",)]),
     ),
+    st.tuples(st.just("scan"), st.sampled_from([None, *PREDICATES]), st.integers(0, 20)),
     st.tuples(st.just("read_lake")),
     st.tuples(st.just("read_changes"), st.sampled_from(["log", "changelog"])),
     st.tuples(st.just("read_as_of"), numbers),
@@ -125,6 +126,25 @@ class Life:
 
         for found in self.world.union.read_layouts(minPartitions=3, **given):
             assert _rows(found) == expected
+
+    def scan(self, where: str | None, limit: int) -> None:
+        """Changes that come while a scan is read are none of its rows."""
+        given = {} if where is None else {"where": where}
+        expected = {
+            address: row
+            for address, row in self.world.live_rows().items()
+            if where is None or PREDICATES[where](address, row)
+        }
+
+        whole = self.world.union.scan(includeMetadata=True, minPartitions=3, **given)
+        some = self.world.union.scan(limit=limit, includeMetadata=True, minPartitions=3, **given)
+        assert self.world.union.count(**given) == len(expected)
+        self.write(0, [("upsert", 0, "us", 1), ("delete", 1, None, None)])
+
+        assert _rows(whole.read_all()) == expected
+        found = _rows(some.read_all())
+        assert len(found) == min(limit, len(expected))
+        assert found.items() <= expected.items()
 
     def read_lake(self) -> None:
         ends = {b: at.tiered_offset for b, at in self.world.union.state().positions.items()}

@@ -16,7 +16,7 @@ from pyiceberg.typedef import Record
 from streamhouse.connector.options.options import BATCH, STREAM, as_options, read_options
 from streamhouse.connector.plan.iceberg_read import source_context, source_state
 from streamhouse.connector.plan.row_form import table_columns
-from streamhouse.connector.plan.union_read import read_table
+from streamhouse.connector.plan.table_read import read_table
 from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.connector.stream.append_stream import AppendStreamReader
 from streamhouse.storage_service.client import StorageClient

@@ -15,9 +15,10 @@ from typing import Any, cast
 import pyarrow as pa
 from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
-from streamhouse.connector.options.options import BATCH, as_options, read_options
+from streamhouse.connector.options.options import BATCH, ReadOptions, as_options, read_options
 from streamhouse.connector.plan.scan_schema import output_columns
-from streamhouse.connector.plan.union_read import plan_batch_read, read_table
+from streamhouse.connector.plan.table_read import TableScan, count_rows, read_table, scan_table
+from streamhouse.connector.plan.union_read import plan_batch_read
 from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
@@ -137,8 +138,15 @@ class UnionWorld:
 
     def read(self, name: str = PATH, **options: Any) -> pa.Table:
         """Read without Spark, with options as `StreamhouseClient.read` takes them."""
-        given = as_options(options) | {"table": name, "endpoint": "http://memory"}
-        return read_table(self.client, read_options(given, use=BATCH))
+        return read_table(self.client, _options(name, options))
+
+    def scan(self, name: str = PATH, *, limit: int | None = None, **options: Any) -> TableScan:
+        """Scan without Spark, with options as `StreamhouseClient.scan` takes them."""
+        return scan_table(self.client, _options(name, options), limit=limit)
+
+    def count(self, name: str = PATH, **options: Any) -> int:
+        """Count without Spark, with options as `StreamhouseClient.count` takes them."""
+        return count_rows(self.client, _options(name, options))
 
     def read_layouts(self, **options: Any) -> list[pa.Table]:
         """Read the rows with metadata from the layout the planner takes, and from the other one."""
@@ -201,6 +209,11 @@ class Tiers:
         state = self.world.state()
         reached = state.reached_offsets()
         return any(at.high_watermark > reached[b] for b, at in state.positions.items())
+
+
+def _options(name: str, options: dict[str, Any]) -> ReadOptions:
+    given = as_options(options) | {"table": name, "endpoint": "http://memory"}
+    return read_options(given, use=BATCH)
 
 
 def read_layouts(client: StorageClient, state: TableState, **options: object) -> list[pa.Table]:
