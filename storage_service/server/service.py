@@ -48,6 +48,7 @@ from streamhouse.storage_service.server.moves import MoveDesk
 from streamhouse.storage_service.server.shards import Shards
 from streamhouse.storage_service.server.status.event_loop import LOOP_LAG_MS, LoopLag
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
+from streamhouse.storage_service.server.status.service_figures import ServiceFigures
 from streamhouse.storage_service.server.status.status import STATUS_INTERVAL_MS, StatusSampler
 
 __all__ = ["Service"]
@@ -93,7 +94,14 @@ class Service:
         )
         self.foreign_requests = ForeignRequests(config)
         self.access = AccessControl(config)
-        self.status = StatusSampler(manager, tables_max=config.metrics_tables_max)
+        figures = ServiceFigures(
+            manager,
+            metrics,
+            data_dir=config.data_dir,
+            disk_bytes_max=config.disk_bytes_max,
+            ownership=self._ownership,
+        )
+        self.status = StatusSampler(manager, figures, full_tables_max=config.metrics_tables_max)
         self.body_memory = BodyMemory(config.bodies_bytes_max, body_bytes_max=config.body_bytes_max)
         self.answers = AnswerMemory(config.answers_bytes_max)
         self.memory_return = MemoryReturn(
@@ -140,6 +148,12 @@ class Service:
             Job(name="memory_return", every_ms=MEMORY_LOOK_MS, look=self._return_memory),
             Job(name="loop_lag", every_ms=LOOP_LAG_MS, look=lag.look),
         ]
+
+    def _ownership(self) -> dict[str, Any]:
+        """Return the role for people to see, and how the journal is if there is one."""
+        if self.shards is None:
+            return {"role": "alone", "journal": None}
+        return {"role": "owner", "shard": self.shards.own, "journal": self.shards.figures()}
 
     async def _return_memory(self) -> None:
         if self.memory_return.is_due():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
@@ -19,6 +19,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY
+from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.secret_sources import without_secrets
 from streamhouse.storage_service.server.caller import Level, database_scope
 from streamhouse.storage_service.server.control.adoption_route import adoption_routes
@@ -43,7 +44,7 @@ from streamhouse.storage_service.server.control.whole_service import (
 )
 from streamhouse.storage_service.server.http.http_exchange import exchange_of
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.server.status.status import status_page
+from streamhouse.storage_service.server.status.status_page import status_page
 
 __all__ = ["build_control_plane"]
 
@@ -85,8 +86,14 @@ def _service_routes(routes: ControlRoutes, service: Service) -> None:
         return status_page()
 
     @routes.answers("What the status page shows: tables, rates, lags, workers.")
-    async def status(request: Request) -> Response:
-        text = await status_of_all(service, exchange_of(request))
+    async def status(
+        request: Request,
+        detail: Annotated[Literal["full", "brief"], Query(description="of each table")] = "full",
+        table: Annotated[str | None, Query(description="this table alone")] = None,
+    ) -> Response:
+        path = None if table is None else TablePath.parse(table)
+        exchange = exchange_of(request)
+        text = await status_of_all(service, exchange, is_brief=detail == "brief", table=path)
         return Response(text, media_type="application/json")
 
     @routes.answers("The processes that the service consists of, and what each has to do.")

@@ -20,6 +20,7 @@ from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.peers import HANDED_ON, PeerAnswer, PeerRequest, Peers
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards import ShardState
+from streamhouse.storage_service.server.status.status import CONSUMERS_TOLD_MAX
 from streamhouse.storage_service.shards.owners import Owner
 
 __all__ = ["catalog_tables", "handed_on", "shards_of_all", "status_of_all"]
@@ -30,18 +31,37 @@ _FIGURES_TIMEOUT_S: Final = 3.0
 _LISTS: Final = ("tables", "damaged_tables", "strangers", "workers", "idle_workers")
 
 
-async def status_of_all(service: Service, exchange: HttpExchange) -> str:
-    """Return the status of every shard as one; what does not answer is among `shards`."""
-    own = await service.status.text()
+async def status_of_all(
+    service: Service,
+    exchange: HttpExchange,
+    *,
+    is_brief: bool = False,
+    table: TablePath | None = None,
+) -> str:
+    """Return the status of every shard as one; what does not answer is among `shards`.
+
+    Of all tables, or of one alone.
+    """
+    sampler = service.status
+    own = sampler.text_of(table) if table else await sampler.text(is_brief=is_brief)
     shards = service.shards
     if shards is None or exchange.header(HANDED_ON) is not None:
         return own
-    request = PeerRequest.of("GET", "/v1/status", exchange.scope["headers"])
+    query = exchange.scope["query_string"].decode("latin-1")
+    target = f"/v1/status?{query}" if query else "/v1/status"
+    request = PeerRequest.of("GET", target, exchange.scope["headers"])
     states = await shards.states()
 
     others = [state for state in states if state.shard != shards.own]
     answered = {shards.own: json.loads(own), **await _asked(shards.peers, others, request)}
-    shown = [{**state.to_json(), "answers": state.shard in answered} for state in states]
+    shown = [
+        {
+            **state.to_json(),
+            "answers": state.shard in answered,
+            "service": answered.get(state.shard, {}).get("service"),
+        }
+        for state in states
+    ]
     return json.dumps({**_joined(answered), "shards": shown}, separators=(",", ":"))
 
 
@@ -100,8 +120,23 @@ def _joined(answered: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
             for entry in status.get(name, [])
         ]
     joined["tables"].sort(key=lambda table: str(table["table"]))
+    told = {shard: status.get("consumers") or {} for shard, status in answered.items()}
+    if any(told.values()):
+        worst = [
+            {**entry, "shard": shard} for shard, of in told.items() for entry in of.get("worst", [])
+        ]
+        joined["consumers"] = {
+            "count": sum(int(of.get("count", 0)) for of in told.values()),
+            "worst": sorted(worst, key=_how_late)[:CONSUMERS_TOLD_MAX],
+        }
     joined["table_count"] = sum(int(s.get("table_count", 0)) for s in answered.values())
     return joined
+
+
+def _how_late(consumer: Mapping[str, Any]) -> tuple[bool, bool, int]:
+    """Order what several shards say of consumers as each of them does."""
+    lag_ms = consumer.get("lag_ms")
+    return not consumer.get("rows_at_risk"), lag_ms is not None, -int(lag_ms or 0)
 
 
 async def handed_on(

@@ -62,6 +62,7 @@ class JournalMetrics:
         if self.writer is None:
             return None
         return {
+            "epoch": self.writer.epoch,
             "lag_ms": round(self.writer.lag_ms),
             "lag_bytes": self.writer.lag_bytes,
             "lease_left_ms": round(self.lease_left_ms()),

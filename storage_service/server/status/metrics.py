@@ -114,6 +114,25 @@ class ServiceMetrics(Collector):
         counters[0].inc()
         counters[1].observe(seconds)
 
+    def request_buckets(self) -> dict[str, dict[float, float]]:
+        """Return route -> bound in seconds -> requests that took at most that long."""
+        found: dict[str, dict[float, float]] = {}
+        for family in self._request_seconds.collect():
+            for sample in family.samples:
+                if "le" in sample.labels:
+                    of_route = found.setdefault(sample.labels["route"], {})
+                    of_route[float(sample.labels["le"])] = sample.value
+        return found
+
+    def error_counts(self) -> dict[str, float]:
+        """Return code -> errors answered."""
+        return {
+            sample.labels["code"]: sample.value
+            for family in self.errors.collect()
+            for sample in family.samples
+            if sample.name.endswith("_total")
+        }
+
     def count_sent(self, *, row_count: int, byte_count: int) -> None:
         """Count rows sent to a reader."""
         self.sent_rows.inc(row_count)

@@ -200,6 +200,30 @@ async def test_one_status_shows_the_tables_of_all_shards(world: ShardWorld) -> N
         assert [t["table"] for t in status["tables"]] == ["default.events"]
 
 
+async def test_a_brief_status_has_the_readers_and_figures_of_all_shards(world: ShardWorld) -> None:
+    async with world.shard("a") as a:
+        await _create(a, "events")
+        async with world.shard("b") as b:
+            await _create(b, "orders")
+            for service, table in ((a, "events"), (b, "orders")):
+                await service.append([(0, 0, event_rows(0, 3))], path=table)
+                body = {"offsets": {"0": 1}}
+                await service.call("PUT", f"/v1/tables/{table}/consumers/r", json_body=body)
+
+            status = (await a.call("GET", "/v1/status", query={"detail": "brief"})).json()
+            alone = (await a.call("GET", "/v1/status", query={"table": "orders"})).json()
+
+            assert status["consumers"]["count"] == 2
+            told = {(c["table"], c["shard"]) for c in status["consumers"]["worst"]}
+            assert told == {("default.events", "a"), ("default.orders", "b")}
+            assert [s["service"]["role"] for s in status["shards"]] == ["owner", "owner"]
+            assert [s["service"]["shard"] for s in status["shards"]] == ["a", "b"]
+            assert "buckets" not in status["tables"][1]
+            (table,) = alone["tables"]
+            assert (table["table"], table["shard"]) == ("default.orders", "b")
+            assert len(table["buckets"]) == 1
+
+
 async def test_the_catalog_of_any_shard_has_the_lake_tables_of_all(world: ShardWorld) -> None:
     async with world.shard("a") as a:
         await _create(a, "events")

@@ -7,7 +7,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from streamhouse.storage_service.server.status.status import SAMPLES_MAX
+from streamhouse.storage_service.server.status.table_history import SAMPLES_MAX
 from tests.support.in_process_service import event_rows, in_process_service
 
 
@@ -101,6 +101,7 @@ async def test_history_is_bounded_and_forgets_dropped_tables(tmp_path: Path) -> 
         await service.create_table("a")
         await service.create_table("b")
         sampler = service.service.status
+        sampler._tables_max = 1
         for _ in range(SAMPLES_MAX + 5):
             await sampler.sample()
 

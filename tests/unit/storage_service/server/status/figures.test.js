@@ -1,0 +1,124 @@
+// The functions of the status page that know no document; run by test_page_figures.py.
+"use strict";
+const assert = require("node:assert/strict");
+const fs = require("node:fs");
+const { test } = require("node:test");
+const vm = require("node:vm");
+
+const page = vm.createContext({ URLSearchParams });
+vm.runInContext(fs.readFileSync(process.env.FIGURES, "utf8"), page);
+const states = vm.runInContext("STATES", page);
+const plain = text => text.replaceAll("\u202f", " ");
+const same = (value, wanted) => assert.deepEqual(JSON.parse(JSON.stringify(value)), wanted);
+
+function table(changes = {}) {
+  return { table: "db.t", row_count: 1, log_bytes: 1, written_rows_per_s: 0, read_rows_per_s: 0, is_tiered: true,
+    freshness_ms: 1000, lag_ms: 0, tiering: {}, unusable: [], history: { written_rows_per_s: [] }, ...changes };
+}
+function service(changes = {}) {
+  return { written_rows_per_s: 10, read_rows_per_s: 20, memory_bytes: 5, disk_bytes: 3, disk_bytes_max: null, processor_share: 0.5,
+    latency: { write: { p50_ms: 1, p99_ms: 2 }, lookup: null }, errors: {}, journal: null,
+    history: { written_rows_per_s: [1, 2, 3], read_rows_per_s: [4, 5, 6] }, ...changes };
+}
+
+test("whole numbers are grouped by thin spaces", () => {
+  assert.equal(page.whole(1234567), "1\u202f234\u202f567");
+  assert.equal(page.whole(999), "999");
+});
+
+test("short numbers keep three digits", () => {
+  const wanted = [[0, "0"], [0.3, "0.3"], [9.96, "10"], [999, "999"], [9999, "9 999"], [12345, "12.3 k"],
+    [999999, "1.00 M"], [123456789, "123 M"], [1.2e13, "12.0 T"], [9e16, "90 000 T"]];
+  for (const [number, text] of wanted) assert.equal(plain(page.short(number)), text, number);
+});
+
+test("bytes have a unit, and what is not known is a dash", () => {
+  for (const [count, text] of [[null, "–"], [0, "0 B"], [999, "999 B"], [999.6, "1.0 kB"], [1536, "1.5 kB"],
+    [43e9, "43 GB"], [1.24e9, "1.2 GB"], [5e15, "5 000 TB"]]) assert.equal(plain(page.bytes(count)), text);
+});
+
+test("ages have two units at most, and no number is 60 of a smaller one", () => {
+  for (const [ms, text] of [[0, "0 s"], [0.31, "0.3 ms"], [6.8, "6.8 ms"], [999.6, "1.0 s"], [9949, "9.9 s"], [59600, "1 min"],
+    [65000, "1 min 5 s"], [300000, "5 min"], [595000, "10 min"], [3599999, "1 h"], [11880000, "3 h 18 min"],
+    [26 * 3600e3, "1 d 2 h"], [142 * 86400e3, "142 d"], [null, "–"]]) assert.equal(plain(page.age(ms)), text, ms);
+  for (let ms = 1; ms < 1e10; ms = Math.ceil(ms * 1.01)) assert.doesNotMatch(plain(page.age(ms)), /\b(60 (s|min)|1000 ms)/, ms);
+});
+
+test("a scale's top is round and not below the values", () => {
+  for (const most of [0.3, 1, 3, 7, 99, 101, 4999, 5001, 123456]) {
+    const top = page.scaleTop(most);
+    assert.ok(top >= most && top <= most * 2.5001, `${most} ${top}`);
+    assert.match(String(top), /^[125]0*$|^0\.0*[125]$/);
+  }
+  assert.equal(page.scaleTop(0), 1);
+  assert.equal(plain(page.age(page.scaleTopMs(1260000))), "30 min");
+  assert.equal(plain(page.age(page.scaleTopMs(90e3))), "2 min");
+  assert.equal(plain(page.age(page.scaleTopMs(40 * 3600e3))), "2 d");
+});
+
+test("a line stays inside its picture", () => {
+  const path = page.linePath([0, 5, 10, 20], { width: 90, height: 20, top: 10 });
+  assert.equal(path, "M0.0 19.0L30.0 10.0L60.0 1.0L90.0 1.0");
+});
+
+test("routes are read as they are written", () => {
+  same(page.parseRoute(page.routeOfTable("sales.orders")), { table: "sales.orders" });
+  same(page.parseRoute("#/orders"), { table: "default.orders" });
+  same(page.parseRoute("#table-sales.orders"), { table: "sales.orders" });
+  assert.equal(page.parseRoute("#/%E0%A4%A/x").table, "%E0%A4%A.x");
+  const list = { table: null, search: "a b&c", only: "trouble", sort: "lag_ms", isDown: true };
+  same(page.parseRoute(page.routeOfList(list)), list);
+  assert.equal(page.parseRoute("#/?sort=__proto__").sort, "state");
+  assert.equal(page.routeOfList(page.parseRoute("")), "#/");
+});
+
+test("a table's state is the worst that is so", () => {
+  const debt = { small_files: 500, delete_files: 0, deleted_share: 0 };
+  for (const [changes, state] of [[{}, "fresh"], [{ lag_ms: 1001 }, "late"], [{ lag_ms: 1000 }, "fresh"],
+    [{ is_tiered: false, lag_ms: 5000 }, "no lake"], [{ tiering: { failures: 1 }, lag_ms: 9999 }, "failing"],
+    [{ tiering: { maintenance_debt: debt } }, "debt"], [{ tiering: { maintenance_debt: debt }, has_much_debt: false }, "fresh"],
+    [{ unusable: ["why"], tiering: { failures: 3 } }, "unusable"], [{ tiering: { diverged: "two" } }, "two histories"],
+    [{ damaged: "why" }, "damaged"]]) assert.equal(page.stateOf(table(changes)), state);
+});
+
+test("what is late or failing comes first, whatever its name", () => {
+  const tables = [table({ table: "a" }), table({ table: "b", lag_ms: 2000 }), table({ table: "c", lag_ms: 9000 }),
+    table({ table: "d", tiering: { failures: 2 } }), table({ table: "e", unusable: ["x"] })];
+  const names = order => page.inOrder(tables, order).map(t => t.table).join("");
+  assert.equal(names({ sort: "state", isDown: false }), "edcba");
+  assert.equal(names({ sort: "table", isDown: true }), "edcba");
+  assert.equal(names({ sort: "lag_ms", isDown: true }), "cbade");
+});
+
+test("search wants every word, filters what is so now", () => {
+  const tables = [table({ table: "sales.orders_1" }), table({ table: "web.orders_2", lag_ms: 5000 }), table({ table: "web.x", read_rows_per_s: 1 })];
+  const found = (search, only = "") => page.wanted(tables, { search, only }).map(t => t.table);
+  same(found("WEB ord"), ["web.orders_2"]);
+  same(found("", "trouble"), ["web.orders_2"]);
+  same(found("", "active"), ["web.x"]);
+  same(found("<img"), []);
+});
+
+test("shards are added up, and the worst latency counts", () => {
+  const slow = service({ latency: { write: { p50_ms: 5, p99_ms: 50 }, lookup: null }, errors: { internal: 2 },
+    history: { written_rows_per_s: [7, 8], read_rows_per_s: [9, 9] } });
+  const one = service({ errors: { internal: 1, overloaded: 4 } });
+  const sum = page.together({ service: one, shards: [{ service: one }, { service: slow }, { service: null }] });
+  assert.equal(sum.written_rows_per_s, 20);
+  assert.equal(sum.latency.write.p99_ms, 50);
+  same(sum.errors, { internal: 3, overloaded: 4 });
+  same(sum.history.written_rows_per_s, [9, 11]);
+  assert.equal(page.together({ service: one }), one);
+});
+
+test("troubles of the service and of its tables are told, the worst first", () => {
+  const status = { service: service({ disk_bytes: 90, disk_bytes_max: 100, errors: { internal: 2 },
+    journal: { lag_ms: 9000, lag_bytes: 10, damaged_files: [] } }),
+  damaged_tables: [{ table: "db.gone", reason: "no" }], strangers: [],
+  shards: [{ shard: "7", answers: false }],
+  tables: [table(), table({ table: "db.late", lag_ms: 3000 }), table({ table: "db.fails", tiering: { failures: 2, last_error: "why" } })],
+  consumers: { count: 1, worst: [{ table: "db.t", name: "r", rows_at_risk: 5, lag_ms: 1, lag_rows: 5 }] } };
+  same(page.troubles(status).map(t => t.word), ["away", "damaged", "journal", "bug", "failing", "reader", "disk", "late"]);
+  same(page.troubles({ service: service(), tables: [table()] }), []);
+  for (const { rank, kind } of Object.values(states)) assert.ok(rank >= 0 && kind);
+});
