@@ -1,1 +1,1 @@
-"""Queries that read only what they need: `streamhouse.sql` and `streamhouse.read`."""
+"""Queries that read only what they need: `streamhouse.sql`, `streamhouse.read`, `client.query`."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
+from streamhouse.extras import require
 from streamhouse.storage_service.client import (
     LogBatch,
     LogStart,
@@ -99,6 +100,34 @@ class StreamhouseClient(StorageClient):
         from streamhouse.connector.plan.table_read import count_rows
 
         return count_rows(self, self._read_options(path, None, where, options))
+
+    def query(
+        self,
+        statement: str,
+        args: Sequence[Any] | Mapping[str, Any] | None = None,
+        **options: object,
+    ) -> pa.Table:
+        """Return what a SELECT in DuckDB's SQL finds; `pip install 'pyspark-streamhouse[sql]'`.
+
+        Tables of the service are named `database.table`, or `table` in the default database (for
+        DuckDB `default` is a word of its own: `"default"`), with a part `database."table$part"`. Of
+        each only the columns and rows are read that the statement needs, as of one instant a table;
+        the result is in memory as a whole. Times without a zone are in UTC, or in `timeZone`.
+
+            client.query("SELECT region, sum(price) FROM shop.orders GROUP BY region")
+            client.query("SELECT * FROM shop.orders WHERE id = ?", [7])
+
+        Args:
+            statement: one SELECT, with joins, CTEs and all that DuckDB has, also its own files as
+                in `FROM 'prices.parquet'`.
+            args: values of `?`, or by name of `$name`.
+            options: options of Spark's batch read for every table, as in
+                `asOfTimestamp="2026-01-31T12:00:00Z"`.
+        """
+        require("sql", "client.query")
+        from streamhouse.connector.query.duckdb_query import query_tables
+
+        return query_tables(self, statement, args, options)
 
     def _read_options(
         self,

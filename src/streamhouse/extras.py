@@ -40,6 +40,7 @@ EXTRAS: Final[Mapping[str, Extra]] = {
         ("crc32c", "fastapi", "obstore", "prometheus_client", "rocksdict", "uvicorn"),
         includes=("lake",),
     ),
+    "sql": Extra("DuckDB", ("duckdb",), includes=("lake",)),
     "cdc": Extra("Debezium", ("jpype", "pydbzengine")),
 }
 
@@ -70,6 +71,8 @@ PARTS: Final[Mapping[str, str]] = {
     "streamhouse.connector.plan.lake_bucket": "lake",
     "streamhouse.connector.plan.lake_check": "lake",
     "streamhouse.connector.query": "spark",
+    "streamhouse.connector.query.arrow_filter": "",
+    "streamhouse.connector.query.duckdb_query": "sql",
     "streamhouse.connector.scan.spark_reader": "spark",
     "streamhouse.connector.stream.append_stream": "spark",
     "streamhouse.connector.stream.stream_reader": "spark",

@@ -20,6 +20,7 @@ BROUGHT: Final = {
     "lake": {"pydantic", "requests", "urllib3"},
     "spark": {"py4j"},
     "server": {"pydantic", "starlette", "uvloop"},
+    "sql": set[str](),
     "cdc": set[str](),
 }
 

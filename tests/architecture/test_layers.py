@@ -30,6 +30,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.storage_service.shards.move_set",
         "streamhouse.storage_service.engine.directory.state_file",
     ),
+    "duckdb": ("streamhouse.connector.query.duckdb_query",),
     "fastapi": ("streamhouse.storage_service.server.*",),
     "httptools": ("streamhouse.storage_service.client.http.connection",),
     "obstore": ("streamhouse.storage_service.journal.store.s3_store",),
