@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from streamhouse.extras import extra_of, require
 
 if TYPE_CHECKING:
+    from streamhouse.async_client import AsyncStreamhouseClient
     from streamhouse.client import StreamhouseClient
     from streamhouse.connector import cdc
     from streamhouse.connector.changes.table import Table
@@ -27,6 +28,7 @@ __version__: Final = "0.1.0"
 
 # Public name -> the module that defines it, or that it is.
 _HOMES: Final = {
+    "AsyncStreamhouseClient": "streamhouse.async_client",
     "Producer": "streamhouse.storage_service.client.producer",
     "StreamhouseClient": "streamhouse.client",
     "Table": "streamhouse.connector.changes.table",
@@ -41,6 +43,7 @@ _HOMES: Final = {
 }
 
 __all__ = [
+    "AsyncStreamhouseClient",
     "Producer",
     "StreamhouseClient",
     "Table",

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from streamhouse.storage_service.client.following import Source, Subscription
+from streamhouse.storage_service.client.following import Source, Subscription, taken_now
 from streamhouse.storage_service.client.following.starts import LogStart
 from streamhouse.storage_service.client.http.endpoint import CA_VARIABLE, with_ca_file
 from streamhouse.storage_service.client.http.stop_signal import STOP, StopSignal
@@ -47,5 +47,6 @@ __all__ = [
     "TieringIdle",
     "Transaction",
     "TransactionStatus",
+    "taken_now",
     "with_ca_file",
 ]

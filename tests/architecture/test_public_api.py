@@ -16,6 +16,7 @@ from tests.architecture.source_files import SourceFile, library_files
 
 def test_the_public_names() -> None:
     assert set(streamhouse.__all__) == {
+        "AsyncStreamhouseClient",
         "Producer",
         "StreamhouseClient",
         "Table",

@@ -11,6 +11,7 @@ from streamhouse.storage_service.client.following.standing import Standing
 from streamhouse.storage_service.client.following.subscription import (
     TABLES_MAX,
     Subscription,
+    taken_now,
 )
 
-__all__ = ["TABLES_MAX", "Source", "Standing", "Subscription"]
+__all__ = ["TABLES_MAX", "Source", "Standing", "Subscription", "taken_now"]

@@ -22,7 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 from streamhouse.storage_service.client.following.source import Source
 from streamhouse.storage_service.errors import InvalidRequestError
 
-__all__ = ["TABLES_MAX", "Subscription"]
+__all__ = ["TABLES_MAX", "Subscription", "taken_now"]
 
 TABLES_MAX: Final = 100
 """Of one subscription: each has a connection, and may have a thread."""
@@ -140,7 +140,17 @@ class Subscription(Generic[_B]):
         return batch
 
     def _taken(self, most: int, *, timeout_s: float | None) -> list[_B]:
-        """Ask every table for its next batch; return the first `most` that come."""
+        """Return the first batches that come; a failure ends the subscription."""
+        found, failure = self._found(most, timeout_s=timeout_s)
+        if failure is not None:
+            self.close()
+            raise failure
+        return found
+
+    def _found(
+        self, most: int, *, timeout_s: float | None
+    ) -> tuple[list[_B], BaseException | None]:
+        """Ask every table for its next batch; return the first `most` that come, or a failure."""
         with self._handover.changed:
             if not self._pullers and not self.is_closed:
                 self._pullers = tuple(_Puller(one, self._handover) for one in self._sources)
@@ -154,10 +164,21 @@ class Subscription(Generic[_B]):
                 puller.is_idle = True
                 puller.source.handed(batch)
             failure = None if found else self._handover.failure
-        if failure is not None:
-            self.close()
-            raise failure
-        return [batch for _, batch in found]
+        return [batch for _, batch in found], failure
+
+
+def taken_now(subscription: Subscription[_B]) -> _B | None:
+    """Return a batch if one is there; what `on_ready` calls says when to ask again.
+
+    It never blocks, and so is for the thread of an event loop. None also of one that is closed; who
+    is given the failure of a table closes it.
+    """
+    if subscription.is_closed:
+        return None
+    found, failure = subscription._found(1, timeout_s=0)
+    if failure is not None:
+        raise failure
+    return found[0] if found else None
 
 
 class _Handover(Generic[_B]):
