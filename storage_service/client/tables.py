@@ -96,7 +96,8 @@ class TableCalls:
             properties: `table.*` properties.
 
         Raises:
-            InvalidSchemaError, InvalidNameError, UnknownOptionError, TableExistsError
+            InvalidSchemaError, InvalidNameError, UnknownOptionError, TableExistsError: which part
+                of the call was refused; no table was made.
         """
         key = names(primary_key, what="primary_key")
         descriptor = TableDescriptor(
