@@ -28,6 +28,7 @@ from streamhouse.storage_service.errors import (
     UnauthorizedError,
     UnknownOutcomeError,
 )
+from streamhouse.storage_service.log_lines import REQUEST_ID
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.control.control_plane import build_control_plane
 from streamhouse.storage_service.server.control.iceberg_route import (
@@ -65,7 +66,6 @@ from streamhouse.storage_service.server.routes import (
     find,
 )
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.server.status.log_format import REQUEST_ID
 
 __all__ = ["ServiceApp"]
 

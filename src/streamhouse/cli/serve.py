@@ -332,8 +332,8 @@ def _serve_one(
     """Be the process of a service, or of one shard."""
     # Not at the top: a wrong option is told before all of the service is imported.
     from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
+    from streamhouse.storage_service.log_lines import configure_logging
     from streamhouse.storage_service.server.listener import run_service
-    from streamhouse.storage_service.server.status.log_format import configure_logging
 
     configure_logging(log_level)
     stop_with_supervisor()

@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from streamhouse.storage_service.server.status.log_format import REQUEST_ID, KeyValueFormatter
+from streamhouse.storage_service.log_lines import REQUEST_ID, KeyValueFormatter
 from tests.support.in_process_service import in_process_service
 
 
