@@ -191,7 +191,7 @@ def test_without_once_it_keeps_tables_fresh_until_a_signal(
 
     assert worker.returncode == 0, stderr
     assert stdout == ""
-    assert f"tiered table=default.{path} kind=tiered rows=10" in stderr
+    assert f"event=round table=default.{path} kind=tiered rows=10" in stderr
 
 
 def test_a_token_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:

@@ -1,23 +1,43 @@
-"""How the service logs: one line an event on stderr, `key=value`, never a token or a row.
+"""How our processes log: one line an event on stderr, as `key=value` or as JSON.
 
-Every line that is written while a request is answered, on whatever thread, has its request id.
+A message of ours is a template of fields, `"event=retention table=%s segments=%d"`. Each field
+keeps its name and its type in JSON: nothing is read out of text again. No line has a token or a
+row. Every line that is written while a request is answered, on whatever thread, has its request id.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
+import json
 import logging
+import re
 import sys
 from contextvars import ContextVar
 from typing import Final
 
-__all__ = ["REQUEST_ID", "configure_logging"]
+__all__ = [
+    "LOG_FORMATS",
+    "REQUEST_ID",
+    "RESERVED_FIELDS",
+    "JsonFormatter",
+    "KeyValueFormatter",
+    "configure_logging",
+    "template_fields",
+]
 
 REQUEST_ID: Final = ContextVar("request_id", default="")
 """The id of the request that is being answered, empty outside of one."""
+LOG_FORMATS: Final = ("text", "json")
+RESERVED_FIELDS: Final = ("time", "level", "logger", "trace")
+"""What every line has besides the fields of its message, which may not be called so."""
 
 # uvicorn reports what we answer and log ourselves; only its own failures are news.
 _QUIET: Final = {"uvicorn.error": logging.CRITICAL, "asyncio": logging.WARNING}
+# A value is quoted, or has no spaces.
+_FIELD: Final = re.compile(r"([a-z][a-z0-9_]*)=('[^']*'|[^\s']+)(?:\s+|$)")
+_PLACEHOLDER: Final = re.compile(r"%[-#0 +]*[0-9]*(?:\.[0-9]+)?([a-zA-Z])")
+_Plain = bool | int | float | str | None
 
 
 class KeyValueFormatter(logging.Formatter):
@@ -25,7 +45,6 @@ class KeyValueFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line, plus its trace if it has one."""
-        when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         message = record.getMessage().replace("\n", "\\n")
         if not message.startswith("event="):
             message = f"message={message!r}"
@@ -33,20 +52,84 @@ class KeyValueFormatter(logging.Formatter):
         if request_id and " request_id=" not in message:
             message += f" request_id={request_id}"
         line = (
-            f"time={when.isoformat(timespec='milliseconds')} level={record.levelname.lower()}"
-            f" logger={record.name} {message}"
+            f"time={_time(record)} level={record.levelname.lower()} logger={record.name} {message}"
         )
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
 
 
-def configure_logging(level: str) -> None:
+class JsonFormatter(logging.Formatter):
+    """An object a line: time, level, logger, then the message's fields, or `message`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line; a trace is its field `trace`."""
+        line: dict[str, _Plain] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **_fields(record),
+        }
+        request_id = REQUEST_ID.get()
+        if request_id:
+            line.setdefault("request_id", request_id)
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def configure_logging(level: str, log_format: str = "text") -> None:
     """Send all logging of this process to stderr from `level` on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(KeyValueFormatter())
+    handler.setFormatter(JsonFormatter() if log_format == "json" else KeyValueFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     for name, quiet in _QUIET.items():
         logging.getLogger(name).setLevel(quiet)
+
+
+@functools.lru_cache(1_024)
+def template_fields(template: str) -> tuple[tuple[str, str], ...] | None:
+    """Return the fields of a message of ours, each with its template; None for other messages."""
+    fields: list[tuple[str, str]] = []
+    position = 0
+    while position < len(template):
+        match = _FIELD.match(template, position)
+        if match is None:
+            return None
+        fields.append((match[1], match[2]))
+        position = match.end()
+    return tuple(fields) if fields and fields[0][0] == "event" else None
+
+
+def _fields(record: logging.LogRecord) -> dict[str, _Plain]:
+    fields = template_fields(record.msg) if isinstance(record.msg, str) else None
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    if fields is None or (record.args and not arguments):
+        return {"message": record.getMessage()}
+    found: dict[str, _Plain] = {}
+    for name, template in fields:
+        kinds = _PLACEHOLDER.findall(template.replace("%%", ""))
+        taken, arguments = arguments[: len(kinds)], arguments[len(kinds) :]
+        found[name] = _value(template.strip("'"), kinds, taken)
+    return found
+
+
+def _value(template: str, kinds: list[str], arguments: tuple[object, ...]) -> _Plain:
+    """Return one field: an argument as it is if it is all there is, else text."""
+    is_alone = len(kinds) == 1 and _PLACEHOLDER.fullmatch(template) is not None
+    if not is_alone:
+        return template % arguments if arguments else template.replace("%%", "%")
+    [argument] = arguments
+    if kinds[0] in "fge":
+        # As many digits as the line of text has.
+        return float(template % argument)
+    if argument is None or isinstance(argument, (bool, int, float, str)):
+        return argument
+    return str(argument)
+
+
+def _time(record: logging.LogRecord) -> str:
+    when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+    return when.isoformat(timespec="milliseconds")

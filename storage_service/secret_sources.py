@@ -115,7 +115,7 @@ def catalog_properties_from(
             found[key] = environ[name]
         elif is_listed and has_secret(key, value):
             _logger.warning(
-                "event=secret_on_command_line property=%s advice='%s=@file:PATH or %s=@env:NAME:"
+                "event=secret_on_command_line property=%s advice='%s=@file:PATH or %s=@env:NAME;"
                 " the process list shows this one'",
                 key,
                 key,

@@ -177,7 +177,8 @@ class IcebergLake:
         namespace, name = found.name()
         aside = f"{name}__dropped_{found.metadata.properties[owner_property]}"
         _logger.warning(
-            "lake table %s.%s holds rows of a table that was dropped; it is %s.%s from now on",
+            "event=lake_table_put_aside lake_table=%s.%s new_name=%s.%s"
+            " why='it holds rows of a table that was dropped'",
             *(namespace, name, namespace, aside),
         )
         catalog.rename_table((namespace, name), (namespace, aside))

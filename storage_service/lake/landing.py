@@ -173,7 +173,9 @@ class _Landing:
             error = self._send(staged)
             if error is not None:
                 said = f"{type(error).__name__}: {sentence_of(error)}"
-                _logger.warning("commit to %s failed: %s", self._name, said)
+                _logger.warning(
+                    "event=lake_commit_failed lake_table=%s why=%r", self._name, str(said)
+                )
             verdict, snapshot_id = self._judged(error, is_last=attempt + 1 == attempts_max)
             if verdict is Verdict.LANDED:
                 self._clean_up()

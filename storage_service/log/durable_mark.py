@@ -76,7 +76,7 @@ class DurableMark:
                 slot = data[start : start + FILE_HEADER_BYTES]
                 found.append(decode_durable_mark(slot, identity=identity))
             except MalformedError as error:
-                _logger.warning("durable mark unreadable path=%s %s", path, error)
+                _logger.warning("event=durable_mark_unreadable path=%s why=%r", path, str(error))
         # Both are true; the log only grows between two of them.
         return max(found, default=None)
 
@@ -92,7 +92,7 @@ class DurableMark:
             self._file.write([contents], position=self._slot * FILE_HEADER_BYTES)
         except OSError as error:
             # The rows are durable and must be acknowledged; only the extra check is lost.
-            _logger.warning("durable mark given up path=%s %s", self._path, error)
+            _logger.warning("event=durable_mark_given_up path=%s why=%r", self._path, str(error))
             self._file.close()
             self._file = None
 
@@ -124,6 +124,6 @@ class DurableMark:
         try:
             file.sync()
         except OSError as error:
-            _logger.warning("durable mark not synced path=%s %s", self._path, error)
+            _logger.warning("event=durable_mark_not_synced path=%s why=%r", self._path, str(error))
         finally:
             file.close()

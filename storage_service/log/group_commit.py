@@ -294,7 +294,7 @@ class GroupCommitter:
 
 
 def _report_bug(what: str, error: Exception) -> None:
-    _logger.error("%s a commit group failed", what, exc_info=error)
+    _logger.error("event=commit_group_failed what=%r", what, exc_info=error)
 
 
 def _commit(units: list[_Unit], syncs: _Syncs) -> list[tuple[LogTablet, int]]:

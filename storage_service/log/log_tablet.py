@@ -341,7 +341,7 @@ class LogTablet:
 
     def _make_read_only(self, reason: str) -> None:
         if not self._read_only_reason:
-            _logger.error("bucket is read-only until restart log=%s reason=%s", self, reason)
+            _logger.error("event=bucket_read_only log=%s reason=%r", self, str(reason))
             self._read_only_reason = reason
 
     def _is_full(self, payload_bytes: int) -> bool:
@@ -421,7 +421,9 @@ class LogTablet:
         try:
             return self._chain.fingerprint(offset)
         except CorruptDataError as error:
-            _logger.warning("no fingerprint log=%s offset=%d: %s", self, offset, error)
+            _logger.warning(
+                "event=no_fingerprint log=%s offset=%d why=%r", self, offset, str(error)
+            )
             return None
         except OSError as error:
             if offset < self._chain.segments[0].base_offset:

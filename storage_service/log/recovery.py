@@ -151,7 +151,7 @@ class LogRecovery:
     def _read_mark(self, names: list[str]) -> None:
         """Read the mark; a log that must have one and has none is damaged."""
         if LOSS_ACCEPTED_NAME in names:
-            _logger.warning("what is missing is accepted path=%s", self._directory)
+            _logger.warning("event=missing_accepted path=%s", self._directory)
             self._must_exist = False
             return
         self._facts = DurableMark.read(
@@ -223,7 +223,7 @@ class LogRecovery:
             if header.fingerprint is not None and facts.end_fingerprint != following.fingerprint:
                 raise MalformedError("index ends with another fingerprint than the next segment's")
         except (FileNotFoundError, MalformedError) as error:
-            _logger.warning("index rebuilt path=%s reason=%s", index, error)
+            _logger.warning("event=index_rebuilt path=%s reason=%r", index, str(error))
             self._rebuild_index(header, following)
             facts = self._read_index(index, base)
         return SealedSegment(
@@ -288,7 +288,7 @@ class LogRecovery:
                     writers_max=self._writers_max,
                 )
             except MalformedError as error:
-                _logger.warning("writer snapshot ignored path=%s reason=%s", path, error)
+                _logger.warning("event=writer_snapshot_ignored path=%s reason=%r", path, str(error))
                 continue
             if offset in (active_base, *(segment.base_offset for segment in sealed)):
                 at_offset = offset
@@ -312,7 +312,7 @@ class LogRecovery:
         return writers
 
     def _replay_writers(self, segment: SealedSegment, writers: WriterStates) -> None:
-        _logger.warning("writer state replayed from path=%s", segment.path)
+        _logger.warning("event=writer_state_replayed path=%s", segment.path)
         found = scan_frames(
             self._whole(segment.path),
             base_offset=segment.base_offset,
@@ -350,7 +350,7 @@ class LogRecovery:
             )
         if found.problem:
             _logger.warning(
-                "torn tail cut off path=%s position=%d bytes=%d end_offset=%d reason=%s",
+                "event=torn_tail_cut_off path=%s position=%d bytes=%d end_offset=%d reason=%r",
                 path,
                 found.end_position,
                 len(view) - found.end_position,
@@ -413,7 +413,7 @@ class LogRecovery:
             except RollFailedError as error:
                 if error.is_half_done:
                     raise
-                _logger.warning("no fingerprints yet path=%s %s", active.path, error)
+                _logger.warning("event=no_fingerprints_yet path=%s why=%r", active.path, str(error))
                 return sealed, active
             sealed = (*sealed, last)
         active.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from streamhouse.cli.tuned_malloc import TUNED_MALLOC
@@ -152,6 +154,37 @@ def test_an_empty_token_file_is_refused(tmp_path: Path) -> None:
     line = _refused("--data-dir", str(tmp_path), "--token-file", str(tmp_path / "token"))
 
     assert line.endswith("must hold one token without spaces")
+
+
+def test_no_secret_is_in_a_log_of_json(tmp_path: Path) -> None:
+    """At debug, with every secret that a service may have, and callers with wrong ones."""
+    token_file = tmp_path / "token"
+    token_file.write_text("hush-token\n")
+    token_file.chmod(0o600)
+    with (
+        ServiceProcess(
+            tmp_path / "data",
+            *("--token-file", str(token_file), "--log-level", "debug", "--log-format", "json"),
+            *("--tiering", "embedded", "--catalog-property", "s3.session-token=hush-s3"),
+        ) as service,
+        StorageClient(service.endpoint, token="hush-token") as client,
+        StorageClient(service.endpoint, token="hush-wrong") as stranger,
+    ):
+        client.create_table(
+            "t", pa.schema([("text", pa.string())]), properties={"table.datalake.freshness": "1ms"}
+        )
+        client.append("t", pa.table({"text": ["hush-row"]}))
+        state = client.table_state("t")
+        while state.positions[0].tiered_offset < 1:
+            state = client.table_state("t", after={0: 1}, max_wait_ms=100)
+        with pytest.raises(UnauthorizedError):
+            stranger.list_tables()
+        text = service.log_text()
+
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert {"time", "level", "logger"} <= set.intersection(*(set(line) for line in lines))
+    assert {"rounds", "round", "secret_on_command_line"} <= {line.get("event") for line in lines}
+    assert "hush" not in text
 
 
 def test_with_a_token_only_its_holders_get_in_and_it_is_never_logged(tmp_path: Path) -> None:

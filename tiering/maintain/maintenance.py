@@ -319,7 +319,7 @@ class Maintainer:
         self._look(lake_table, memory, rules)
         memory.expired = ends
         claim.on_snapshot(removed.snapshot_id)
-        _logger.info("removed old rows of lake table %s: %s", lake_table.name, removed)
+        _logger.info("event=lake_rows_removed lake_table=%s what='%s'", lake_table.name, removed)
         return removed
 
     def _look(
@@ -379,7 +379,9 @@ class Maintainer:
         memory.planned_at = lake_table.head.sequence_number
         self._look(lake_table, memory, rules)
         claim.on_snapshot(rewritten.snapshot_id)
-        _logger.info("rewrote files of lake table %s: %s", lake_table.name, rewritten)
+        _logger.info(
+            "event=lake_files_rewritten lake_table=%s what='%s'", lake_table.name, rewritten
+        )
         return rewritten
 
     def _pinned(self, path: str) -> Collection[int]:

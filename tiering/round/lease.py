@@ -122,7 +122,7 @@ class Lease:
                 return
             except StreamhouseError as error:
                 # The next beat may get through; if none does, the deadline decides.
-                _logger.warning("heartbeat for table %s failed: %s", self._table, error)
+                _logger.warning("event=heartbeat_failed table=%s why=%r", self._table, str(error))
             else:
                 self._held_until_s = sent_at_s + self._lease_s
 

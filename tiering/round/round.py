@@ -250,7 +250,7 @@ class TieringRound:
                 known = self.client.table_state(str(path)).lake
             if not self._is_former(known):
                 raise
-            _logger.info("table %s has lost the batch layout of this round: %s", path, error)
+            _logger.info("event=batch_layout_lost table=%s why=%r", path, str(error))
             return None, None
 
     def _is_former(self, known: LakeState) -> bool:
@@ -366,7 +366,7 @@ class TieringRound:
         snapshot_id = lake_table.snapshot_id
         assert snapshot_id is not None
         table = str(self.assignment.state.table.path)
-        _logger.info("table %s: lake snapshot %s was not reported; registering", table, snapshot_id)
+        _logger.info("event=snapshot_registered table=%s snapshot=%d", table, snapshot_id)
         changelog = None if history is None else history.as_it_is()
         # If nothing waits, the next claim of the table is to tidy it: at once.
         due_us = None if self.maintainer is None else 0

@@ -73,7 +73,7 @@ class ClaimedMaintenance:
                 if self._is_due(lake_table, is_behind=is_behind)
             )
         except Exception:  # the round is done: no bug of maintenance may undo that
-            _logger.exception("maintenance of table %s stopped by a bug", self.info.path)
+            _logger.exception("event=maintenance_bug table=%s", self.info.path)
             return ()
 
     def _is_due(self, lake_table: IcebergLakeTable, *, is_behind: bool = False) -> bool:
@@ -98,12 +98,16 @@ class ClaimedMaintenance:
                     self.run(lake_table)
             except FencedError as error:
                 # The next owner of the table goes on.
-                _logger.info("maintenance of lake table %s stopped: %s", lake_table.name, error)
+                _logger.info(
+                    "event=maintenance_stopped lake_table=%s why=%r", lake_table.name, str(error)
+                )
                 return
             except StreamhouseError as error:
-                _logger.warning("maintenance of lake table %s failed: %s", lake_table.name, error)
+                _logger.warning(
+                    "event=maintenance_failed lake_table=%s why=%r", lake_table.name, str(error)
+                )
             except Exception:  # the round is done: no bug of maintenance may undo that
-                _logger.exception("maintenance of lake table %s stopped by a bug", lake_table.name)
+                _logger.exception("event=maintenance_bug lake_table=%s", lake_table.name)
         with contextlib.suppress(StreamhouseError):
             self.report(keep_lease=False)
 
@@ -130,7 +134,7 @@ class ClaimedMaintenance:
                 self.lake_tables, self.info, self.lake_table.expired_offsets
             )
         except Exception:  # the round is done: no bug of maintenance may undo that
-            _logger.exception("maintenance of table %s stopped by a bug", self.info.path)
+            _logger.exception("event=maintenance_bug table=%s", self.info.path)
             return None
 
     def _expire(self, ends: Mapping[int, int]) -> None:

@@ -96,8 +96,9 @@ def check_results(
     not_found = sum(result.not_found for result in results)
     if not_found:
         _logger.warning(
-            "table %s: %d retracted rows are in no live file of the lake table; another engine"
-            " deleted them before, or they had gone when its batch layout was filled",
+            "event=retracted_rows_gone table=%s rows=%d why='they are in no live file of the lake"
+            " table; another engine deleted them before, or they had gone when its batch layout was"
+            " filled'",
             table,
             not_found,
         )

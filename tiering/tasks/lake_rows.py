@@ -164,7 +164,7 @@ def _without_overlong_decimals(
     is_wrong = pc.fill_null(pc.or_(pc.less(column, low), pc.greater(column, high)), False)
     for row in np.flatnonzero(np.asarray(is_wrong)).tolist():
         _logger.warning(
-            "column %s has a value %s at offset %d: the lake gets null instead",
+            "event=value_is_null_in_lake column=%s why=%r offset=%d",
             field.name,
             limit.reason,
             int(offsets[row]),

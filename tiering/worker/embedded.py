@@ -51,7 +51,7 @@ class EmbeddedTieringWorker:
         self._stopping.set()
         self._thread.join(_STOP_WAIT_S_MAX)
         if self._thread.is_alive():
-            _logger.warning("the tiering worker did not stop in %s s", _STOP_WAIT_S_MAX)
+            _logger.warning("event=worker_not_stopped waited_s=%d", _STOP_WAIT_S_MAX)
 
     def _run(self) -> None:
         # pyiceberg takes about a second to import: not on the way to serving.
@@ -79,4 +79,4 @@ class EmbeddedTieringWorker:
                 finally:
                     lake.close()
         except StreamhouseError:
-            _logger.exception("the embedded tiering worker ended")
+            _logger.exception("event=worker_ended")

@@ -42,10 +42,10 @@ from streamhouse.tiering.ports import (
 )
 from streamhouse.tiering.round.round import RoundResult, TieringRound
 from streamhouse.tiering.round.round_planner import ROWS_PER_ROUND_MAX, PlanLimits
+from streamhouse.tiering.worker.round_log import IdleLog, RoundLog
 from streamhouse.tiering.worker.tables_in_flight import (
     IDLE_WAIT_S_MAX,
     TABLES_IN_FLIGHT,
-    IdleLog,
     TablesInFlight,
 )
 
@@ -130,6 +130,7 @@ class TieringService:
     stopping: threading.Event = field(default_factory=threading.Event)
     maintainer: Maintainer = field(init=False)
     _maintenance_slots: threading.Semaphore = field(init=False)
+    _rounds: RoundLog = field(default_factory=RoundLog)
     # Set while every slot is taken: tables that are due may be waiting.
     _is_busy: threading.Event = field(default_factory=threading.Event)
 
@@ -158,19 +159,21 @@ class TieringService:
                     answer = self.client.claim_tiering(self.worker_id, tables=self.tables)
                     failures = 0
                 except (*_PASSING, StorageFailedError, NotFoundError) as error:
-                    _logger.warning("no table claimed: %s", error)
+                    _logger.warning("event=no_table_claimed why=%r", str(error))
                     failures += 1
                     in_flight.wait_idle(_BACKOFF.after(failures))
                     continue
                 if isinstance(answer, TieringIdle):
                     self._is_busy.clear()
                     idle_log.idle(answer)
+                    self._rounds.tick()
                     in_flight.wait_idle(min(answer.retry_after_ms / 1000, IDLE_WAIT_S_MAX))
                     continue
                 in_flight.start(answer)
                 if self.tables_in_flight > 1 and in_flight.is_full:
                     self._is_busy.set()
                 in_flight.wait_for_slot()
+        self._rounds.close()
 
     def _run_and_report(self, assignment: TieringAssignment) -> bool:
         """Run a round whose failures concern its table alone; whether it left rows behind."""
@@ -179,7 +182,7 @@ class TieringService:
         except StreamhouseError as error:
             # The service pauses the table; other tables go on.
             path = assignment.state.table.path
-            _logger.warning("tiering of table %s failed: %s: %s", path, error.code, error)
+            _log_failure(path, error)
             return False
         except Exception as error:  # noqa: BLE001 - one table's bug must not stop the others
             self._report_bug(assignment, error)
@@ -239,7 +242,7 @@ class TieringService:
             result = self._run_round(assignment)
         except StreamhouseError as error:
             summary.failures += 1
-            _logger.warning("tiering of table %s failed: %s: %s", path, error.code, error)
+            _log_failure(path, error)
             if not isinstance(error, _PASSING) or summary.failures >= _FAILURES_MAX:
                 waiting.pop(path).error = error
             return
@@ -300,8 +303,9 @@ class TieringService:
             maintenance_slots=self._maintenance_slots,
             is_busy=self._is_busy.is_set,
         ).run()
-        _logger.info(
-            "tiered table=%s kind=%s rows=%d files=%d bytes=%d seconds=%.3f snapshot=%d",
+        self._rounds.add(result)
+        _logger.debug(
+            "event=round table=%s kind=%s rows=%d files=%d bytes=%d seconds=%.3f snapshot=%d",
             result.table,
             result.kind,
             result.row_count,
@@ -314,13 +318,17 @@ class TieringService:
 
     def _report_bug(self, assignment: TieringAssignment, bug: Exception) -> None:
         path = str(assignment.state.table.path)
-        _logger.error("tiering of table %s stopped by a bug", path, exc_info=bug)
+        _logger.error("event=bug table=%s", path, exc_info=bug)
         try:
             self.client.fail_tiering(
                 path, epoch=assignment.epoch, error=f"internal: {type(bug).__name__}: {bug}"
             )
         except StreamhouseError as error:
-            _logger.warning("and the service could not be told: %s", error)
+            _logger.warning("event=failure_not_told why=%r", str(error))
+
+
+def _log_failure(path: object, error: StreamhouseError) -> None:
+    _logger.warning("event=round_failed table=%s code=%s why=%r", path, error.code, str(error))
 
 
 def _why_not(state: TableState) -> str:

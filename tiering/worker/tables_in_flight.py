@@ -7,59 +7,22 @@ behind or took so long that its table may be due again.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final
 
-from streamhouse.storage_service.client import TieringIdle
 from streamhouse.storage_service.model.table_state import TieringAssignment
 
-__all__ = ["TABLES_IN_FLIGHT", "IdleLog", "TablesInFlight"]
-
-_logger = logging.getLogger(__name__)
+__all__ = ["IDLE_WAIT_S_MAX", "TABLES_IN_FLIGHT", "TablesInFlight"]
 
 TABLES_IN_FLIGHT: Final = 4
 IDLE_WAIT_S_MAX: Final = 5.0
 _LONG_ROUND_S: Final = 0.5
-_LOG_AGAIN_S: Final = 60.0
-_LOG_CHANGE_S: Final = 5.0
-_IDLE_SENTENCES: Final = {
-    "no_tables": "there are no tables",
-    "datalake_disabled": "no table is to be tiered (table.datalake.enabled is false)",
-    "nothing_to_tier": "the lake has every row",
-    "not_due": "every table is fresh enough",
-    "leased": "other rounds have the tables that are behind",
-    "paused_after_failure": "tables rest after a failed round (GET /v1/tiering has the errors)",
-    "unreadable": "a table's log cannot be read (the service's log says why)",
-}
 
 RunRound = Callable[[TieringAssignment], bool]
 """Runs a round; returns whether it left rows behind. Never raises."""
-
-
-class IdleLog:
-    """Says why a worker has nothing to do: when that changes, and once a minute."""
-
-    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic_s = monotonic_s
-        self._reason = ""
-        self._logged_at_s = -_LOG_AGAIN_S
-
-    def idle(self, answer: TieringIdle) -> None:
-        """The service had no table."""
-        now_s = self._monotonic_s()
-        pause_s = _LOG_AGAIN_S if answer.reason == self._reason else _LOG_CHANGE_S
-        if now_s - self._logged_at_s >= pause_s:
-            self._reason, self._logged_at_s = answer.reason, now_s
-            _logger.info(
-                "idle reason=%s: %s; asking again in %.1f s",
-                answer.reason,
-                _IDLE_SENTENCES.get(answer.reason, "the service did not say more"),
-                min(answer.retry_after_ms / 1000, IDLE_WAIT_S_MAX),
-            )
 
 
 class TablesInFlight:

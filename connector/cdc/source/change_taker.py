@@ -108,4 +108,9 @@ class ChangeTaker:
         self._positions.store(self.progress)
         self.commits += 1
         if count:
-            _logger.info("%d changes, up to %X/%X", count, self._lsn >> 32, self._lsn & 0xFFFFFFFF)
+            _logger.info(
+                "event=changes rows=%d position=%X/%X",
+                count,
+                self._lsn >> 32,
+                self._lsn & 0xFFFFFFFF,
+            )

@@ -116,7 +116,7 @@ class TargetTable:
         for column in self.source.columns:
             if not is_known_type(column):
                 _logger.warning(
-                    "table '%s': column '%s' has type '%s', which has no form here: it is text",
+                    "event=type_is_text table=%s column=%s type=%r",
                     self.path,
                     column.name,
                     column.type_name,
@@ -146,7 +146,12 @@ class TargetTable:
         for column in columns:
             wanted = column.arrow_type()
             if column.name not in self._shape.schema.names:
-                _logger.warning("table '%s': new column '%s' %s", self.path, column.name, wanted)
+                _logger.warning(
+                    "event=column_added table=%s column=%s type=%r",
+                    self.path,
+                    column.name,
+                    str(wanted),
+                )
                 table = self._client.add_column(str(self.path), column.name, wanted)
                 self._shape = self._shaped(table, self._shape.wires)
                 continue
@@ -168,7 +173,9 @@ class TargetTable:
                 " this change cannot be followed. Drop the table and start with --snapshot, or"
                 " change the column back"
             ) from error
-        _logger.warning("table '%s': column '%s' is now %s", self.path, column.name, wanted)
+        _logger.warning(
+            "event=column_widened table=%s column=%s type=%r", self.path, column.name, str(wanted)
+        )
         self._shape = self._shaped(table, self._shape.wires)
 
     def add(self, op: str, row: Mapping[str, Any], text: str) -> None:

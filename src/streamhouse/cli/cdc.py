@@ -10,19 +10,24 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from streamhouse.cli.connection import endpoint_option, open_client, token_file_option
+from streamhouse.cli.log_options import log_options
 from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.log_lines import configure_logging
 from streamhouse.storage_service.secret_sources import read_secret
 
 if TYPE_CHECKING:
     from streamhouse.connector.cdc.source.source_address import SourceAddress
 
 __all__ = ["command"]
+
+_logger = logging.getLogger(__name__)
 
 # What a replication slot may be named, less the prefix that is put before it.
 _STREAM_NAME: Final = re.compile(r"[a-z0-9_]{1,48}")
@@ -85,6 +90,7 @@ def command() -> None:
 @click.option("--snapshot", is_flag=True, help="Read all tables anew, then go on.")
 @endpoint_option
 @token_file_option
+@log_options("warning")
 def follow(
     *,
     url: str,
@@ -97,6 +103,8 @@ def follow(
     snapshot: bool,
     endpoint: str | None,
     token_file: Path | None,
+    log_level: str,
+    log_format: str,
 ) -> None:
     """Follow the tables of the database at URL until stopped."""
     address = _address(url, password_file)
@@ -104,7 +112,7 @@ def follow(
     from streamhouse.connector.cdc.source.follower import Follower
     from streamhouse.connector.cdc.source.stream_options import StreamOptions
 
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    configure_logging(log_level, log_format)
     ours = database or address.database
     options = StreamOptions(
         patterns=[part.strip() for text in tables for part in text.split(",") if part.strip()],
@@ -119,7 +127,7 @@ def follow(
         signal.signal(number, lambda *_: stop.set())
     token = None if token_file is None else read_secret(token_file, kind="token")
     with open_client(endpoint, token=token) as client:
-        Follower(client, address, options, say=lambda text: click.echo(text, err=True)).run(stop)
+        Follower(client, address, options, say=_say_as(log_format)).run(stop)
 
 
 @command.command("drop")
@@ -150,6 +158,14 @@ def drop(
     click.echo(
         f"dropped streamhouse_{stream}" if had_slot else f"there was no slot streamhouse_{stream}"
     )
+
+
+def _say_as(log_format: str) -> Callable[[str], None]:
+    """Return what says what happens: for who reads along, or as a line of the log."""
+    if log_format == "text":
+        return lambda text: click.echo(text, err=True)
+    _logger.setLevel(logging.INFO)
+    return lambda text: _logger.info("event=said what=%r", text)
 
 
 def _address(url: str, password_file: Path | None) -> SourceAddress:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from streamhouse.cli.log_options import log_options
 from streamhouse.cli.supervisor import (
     is_supervised,
     shard_commands,
@@ -27,6 +28,7 @@ from streamhouse.storage_service.config import (
 )
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.journal.names import DEFAULT_SHARD
+from streamhouse.storage_service.log_lines import configure_logging
 from streamhouse.storage_service.model.lake.facts import (
     LakeCatalog,
     LakeState,
@@ -54,7 +56,7 @@ _OF_ONE_SHARD: Final = ("--data-dir", "--port", "--shards")
 
 # What `--help` shows under which heading, by the options' names here; the limits follow.
 _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Service": ("data_dir", "host", "port", "log_level"),
+    "Service": ("data_dir", "host", "port", "log_level", "log_format"),
     "Access": ("token_file", "grants_file", "allowed_hosts"),
     "TLS": ("tls_certificate_file", "tls_key_file", "tls_key_password_file"),
     "Lake": (
@@ -257,13 +259,7 @@ def _short(option: ConfigOption) -> str:
 @click.option(
     "--strict", "is_strict", is_flag=True, help="Do not start while any table is damaged."
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="What is logged to stderr.",
-)
+@log_options("info")
 @_journal_options
 @_limit_options
 def command(
@@ -287,6 +283,7 @@ def command(
     rebuild: tuple[str, ...],
     is_strict: bool,
     log_level: str,
+    log_format: str,
     shards: int | None,
     **given: Any,
 ) -> None:
@@ -295,6 +292,7 @@ def command(
     Prints `streamhouse listening on URL` when it takes requests. Numbers may be sizes (64mb) or
     durations (30s) where the unit is bytes or ms.
     """
+    configure_logging(log_level, log_format)
     properties = catalog_properties_from(
         catalog_properties, is_listed=_is_on_command_line("catalog_properties")
     )
@@ -323,19 +321,15 @@ def command(
     # A shard of it has the environment and the file of its supervisor, which name it, too.
     if shards is not None and not is_supervised():
         return _serve_shards(config, shards)
-    _serve_one(config, rebuild=tables, is_tiering=tiering == "embedded", log_level=log_level)
+    _serve_one(config, rebuild=tables, is_tiering=tiering == "embedded")
 
 
-def _serve_one(
-    config: ServiceConfig, *, rebuild: frozenset[TablePath], is_tiering: bool, log_level: str
-) -> None:
+def _serve_one(config: ServiceConfig, *, rebuild: frozenset[TablePath], is_tiering: bool) -> None:
     """Be the process of a service, or of one shard."""
     # Not at the top: a wrong option is told before all of the service is imported.
     from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
-    from streamhouse.storage_service.log_lines import configure_logging
     from streamhouse.storage_service.server.listener import run_service
 
-    configure_logging(log_level)
     stop_with_supervisor()
 
     def on_ready(endpoint: str) -> Callable[[], None]:

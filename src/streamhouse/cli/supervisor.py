@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -25,6 +26,8 @@ from streamhouse.storage_service.config import SHARED_SOCKET_VARIABLE
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
 
 __all__ = ["ShardCommand", "is_supervised", "shard_commands", "stop_with_supervisor", "supervise"]
+
+_logger = logging.getLogger(__name__)
 
 SUPERVISOR_VARIABLE: Final = "STREAMHOUSE_SUPERVISOR_PIPE"
 """The descriptor that ends when the supervisor is gone."""
@@ -198,7 +201,9 @@ class _Supervisor:
                 return self._stop()
             failures = 1 if loop.time() - started_s > _STEADY_S else failures + 1
             pause_s = _BACKOFF.jittered_after(failures)
-            _say(command.shard, f"event=shard_ended code={code} again_in_s={pause_s:.1f}")
+            _logger.warning(
+                "event=shard_ended shard=%s code=%d again_in_s=%.1f", command.shard, code, pause_s
+            )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._stopping.wait()
@@ -263,5 +268,8 @@ async def _each_line(stream: asyncio.StreamReader, take: Callable[[str], None]) 
 
 
 def _say(shard: str, text: str) -> None:
-    sys.stderr.write(f"shard={shard} {text}\n")
+    """Write a line of a shard with the shard's name, in the form that the line has."""
+    # What is JSON is an object of a log with --log-format json: the shard is one more field.
+    said = f'{{"shard": "{shard}", {text[1:]}' if text.startswith('{"time"') else None
+    sys.stderr.write(f"{said or f'shard={shard} {text}'}\n")
     sys.stderr.flush()

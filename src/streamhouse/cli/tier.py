@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 
+from streamhouse.cli.log_options import log_options
 from streamhouse.extras import require
+from streamhouse.storage_service.log_lines import configure_logging
 from streamhouse.tiering.worker.job import JobOptions, job_options, run_job
 
 __all__ = ["command"]
@@ -30,27 +32,26 @@ __all__ = ["command"]
     "-v",
     "--verbose",
     is_flag=True,
-    help="Log each round, and why the worker is idle: --log-level info.",
+    help="Log each round, and why the worker is idle; --log-level info sums a minute up.",
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="warning",
-    show_default=True,
-    help="What is logged to stderr.",
-)
+@log_options("warning")
 def command(
-    *, master: str | None, threads: int | None, log_level: str, verbose: bool, **options: Any
+    *,
+    master: str | None,
+    threads: int | None,
+    log_level: str,
+    log_format: str,
+    verbose: bool,
+    **options: Any,
 ) -> None:
     """Move rows from the log into their Iceberg tables.
 
     Several workers may run at once, here and on other machines: each table is tiered by one of
     them at a time. Exit code 1 when a table could not be tiered.
     """
-    logging.basicConfig(
-        level="INFO" if verbose and log_level == "warning" else log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    configure_logging("info" if verbose and log_level == "warning" else log_level, log_format)
+    if verbose:
+        logging.getLogger("streamhouse.tiering").setLevel(logging.DEBUG)
     job = JobOptions.from_command_line(**options)
     if master is None:
         from streamhouse.tiering.worker.thread_runner import ThreadRunner

@@ -535,7 +535,8 @@ def _scrubbed(name: str, metadata: TableMetadata) -> TableMetadata:
     if key not in _warned and len(_warned) < _WARNED_MAX:
         _warned.add(key)
         _logger.warning(
-            "event=lake_properties_dropped table=%s properties=%s: a lake table must not say that",
+            "event=lake_properties_dropped table=%s properties=%s"
+            " why='a lake table must not say that'",
             *(name, ",".join(dropped)[:500]),
         )
     return metadata.model_copy(update={"properties": kept})

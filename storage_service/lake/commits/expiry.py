@@ -218,5 +218,5 @@ def _delete(filesystem: LakeFilesystem, paths: Iterable[str]) -> int:
             filesystem.delete(path)
         except StreamhouseError as error:
             failed += 1
-            _logger.warning("an expired lake file stays: %s", error)
+            _logger.warning("event=expired_lake_file_stays why=%r", str(error))
     return failed

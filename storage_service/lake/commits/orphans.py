@@ -103,6 +103,6 @@ def remove_orphans(
             filesystem.delete(orphan.uri)
             removed.append(orphan)
         except StreamhouseError as error:
-            _logger.warning("an orphan of a lake table stays: %s", error)
+            _logger.warning("event=orphan_stays why=%r", str(error))
     size_bytes = sum(file.size_bytes for file in removed)
     return OrphansRemoved(files=len(removed), size_bytes=size_bytes, sealed_by=sealed_by)

@@ -343,7 +343,7 @@ def delete_files(io: FileIO, paths: Iterable[str]) -> None:
         except FileNotFoundError:
             pass
         except Exception as error:  # noqa: BLE001 - the others go all the same
-            _logger.warning("event=purged_file_stays file=%r: %s", path[:500], error)
+            _logger.warning("event=purged_file_stays file=%r why=%r", path[:500], str(error))
 
 
 def _sorted_out(table: Table, bounds: Bounds, others: list[Place]) -> OwnFiles:
@@ -369,7 +369,9 @@ def _named_files(table: Table, bounds: Bounds) -> Iterator[str]:
             try:
                 found = list(read_manifest_list(table.io.new_input(snapshot.manifest_list)))
             except Exception as error:  # noqa: BLE001 - a table that is damaged can be purged too
-                _logger.warning("event=purge_cannot_read file=%r: %s", snapshot, type(error))
+                _logger.warning(
+                    "event=purge_cannot_read file=%r why=%r", str(snapshot), str(type(error))
+                )
                 continue
             manifests.update((manifest.manifest_path, manifest) for manifest in found)
     for path, manifest in manifests.items():
@@ -377,7 +379,7 @@ def _named_files(table: Table, bounds: Bounds) -> Iterator[str]:
             try:
                 entries = manifest.fetch_manifest_entry(table.io, discard_deleted=False)
             except Exception as error:  # noqa: BLE001 - a table that is damaged can be purged too
-                _logger.warning("event=purge_cannot_read file=%r: %s", path, type(error))
+                _logger.warning("event=purge_cannot_read file=%r why=%r", path, str(type(error)))
                 continue
             yield from (entry.data_file.file_path for entry in entries)
     yield from manifests

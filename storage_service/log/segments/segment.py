@@ -273,7 +273,7 @@ class SealedSegment(Segment):
             view = self._filesystem.map(self._index_path, 0)
             index = decode_index(view, header=self._facts, check=not self._index_checked)
         except (MalformedError, OSError) as error:
-            _logger.warning("index unusable, walking the segment path=%s %s", self.path, error)
+            _logger.warning("event=index_unusable path=%s why=%r", self.path, str(error))
             self._walked_index = self._index_by_walking()
             return self._walked_index
         self._index_checked = True

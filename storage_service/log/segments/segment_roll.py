@@ -198,4 +198,6 @@ class SegmentRoll:
                 self.filesystem.remove(writers_path(self.directory, offset))
         except OSError as error:
             # Only space is lost; the next roll or start tries again.
-            _logger.warning("old snapshot kept directory=%s %s", self.directory, error)
+            _logger.warning(
+                "event=old_snapshot_kept directory=%s why=%r", self.directory, str(error)
+            )

@@ -237,7 +237,7 @@ def test_rows_that_another_engine_deleted_are_counted_not_missed(
     with caplog.at_level(logging.WARNING):
         key_world.tiering.tier()
 
-    assert "1 retracted rows are in no live file" in caplog.text
+    assert "event=retracted_rows_gone table=db.t rows=1" in caplog.text
     assert sorted(entry[2][1][1][1][1] for entry in key_world.in_lake()) == [0, 1, 2, 3]
 
 

@@ -26,8 +26,8 @@ def test_it_is_null_in_the_lake_and_the_log_says_where_it_was(
 
     found = world.lake_table().scan().to_arrow().sort_by("__offset")
     assert found["v"].to_pylist() == [Decimal("1.00"), None, rows["v"][2].as_py()]
-    assert f"column v has a value with more digits than decimal({precision},2)" in caplog.text
-    assert "at offset 1:" in caplog.text
+    assert f"column=v why='with more digits than decimal({precision},2)" in caplog.text
+    assert "offset=1" in caplog.text
 
 
 @pytest.mark.parametrize("is_nested", [True, False])

@@ -242,7 +242,7 @@ def test_a_bug_in_one_table_is_reported_and_the_loop_goes_on(
 
     assert waits == [0.05]
     assert world.service.failures("db.t") == ["internal: KeyError: 'not there'"]
-    assert "stopped by a bug" in caplog.text
+    assert "event=bug table=" in caplog.text
 
 
 def test_stopping_ends_the_running_round_early_and_gives_the_claim_back(

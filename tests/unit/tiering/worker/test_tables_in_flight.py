@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Any, cast
 
 import pytest
 
-from streamhouse.storage_service.client import TieringIdle
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.worker.service import TieringService
-from streamhouse.tiering.worker.tables_in_flight import IdleLog, TablesInFlight
+from streamhouse.tiering.worker.tables_in_flight import TablesInFlight
 from tests.support.held_step import around
 from tests.support.tiering_world import TieringWorld, rows
 
@@ -128,33 +126,3 @@ def test_a_slow_table_does_not_hold_up_another(
 
     assert sorted(names.values()) == ["db.a", "db.b"]
     assert world.service.completions("db.a") == world.service.completions("db.b") == 1
-
-
-class _Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def test_why_it_is_idle_is_logged_when_it_changes_and_once_a_minute(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    clock = _Clock()
-    log = IdleLog(clock)
-    fresh = TieringIdle(reason="not_due", retry_after_ms=1_500)
-    failed = TieringIdle(reason="paused_after_failure", retry_after_ms=90_000)
-    with caplog.at_level(logging.INFO):
-        for answer, pause_s in ((fresh, 1), (fresh, 1), (failed, 5), (failed, 1), (fresh, 59)):
-            log.idle(answer)
-            clock.now_s += pause_s
-        log.idle(fresh)
-
-    # The change after two seconds is too soon to tell; the one after seven is told.
-    assert [message.partition(":")[0] for message in caplog.messages] == [
-        "idle reason=not_due",
-        "idle reason=paused_after_failure",
-        "idle reason=not_due",
-    ]
-    assert "every table is fresh enough; asking again in 1.5 s" in caplog.messages[0]
-    assert "asking again in 5.0 s" in caplog.messages[1]
