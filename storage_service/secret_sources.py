@@ -22,6 +22,7 @@ from streamhouse.storage_service.model.lake.facts import parse_catalog_propertie
 __all__ = [
     "WITHHELD_PROPERTY",
     "catalog_properties_from",
+    "file_signature",
     "has_secret",
     "is_private",
     "read_private",
@@ -82,6 +83,15 @@ def is_private(mode: int, *, owner: int, user: int) -> bool:
     """
     allowed = stat.S_IRGRP if owner == 0 != user else 0
     return not mode & _OTHERS & ~allowed
+
+
+def file_signature(path: Path) -> tuple[int, ...] | None:
+    """Return what tells a file from what it was before; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def read_secret(path: Path, *, kind: str) -> str:

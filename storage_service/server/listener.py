@@ -16,7 +16,6 @@ import os
 import resource
 import signal
 import socket
-import ssl
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -40,7 +39,7 @@ from streamhouse.storage_service.server.gauges import read_state
 from streamhouse.storage_service.server.http.http_exchange import Tenure
 from streamhouse.storage_service.server.http.http_protocol import bounded_protocol
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
-from streamhouse.storage_service.server.http.tls import TlsListener, tls_context
+from streamhouse.storage_service.server.http.tls import Certificate, TlsListener
 from streamhouse.storage_service.server.moves import MoveDesk
 from streamhouse.storage_service.server.ownership.ending import NOT_STORED_EXIT_CODE, end_at_once
 from streamhouse.storage_service.server.ownership.front_app import App, FrontApp
@@ -88,18 +87,18 @@ def run_service(
     from the changelog alone.
     Raises `InvalidRequestError` or `UnavailableError` if the service cannot start.
     """
-    context = tls_context(config)
+    certificate = Certificate.of(config)
     with contextlib.closing(_bound_socket(config.host, config.port)) as listening:
         config = _within_open_files(config)
         # A thread that decodes rows must give way to the event loop at once, not after 5 ms.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        uvloop.run(_serve(config, listening, context, on_ready, on_standby, recovery))
+        uvloop.run(_serve(config, listening, certificate, on_ready, on_standby, recovery))
 
 
 async def _serve(
     config: ServiceConfig,
     listening: socket.socket,
-    context: ssl.SSLContext | None,
+    certificate: Certificate | None,
     on_ready: Callable[[str], Callable[[], None]],
     on_standby: Callable[[str], None],
     recovery: KeyRecovery | None,
@@ -108,7 +107,7 @@ async def _serve(
     process = _Process(
         config,
         listening,
-        context,
+        certificate,
         signals=_StopSignals(),
         on_ready=on_ready,
         on_standby=on_standby,
@@ -253,7 +252,7 @@ class _Process:
         self,
         config: ServiceConfig,
         listening: socket.socket,
-        context: ssl.SSLContext | None,
+        certificate: Certificate | None,
         *,
         signals: _StopSignals,
         on_ready: Callable[[str], Callable[[], None]],
@@ -268,7 +267,7 @@ class _Process:
         self.disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
         self.runtime = Runtime(executor=self.disk, observer=self.metrics)
         self._listening = [listening, *_shared_sockets()]
-        self._context = context
+        self._certificate = certificate
         self._on_ready = on_ready
         self._on_standby = on_standby
         self._standing: Standing | None = None
@@ -279,7 +278,7 @@ class _Process:
     async def listen(self, app: App) -> None:
         """Let `app` answer what comes in; returns once it does."""
         config = http_config(self.config, app, self._connections)
-        self._server = _Server(config, self._connections, self._context)
+        self._server = _Server(config, self._connections, self._certificate)
         self._serving = asyncio.ensure_future(self._server.serve(sockets=self._listening))
         await self._server.is_listening.wait()
 
@@ -428,12 +427,12 @@ class _Server(uvicorn.Server):
     """A uvicorn server that leaves signals and TLS to us and says when it listens."""
 
     def __init__(
-        self, config: uvicorn.Config, connections: OpenConnections, context: ssl.SSLContext | None
+        self, config: uvicorn.Config, connections: OpenConnections, certificate: Certificate | None
     ) -> None:
         super().__init__(config)
         self.is_listening = asyncio.Event()
         self._connections = connections
-        self._context = context
+        self._certificate = certificate
         self._tls: list[TlsListener] = []
 
     @contextlib.contextmanager
@@ -443,18 +442,18 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening and say so."""
-        if self._context is None:
+        if self._certificate is None:
             await super().startup(sockets=sockets)
         else:
             await super().startup(sockets=[])
-            self._tls = [self._listen(listening, self._context) for listening in sockets or ()]
+            self._tls = [self._listen(listening, self._certificate) for listening in sockets or ()]
         self.is_listening.set()
 
-    def _listen(self, listening: socket.socket, context: ssl.SSLContext) -> TlsListener:
+    def _listen(self, listening: socket.socket, certificate: Certificate) -> TlsListener:
         protocol: Any = self.config.http_protocol_class
         return TlsListener(
             listening,
-            context,
+            certificate,
             backlog=_BACKLOG,
             connections=self._connections,
             make_protocol=functools.partial(

@@ -417,12 +417,12 @@ def _lake_rows(catalog: LakeCatalog) -> LakeRows:
 
 
 def _start_tiering(endpoint: str, config: ServiceConfig) -> Callable[[], None]:
-    from streamhouse.storage_service.server.http.tls import certificate_fingerprint
+    from streamhouse.storage_service.client.http.own_certificate import OWN_CERTIFICATE
     from streamhouse.tiering.worker.embedded import EmbeddedTieringWorker
 
     if config.tls_certificate_file is not None:
         # The name in the certificate need not be the address that this process calls itself by.
-        endpoint += f"#sha256={certificate_fingerprint(config.tls_certificate_file)}"
+        endpoint += f"#sha256={OWN_CERTIFICATE}"
     worker = EmbeddedTieringWorker(
         endpoint=endpoint, token=config.token, worker_id=EMBEDDED_WORKER_ID
     )

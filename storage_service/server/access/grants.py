@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from streamhouse.storage_service.errors import InvalidRequestError, StreamhouseError
-from streamhouse.storage_service.secret_sources import read_private
+from streamhouse.storage_service.secret_sources import file_signature, read_private
 from streamhouse.storage_service.server.caller import OWNER, UNKNOWN, Caller, Grant
 
 __all__ = ["Grants", "load_grants", "token_hash"]
@@ -86,7 +86,7 @@ class Grants:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._signature = self._signature_now()
+        self._signature = file_signature(self._path)
         self._callers = load_grants(path)
         self.reload_failures = 0
 
@@ -97,7 +97,7 @@ class Grants:
 
     def refresh(self) -> None:
         """Read the file if it has changed since the last look."""
-        signature = self._signature_now()
+        signature = file_signature(self._path)
         if signature == self._signature:
             return
         self._signature = signature
@@ -112,10 +112,3 @@ class Grants:
             )
         else:
             _logger.info("event=grants_reloaded tokens=%d", len(self._callers))
-
-    def _signature_now(self) -> tuple[int, ...] | None:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -3,6 +3,9 @@
 uvicorn knows a connection once its handshake is done. Until then it has a file open that nobody
 counts, so connections that never shake hands would take all of them, also those of the log. Here
 they are among the others: bounded in all and of one address, and closed for new ones while idle.
+
+A certificate is replaced without a restart: its files are looked at every second, and connections
+that come later are shown the new one. Those that are open stay as they are.
 """
 
 from __future__ import annotations
@@ -17,30 +20,79 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from streamhouse.storage_service.client.http.own_certificate import remember_own_certificate
 from streamhouse.storage_service.config import ServiceConfig, is_loopback
-from streamhouse.storage_service.errors import InvalidRequestError, OverloadedError
-from streamhouse.storage_service.secret_sources import read_private
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    StreamhouseError,
+)
+from streamhouse.storage_service.secret_sources import file_signature, read_private
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 
-__all__ = ["TlsListener", "certificate_fingerprint", "tls_context"]
+__all__ = ["Certificate", "TlsListener", "certificate_fingerprint"]
 
 _logger = logging.getLogger(__name__)
 
 _HANDSHAKE_TIMEOUT_S: Final = 10
+_LOOK_INTERVAL_S: Final = 1.0
 # When the system refuses another open file.
 _PAUSE_S: Final = 0.1
 
 
-def tls_context(config: ServiceConfig) -> ssl.SSLContext | None:
-    """Return what TLS is spoken with; None without a certificate.
+class Certificate:
+    """What TLS is spoken with, read again when its files change; broken files change nothing.
 
-    Then a warning if tokens will cross the network readable by everybody on the way. Raises
-    `InvalidRequestError` if certificate and key cannot be used together.
+    Raises `InvalidRequestError` if certificate and key cannot be used together at the start.
     """
-    if config.tls_certificate_file is None:
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._signature = self._signature_now()
+        self.context = self._loaded()
+
+    @classmethod
+    def of(cls, config: ServiceConfig) -> Certificate | None:
+        """Return the certificate of a service that has one.
+
+        Else a warning if tokens will cross the network readable by everybody on the way.
+        """
+        if config.tls_certificate_file is not None:
+            return cls(config)
         if not is_loopback(config.host):
             _logger.warning("event=tokens_in_the_clear host=%s advice='--tls-cert'", config.host)
         return None
+
+    def refresh(self) -> None:
+        """Read the files if they have changed since the last look."""
+        # Taken first: what changes while the files are read is seen by the next look.
+        signature = self._signature_now()
+        if signature == self._signature:
+            return
+        self._signature = signature
+        try:
+            # A context of its own: a certificate without its key yet would spoil the one in use.
+            self.context = self._loaded()
+        except (StreamhouseError, OSError, ValueError) as error:
+            # Of a pair one file is replaced before the other.
+            _logger.warning("event=certificate_not_reloaded why=%r", str(error))
+        else:
+            _logger.info("event=certificate_reloaded path=%s", self._config.tls_certificate_file)
+
+    def _loaded(self) -> ssl.SSLContext:
+        assert self._config.tls_certificate_file is not None
+        context = _context(self._config)
+        # Known before it is shown: a worker of this process may be the first to see it.
+        remember_own_certificate(certificate_fingerprint(self._config.tls_certificate_file))
+        return context
+
+    def _signature_now(self) -> tuple[tuple[int, ...] | None, ...]:
+        files = (self._config.tls_certificate_file, self._config.tls_key_file)
+        return tuple(None if path is None else file_signature(path) for path in files)
+
+
+def _context(config: ServiceConfig) -> ssl.SSLContext:
+    assert config.tls_certificate_file is not None
     if config.tls_key_file is not None:
         read_private(config.tls_key_file, kind="TLS key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -72,27 +124,33 @@ class TlsListener:
     def __init__(
         self,
         listening: socket.socket,
-        context: ssl.SSLContext,
+        certificate: Certificate,
         *,
         backlog: int,
         connections: OpenConnections,
         make_protocol: Callable[[], asyncio.Protocol],
     ) -> None:
         self._listening = listening
-        self._context = context
+        self._certificate = certificate
         self._connections = connections
         self._make_protocol = make_protocol
         listening.setblocking(False)
         listening.listen(backlog)
         self._handshakes: set[asyncio.Task[None]] = set()
         self._accepting = asyncio.ensure_future(self._accept())
+        self._looking = asyncio.ensure_future(self._look())
 
     async def close(self) -> None:
         """Accept no more, and end the handshakes in progress."""
-        tasks = [self._accepting, *self._handshakes]
+        tasks = [self._accepting, self._looking, *self._handshakes]
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+            await asyncio.to_thread(self._certificate.refresh)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -125,7 +183,7 @@ class TlsListener:
                 await asyncio.get_running_loop().connect_accepted_socket(
                     self._make_protocol,
                     peer,
-                    ssl=self._context,
+                    ssl=self._certificate.context,
                     ssl_handshake_timeout=_HANDSHAKE_TIMEOUT_S,
                 )
         finally:
