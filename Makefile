@@ -160,6 +160,19 @@ $(PEERS)/.installed: setup.cfg pyproject.toml constraints.txt | $(BIN)/python
 peers: $(PEERS)/.installed ## Small calls beside a peer from PyPI, into benchmarks/RESULTS.md
 	$(PEERS)/bin/python -m benchmarks.run bench_small_calls
 
+# The linters of deploy/ are not in .venv either: 120 MB that nothing else needs.
+MANIFESTS := .cache/manifests
+
+$(MANIFESTS)/.installed: setup.cfg pyproject.toml constraints.txt | $(BIN)/python
+	@$(BIN)/python -m venv $(MANIFESTS)
+	@$(MANIFESTS)/bin/python -m pip --disable-pip-version-check install --quiet \
+		--constraint constraints.txt --editable '.[manifests,dev]'
+	@touch $@
+
+.PHONY: manifests
+manifests: $(MANIFESTS)/.installed ## Lint deploy/: Docker, Compose, Kubernetes, systemd
+	$(MANIFESTS)/bin/python -m pytest tests/architecture/test_deploy.py
+
 # ---- Packing. ----
 
 .PHONY: build

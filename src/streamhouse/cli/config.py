@@ -21,6 +21,7 @@ from streamhouse.cli.settings import (
     options_of,
     variables_of,
 )
+from streamhouse.extras import MissingExtraError
 from streamhouse.storage_service.errors import InvalidRequestError, suggestion
 from streamhouse.storage_service.secret_sources import has_secret, without_secrets
 
@@ -72,9 +73,16 @@ def command(
     given = () if config_file is None else ("--config", str(config_file))
     found: list[_Setting] = []
     for each in names if name is None else [name]:
-        known = group.get_command(context, each)
-        if known is None or each == "config":
+        if each == "config":
             continue
+        try:
+            known = group.get_command(context, each)
+        except MissingExtraError:
+            # Of a client's installation; asked for by name it says what to install.
+            if name is not None:
+                raise
+            continue
+        assert known is not None
         settings = _in_force(each, known, [*given, *arguments], file=config_file)
         found += [one for one in settings if name is not None or one.source != "default"]
     if is_json:
