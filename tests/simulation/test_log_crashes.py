@@ -19,6 +19,7 @@ import pytest
 
 from streamhouse.storage_service.errors import StorageFailedError, UnknownOutcomeError
 from streamhouse.storage_service.journal.journaled_filesystem import JournaledFilesystem
+from streamhouse.storage_service.journal.operations import Operation
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
 from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
@@ -161,21 +162,35 @@ class _Life:
         self.reopen()
 
 
+class _LastingJournal(LateJournal):
+    """A journal that stores what is recorded at once; its machine is lost after `last` of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: int | None = None
+        self.store_at_once()
+
+    def record(self, operation: Operation) -> int:
+        position = super().record(operation)
+        if position == self.last:
+            raise SimulatedCrash(f"after {operation}")
+        return position
+
+
 class _JournalledLife(_Life):
     """A life of several machines: each has what the journal has, and nothing of the one before."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self._journal = LateJournal()
-        self._journal.store_at_once()
+        self.journal = _LastingJournal()
         self._record()
 
     def _record(self) -> None:
-        files = files_after(self._journal.operations)
+        files = files_after(self.journal.operations)
         self.door = JournaledFilesystem(
             self.filesystem,
             Path("/"),
-            self._journal,
+            self.journal,
             log_bytes={name: len(data) for name, data in files.items() if name.endswith(".log")},
             on_failure=self._end,
         )
@@ -187,7 +202,7 @@ class _JournalledLife(_Life):
     def move(self) -> None:
         """Go on where the disk is new."""
         self.filesystem = CrashFilesystem(self._random.randint(0, 1 << 30))
-        for name, data in files_after(self._journal.operations).items():
+        for name, data in files_after(self.journal.operations).items():
             path = Path("/", name)
             self.filesystem.make_directory(path.parent)
             replace_durably(self.filesystem, path, [data])
@@ -261,6 +276,24 @@ def test_every_machine_that_is_lost_leaves_acknowledged_rows_in_the_journal(seed
         life.filesystem.crash_step = step
         with pytest.raises(SimulatedCrash):
             life.run(_OPERATIONS)
+        life.move()
+
+        life.recover_and_go_on()
+        life.move()
+        life.recover_and_go_on()
+
+
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_every_place_where_the_journal_ends_has_acknowledged_rows(seed: int) -> None:
+    """Lose the machine after each operation, also within a roll; another goes on, and the next."""
+    whole = _JournalledLife(seed)
+    whole.run(_OPERATIONS)
+    for last in range(1, whole.journal.recorded_position + 1):
+        life = _JournalledLife(seed)
+        life.journal.last = last
+        with pytest.raises(SimulatedCrash):
+            life.run(_OPERATIONS)
+        assert life.journal.stored_position == last
         life.move()
 
         life.recover_and_go_on()
