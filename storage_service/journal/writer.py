@@ -2,7 +2,8 @@
 
 Promises, beside those of `pipeline.py`:
 - what somebody waits for is sent at once if nothing is on its way, else together with what comes
-  within `linger_ms`; what nobody waits for lingers 50 ms at least. What is large goes at once
+  within `linger_ms`; what nobody waits for lingers 50 ms at least, but not so long that it would
+  be `lag_ms_max` behind. What is large goes at once
 - a store that is away is tried for as long as it takes; meanwhile little is held, then `record`
   waits. A process that is fenced is told so exactly once
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -51,15 +53,17 @@ _WARN_EVERY_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterOptions:
-    """How much is sent together and held."""
+    """How much is sent together and held, and how far behind the journal may be by choice."""
 
     linger_ms: float = 5.0
+    lag_ms_max: float = math.inf
     in_flight_max: int = 4
     waiting_bytes_max: int = 64 << 20
 
     def __post_init__(self) -> None:
         assert 0 < self.in_flight_max < IN_FLIGHT_MAX
         assert self.linger_ms >= 0
+        assert self.lag_ms_max >= 0
         assert self.waiting_bytes_max > 0
 
 
@@ -313,7 +317,8 @@ class JournalWriter:
             return 0.0
         linger_ms = self._options.linger_ms
         if not is_wanted:
-            linger_ms = max(linger_ms, _UNWANTED_LINGER_MS_MIN)
+            # Acknowledged or not, it goes with its machine: most of that time is for the store.
+            linger_ms = min(max(linger_ms, _UNWANTED_LINGER_MS_MIN), self._options.lag_ms_max / 4)
         return self._waiting[0][2] + linger_ms / 1e3 - time.monotonic()
 
     def _sent(self) -> Sent:

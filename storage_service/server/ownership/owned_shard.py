@@ -76,7 +76,9 @@ class OwnedShard:
             store,
             tenure,
             on_fenced=_fenced,
-            options=WriterOptions(linger_ms=config.journal_linger_ms),
+            options=WriterOptions(
+                linger_ms=config.journal_linger_ms, lag_ms_max=config.journal_lag_max_ms
+            ),
             put_took=standing.journal.put_took,
         )
         self._lease = LeaseKeeper(

@@ -138,6 +138,16 @@ def test_what_nobody_waits_for_is_stored_all_the_same(world: _World) -> None:
     assert writer.objects_stored == 5
 
 
+def test_what_nobody_waits_for_lingers_less_than_the_journal_may_be_behind(world: _World) -> None:
+    store = _HeldStore()
+    writer = world.writer(store, WriterOptions(linger_ms=3_600_000, lag_ms_max=10))
+    assert store.asked.acquire(timeout=30)  # of the taking
+
+    writer.record(numbered(0))
+
+    assert store.asked.acquire(timeout=30)
+
+
 def test_what_is_large_goes_at_once_though_nobody_waits_for_it(world: _World) -> None:
     store = _HeldStore()
     writer = world.writer(store, WriterOptions(linger_ms=60_000))
