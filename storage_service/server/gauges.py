@@ -163,7 +163,7 @@ def _label(service: Service, path: TablePath, number: int) -> str:
 
 async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
     """Return name -> help, value."""
-    manager = service.manager
+    manager, disk = service.manager, service.manager.disk_budget
     key_memory_bytes = await _key_memory_bytes(manager.open_tables())
     # From here on nothing is awaited: the others are of one moment.
     tables = manager.open_tables()
@@ -193,7 +193,8 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
             service.answers.waiting_count,
         ),
         "commit_queue_bytes": ("Appended bytes waiting for the disk.", manager.queued_bytes),
-        "disk_bytes": ("What rows take of --disk-max.", manager.disk_budget.bytes_used),
+        "disk_bytes": ("What rows take of --disk-max.", disk.bytes_used),
+        "disk_max_bytes": ("What rows may take: --disk-max; 0 without it.", disk.bytes_max or 0),
         "key_writes_waiting": (
             "Writes to primary key tables waiting for their turn.",
             sum(table.key_writer.waiting_count for table in key_tables),

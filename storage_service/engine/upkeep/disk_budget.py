@@ -38,7 +38,7 @@ class DiskBudget:
         on_pressure: Callable[[bool], None],
         runtime: Runtime,
     ) -> None:
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._tables = tables
         self._other_bytes = other_bytes
         self._on_pressure = on_pressure
@@ -50,27 +50,27 @@ class DiskBudget:
         """Raise `OverloadedError` while rows take more than they may."""
         if self._is_full:
             raise OverloadedError(
-                f"the rows of this service take {self.bytes_used} of {self._bytes_max} bytes"
+                f"the rows of this service take {self.bytes_used} of {self.bytes_max} bytes"
                 " (--disk-max); writes are taken again when tiering has made room, or give it more"
             )
 
     async def look(self) -> None:
         """Measure, make room where that loses nothing, and decide whether writes are taken."""
-        if self._bytes_max is None:
+        if self.bytes_max is None:
             return
         self.bytes_used = await self._measure()
-        is_early = self.bytes_used * 100 > self._bytes_max * _EARLY_PERCENT
+        is_early = self.bytes_used * 100 > self.bytes_max * _EARLY_PERCENT
         self._on_pressure(is_early)
         if is_early:
             await retain(self._tables, self._runtime, is_early=True)
             self.bytes_used = await self._measure()
-        is_full = self.bytes_used > self._bytes_max
+        is_full = self.bytes_used > self.bytes_max
         if is_full != self._is_full:
             _logger.warning(
                 "event=disk_budget is_full=%s used=%d max=%d",
                 is_full,
                 self.bytes_used,
-                self._bytes_max,
+                self.bytes_max,
             )
         self._is_full = is_full
 

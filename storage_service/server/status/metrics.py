@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import platform
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from streamhouse.storage_service.engine.runtime import RunBlocking
 
-__all__ = ["METRICS_CONTENT_TYPE", "ServiceMetrics"]
+__all__ = ["METRICS_CONTENT_TYPE", "ServiceMetrics", "package_version"]
 
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 30)
 
 _LAG_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_SECONDS: Final = (0.0005, 0.001, 0.002, *_LAG_SECONDS, 30)
 
 
 class ServiceMetrics(Collector):
     """The counters of one service, in a registry of its own."""
 
     def __init__(self) -> None:
+        # A start time for each series would be a sixth of the text, and rates need none.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # their one untyped call
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        Gauge(
+            "streamhouse_build_info",
+            "1; the labels say which release and which Python this is.",
+            ["version", "python_version"],
+            registry=self.registry,
+        ).labels(package_version(), platform.python_version()).set(1)
         self._read_state: Callable[[], Awaitable[Sequence[Metric]]] | None = None
         self._state: Sequence[Metric] = ()
         self._writing: asyncio.Future[bytes] | None = None
@@ -187,3 +206,11 @@ class ServiceMetrics(Collector):
             self._state = await self._read_state()
         text: bytes = await run_blocking(generate_latest, self.registry)
         return text
+
+
+def package_version() -> str:
+    """Return the release that is installed."""
+    try:
+        return version("pyspark-streamhouse")
+    except PackageNotFoundError:
+        return "unknown"

@@ -12,12 +12,11 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.server.status.metrics import ServiceMetrics
+from streamhouse.storage_service.server.status.metrics import ServiceMetrics, package_version
 
 __all__ = ["ServiceFigures", "quantile_ms"]
 
@@ -63,7 +62,7 @@ class ServiceFigures:
         self._data_dir = data_dir
         self._disk_bytes_max = disk_bytes_max
         self._ownership = ownership
-        self._version = _package_version()
+        self._version = package_version()
         self._began_s = manager.runtime.monotonic_s()
         self._looks: deque[_Look] = deque(maxlen=_LOOKS_MAX)
         self._written_rows = self._read_rows = 0
@@ -131,13 +130,6 @@ class ServiceFigures:
                 "read_rows_per_s": list(map(round, read)),
             },
         }
-
-
-def _package_version() -> str:
-    try:
-        return version("pyspark-streamhouse")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def quantile_ms(buckets: Buckets, share: float) -> float | None:

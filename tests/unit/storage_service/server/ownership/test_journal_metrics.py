@@ -36,7 +36,7 @@ def _read(standing: Standing) -> dict[str, float]:
         sample.name: sample.value
         for family in families
         for sample in family.samples
-        if not sample.labels and not sample.name.endswith("_created")
+        if not sample.labels
     }
 
 
