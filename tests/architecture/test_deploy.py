@@ -168,13 +168,3 @@ def test_systemd_knows_every_key_of_a_unit(path: Path, tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stderr == ""
-
-
-def test_alerts_are_of_metrics_that_are_documented() -> None:
-    alerts = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
-    operations = (ROOT / "docs" / "operations.md").read_text()
-
-    names = set(re.findall(r"streamhouse_\w+", alerts))
-
-    assert len(names) > 5
-    assert names <= set(re.findall(r"^\| `(streamhouse_\w+)` \|", operations, re.MULTILINE))
