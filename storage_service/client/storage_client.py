@@ -104,6 +104,7 @@ class StorageClient(TableCalls, TieringCalls):
         self._subscriptions_lock = threading.Lock()
 
     def __enter__(self: _Self) -> _Self:
+        self._transport.check_open()
         return self
 
     def __exit__(self, *_: object) -> None:

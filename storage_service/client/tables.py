@@ -6,6 +6,7 @@ stale: a call that fails for that reason is made again with what the service say
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -21,9 +22,12 @@ from streamhouse.storage_service.client.values.schema_forms import (
     arrow_type,
 )
 from streamhouse.storage_service.errors import (
+    DatabaseExistsError,
+    DatabaseNotFoundError,
     InvalidRequestError,
     NotFoundError,
     SchemaMismatchError,
+    TableExistsError,
     TableNotFoundError,
     UnknownColumnError,
 )
@@ -80,8 +84,9 @@ class TableCalls:
         bucket_key: str | Sequence[str] = (),
         partitioned_by: str | Sequence[str] = (),
         properties: Mapping[str, str] | None = None,
+        if_not_exists: bool = False,
     ) -> TableInfo:
-        """Create a table.
+        """Create a table, and its database if there is none.
 
         Args:
             path: `database.table`, or `table` in database `default`.
@@ -94,10 +99,13 @@ class TableCalls:
             bucket_key: rows equal here share a bucket; empty spreads rows evenly.
             partitioned_by: lake partitioning, as in `["region", "day(event_time)"]`.
             properties: `table.*` properties.
+            if_not_exists: return the table that is there, if its definition is this one. It may
+                have other properties besides those given.
 
         Raises:
-            InvalidSchemaError, InvalidNameError, UnknownOptionError, TableExistsError: which part
-                of the call was refused; no table was made.
+            InvalidSchemaError, InvalidNameError, UnknownOptionError: which part of the call was
+                refused; no table was made.
+            TableExistsError: with `if_not_exists`, the table has another definition; says which.
         """
         key = names(primary_key, what="primary_key")
         descriptor = TableDescriptor(
@@ -111,10 +119,33 @@ class TableCalls:
             ),
             properties=property_texts(properties or {}, what="properties"),
         )
-        answer = self._transport.request_json(
+        try:
+            return self._create(descriptor)
+        except TableExistsError:
+            if not if_not_exists:
+                raise
+            found = self.describe_table(path)
+        if differences := descriptor.differences(found.descriptor):
+            raise TableExistsError(
+                f"table '{descriptor.path}' exists with another definition:"
+                f" {'; '.join(differences)}; alter it, or create it as it is"
+            )
+        return found
+
+    def _create(self, descriptor: TableDescriptor) -> TableInfo:
+        try:
+            answer = self._post_table(descriptor)
+        except DatabaseNotFoundError:
+            # Another client may make it at the same time.
+            with contextlib.suppress(DatabaseExistsError):
+                self.create_database(descriptor.path.database)
+            answer = self._post_table(descriptor)
+        return self._remember(TableInfo.from_json(answer))
+
+    def _post_table(self, descriptor: TableDescriptor) -> Any:
+        return self._transport.request_json(
             "POST", "/v1/tables", body=descriptor.to_json(), table=str(descriptor.path)
         )
-        return self._remember(TableInfo.from_json(answer))
 
     def keep_rejected(self, path: str) -> TableInfo:
         """Return the table of a table's rejected rows, `path$rejected`; it is made if need be."""
@@ -125,6 +156,7 @@ class TableCalls:
     def drop_table(self, path: str, *, if_exists: bool = False, damaged: bool = False) -> None:
         """Drop a table and its log. Its lake table stays for other engines.
 
+        With `if_exists` it is fine that there is no such table, or no such database.
         A table that raises `TableDamagedError` is dropped with `damaged` only; its files stay on
         the service's disk.
         """
@@ -133,7 +165,7 @@ class TableCalls:
         try:
             query = {"damaged": "true"} if damaged else None
             self._transport.request_json("DELETE", f"/v1/tables/{parsed}", query=query)
-        except TableNotFoundError:
+        except (TableNotFoundError, DatabaseNotFoundError):
             if not if_exists:
                 raise
 

@@ -14,6 +14,7 @@ from streamhouse.storage_service.errors import (
     InvalidNameError,
     InvalidRequestError,
     InvalidSchemaError,
+    listing,
 )
 from streamhouse.storage_service.model.changelog import changelog_schema
 from streamhouse.storage_service.model.merge_engine import (
@@ -24,7 +25,7 @@ from streamhouse.storage_service.model.merge_engine import (
 from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
 from streamhouse.storage_service.model.partitioning import BatchLayout, PartitionField
 from streamhouse.storage_service.model.properties import TableProperties
-from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.schema import Schema, type_name
 
 __all__ = [
     "DEFAULT_DATABASE",
@@ -184,6 +185,37 @@ class TableDescriptor:
         """The columns that decide a row's bucket; empty when rows are spread evenly."""
         return self.bucket_key or self.primary_key
 
+    def differences(self, other: TableDescriptor) -> list[str]:
+        """Return what `other` has otherwise, each in a few words, as `the primary key is ...`.
+
+        Comments do not count, nor do properties that only `other` has.
+        """
+        own, others = _columns_in_words(self), _columns_in_words(other)
+        said = [
+            f"column '{name}' is {there} there, and {own[name]} here"
+            if name in own
+            else f"column '{name}' is there, and not here"
+            for name, there in others.items()
+            if own.get(name) != there
+        ]
+        said += [f"column '{name}' is not there" for name in own if name not in others]
+        if not said and list(own) != list(others):
+            said.append(f"its columns come in another order: {listing('columns', list(others))}")
+        for what, theirs, mine in (
+            ("primary key", list(other.primary_key), list(self.primary_key)),
+            ("bucket key", list(other.effective_bucket_key), list(self.effective_bucket_key)),
+            ("number of buckets", other.bucket_count, self.bucket_count),
+            ("partitioning", _texts(other.partitioned_by), _texts(self.partitioned_by)),
+        ):
+            if theirs != mine:
+                said.append(f"the {what} is {theirs} there, and {mine} here")
+        for key, value in self.properties.items():
+            if other.properties.get(key) != value:
+                has = other.properties.get(key)
+                there = "not set" if has is None else f"'{has}'"
+                said.append(f"property {key} is {there} there, and '{value}' here")
+        return said
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form used on the wire and on disk."""
         return {
@@ -230,6 +262,17 @@ class TableDescriptor:
             ),
             properties={str(k): str(v) for k, v in properties.items()},
         )
+
+
+def _columns_in_words(table: TableDescriptor) -> dict[str, str]:
+    return {
+        column.name: type_name(column.type) + ("" if column.nullable else " NOT NULL")
+        for column in table.schema.columns
+    }
+
+
+def _texts(fields: Sequence[PartitionField]) -> list[str]:
+    return [str(field) for field in fields]
 
 
 def _strings(value: Mapping[str, Any], name: str) -> tuple[str, ...]:

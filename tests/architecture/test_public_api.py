@@ -11,15 +11,39 @@ from types import ModuleType
 import pytest
 
 import streamhouse
+from streamhouse.storage_service import errors
 from tests.architecture.source_files import SourceFile, library_files
+
+
+def _errors() -> set[str]:
+    """Return the names of all errors that a call may raise."""
+    found: set[str] = set()
+    left = [errors.StreamhouseError]
+    while left:
+        kind = left.pop()
+        found.add(kind.__name__)
+        left += [child for child in kind.__subclasses__() if child.__module__ == errors.__name__]
+    return found
 
 
 def test_the_public_names() -> None:
     assert set(streamhouse.__all__) == {
+        *_errors(),
+        "AppendWriter",
+        "CommitResult",
+        "LogBatch",
+        "MissingExtraError",
         "AsyncStreamhouseClient",
         "Producer",
+        "Replayed",
         "StreamhouseClient",
+        "Subscription",
         "Table",
+        "TableBatch",
+        "TableInfo",
+        "TableScan",
+        "Transaction",
+        "TransactionStatus",
         "__version__",
         "attach",
         "lookup_join",

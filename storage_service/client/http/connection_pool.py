@@ -94,10 +94,7 @@ class ConnectionPool:
 
     def node(self, url: str) -> Node:
         """Return the node at `url`; raises `ReachingError` for what is no URL."""
-        if self._is_closed:
-            raise InvalidRequestError(
-                f"the client of {', '.join(self._endpoints.urls)} is closed; make another one"
-            )
+        self.check_open()
         if self._process_id != os.getpid():
             # A forked process: its parent goes on using the connections that it has kept.
             _close_all(self._nodes)
@@ -114,6 +111,13 @@ class ConnectionPool:
             while len(self._nodes) > _NODES_KEPT_MAX:
                 self._nodes.pop(next(iter(self._nodes))).close()
         return node
+
+    def check_open(self) -> None:
+        """Raise `InvalidRequestError` if it was closed."""
+        if self._is_closed:
+            raise InvalidRequestError(
+                f"the client of {', '.join(self._endpoints.urls)} is closed; make another one"
+            )
 
     def close(self) -> None:
         """Close the kept connections, and refuse further requests.

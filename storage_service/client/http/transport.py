@@ -80,6 +80,10 @@ class HttpTransport:
         """The URL that is asked for all that is no known table's."""
         return self.routes.current
 
+    def check_open(self) -> None:
+        """Raise `InvalidRequestError` if it was closed."""
+        self._pool.check_open()
+
     def close(self) -> None:
         """Close all kept connections, and refuse further requests."""
         self._pool.close()
