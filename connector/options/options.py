@@ -7,8 +7,10 @@ suggestion, and so is an option that its use would ignore; keys that Spark adds 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Final, TypeVar
 
 from streamhouse.connector.options.connection import (
@@ -421,8 +423,22 @@ def optional(given: Mapping[str, str], key: str, parse: Callable[..., _T]) -> _T
 
 
 def as_options(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return keyword arguments as Spark would hand them over: booleans in lower case."""
-    return {
-        key: str(value).lower() if isinstance(value, bool) else str(value)
-        for key, value in options.items()
-    }
+    """Return keyword arguments as Spark would hand them over, which takes texts alone.
+
+    Booleans are in lower case, and dicts, as positions are bucket -> offset, are JSON.
+    """
+    return {key: _as_text(value) for key, value in options.items()}
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        # Offsets may be numpy's, whose text is that of the number.
+        return json.dumps({str(key): _json_value(one) for key, one in value.items()})
+    return str(value)
+
+
+def _json_value(value: Any) -> Any:
+    is_number = isinstance(value, Integral) and not isinstance(value, bool)
+    return int(value) if is_number else str(value)

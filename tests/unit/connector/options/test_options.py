@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
 import pytest
 
 from streamhouse.connector.options.connection import connection_options
@@ -286,3 +287,18 @@ def test_attached_options_apply_where_they_have_a_meaning() -> None:
 
 def test_keyword_arguments_become_option_text() -> None:
     assert as_options({"a": True, "b": 3}) == {"a": "true", "b": "3"}
+
+
+def test_positions_are_dicts_or_their_json() -> None:
+    given = {"startingOffsets": {0: np.int64(3), 1: "earliest"}, "endingOffsets": '{"0": 9}'}
+
+    options = read_options(TABLE | as_options(given), use=BATCH)
+
+    assert dict(options.starting.offsets) == {0: 3, 1: EARLIEST}
+    assert options.ending == {0: 9}
+
+
+@pytest.mark.parametrize("offsets", [{0: True}, {0: 1.5}, {"a": 1}, {0: None}, {-1: 0}])
+def test_a_dict_that_is_no_position_is_refused(offsets: dict[object, object]) -> None:
+    with pytest.raises(InvalidRequestError, match="must be JSON from bucket to offset"):
+        read_options(TABLE | as_options({"startingOffsets": offsets}), use=BATCH)
