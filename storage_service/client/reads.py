@@ -65,6 +65,12 @@ class LogBatch:
     data: pa.RecordBatch
     table: str = ""
 
+    def __repr__(self) -> str:
+        return (
+            f"LogBatch('{self.table}', bucket {self.bucket}, offsets {self.base_offset} to"
+            f" {self.end_offset})"
+        )
+
     @property
     def end_offset(self) -> int:
         """The offset after the last row."""

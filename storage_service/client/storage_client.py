@@ -103,6 +103,9 @@ class StorageClient(TableCalls, TieringCalls):
         self._subscriptions: weakref.WeakSet[Subscription[Any]] = weakref.WeakSet()
         self._subscriptions_lock = threading.Lock()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._transport.endpoint!r})"
+
     def __enter__(self: _Self) -> _Self:
         self._transport.check_open()
         return self

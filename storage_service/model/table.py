@@ -321,6 +321,14 @@ class TableInfo:
         if not self.schema_versions:
             object.__setattr__(self, "schema_versions", {self.schema_id: self.schema})
 
+    def __repr__(self) -> str:
+        columns = [f"{name} {words}" for name, words in _columns_in_words(self.descriptor).items()]
+        key = ", ".join(self.descriptor.primary_key)
+        return (
+            f"TableInfo('{self.path}', {listing('columns', columns)}"
+            f"{f'; primary key: {key}' if key else ''}; buckets: {self.bucket_count})"
+        )
+
     @property
     def path(self) -> TablePath:
         """The table's path."""
