@@ -17,6 +17,7 @@ ALL_TEXT: Final = TEXT + (DOCS / "spark.md").read_text(encoding="utf-8")
 
 # What a user calls, and not only reads the fields of.
 CLASSES: Final = (
+    "AsyncStreamhouseClient",
     "StreamhouseClient",
     "Producer",
     "Subscription",
