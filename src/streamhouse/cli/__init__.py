@@ -7,6 +7,7 @@ import sys
 from typing import Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from streamhouse.cli.settings import with_settings
 from streamhouse.cli.tuned_malloc import restart_with_tuned_malloc
@@ -20,6 +21,7 @@ _COMMANDS: Final = {
     "backup": ("streamhouse.cli.backup", "Back a data directory up, running or not."),
     "cdc": ("streamhouse.cli.cdc", "Follow the tables of a database."),
     "check": ("streamhouse.cli.check", "Verify a data directory, reading only."),
+    "completion": ("streamhouse.cli.completion", "Print a shell's completion script."),
     "config": ("streamhouse.cli.config", "Show the options in force, and what says so."),
     "consumers": ("streamhouse.cli.consumers", "Show how far readers are behind."),
     "dump": ("streamhouse.cli.dump", "Show what a log segment holds."),
@@ -58,9 +60,18 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is to run."""
-        if args[0] == "serve":
+        if args[0] == "serve" and not ctx.resilient_parsing:
             restart_with_tuned_malloc()
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands that begin so: none is imported for it."""
+        found = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in sorted(_COMMANDS.items())
+            if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -1,0 +1,28 @@
+"""`streamhouse completion`: the script by which a shell completes commands and options."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+__all__ = ["command"]
+
+_PROGRAM = "streamhouse"
+_VARIABLE = "_STREAMHOUSE_COMPLETE"
+"""With this variable click answers the shell, instead of running a command."""
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def command(context: click.Context, shell: str) -> None:
+    """Print the script by which SHELL completes the commands and options of streamhouse.
+
+    \b
+    bash: streamhouse completion bash > ~/.local/share/bash-completion/completions/streamhouse
+    zsh:  streamhouse completion zsh > DIRECTORY/_streamhouse, a DIRECTORY of $fpath
+    fish: streamhouse completion fish > ~/.config/fish/completions/streamhouse.fish
+    """
+    script = get_completion_class(shell)
+    assert script is not None, "click knows these shells"
+    click.echo(script(context.find_root().command, {}, _PROGRAM, _VARIABLE).source())

@@ -1,0 +1,61 @@
+"""What a shell is told when the tab key is pressed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
+
+from streamhouse.cli import cli
+
+
+def _completed(*words: str, incomplete: str = "") -> list[str]:
+    complete = ShellComplete(cli, {}, "streamhouse", "_STREAMHOUSE_COMPLETE")
+    return [item.value for item in complete.get_completions([*words], incomplete)]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_has_its_script(shell: str) -> None:
+    done = CliRunner().invoke(cli, ["completion", shell])
+
+    assert done.exit_code == 0, done.output
+    assert f"_STREAMHOUSE_COMPLETE={shell}_complete" in done.stdout
+    if found := shutil.which(shell):
+        subprocess.run([found, "-n"], input=done.stdout, text=True, check=True)
+
+
+def test_another_shell_is_refused() -> None:
+    done = CliRunner().invoke(cli, ["completion", "tcsh"])
+
+    assert done.exit_code == 2
+    assert "tcsh" in done.stderr
+
+
+def test_commands_are_completed() -> None:
+    assert _completed() == cli.list_commands(click.Context(cli))
+    assert _completed(incomplete="ta") == ["tables"]
+
+
+def test_options_are_completed_and_no_server_is_started_for_it() -> None:
+    assert "--data-dir" in _completed("serve", incomplete="--")
+    assert "--sizes" in _completed("tables", incomplete="--si")
+    assert _completed("shards", incomplete="m") == ["move"]
+
+
+def test_the_names_of_commands_cost_no_import_of_a_command() -> None:
+    program = (
+        "import sys\n"
+        "from click.shell_completion import ShellComplete\n"
+        "from streamhouse.cli import cli\n"
+        "ShellComplete(cli, {}, 'streamhouse', '_X').get_completions([], '')\n"
+        "print([name for name in sys.modules if name in ('streamhouse.cli.tables', 'pyiceberg')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
