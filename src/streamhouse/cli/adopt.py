@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from streamhouse.cli.connection import endpoint_option, open_client, token_file_option
+from streamhouse.cli.connection import endpoint_option, open_client, read_token, token_file_option
 from streamhouse.storage_service.model.lake.coverage import BucketDivergence, LakeDivergence
-from streamhouse.storage_service.secret_sources import read_secret
 
 __all__ = ["command"]
 
@@ -30,7 +29,7 @@ def command(
     files of the log are set aside in the data directory, where 'streamhouse dump' shows what they
     hold. A table whose adoption was cut off is adopted as 'streamhouse import' does.
     """
-    token = None if token_file is None else read_secret(token_file, kind="token")
+    token = read_token(token_file)
     with open_client(endpoint, token=token) as client:
         found = client.lake_divergence(path)
         if found is not None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from streamhouse.cli.connection import endpoint_option, open_client
+from streamhouse.cli.connection import (
+    endpoint_option,
+    open_client,
+    read_token,
+    token_file_option,
+)
 from streamhouse.storage_service.errors import InvalidRequestError
 
 __all__ = ["command"]
@@ -32,9 +38,11 @@ _NEW_COLUMN: Final = re.compile(
 @click.option("--set", "updates", multiple=True, metavar="KEY=VALUE", help="Set a property.")
 @click.option("--unset", "removals", multiple=True, metavar="KEY", help="Remove a property.")
 @endpoint_option
+@token_file_option
 def command(
     path: str,
     endpoint: str | None,
+    token_file: Path | None,
     yes: bool,
     updates: tuple[str, ...],
     removals: tuple[str, ...],
@@ -42,12 +50,12 @@ def command(
 ) -> None:
     """Change the schema of the table at PATH, or its properties: all that is given, or nothing."""
     if updates or removals:
-        _alter_properties(path, endpoint, updates, removals, given)
+        _alter_properties(path, endpoint, token_file, updates, removals, given)
         return
     changes = _changes(given)
     if given["drop"] and not yes:
         click.confirm(f"Hide column '{given['drop']}' of {path} for good?", abort=True)
-    with open_client(endpoint) as client:
+    with open_client(endpoint, token=read_token(token_file)) as client:
         table = client.alter_schema(path, changes)
     columns = ", ".join(f"{column.name} {column.type}" for column in table.schema.columns)
     click.echo(f"{table.path}, schema version {table.schema_id}: {columns}")
@@ -56,6 +64,7 @@ def command(
 def _alter_properties(
     path: str,
     endpoint: str | None,
+    token_file: Path | None,
     updates: tuple[str, ...],
     removals: tuple[str, ...],
     given: dict[str, Any],
@@ -68,7 +77,7 @@ def _alter_properties(
         if not equals:
             raise InvalidRequestError(f"--set '{text}' must be KEY=VALUE")
         pairs[key.strip()] = value.strip()
-    with open_client(endpoint) as client:
+    with open_client(endpoint, token=read_token(token_file)) as client:
         table = client.alter_properties(path, updates=pairs, removals=removals)
     properties = table.descriptor.properties
     shown = ", ".join(f"{key} = {value}" for key, value in sorted(properties.items()))

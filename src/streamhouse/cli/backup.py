@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from streamhouse.cli.connection import open_client, open_owner, token_file_option
+from streamhouse.cli.connection import open_client, open_owner, read_token, token_file_option
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.engine.backup import (
     STAGING,
@@ -28,7 +28,6 @@ from streamhouse.storage_service.journal.restore.journal_file import (
     refuse_half_made,
 )
 from streamhouse.storage_service.operations.backup_files import write_backup
-from streamhouse.storage_service.secret_sources import read_secret
 
 __all__ = ["command"]
 
@@ -77,7 +76,7 @@ def command(
     try:
         directory = DataDirectory.open(data_dir)
     except UnavailableError:
-        token = None if token_file is None else read_secret(token_file, kind="token")
+        token = read_token(token_file)
         journal = JournalFile.load(data_dir)
         shard = None if journal is None else journal.shard
         with _open_user(data_dir, shard, endpoint, token=token) as client:

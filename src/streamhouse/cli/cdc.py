@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from streamhouse.cli.connection import endpoint_option, open_client, token_file_option
+from streamhouse.cli.connection import endpoint_option, open_client, read_token, token_file_option
 from streamhouse.cli.log_options import log_options
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.log_lines import configure_logging
@@ -125,7 +125,7 @@ def follow(
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    token = None if token_file is None else read_secret(token_file, kind="token")
+    token = read_token(token_file)
     with open_client(endpoint, token=token) as client:
         Follower(client, address, options, say=_say_as(log_format)).run(stop)
 
@@ -151,7 +151,7 @@ def drop(
     from streamhouse.connector.cdc.source.follower import drop_stream
 
     ours = database or address.database
-    token = None if token_file is None else read_secret(token_file, kind="token")
+    token = read_token(token_file)
     with open_client(endpoint, token=token) as client:
         stream = _stream_name(name, ours)
         had_slot = drop_stream(client, address, database=ours, name=stream)

@@ -10,8 +10,9 @@ import click
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
+from streamhouse.storage_service.secret_sources import read_secret
 
-__all__ = ["endpoint_option", "open_client", "open_owner", "token_file_option"]
+__all__ = ["endpoint_option", "open_client", "open_owner", "read_token", "token_file_option"]
 
 _FIRST_CONTACT_S: Final = 5.0
 
@@ -25,6 +26,11 @@ token_file_option = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     help="File with the bearer token; default: the variable STREAMHOUSE_TOKEN.",
 )
+
+
+def read_token(token_file: Path | None) -> str | None:
+    """Return the token in the file of `--token-file`; None leaves it to the environment."""
+    return None if token_file is None else read_secret(token_file, kind="token")
 
 
 def open_client(endpoint: str | None, *, token: str | None = None) -> StreamhouseClient:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -11,7 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from streamhouse.cli.connection import endpoint_option, open_client
+from streamhouse.cli.connection import (
+    endpoint_option,
+    open_client,
+    read_token,
+    token_file_option,
+)
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -28,14 +34,17 @@ _RIGHT: Final = ("unread rows", "lag", "at risk", "reported")
 @click.command("consumers")
 @click.argument("path", metavar="[TABLE]", required=False)
 @endpoint_option
+@token_file_option
 @click.option("--forget", metavar="NAME", help="Forget a consumer that will not come back.")
-def command(path: str | None, endpoint: str | None, forget: str | None) -> None:
+def command(
+    path: str | None, endpoint: str | None, token_file: Path | None, forget: str | None
+) -> None:
     """Show how far the readers of all tables, or of TABLE, are: streams and subscriptions that
     report their position. At risk: unread rows that retention takes soon."""
     if forget is not None and path is None:
         raise InvalidRequestError("--forget needs the TABLE whose consumer it is")
     console = Console()
-    with open_client(endpoint) as client:
+    with open_client(endpoint, token=read_token(token_file)) as client:
         if forget is not None and path is not None:
             client.forget_consumer(path, forget)
             return

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from streamhouse.cli.connection import endpoint_option, open_client, token_file_option
+from streamhouse.cli.connection import endpoint_option, open_client, read_token, token_file_option
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import DatabaseNotFoundError, InvalidRequestError
 from streamhouse.storage_service.model.lake.facts import parse_catalog_properties
 from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.secret_sources import read_secret
 
 if TYPE_CHECKING:
     from streamhouse.connector.imports.table_import import TableImport
@@ -105,7 +104,7 @@ def command(
     from streamhouse.connector.options.option_values import parse_expressions, parse_names
     from streamhouse.connector.options.options import SKIP_OPTIONS
 
-    token = None if token_file is None else read_secret(token_file, kind="token")
+    token = read_token(token_file)
     if _is_adoption(source, target, adopt=adopt, copy=copy):
         with open_client(endpoint, token=token) as client:
             return _adopt(client, source, force=adopt)

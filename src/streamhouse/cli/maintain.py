@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from streamhouse.cli.connection import endpoint_option, open_client, token_file_option
-from streamhouse.storage_service.secret_sources import read_secret
+from streamhouse.cli.connection import endpoint_option, open_client, read_token, token_file_option
 
 __all__ = ["command"]
 
@@ -35,7 +34,7 @@ def command(
     from streamhouse.tiering.worker.maintain_job import maintain_table, plan_table
     from streamhouse.tiering.worker.thread_runner import ThreadRunner
 
-    token = None if token_file is None else read_secret(token_file, kind="token")
+    token = read_token(token_file)
     with open_client(endpoint, token=token) as client:
         catalog = client.lake_catalog()
         runner = ThreadRunner(threads)

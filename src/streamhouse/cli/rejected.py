@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import click
 
-from streamhouse.cli.connection import endpoint_option, open_client
+from streamhouse.cli.connection import (
+    endpoint_option,
+    open_client,
+    read_token,
+    token_file_option,
+)
 from streamhouse.storage_service.errors import TableNotFoundError
 
 __all__ = ["command"]
@@ -20,9 +26,10 @@ def command() -> None:
 @command.command("show")
 @click.argument("table", metavar="DB.TABLE")
 @endpoint_option
-def show(*, table: str, endpoint: str | None) -> None:
+@token_file_option
+def show(*, table: str, endpoint: str | None, token_file: Path | None) -> None:
     """Count the rejected rows of DB.TABLE by column and reason, the most frequent first."""
-    with open_client(endpoint) as client:
+    with open_client(endpoint, token=read_token(token_file)) as client:
         client.describe_table(table)
         try:
             rows = client.read(f"{table}$rejected", columns=["column", "reason"]).to_pylist()
@@ -38,8 +45,9 @@ def show(*, table: str, endpoint: str | None) -> None:
 @command.command("replay")
 @click.argument("table", metavar="DB.TABLE")
 @endpoint_option
-def replay(*, table: str, endpoint: str | None) -> None:
+@token_file_option
+def replay(*, table: str, endpoint: str | None, token_file: Path | None) -> None:
     """Write the rejected rows of DB.TABLE that fit by now, each once."""
-    with open_client(endpoint) as client:
+    with open_client(endpoint, token=read_token(token_file)) as client:
         result = client.replay_rejected(table)
     click.echo(f"{result.moved} rows moved to {table}, {result.left} left in {table}$rejected")

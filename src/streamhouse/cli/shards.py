@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from streamhouse.cli.connection import endpoint_option, open_client
+from streamhouse.cli.connection import (
+    endpoint_option,
+    open_client,
+    read_token,
+    token_file_option,
+)
 from streamhouse.storage_service.errors import UnavailableError
 
 __all__ = ["command"]
@@ -19,8 +25,9 @@ __all__ = ["command"]
 
 @click.group("shards", invoke_without_command=True)
 @endpoint_option
+@token_file_option
 @click.pass_context
-def command(context: click.Context, endpoint: str | None) -> None:
+def command(context: click.Context, endpoint: str | None, token_file: Path | None) -> None:
     """Show the shards of a service: owner, load, and how its journal is.
 
     A service with a journal has one shard or more. Standbys are not shown: they leave nothing in
@@ -30,29 +37,34 @@ def command(context: click.Context, endpoint: str | None) -> None:
     `streamhouse shards move TABLE --to SHARD` moves a table to another one.
     """
     if context.invoked_subcommand is None:
-        _show(endpoint)
+        _show(endpoint, token_file)
 
 
 @command.command("move")
 @click.argument("table")
 @click.option("--to", "shard", required=True, help="The shard that is to have it.")
 @endpoint_option
+@token_file_option
 @click.pass_context
-def move(context: click.Context, table: str, shard: str, endpoint: str | None) -> None:
+def move(
+    context: click.Context, table: str, shard: str, endpoint: str | None, token_file: Path | None
+) -> None:
     """Move TABLE to another shard. Nobody reads or writes it meanwhile; repeat it if it is broken
     off."""
     outer = context.parent
     assert outer is not None
     if outer.get_parameter_source("endpoint") is ParameterSource.COMMANDLINE:
         endpoint = outer.params["endpoint"]
-    with open_client(endpoint) as client:
+    if outer.get_parameter_source("token_file") is ParameterSource.COMMANDLINE:
+        token_file = outer.params["token_file"]
+    with open_client(endpoint, token=read_token(token_file)) as client:
         client.move_table(table, shard)
     Console().print(f"table {table} is in shard {shard}")
 
 
-def _show(endpoint: str | None) -> None:
+def _show(endpoint: str | None, token_file: Path | None) -> None:
     console = Console()
-    with open_client(endpoint) as client:
+    with open_client(endpoint, token=read_token(token_file)) as client:
         shards = client.shards()
     if not shards:
         console.print("the service has no journal: it is one process")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -11,7 +12,12 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from streamhouse.cli.connection import endpoint_option, open_client
+from streamhouse.cli.connection import (
+    endpoint_option,
+    open_client,
+    read_token,
+    token_file_option,
+)
 from streamhouse.extras import require
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
@@ -37,8 +43,9 @@ _OF_KEY_TABLES: Final = (
 @click.command("tables")
 @click.argument("path", required=False)
 @endpoint_option
+@token_file_option
 @click.option("--sizes", is_flag=True, help="Bytes on the service's disk and in the lake.")
-def command(path: str | None, endpoint: str | None, sizes: bool) -> None:
+def command(path: str | None, endpoint: str | None, token_file: Path | None, sizes: bool) -> None:
     """List all tables, or describe the one at PATH (database.table)."""
     if sizes and path is not None:
         raise InvalidRequestError("--sizes lists all tables: give no PATH with it")
@@ -46,7 +53,7 @@ def command(path: str | None, endpoint: str | None, sizes: bool) -> None:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         # In a pipe or a file nothing is cut off.
         console = Console(width=_PIPE_COLUMNS)
-    with open_client(endpoint) as client:
+    with open_client(endpoint, token=read_token(token_file)) as client:
         if sizes:
             console.print(_sizes_overview(client, console))
         elif path is None:

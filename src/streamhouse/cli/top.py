@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -11,7 +12,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from streamhouse.cli.connection import endpoint_option, open_client
+from streamhouse.cli.connection import (
+    endpoint_option,
+    open_client,
+    read_token,
+    token_file_option,
+)
 
 __all__ = ["command"]
 
@@ -22,11 +28,12 @@ _WIDE_CHARACTERS: Final = 110
 
 @click.command("top")
 @endpoint_option
+@token_file_option
 @click.option("--once", is_flag=True, help="Print one picture and return.")
-def command(endpoint: str | None, once: bool) -> None:
+def command(endpoint: str | None, token_file: Path | None, once: bool) -> None:
     """Watch what is written, read and tiered; Ctrl-C ends it."""
     console = Console()
-    with open_client(endpoint) as client:
+    with open_client(endpoint, token=read_token(token_file)) as client:
         status = client.status()
         if once:
             console.print(_picture(status, width=console.width))
