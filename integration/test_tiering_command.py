@@ -174,7 +174,7 @@ def test_without_once_it_keeps_tables_fresh_until_a_signal(
     path = f"fresh_{number.name.lower()}"
     client.create_table(path, SCHEMA, properties={"table.datalake.freshness": "200ms"})
     with subprocess.Popen(
-        [*_COMMAND, "--table", path, "--log-level", "info"],
+        [*_COMMAND, "--table", path, "--log-level", "debug"],
         env={**os.environ, "STREAMHOUSE_ENDPOINT": service.endpoint},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

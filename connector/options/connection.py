@@ -65,8 +65,11 @@ class TableName:
     part: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> TableName:
+    def parse(cls, text: str | TablePath) -> TableName:
         """Read `database.table` or `database.table$part`; `$rejected` is a table of its own."""
+        if not isinstance(text, str):
+            # What is no text either is refused there, with a sentence.
+            return cls(TablePath.parse(text))
         table, dollar, part = text.strip().partition("$")
         if part == REJECTED:
             # A table of its own, by another name.
