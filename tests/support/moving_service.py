@@ -1,7 +1,8 @@
 """A service of several processes, one of them the owner, that does what a script says to requests.
 
 All processes have one log of rows by writer and sequence, as the owners of a journal have. Each
-request takes the next step of the script; when there are no more, the owner serves.
+request takes the next step of the script; when there are no more, the owner serves. Of which
+service they are every process says, whoever is the owner, unless the connection is lost.
 """
 
 from __future__ import annotations
@@ -101,6 +102,10 @@ class MovingService:
             if turn is not None:
                 self.turns_taken += 1
                 fault, self._owner = turn.fault, turn.owner
+            if fault in (Fault.CUT_BEFORE, Fault.DOWN):
+                return b"", fault
+            if request.startswith(b"GET /health "):
+                return _answer(200, {"service_id": "one"}), fault
             if fault is Fault.STARTING:
                 return _refusal(503, "unavailable"), fault
             if fault is Fault.OVERLOADED:
@@ -110,8 +115,6 @@ class MovingService:
             if fault is Fault.SENT_ROUND:
                 after = self.endpoints[(process + 1) % len(self._processes)]
                 return _refusal(421, "not_owner", owner=after), fault
-            if fault in (Fault.CUT_BEFORE, Fault.DOWN):
-                return b"", fault
             if process != self._owner:
                 return _refusal(421, "not_owner", owner=self.endpoints[self._owner]), fault
             return _answer(200, self._served(request)), fault
