@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from streamhouse.connector.where.evaluation import filter_batch
 from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.zone import parse_zone
+from streamhouse.storage_service.model.values.zone import parse_zone
 
 pytestmark = pytest.mark.spark
 

@@ -29,7 +29,7 @@ from streamhouse.storage_service.model.lake.facts import (
     LakeCatalog,
     is_rest_catalog,
 )
-from streamhouse.storage_service.model.units import parse_bytes, parse_duration_ms
+from streamhouse.storage_service.model.values.units import parse_bytes, parse_duration_ms
 
 __all__ = ["DEFAULT_PORT", "ConfigOption", "ServiceConfig"]
 

@@ -49,7 +49,7 @@ from streamhouse.connector.where.predicate import And, Compare, Constant, In, No
 from streamhouse.connector.write.spark_types import check_spark_types
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.zone import parse_zone
+from streamhouse.storage_service.model.values.zone import parse_zone
 
 __all__ = ["IN_SOURCE", "IN_TARGET", "fixed_keys", "matched_by_key", "rows_for"]
 

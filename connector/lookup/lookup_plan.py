@@ -16,9 +16,9 @@ from streamhouse.storage_service.errors import (
     listing,
     suggestion,
 )
-from streamhouse.storage_service.model.conform import check_schema
+from streamhouse.storage_service.model.casts.conform import check_schema
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.units import parse_bytes
+from streamhouse.storage_service.model.values.units import parse_bytes
 
 __all__ = [
     "CACHE_BYTES",

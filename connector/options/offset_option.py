@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.calendar import DAY_US, days_of
-from streamhouse.storage_service.model.zone import parse_zone
+from streamhouse.storage_service.model.values.calendar import DAY_US, days_of
+from streamhouse.storage_service.model.values.zone import parse_zone
 
 __all__ = [
     "EARLIEST",

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.units import parse_whole_number
+from streamhouse.storage_service.model.values.units import parse_whole_number
 
 __all__ = [
     "parse_consumer",

@@ -36,7 +36,7 @@ from streamhouse.storage_service.errors import (
     UnknownOptionError,
     suggestion,
 )
-from streamhouse.storage_service.model.units import (
+from streamhouse.storage_service.model.values.units import (
     parse_boolean,
     parse_bytes,
     parse_whole_number,

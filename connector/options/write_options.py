@@ -21,7 +21,7 @@ from streamhouse.connector.options.options import (
     optional,
 )
 from streamhouse.storage_service.errors import InvalidRequestError, suggestion
-from streamhouse.storage_service.model.units import (
+from streamhouse.storage_service.model.values.units import (
     parse_boolean,
     parse_duration_ms,
     parse_whole_number,

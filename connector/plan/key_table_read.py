@@ -44,9 +44,9 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import RETRACTS_COLUMN
-from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.storage_service.model.values.sorted_values import distinct
 
 __all__ = ["ends_at", "plan_key_table_rows", "retracted_by"]
 

@@ -23,8 +23,8 @@ from streamhouse.storage_service.model.lake.facts import (
 )
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import OFFSET_COLUMN
-from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.values.sorted_values import distinct
 
 __all__ = ["lake_problems"]
 

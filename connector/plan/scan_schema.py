@@ -24,7 +24,7 @@ from streamhouse.storage_service.model.schema import (
     type_name,
 )
 from streamhouse.storage_service.model.table_state import TableState
-from streamhouse.storage_service.model.zone import parse_zone
+from streamhouse.storage_service.model.values.zone import parse_zone
 
 __all__ = [
     "change_type_column",

@@ -38,8 +38,8 @@ from streamhouse.connector.where.predicate import (
     comparison_type,
 )
 from streamhouse.storage_service.errors import SchemaMismatchError, UnknownColumnError
-from streamhouse.storage_service.model.calendar import DAY_US
-from streamhouse.storage_service.model.zone import Zone
+from streamhouse.storage_service.model.values.calendar import DAY_US
+from streamhouse.storage_service.model.values.zone import Zone
 
 __all__ = ["boolean_array", "filter_batch", "filtered", "integer_array", "integer_values"]
 

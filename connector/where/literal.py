@@ -39,9 +39,9 @@ from streamhouse.connector.where.predicate import (
 from streamhouse.connector.where.text import parse_date, parse_double, parse_timestamp, refuse
 from streamhouse.storage_service.errors import InvalidPredicateError
 from streamhouse.storage_service.lake.files.bounds import PlainValue
-from streamhouse.storage_service.model.calendar import DAY_US, days_of
 from streamhouse.storage_service.model.lake.limits import decimal_of
-from streamhouse.storage_service.model.zone import UTC, Zone
+from streamhouse.storage_service.model.values.calendar import DAY_US, days_of
+from streamhouse.storage_service.model.values.zone import UTC, Zone
 
 __all__ = [
     "DateOf",

@@ -29,7 +29,6 @@ from streamhouse.connector.where.text import (
     refuse,
 )
 from streamhouse.storage_service.errors import UnknownColumnError, suggestion
-from streamhouse.storage_service.model.calendar import DAY_US
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
     CHANGE_TYPE_COLUMN,
@@ -37,7 +36,8 @@ from streamhouse.storage_service.model.schema import (
     TIMESTAMP_COLUMN,
     Schema,
 )
-from streamhouse.storage_service.model.zone import Zone
+from streamhouse.storage_service.model.values.calendar import DAY_US
+from streamhouse.storage_service.model.values.zone import Zone
 
 __all__ = ["Operand", "Operands", "check_arguments", "piece"]
 

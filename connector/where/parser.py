@@ -34,7 +34,7 @@ from streamhouse.connector.where.predicate import (
 from streamhouse.connector.where.text import refuse, unescape
 from streamhouse.storage_service.errors import InvalidPredicateError
 from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.zone import UTC, Zone
+from streamhouse.storage_service.model.values.zone import UTC, Zone
 
 __all__ = ["parse_predicate"]
 

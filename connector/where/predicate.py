@@ -23,7 +23,7 @@ from typing import Final, Literal, TypeAlias
 import pyarrow as pa
 
 from streamhouse.storage_service.lake.files.bounds import PlainValue, statistics_key
-from streamhouse.storage_service.model.zone import UTC, Zone
+from streamhouse.storage_service.model.values.zone import UTC, Zone
 
 __all__ = [
     "And",

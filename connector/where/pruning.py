@@ -31,7 +31,7 @@ from streamhouse.connector.where.predicate import (
     comparison_type,
 )
 from streamhouse.storage_service.lake.files.bounds import ColumnStatistics, PlainValue
-from streamhouse.storage_service.model.calendar import DAY_US
+from streamhouse.storage_service.model.values.calendar import DAY_US
 
 __all__ = ["may_match"]
 

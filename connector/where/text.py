@@ -11,8 +11,8 @@ import re
 from typing import Final
 
 from streamhouse.storage_service.errors import InvalidPredicateError
-from streamhouse.storage_service.model.calendar import days_of
-from streamhouse.storage_service.model.zone import Zone
+from streamhouse.storage_service.model.values.calendar import days_of
+from streamhouse.storage_service.model.values.zone import Zone
 
 __all__ = ["parse_date", "parse_double", "parse_timestamp", "refuse", "unescape"]
 

@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import SchemaMismatchError
-from streamhouse.storage_service.model.calendar import DAY_US
 from streamhouse.storage_service.model.casts.nested import converted, first_bad
 from streamhouse.storage_service.model.schema import canonical_type, type_name
-from streamhouse.storage_service.model.zone import Zone
+from streamhouse.storage_service.model.values.calendar import DAY_US
+from streamhouse.storage_service.model.values.zone import Zone
 
 __all__ = ["assigned", "can_assign"]
 

@@ -15,7 +15,7 @@ from streamhouse.connector.write.write_target import RowShape, WriteTarget
 from streamhouse.storage_service.client import Rejects, StagedRejects, StorageClient, Transaction
 from streamhouse.storage_service.errors import TableNotFoundError
 from streamhouse.storage_service.model.rejected.row_splitter import RowSplitter, cast_values
-from streamhouse.storage_service.model.zone import Zone
+from streamhouse.storage_service.model.values.zone import Zone
 
 __all__ = ["OpenedOnce", "Sieve", "check_table"]
 

@@ -22,7 +22,7 @@ from streamhouse.storage_service.errors import (
     UnknownColumnError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.conform import check_schema
+from streamhouse.storage_service.model.casts.conform import check_schema
 from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine
 from streamhouse.storage_service.model.nested_fields import fields_lacking, named_like
 from streamhouse.storage_service.model.rejected.row_splitter import castable
@@ -33,7 +33,7 @@ from streamhouse.storage_service.model.schema import (
 )
 from streamhouse.storage_service.model.schema_change import version_of
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.zone import Zone, parse_zone
+from streamhouse.storage_service.model.values.zone import Zone, parse_zone
 
 __all__ = ["RowShape", "WriteTarget", "resolve_target"]
 

@@ -21,13 +21,13 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from streamhouse.storage_service.model.calendar import (
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.values.calendar import (
     FarDate,
     FarTimestamp,
     date_of_text,
     timestamp_of_text,
 )
-from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["JsonRows", "OutsideOfPythonError"]
 

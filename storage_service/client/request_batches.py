@@ -15,7 +15,7 @@ from streamhouse.storage_service.model.bucketing import (
     buckets_of_few,
     rows_of_buckets,
 )
-from streamhouse.storage_service.model.conform import conform
+from streamhouse.storage_service.model.casts.conform import conform
 from streamhouse.storage_service.model.identity import Same
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableInfo

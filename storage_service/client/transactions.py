@@ -33,8 +33,8 @@ from streamhouse.storage_service.errors import (
     TransactionNotFoundError,
     UnavailableError,
 )
+from streamhouse.storage_service.model.casts.conform import check_schema
 from streamhouse.storage_service.model.casts.lossless import castings, fitted
-from streamhouse.storage_service.model.conform import check_schema
 from streamhouse.storage_service.model.schema_change import version_of
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.transaction import (

@@ -33,8 +33,8 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.model.bucketing import split_by_bucket, split_evenly
+from streamhouse.storage_service.model.casts.conform import check_schema, conform
 from streamhouse.storage_service.model.casts.lossless import castings, fitted
-from streamhouse.storage_service.model.conform import check_schema, conform
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.schema_change import in_current_version, version_of
 from streamhouse.storage_service.model.table import TableInfo

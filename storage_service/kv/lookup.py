@@ -17,7 +17,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.bucketing import encode_key
-from streamhouse.storage_service.model.conform import conform
+from streamhouse.storage_service.model.casts.conform import conform
 
 __all__ = [
     "FIRST_STEP_ROWS",

@@ -23,9 +23,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.model.calendar import as_days, as_microseconds
 from streamhouse.storage_service.model.hashing.murmur import iceberg_hashes
 from streamhouse.storage_service.model.partitioning import is_bucketable
+from streamhouse.storage_service.model.values.calendar import as_days, as_microseconds
 
 __all__ = [
     "FEW_ROWS",

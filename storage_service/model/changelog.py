@@ -29,7 +29,7 @@ from streamhouse.storage_service.model.schema import (
     RETRACTS_COLUMN,
     Schema,
 )
-from streamhouse.storage_service.model.sorted_values import distinct
+from streamhouse.storage_service.model.values.sorted_values import distinct
 
 __all__ = [
     "APPEND",

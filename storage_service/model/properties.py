@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError, suggestion
 from streamhouse.storage_service.model.merge_engine import MERGE_PROPERTY_HELP, is_merge_property
-from streamhouse.storage_service.model.units import (
+from streamhouse.storage_service.model.values.units import (
     parse_boolean,
     parse_bytes,
     parse_duration_ms,

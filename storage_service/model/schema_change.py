@@ -32,7 +32,7 @@ from streamhouse.storage_service.errors import (
     InvalidSchemaError,
     SchemaMismatchError,
 )
-from streamhouse.storage_service.model.conform import conform
+from streamhouse.storage_service.model.casts.conform import conform
 from streamhouse.storage_service.model.merge_engine import is_merge_property
 from streamhouse.storage_service.model.nested_fields import has_same_fields, with_field
 from streamhouse.storage_service.model.schema import (

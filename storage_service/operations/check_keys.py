@@ -26,8 +26,8 @@ from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versio
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.changelog import INSERT, UPDATE_AFTER
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, RETRACTS_COLUMN
-from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.values.sorted_values import distinct
 from streamhouse.storage_service.operations.check_log import CheckedLog
 from streamhouse.storage_service.operations.findings import BucketFacts, CheckReport
 

@@ -24,7 +24,7 @@ from streamhouse.storage_service.lake.guards.table_commits import (
     TableCommits,
     commit_request,
 )
-from streamhouse.storage_service.model.units import parse_boolean
+from streamhouse.storage_service.model.values.units import parse_boolean
 from streamhouse.storage_service.rest_catalog.catalog_properties import FileAccess
 from streamhouse.storage_service.rest_catalog.rest_request import (
     RestAnswer,

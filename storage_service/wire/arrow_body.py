@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.model.conform import check_nulls, check_schema, conform
+from streamhouse.storage_service.model.casts.conform import check_nulls, check_schema, conform
 from streamhouse.storage_service.model.identity import Same
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.wire import ipc_message

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from streamhouse.connector.write.assignment import assigned, can_assign
 from streamhouse.storage_service.errors import SchemaMismatchError
 from streamhouse.storage_service.model.schema import type_name
-from streamhouse.storage_service.model.zone import parse_zone
+from streamhouse.storage_service.model.values.zone import parse_zone
 from tests.support.examples import examples
 from tests.support.predicate_model import values
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.connector.where.predicate import Operator
 from streamhouse.storage_service.errors import InvalidPredicateError
-from streamhouse.storage_service.model.calendar import date_text, timestamp_text
 from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.values.calendar import date_text, timestamp_text
 from tests.support.examples import examples
 from tests.support.predicate_model import (
     OPERATORS,

@@ -20,11 +20,11 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnknownColumnError,
 )
-from streamhouse.storage_service.model.calendar import python_value
-from streamhouse.storage_service.model.json_values import row_to_json
 from streamhouse.storage_service.model.rejected.division import Divided
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.storage_service.model.values.calendar import python_value
+from streamhouse.storage_service.model.values.json_values import row_to_json
 from streamhouse.storage_service.server.text.csv_rows import divide_csv
 from streamhouse.storage_service.server.text.json_text import joined, row_texts
 from streamhouse.storage_service.server.text.ndjson_rows import divide_ndjson

@@ -23,7 +23,7 @@ from streamhouse.storage_service.errors import (
     OffsetOutOfRangeError,
     TableNotFoundError,
 )
-from streamhouse.storage_service.model.conform import conform
+from streamhouse.storage_service.model.casts.conform import conform
 from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
 from streamhouse.storage_service.model.lake.facts import (
     LakeCatalog,

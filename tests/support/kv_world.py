@@ -24,6 +24,7 @@ from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.plan.write_input import check_keys
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.kv.table_rules import TableRules
+from streamhouse.storage_service.model.casts.conform import conform
 from streamhouse.storage_service.model.changelog import (
     DELETE,
     INSERT,
@@ -31,7 +32,6 @@ from streamhouse.storage_service.model.changelog import (
     OPERATION_UPSERT,
     UPDATE_AFTER,
 )
-from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER
 from streamhouse.storage_service.model.merge_engine import MergeRules
 from streamhouse.storage_service.model.schema import (

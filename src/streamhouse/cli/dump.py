@@ -15,11 +15,11 @@ from streamhouse.storage_service.engine.directory.table_files import read_table
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.segments.segment_scan import SegmentFrame, open_segment
-from streamhouse.storage_service.model.calendar import python_value
 from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.values.calendar import python_value
 
 __all__ = ["command"]
 

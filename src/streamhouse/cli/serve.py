@@ -36,7 +36,7 @@ from streamhouse.storage_service.model.lake.facts import (
 )
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID
-from streamhouse.storage_service.model.units import parse_bytes
+from streamhouse.storage_service.model.values.units import parse_bytes
 from streamhouse.storage_service.secret_sources import catalog_properties_from, read_secret
 
 if TYPE_CHECKING:

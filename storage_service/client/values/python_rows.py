@@ -21,7 +21,6 @@ import pyarrow as pa
 from streamhouse.storage_service.client.values.python_value import Misfit, python_value_of
 from streamhouse.storage_service.errors import SchemaMismatchError, UnknownColumnError
 from streamhouse.storage_service.model.identity import Same
-from streamhouse.storage_service.model.json_values import json_value
 from streamhouse.storage_service.model.schema import (
     CHANGE_TYPE_COLUMN,
     Column,
@@ -29,6 +28,7 @@ from streamhouse.storage_service.model.schema import (
     type_name,
 )
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.values.json_values import json_value
 
 __all__ = ["keys_as_arrow", "rows_as_arrow", "rows_as_tried"]
 

@@ -38,11 +38,11 @@ from streamhouse.storage_service.model.bucketing import (
     encode_few,
     encode_key,
 )
-from streamhouse.storage_service.model.conform import conform
+from streamhouse.storage_service.model.casts.conform import conform
 from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER
 from streamhouse.storage_service.model.schema import FOUND_COLUMN, empty_batch
-from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.values.sorted_values import distinct
 
 __all__ = ["KeyAnswer", "KeyLookup", "Keys", "StoredRows"]
 

@@ -30,7 +30,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.log.staged_part import StagedPart
 from streamhouse.storage_service.model.bucketing import encode_key
-from streamhouse.storage_service.model.conform import conform
+from streamhouse.storage_service.model.casts.conform import conform
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.transaction import (
     Isolation,

@@ -23,12 +23,12 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.bucketing import encode_key
+from streamhouse.storage_service.model.casts.conform import check_nulls, conform, null_refused
 from streamhouse.storage_service.model.changelog import (
     OPERATION_DELETE,
     OPERATION_NONE,
     OPERATION_UPSERT,
 )
-from streamhouse.storage_service.model.conform import check_nulls, conform, null_refused
 from streamhouse.storage_service.model.hashing.byte_runs import longest_of
 from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine
 from streamhouse.storage_service.model.schema import Schema

@@ -17,7 +17,7 @@ from streamhouse.storage_service.errors import SchemaMismatchError
 from streamhouse.storage_service.kv.rows.plain_rows import PlainRows
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.calendar import (
+from streamhouse.storage_service.model.values.calendar import (
     as_days,
     as_microseconds,
     date_of,

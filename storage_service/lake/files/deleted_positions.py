@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.model.sorted_values import distinct
+from streamhouse.storage_service.model.values.sorted_values import distinct
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq

@@ -37,7 +37,7 @@ from pyiceberg.expressions import (
     literals,
 )
 
-from streamhouse.storage_service.model.calendar import DAY_US, days_of
+from streamhouse.storage_service.model.values.calendar import DAY_US, days_of
 
 __all__ = ["Expression", "FilterColumn", "all_of", "any_of", "any_row", "no_row"]
 

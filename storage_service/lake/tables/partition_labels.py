@@ -14,7 +14,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import DayTransform, HourTransform, IdentityTransform, Transform
 from pyiceberg.types import DateType, IcebergType, TimestampType, TimestamptzType
 
-from streamhouse.storage_service.model.calendar import date_text, timestamp_text
+from streamhouse.storage_service.model.values.calendar import date_text, timestamp_text
 
 __all__ = ["partition_labels"]
 

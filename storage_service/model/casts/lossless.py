@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import InvalidSchemaError, SchemaMismatchError
-from streamhouse.storage_service.model.calendar import python_value
 from streamhouse.storage_service.model.casts.nested import converted, first_bad
 from streamhouse.storage_service.model.schema import Schema, canonical_type, type_name
+from streamhouse.storage_service.model.values.calendar import python_value
 
 __all__ = ["castings", "fitted", "may_fit"]
 

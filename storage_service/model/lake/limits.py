@@ -28,11 +28,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import InvalidSchemaError, SchemaMismatchError
-from streamhouse.storage_service.model.calendar import DAY_US, timestamp_text
 from streamhouse.storage_service.model.identity import Same
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
+from streamhouse.storage_service.model.values.calendar import DAY_US, timestamp_text
 
 __all__ = [
     "NESTED_FIELD_ID_FIRST",

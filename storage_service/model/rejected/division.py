@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamhouse.storage_service.model.conform import check_schema
+from streamhouse.storage_service.model.casts.conform import check_schema
 from streamhouse.storage_service.model.rejected.row_splitter import BadRow, RowSplitter, castable
 from streamhouse.storage_service.model.rejected.row_text import column_of
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN

@@ -23,12 +23,12 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
 )
 from streamhouse.storage_service.model.bucketing import encode_key
-from streamhouse.storage_service.model.calendar import python_value
+from streamhouse.storage_service.model.casts.conform import check_nulls
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE, operations_of
-from streamhouse.storage_service.model.conform import check_nulls
 from streamhouse.storage_service.model.lake.limits import LakeLimits
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.values.calendar import python_value
 
 __all__ = ["BadRow", "Cast", "RowSplitter", "cast_values", "castable"]
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.model.calendar import arrow_value
-from streamhouse.storage_service.model.json_values import row_to_json, text_reader
+from streamhouse.storage_service.model.values.calendar import arrow_value
+from streamhouse.storage_service.model.values.json_values import row_to_json, text_reader
 
 __all__ = ["column_of", "row_of"]
 

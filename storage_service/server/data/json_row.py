@@ -12,8 +12,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.json_values import json_value, text_reader
 from streamhouse.storage_service.model.table import VERSION_HEADER, TableInfo
+from streamhouse.storage_service.model.values.json_values import json_value, text_reader
 
 __all__ = ["JsonRows"]
 

@@ -28,8 +28,8 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.json_values import row_to_json
 from streamhouse.storage_service.model.schema import FOUND_COLUMN, empty_batch
+from streamhouse.storage_service.model.values.json_values import row_to_json
 from streamhouse.storage_service.server.data.json_row import JsonRows
 from streamhouse.storage_service.server.data.key_text import (
     key_rows,

@@ -27,13 +27,13 @@ from streamhouse.storage_service.model.bucketing import (
     split_by_bucket,
     split_evenly,
 )
+from streamhouse.storage_service.model.casts.conform import conform
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE, operations_of
-from streamhouse.storage_service.model.conform import conform
 from streamhouse.storage_service.model.lake.limits import LakeLimits
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.schema_change import in_current_version, version_of
-from streamhouse.storage_service.model.sorted_values import distinct
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.values.sorted_values import distinct
 from streamhouse.storage_service.wire.arrow_body import decode_append, encode_payload
 from streamhouse.storage_service.wire.request_stream import (
     RequestBatch,

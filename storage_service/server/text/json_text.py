@@ -8,8 +8,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.model.calendar import python_value
-from streamhouse.storage_service.model.json_values import json_value
+from streamhouse.storage_service.model.values.calendar import python_value
+from streamhouse.storage_service.model.values.json_values import json_value
 
 __all__ = ["joined", "row_texts"]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.model.calendar import date_text, days_of, timestamp_text
+from streamhouse.storage_service.model.values.calendar import date_text, days_of, timestamp_text
 
 EPOCH = dt.date(1970, 1, 1)
 

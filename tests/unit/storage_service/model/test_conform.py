@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.errors import SchemaMismatchError, UnknownColumnError
-from streamhouse.storage_service.model.conform import conform
+from streamhouse.storage_service.model.casts.conform import conform
 from streamhouse.storage_service.model.schema import Schema
 
 SCHEMA = Schema.from_arrow(

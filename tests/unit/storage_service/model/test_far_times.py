@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.model.calendar import (
+from streamhouse.storage_service.model.values.calendar import (
     FarDate,
     FarTimestamp,
     arrow_value,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamhouse.storage_service.kv.plan import write_input
-from streamhouse.storage_service.model.conform import check_schema
+from streamhouse.storage_service.model.casts.conform import check_schema
 from streamhouse.storage_service.model.rejected import row_splitter
 from streamhouse.storage_service.model.rejected.row_splitter import RowSplitter, castable
 from streamhouse.storage_service.model.rejected.row_text import column_of, row_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.units import (
+from streamhouse.storage_service.model.values.units import (
     parse_boolean,
     parse_bytes,
     parse_duration_ms,

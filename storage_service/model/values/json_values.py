@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamhouse.storage_service.model.calendar import (
+from streamhouse.storage_service.model.values.calendar import (
     FarDate,
     FarTimestamp,
     date_of_text,

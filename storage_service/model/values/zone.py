@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.calendar import DAY_US, days_of
+from streamhouse.storage_service.model.values.calendar import DAY_US, days_of
 
 __all__ = ["UTC", "Zone", "parse_zone"]
 
