@@ -133,7 +133,7 @@ async def test_who_begins_at_the_newest_row_goes_on_from_nothing(tmp_path: Path)
         table = "/v1/tables/events"
         bodies = [
             (await service.call("GET", path, query=query)).body
-            for path, query in ((FETCH, {"offset": "0"}), (f"{table}/state", {}), (table, {}))
+            for path, query in ((FETCH, {"offset": "0"}), (table, {}), (f"{table}/state", {}))
         ]
     answers = [
         f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body for body in bodies
