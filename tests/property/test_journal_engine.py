@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 from collections import defaultdict
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +14,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.errors import InvalidRequestError, StorageFailedError
 from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.model.table import TablePath
 from tests.support.in_process_service import (
     EVENTS,
@@ -225,3 +228,41 @@ async def test_a_copy_that_went_astray_is_cut_and_its_rows_by_key_are_made_again
         assert restored is not None
         assert restored.cuts
         check(engine, stored)
+
+
+@pytest.mark.parametrize("where", ["a", "b"])
+@pytest.mark.parametrize("renamed", range(4))
+async def test_a_process_that_ends_within_a_roll_goes_on_with_what_the_journal_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamed: int, where: str
+) -> None:
+    """Index, writer state and next segment are stored; some of them have their names here."""
+    store = FileObjectStore(tmp_path / "store")
+    rows = Rows()
+
+    def end_within(disk: LocalFilesystem, renames: Sequence[tuple[Path, Path]]) -> None:
+        for source, target in renames[:renamed]:
+            disk.rename(source, target)
+        raise OSError(errno.EIO, "the process ends here")
+
+    async with journalled_engine(tmp_path / "a", store) as engine:
+        work = Work(engine, rows, random.Random(renamed))
+        await work.create(is_keyed=False)
+        (name,) = rows.logged
+
+        async def append_many() -> None:
+            for _ in range(100):
+                await work.append(name)
+
+        monkeypatch.setattr(LocalFilesystem, "rename_in_order", end_within)
+        with pytest.raises(StorageFailedError, match="the process ends here"):
+            await append_many()
+        monkeypatch.undo()
+    assert any(rows.logged[name].values())
+
+    for directory in (where, where, "c"):
+        async with journalled_engine(tmp_path / directory, store) as engine:
+            check(engine, rows)
+            work = Work(engine, rows, random.Random(renamed))
+            for _ in range(20):
+                await work.append(name)
+            check(engine, rows)
