@@ -19,6 +19,7 @@ from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.model.table import TablePath
+from tests.support.held_step import around
 from tests.support.in_process_service import (
     EVENTS,
     event_rows,
@@ -239,7 +240,10 @@ async def test_a_process_that_ends_within_a_roll_goes_on_with_what_the_journal_h
     store = FileObjectStore(tmp_path / "store")
     rows = Rows()
 
-    def end_within(disk: LocalFilesystem, renames: Sequence[tuple[Path, Path]]) -> None:
+    def end_within(
+        real: object, disk: LocalFilesystem, renames: Sequence[tuple[Path, Path]]
+    ) -> None:
+        del real
         for source, target in renames[:renamed]:
             disk.rename(source, target)
         raise OSError(errno.EIO, "the process ends here")
@@ -253,7 +257,7 @@ async def test_a_process_that_ends_within_a_roll_goes_on_with_what_the_journal_h
             for _ in range(100):
                 await work.append(name)
 
-        monkeypatch.setattr(LocalFilesystem, "rename_in_order", end_within)
+        around(monkeypatch, "files-renaming", end_within)
         with pytest.raises(StorageFailedError, match="the process ends here"):
             await append_many()
         monkeypatch.undo()

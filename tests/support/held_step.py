@@ -74,6 +74,11 @@ STEPS: Final = {
         "ActiveSegment.sync",
         "of two logs that are synced at once one fails",
     ),
+    "files-renaming": Place(
+        "storage_service.log.filesystem",
+        "LocalFilesystem.rename_in_order",
+        "the process ends between two renames of one roll",
+    ),
     "time-looked-up": Place(
         "storage_service.log.log_tablet",
         "LogTablet.offset_for_timestamp",
