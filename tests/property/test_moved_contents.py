@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import random
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import pytest
 
@@ -39,15 +39,34 @@ _PROPERTIES: Final = {"table.datalake.enabled": "true", "table.datalake.ttl": "1
 _LEASE_S: Final = 600.0
 
 
+def _nothing() -> None:
+    """Nobody else dies."""
+
+
+Deaths: TypeAlias = Callable[[Machine, Machine], list[list[Machine]]]
+"""Who may die while a table moves from one to the other; the first of them says when."""
+
+
+def _one_or_none(source: Machine, target: Machine) -> list[list[Machine]]:
+    return [[], [source], [target]]
+
+
+def _both(source: Machine, target: Machine) -> list[list[Machine]]:
+    return [[source, target], [target, source]]
+
+
 class _Walk:
     """Random steps on a table that moves, and what must be there after each."""
 
-    def __init__(self, seed: int, path: Path) -> None:
+    def __init__(self, seed: int, path: Path, deaths: Deaths) -> None:
         self.random = random.Random(seed)
+        self.deaths = deaths
         self.world = MoveWorld(path, MemoryStore(), _TABLE)
         self.rows: set[int] = set()
         self.stands: list[int] = []
-        """What the consumer has said; after a death one of these, else the last."""
+        """What the consumer has said since it was saved: after a death one of these, else the last.
+
+        It is saved when the table moves, and what another process has read of it is."""
         self.version = 0
         self.epoch = 0
         self.tiered = 0
@@ -135,28 +154,61 @@ class _Walk:
         self.rows = set()
 
     async def move(self) -> None:
-        """Move the table; sometimes a machine dies in the middle, or row expiry goes on."""
+        """Move the table; sometimes machines die in the middle, or row expiry goes on."""
         source = self.server
         target = self.world.machines["b" if source.shard == "a" else "a"]
-        victim = self.random.choice([None, source, target])
-        if victim is not None:
-            victim.stop_at = victim.steps + self.random.randrange(1, 70)
+        victims = self.random.choice(self.deaths(source, target))
+        if victims:
+            first, *others = victims
+            first.stop_at = first.steps + self.random.randrange(1, 45)
+            # At once, or with what it does about the death of the first.
+            steps = self.random.choice([1, 1, 2, 3, 5, 10])
+
+            def die_soon() -> None:
+                for other in others:
+                    other.stop_at = other.steps + steps
+
+            first.on_death = die_soon
 
         async def during() -> None:
             if not source.is_dead and source.serves(_TABLE):
                 with contextlib.suppress(StreamhouseError):
                     await source.manager.row_expiry.look()
 
-        has_died = False
         with contextlib.suppress(StreamhouseError, Died):
             await self.world.move(source, target, during=during)
-        if victim is not None:
-            has_died, victim.stop_at = victim.has_stopped.is_set(), 0
-            if has_died:
-                self.machines.append(await victim.follow())
+        has_died = any(machine.is_dead for machine in victims)
+        if has_died:
+            await self.restart(victims)
+        for machine in victims:
+            machine.stop_at, machine.on_death = 0, _nothing
         self.server = await self.world.settle()
-        if not has_died and self.stands:
+        if has_died and self.server is not source:
+            found = self.found_stands()
+            assert set(found) <= set(self.stands)
+            assert bool(found) == bool(self.stands)
+            self.stands = found
+        elif self.server is not source:
             self.stands = self.stands[-1:]
+
+    def found_stands(self) -> list[int]:
+        """Return where the consumer stands, if there is one."""
+        return [one.offsets[0] for one in self.table.consumers.current(10**12)]
+
+    async def restart(self, victims: Sequence[Machine]) -> None:
+        """Serve the shards of machines again, in any order, of which some die once more."""
+        for machine in victims:
+            machine.end()
+        for machine in self.random.sample(victims, len(victims)):
+            is_weak = len(victims) > 1 and self.random.random() < 0.5
+            follower = await machine.follow(stop_at=self.random.randrange(1, 16) if is_weak else 0)
+            self.machines.append(follower)
+            # Of its own, while the others are not there.
+            with contextlib.suppress(Died):
+                await follower.moves.look()
+            if follower.is_dead:
+                self.machines.append(await follower.follow())
+            follower.stop_at = 0
 
     async def answer_late(self) -> None:
         """A worker answers whom it got the table from, long ago."""
@@ -180,9 +232,7 @@ class _Walk:
         assert (transactions.latest_version("app") or 0) == self.version
         assert table.lake.tiering_epoch == self.epoch
         assert table.lake.tiered_offsets == {0: self.tiered}
-        found = [one.offsets[0] for one in table.consumers.current(10**12)]
-        assert (found[0] in self.stands) if found else not self.stands
-        self.stands = found or []
+        assert self.found_stands() == self.stands[-1:]
         for machine in self.world.machines.values():
             manager, table_id = machine.manager, table.info.table_id
             # Of a move whose source died a part may have come: it goes when nobody asks for it.
@@ -220,17 +270,23 @@ class _Walk:
                 await machine.close()
 
 
-def _walk(seed: int, steps: int) -> None:
+def _walk(seed: int, steps: int, deaths: Deaths) -> None:
     with tempfile.TemporaryDirectory() as path:
-        asyncio.run(_Walk(seed, Path(path)).walk(steps))
+        asyncio.run(_Walk(seed, Path(path), deaths).walk(steps))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_table_is_the_same_after_each_move(seed: int) -> None:
-    _walk(seed, 15)
+    _walk(seed, 15, _one_or_none)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_table_is_the_same_after_both_machines_died(seed: int) -> None:
+    _walk(seed, 15, _both)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("deaths", [_one_or_none, _both])
 @pytest.mark.parametrize("seed", range(100, 120))
-def test_a_table_is_the_same_after_many_moves(seed: int) -> None:
-    _walk(seed, 40)
+def test_a_table_is_the_same_after_many_moves(seed: int, deaths: Deaths) -> None:
+    _walk(seed, 40, deaths)

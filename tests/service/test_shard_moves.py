@@ -147,8 +147,8 @@ def _move(service: ServiceProcess, table: str, shard: str) -> None:
         client.move_table(table, shard)
 
 
-@pytest.mark.parametrize("dies", ["source", "target"])
-def test_a_process_is_killed_in_the_middle(tmp_path: Path, dies: str) -> None:
+@pytest.mark.parametrize("dies", ["source", "target", "both"])
+def test_processes_are_killed_in_the_middle(tmp_path: Path, dies: str) -> None:
     with _service(tmp_path) as service, StorageClient(service.endpoint) as client:
         client.create_table("log", EVENTS)
         # Many files: the move takes its time.
@@ -169,11 +169,13 @@ def test_a_process_is_killed_in_the_middle(tmp_path: Path, dies: str) -> None:
                 except StreamhouseError as error:
                     errors.append(error)
 
-            victim = _pid_of(service, home if dies == "source" else _other(home))
+            shards = {"source": [home], "target": [_other(home)], "both": [home, _other(home)]}
+            victims = [_pid_of(service, shard) for shard in shards[dies]]
             moving = threading.Thread(target=_move, args=(service, table, _other(home)))
             moving.start()
             moving.join(0.15)
-            os.kill(victim, signal.SIGKILL)
+            for victim in victims:
+                os.kill(victim, signal.SIGKILL)
             moving.join()
             # Whoever has it now: it is there, and the command may be repeated.
             client.upsert("keys", _rows(0, 1))

@@ -9,11 +9,12 @@ as the journal fences it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,20 @@ class Machine:
         """The step that is not done; 0: none."""
         self.is_stall = False
         self.is_dead = False
+        self.on_death: Callable[[], None] = lambda: None
+        """Called when it has died, or stands still."""
         self.has_stopped = threading.Event()
         self.goes_on = threading.Event()
         self.executor = ThreadPoolExecutor(6)
+        # Held while the directory changes, so that what a death leaves is what there was once.
+        self._lock = threading.RLock()
+        self.directory: DataDirectory
         self.manager: TabletManager
         self.moves: TableMoves
 
     async def open(self) -> Machine:
-        """Serve the shard."""
-        directory = DataDirectory.open(self.path)
+        """Serve the shard, as the server's start does."""
+        self.directory = directory = DataDirectory.open(self.path)
         directory.filesystem = _Disk(self)
         store = _Store(self)
         names = ShardDirectory(DirectoryObjects(store), shard=self.shard, sleep=lambda _: None)
@@ -76,6 +82,7 @@ class Machine:
             names=names,
         )
         self.moves = TableMoves(self.manager, names, store)
+        await self.moves.clear()
         self.world.machines[self.shard] = self
         return self
 
@@ -84,21 +91,44 @@ class Machine:
         self.world.check()
         if self.is_dead and not (is_store and self.is_stall):
             raise Died
-        self.steps += 1
-        if self.steps != self.stop_at:
-            return
-        self.is_dead = True
-        self.after = self.path.with_name(f"{self.path.name}x")
-        shutil.copytree(self.path, self.after, ignore=shutil.ignore_patterns("kv*", "LOCK"))
-        self.has_stopped.set()
+        with self._lock:
+            self.steps += 1
+            if self.steps != self.stop_at:
+                return
+            self.end()
         if not (self.is_stall and is_store):
             self.is_stall = False
             raise Died
         self.goes_on.wait(30)
 
-    async def follow(self) -> Machine:
-        """Return who serves the shard after this one."""
-        return await Machine(self.world, self.shard, self.after).open()
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Count a step that changes the directory within this."""
+        with self._lock:
+            self.step(is_store=False)
+            yield
+
+    def end(self) -> None:
+        """Die, whatever is being done: of this moment is the directory that another one gets."""
+        with self._lock:
+            if self.is_dead:
+                return
+            self.is_dead = True
+            self.after = self.path.with_name(f"{self.path.name}x")
+            shutil.copytree(self.path, self.after, ignore=shutil.ignore_patterns("kv*", "LOCK"))
+        self.on_death()
+        self.has_stopped.set()
+
+    async def follow(self, *, stop_at: int = 0) -> Machine:
+        """Return who serves the shard after this one; one that dies while it starts is followed."""
+        follower = Machine(self.world, self.shard, self.after)
+        follower.stop_at = stop_at
+        try:
+            return await follower.open()
+        except Died:
+            follower.directory.close()
+            await asyncio.to_thread(follower.executor.shutdown)
+            return await follower.follow()
 
     def serves(self, path: TablePath) -> bool:
         """Whether the table is served here, by who may."""
@@ -124,20 +154,20 @@ class _Disk(LocalFilesystem):
         self._machine = machine
 
     def rename(self, source: Path, target: Path) -> None:
-        self._machine.step(is_store=False)
-        super().rename(source, target)
+        with self._machine.changing():
+            super().rename(source, target)
 
     def make_directory(self, directory: Path) -> None:
-        self._machine.step(is_store=False)
-        super().make_directory(directory)
+        with self._machine.changing():
+            super().make_directory(directory)
 
     def move_directory(self, source: Path, target: Path) -> None:
-        self._machine.step(is_store=False)
-        super().move_directory(source, target)
+        with self._machine.changing():
+            super().move_directory(source, target)
 
     def remove_tree(self, directory: Path) -> None:
-        self._machine.step(is_store=False)
-        super().remove_tree(directory)
+        with self._machine.changing():
+            super().remove_tree(directory)
 
 
 class _Store:
