@@ -120,6 +120,10 @@ class Consumers:
         async with self._lock:
             self._end = error
 
+    def go_on(self) -> None:
+        """Take reports after `end` as before it."""
+        self._end = None
+
     def current(self, ttl_ms: int) -> list[Consumer]:
         """Return those that have reported within `ttl_ms`, sorted."""
         if not self._consumers:

@@ -95,6 +95,10 @@ class LakePins:
         async with self._lock:
             self._end = error
 
+    def go_on(self) -> None:
+        """Pin after `end` as before it."""
+        self._end = None
+
     def current(self) -> list[LakePin]:
         """Return the pins that have not ended, sorted."""
         now_us = self._runtime.clock_us()

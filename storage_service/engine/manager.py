@@ -340,13 +340,8 @@ class TabletManager:
             self.check_open(table)
             found, now_us = await self.runtime.run(find), self.runtime.clock_us()
             taken = await self.runtime.run(take_over, found, self.registry, now_us)
-            self._remove(table)
-            try:
+            async with self._leaving_for_good([table]):
                 await self.runtime.run(self.registry.set_aside, table.path)
-            except StreamhouseError:
-                if table.path in self.registry.paths():
-                    self._add(table)
-                raise
             await self._close(table)
             await self.runtime.run(close_tablets, table.tablets)
             begin = self.runtime.run(begin_adopted, taken, self.registry, self.directory, now_us)
@@ -425,10 +420,13 @@ class TabletManager:
 
     @contextlib.asynccontextmanager
     async def _leaving_for_good(self, tables: Sequence[OpenTable]) -> AsyncIterator[None]:
-        # Gone for new requests first: none of them may meet a half-dropped table.
         for table in tables:
+            # Gone for new requests first: none of them may meet a half-dropped table.
             self._remove(table)
             await self.mending.leave(table)
+            # A file that is saved where the directory was would be in the journal for good.
+            await self.tiering.leave(table)
+            await table.end_saves(self.registry.not_found(table.path))
         try:
             yield
         except StreamhouseError:
@@ -436,6 +434,7 @@ class TabletManager:
             for table in tables:
                 if table.path in known:
                     self._add(table)
+                    table.go_on_saving()
             raise
 
     # -- tables that move to another shard, or come from one; see `table_moves.py` ----------------
@@ -457,6 +456,7 @@ class TabletManager:
         """Let `table` be only read, until `end_reads`; who wants anything else gets `why`."""
         self.away[table.path], self._leaving[table.path] = why, table
         self._remove(table)
+        self.tiering.forget(table)
 
     def end_reads(self, table: OpenTable) -> None:
         """Let nobody read a table that is frozen; what was asked before is still answered."""
@@ -588,7 +588,6 @@ class TabletManager:
         for tablet in table.tablets:
             del self._places[tablet]
         table.is_dropped = True
-        self.tiering.forget(table)
         table.wakeups.wake_all()
 
     def _tier_early(self, is_early: bool) -> None:

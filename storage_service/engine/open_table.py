@@ -24,6 +24,7 @@ from streamhouse.storage_service.errors import (
     BucketNotFoundError,
     HistoryDivergedError,
     StorageFailedError,
+    StreamhouseError,
 )
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import CommitOutcome, Submit
@@ -280,6 +281,16 @@ class OpenTable(abc.ABC):
     @abc.abstractmethod
     def check_writable(self, bucket: int) -> None:
         """Raise if a write to the bucket would be refused until a restart."""
+
+    async def end_saves(self, why: StreamhouseError) -> None:
+        """Return when no pin or consumer is being saved, and none will be: who asks gets `why`."""
+        await self.lake_pins.end(why)
+        await self.consumers.end(why)
+
+    def go_on_saving(self) -> None:
+        """Take pins and reports after `end_saves` as before it."""
+        self.lake_pins.go_on()
+        self.consumers.go_on()
 
     @abc.abstractmethod
     async def settle(self) -> None:

@@ -257,10 +257,9 @@ async def _freeze(manager: TabletManager, going: _Going, why: UnavailableError) 
         going.is_frozen = True
         table.gate.refuse(why)
         table.gate.stop(why)
-    await table.lake_pins.end(why)
     with contextlib.suppress(StreamhouseError):
         await table.consumers.save(is_last=True)
-    await table.consumers.end(why)
+    await table.end_saves(why)
     await manager.mending.leave(table)
     await manager.transactions.forget(table)
 

@@ -120,8 +120,14 @@ class TieringCoordinator:
         )
 
     def forget(self, table: OpenTable) -> None:
-        """Drop what is known about a dropped table."""
+        """Drop what is known about a table that is served no more; under the lock of its round."""
         self._rounds.pop(table.info.table_id, None)
+
+    async def leave(self, table: OpenTable) -> None:
+        """Forget a table that is being dropped; return when nothing of it is recorded any more."""
+        assert table.is_dropped
+        async with self.round_of(table).lock:
+            self.forget(table)
 
     async def claim(
         self,
