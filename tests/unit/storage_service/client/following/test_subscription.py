@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 
 import pytest
@@ -148,10 +149,17 @@ def test_all_that_is_ready_is_polled_at_once_one_of_each_table() -> None:
 def test_a_failure_of_one_table_is_raised_once_and_ends_all(count: int) -> None:
     tables = [Table(name) for name in "ab"[:count]]
     batches = Subscription([table.source() for table in tables])
-    tables[-1].batches.put(UnavailableError("the service is gone"))
 
-    with pytest.raises(UnavailableError, match="is gone"):
-        next(batches)
+    # What never began to pull has nothing to end: the failure comes when each of them waits.
+    def fail() -> None:
+        assert all(table.waiting.acquire(timeout=WAIT_S) for table in tables)
+        tables[-1].batches.put(UnavailableError("the service is gone"))
+
+    with ThreadPoolExecutor(1) as pool:
+        failing = pool.submit(fail)
+        with pytest.raises(UnavailableError, match="is gone"):
+            next(batches)
+        failing.result(WAIT_S)
 
     assert batches.is_closed
     assert all(table.is_over.wait(WAIT_S) for table in tables)
