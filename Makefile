@@ -61,7 +61,7 @@ WORKERS ?= 2
 
 .PHONY: test
 test: java lint ## What CI runs: lint, all of tests/, and integration's end-to-end part
-	$(BIN)/python -m pytest tests integration -m "not integration or end_to_end" \
+	$(BIN)/python -m pytest tests integration -m "not long and (not integration or end_to_end)" \
 		--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: unit
@@ -88,8 +88,13 @@ test-python: java ## Unit tests, a light install and Spark end to end: PYTHON=py
 	$(OTHER)/bin/python -m pytest tests/unit -m "not slow and not spark"
 	$(OTHER)/bin/python -m pytest integration/test_light_install.py integration/test_spark_batch.py
 
+.PHONY: long
+long: setup ## The tests of tests/ that `make test` has no time for
+	$(BIN)/python -m pytest tests -m long --timeout 900 \
+		--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 .PHONY: thorough
-thorough: setup ## The properties with forty times the examples of `make test` [SEED=n]
+thorough: setup ## The properties with sixty times the examples of `make test` [SEED=n]
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest tests/property tests/simulation \
 		--timeout 7200 $(if $(SEED),--hypothesis-seed $(SEED)) \
 		--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -6,7 +6,7 @@ import pytest
 
 from integration.drill import drill
 
-pytestmark = [pytest.mark.end_to_end, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_writer_and_stream_go_on_when_the_machine_of_the_owner_is_lost() -> None:

@@ -131,7 +131,6 @@ def test_the_quickstart_reads_back_every_flight(tmp_path: Path) -> None:
     assert "DuckDB on Iceberg" in finished.stdout
 
 
-@pytest.mark.end_to_end
 def test_the_declarative_pipeline_runs(tmp_path: Path) -> None:
     finished = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "pipeline" / "run.py")],

@@ -234,7 +234,6 @@ def _states(histories: list[History]) -> list[tuple[History, State, LakeRole, st
     ]
 
 
-@pytest.mark.end_to_end
 def test_the_lives_have_what_is_hard(histories: list[History]) -> None:
     """Position deletes in each batch layout, and files that maintenance made fewer."""
     for history in histories:
@@ -250,7 +249,6 @@ def _file_counts(state: State) -> tuple[int, int]:
     return contents.count(0), contents.count(1)
 
 
-@pytest.mark.end_to_end
 def test_stock_pyiceberg_reads_what_a_dict_holds(histories: list[History]) -> None:
     for _, state, role, location in _states(histories):
         table = StaticTable.from_metadata(location)
@@ -263,7 +261,6 @@ def test_stock_pyiceberg_reads_what_a_dict_holds(histories: list[History]) -> No
         assert plain(found.select(names).to_pylist()) == state.expected[role], (state.what, role)
 
 
-@pytest.mark.end_to_end
 def test_duckdb_reads_what_a_dict_holds(histories: list[History]) -> None:
     with connect() as connection:
         for history, state, role, location in _states(histories):

@@ -122,7 +122,7 @@ def test_a_machine_may_die_at_some_steps(who: str, stalls: bool) -> None:
         _play(step, who=who, step=step, stalls=stalls, faults=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("stalls", [False, True])
 @pytest.mark.parametrize("who", ["a", "b"])
 def test_a_machine_may_die_at_every_step(who: str, stalls: bool) -> None:
@@ -133,7 +133,7 @@ def test_a_machine_may_die_at_every_step(who: str, stalls: bool) -> None:
     raise AssertionError(f"a move has {_STEPS} steps or more")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("stalls", [False, True])
 @pytest.mark.parametrize("who", ["a", "b"])
 def test_a_machine_may_die_while_the_store_loses_answers(who: str, stalls: bool) -> None:

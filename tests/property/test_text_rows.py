@@ -208,10 +208,10 @@ def test_bodies_that_grow_when_they_are_read_are_refused() -> None:
 
     for body in (b"{}\n" * 100_000, b"{}" * 1_000_000, b'{"c0":1}\n' * 100_000):
         with pytest.raises(StreamhouseError):
-            divide_ndjson(body, _table(wide), _bounds(bytes_max=64 << 20))
+            divide_ndjson(body, _table(wide), _bounds(bytes_max=16 << 20))
     for body in (b"c0\n" + b"1\n" * 100_000,):
         with pytest.raises(StreamhouseError):
-            divide_csv(body, _table(wide), _bounds(bytes_max=64 << 20))
+            divide_csv(body, _table(wide), _bounds(bytes_max=16 << 20))
 
 
 def test_a_field_longer_than_any_row_is_refused() -> None:

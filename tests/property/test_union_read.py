@@ -301,7 +301,7 @@ aging_steps = st.one_of(
 agings = st.tuples(numbers, st.sampled_from([None, *AGING_DEATHS]))
 
 
-@settings(max_examples=examples(10), deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(
     partitioned=st.booleans(),
     layout=st.sampled_from(LAYOUTS),

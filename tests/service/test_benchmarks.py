@@ -32,6 +32,7 @@ def test_small_calls_are_measured_without_a_peer() -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_journal_is_measured_and_its_standby_reaches_the_end() -> None:
     """It waited for the standby by a metric's name that the service does not have."""
     ran = run_python(["-m", "benchmarks.bench_journal", "--tiny", "--stores", "file"])

@@ -219,7 +219,9 @@ def test_a_layout_is_changed_dropped_and_given_again(tmp_path: Path, access: str
     streamhouse("check", "--data-dir", tmp_path, "--lake-rows")
 
 
-@pytest.mark.parametrize("step", ["", "committed", *BATCH_STEPS])
+@pytest.mark.parametrize(
+    "step", ["", "committed", *(pytest.param(step, marks=pytest.mark.long) for step in BATCH_STEPS)]
+)
 def test_a_layout_is_given_again_after_its_lake_table_was_dropped(
     tmp_path: Path, step: str
 ) -> None:

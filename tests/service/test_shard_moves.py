@@ -147,7 +147,9 @@ def _move(service: ServiceProcess, table: str, shard: str) -> None:
         client.move_table(table, shard)
 
 
-@pytest.mark.parametrize("dies", ["source", "target", "both"])
+@pytest.mark.parametrize(
+    "dies", [*(pytest.param(one, marks=pytest.mark.long) for one in ("source", "target")), "both"]
+)
 def test_processes_are_killed_in_the_middle(tmp_path: Path, dies: str) -> None:
     with _service(tmp_path) as service, StorageClient(service.endpoint) as client:
         client.create_table("log", EVENTS)

@@ -95,7 +95,7 @@ class Pair:
         return was_held
 
 
-@pytest.fixture(params=["direct", "service"])
+@pytest.fixture(params=[pytest.param("direct", marks=pytest.mark.long), "service"])
 def pair(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
     with (
         ServiceProcess(tmp_path / "behind") as behind,

@@ -135,9 +135,16 @@ _FLOODS = {
     ),
     "subscribe": _request("GET", "/v1/tables/t/subscribe?start=earliest", _GREEDY),
 }
+_SHORT = {"fetch", "lookup"}
 
 
-@pytest.mark.parametrize("kind", sorted(_FLOODS))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *sorted(_SHORT),
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in sorted({*_FLOODS} - _SHORT)),
+    ],
+)
 def test_answers_that_nobody_reads_hold_a_share_of_the_memory_and_no_more(
     service: ServiceProcess, kind: str
 ) -> None:

@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
     [
         ("lost-disk", "file"),
         ("takeover", "faulty s3"),
-        ("disk-ack", "file"),
-        ("shards", "file"),
+        pytest.param("disk-ack", "file", marks=pytest.mark.long),
+        pytest.param("shards", "file", marks=pytest.mark.long),
     ],
 )
 def test_what_was_acknowledged_survives_the_machine(kind: str, store: StoreKind) -> None:
