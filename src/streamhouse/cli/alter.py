@@ -14,7 +14,9 @@ from streamhouse.cli.connection import (
     read_token,
     token_file_option,
 )
+from streamhouse.cli.output import json_option, print_json
 from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["command"]
 
@@ -39,26 +41,38 @@ _NEW_COLUMN: Final = re.compile(
 @click.option("--unset", "removals", multiple=True, metavar="KEY", help="Remove a property.")
 @endpoint_option
 @token_file_option
+@json_option
 def command(
     path: str,
     endpoint: str | None,
     token_file: Path | None,
     yes: bool,
+    is_json: bool,
     updates: tuple[str, ...],
     removals: tuple[str, ...],
     **given: Any,
 ) -> None:
     """Change the schema of the table at PATH, or its properties: all that is given, or nothing."""
     if updates or removals:
-        _alter_properties(path, endpoint, token_file, updates, removals, given)
+        table = _alter_properties(path, endpoint, token_file, updates, removals, given)
+        properties = sorted(table.descriptor.properties.items())
+        shown = ", ".join(f"{key} = {value}" for key, value in properties)
+        _print(table, f"{table.path}, properties: {shown or 'none'}", is_json=is_json)
         return
     changes = _changes(given)
     if given["drop"] and not yes:
-        click.confirm(f"Hide column '{given['drop']}' of {path} for good?", abort=True)
+        click.confirm(f"Hide column '{given['drop']}' of {path} for good?", abort=True, err=is_json)
     with open_client(endpoint, token=read_token(token_file)) as client:
         table = client.alter_schema(path, changes)
     columns = ", ".join(f"{column.name} {column.type}" for column in table.schema.columns)
-    click.echo(f"{table.path}, schema version {table.schema_id}: {columns}")
+    _print(table, f"{table.path}, schema version {table.schema_id}: {columns}", is_json=is_json)
+
+
+def _print(table: TableInfo, text: str, *, is_json: bool) -> None:
+    if is_json:
+        print_json(table.to_json())
+    else:
+        click.echo(text)
 
 
 def _alter_properties(
@@ -68,7 +82,7 @@ def _alter_properties(
     updates: tuple[str, ...],
     removals: tuple[str, ...],
     given: dict[str, Any],
-) -> None:
+) -> TableInfo:
     if any(given.values()):
         raise InvalidRequestError("change properties and columns one after the other")
     pairs = {}
@@ -78,10 +92,7 @@ def _alter_properties(
             raise InvalidRequestError(f"--set '{text}' must be KEY=VALUE")
         pairs[key.strip()] = value.strip()
     with open_client(endpoint, token=read_token(token_file)) as client:
-        table = client.alter_properties(path, updates=pairs, removals=removals)
-    properties = table.descriptor.properties
-    shown = ", ".join(f"{key} = {value}" for key, value in sorted(properties.items()))
-    click.echo(f"{table.path}, properties: {shown or 'none'}")
+        return client.alter_properties(path, updates=pairs, removals=removals)
 
 
 def _added(text: str) -> tuple[list[str], str]:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from streamhouse.cli.connection import open_client, open_owner, read_token, token_file_option
+from streamhouse.cli.output import json_option, print_json
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.engine.backup import (
     STAGING,
@@ -45,6 +46,7 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 @click.option("--endpoint", envvar=ENDPOINT_VARIABLE, help="URL of the service, if it runs.")
 @token_file_option
 @click.option("--discard-staged", is_flag=True, help="Give up a backup that was broken off before.")
+@json_option
 def command(
     *,
     data_dir: Path,
@@ -53,6 +55,7 @@ def command(
     endpoint: str | None,
     token_file: Path | None,
     discard_staged: bool,
+    is_json: bool,
 ) -> None:
     """Back up a data directory, while its service runs or not.
 
@@ -95,7 +98,10 @@ def command(
             directory.close()
     files = manifest["files"].values()
     size = sum(file["bytes"] for file in files)
-    click.echo(f"backed up {len(files)} files, {size:,} bytes, to {target}")
+    if is_json:
+        print_json({"to": str(target), "files": len(files), "bytes": size})
+    else:
+        click.echo(f"backed up {len(files)} files, {size:,} bytes, to {target}")
     if others:
         click.echo(f"this is one shard; the others: {_commands(others, target.parent)}", err=True)
 

@@ -18,6 +18,7 @@ from streamhouse.cli.connection import (
     read_token,
     token_file_option,
 )
+from streamhouse.cli.output import json_option, print_json
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -35,9 +36,14 @@ _RIGHT: Final = ("unread rows", "lag", "at risk", "reported")
 @click.argument("path", metavar="[TABLE]", required=False)
 @endpoint_option
 @token_file_option
+@json_option
 @click.option("--forget", metavar="NAME", help="Forget a consumer that will not come back.")
 def command(
-    path: str | None, endpoint: str | None, token_file: Path | None, forget: str | None
+    path: str | None,
+    endpoint: str | None,
+    token_file: Path | None,
+    forget: str | None,
+    is_json: bool,
 ) -> None:
     """Show how far the readers of all tables, or of TABLE, are: streams and subscriptions that
     report their position. At risk: unread rows that retention takes soon."""
@@ -49,39 +55,44 @@ def command(
             client.forget_consumer(path, forget)
             return
         paths = client.list_tables() if path is None else [path]
-        shown, troubles = _rows(client, paths, is_one=path is not None)
+        found, troubles = _found(client, paths, is_one=path is not None)
+    if is_json:
+        print_json({"consumers": found, "not_served": troubles})
+        return
     overview = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in _LEFT:
         overview.add_column(heading, overflow="fold")
     for heading in _RIGHT:
         overview.add_column(heading, justify="right", no_wrap=True)
-    for row in shown:
-        overview.add_row(*row)
-    console.print(overview if shown else "no reader has reported its position", *troubles, sep="\n")
+    for consumer in found:
+        overview.add_row(*_row(consumer))
+    console.print(
+        overview if found else "no reader has reported its position",
+        *(Text(trouble, style="red") for trouble in troubles),
+        sep="\n",
+    )
 
 
-def _rows(
+def _found(
     client: StorageClient, paths: list[str], *, is_one: bool
-) -> tuple[list[tuple[str, ...]], list[Text]]:
-    rows, troubles = [], []
+) -> tuple[list[dict[str, Any]], list[str]]:
+    found, troubles = [], []
     for path in paths:
         try:
-            found = client.consumers(path)
+            found += [{"table": path, **consumer} for consumer in client.consumers(path)]
         except (TableDamagedError, UnavailableError) as error:
             if is_one:
                 raise
             # One shard of several may be away: the others' tables are shown.
-            troubles.append(Text(error.message, style="red"))
-            continue
-        rows += [_row(path, consumer) for consumer in found]
-    return rows, troubles
+            troubles.append(error.message)
+    return found, troubles
 
 
-def _row(path: str, consumer: dict[str, Any]) -> tuple[str, ...]:
+def _row(consumer: dict[str, Any]) -> tuple[str, ...]:
     ago_s = max(0.0, time.time() - consumer["reported_us"] / 1e6)
     lag_ms, at_risk = consumer["lag_ms"], consumer["rows_at_risk"]
     return (
-        path,
+        str(consumer["table"]),
         str(consumer["name"]),
         f"{consumer['lag_rows']:,}",
         "in the lake" if lag_ms is None else _time(lag_ms / 1000),

@@ -13,6 +13,7 @@ from streamhouse.cli.connection import (
     read_token,
     token_file_option,
 )
+from streamhouse.cli.output import json_option, print_json
 from streamhouse.storage_service.errors import TableNotFoundError
 
 __all__ = ["command"]
@@ -27,7 +28,8 @@ def command() -> None:
 @click.argument("table", metavar="DB.TABLE")
 @endpoint_option
 @token_file_option
-def show(*, table: str, endpoint: str | None, token_file: Path | None) -> None:
+@json_option
+def show(*, table: str, endpoint: str | None, token_file: Path | None, is_json: bool) -> None:
     """Count the rejected rows of DB.TABLE by column and reason, the most frequent first."""
     with open_client(endpoint, token=read_token(token_file)) as client:
         client.describe_table(table)
@@ -36,6 +38,18 @@ def show(*, table: str, endpoint: str | None, token_file: Path | None) -> None:
         except TableNotFoundError:
             rows = []
     counts = Counter((row["column"] or "-", row["reason"]) for row in rows)
+    if is_json:
+        print_json(
+            {
+                "table": table,
+                "row_count": len(rows),
+                "reasons": [
+                    {"column": None if column == "-" else column, "reason": reason, "count": count}
+                    for (column, reason), count in counts.most_common()
+                ],
+            }
+        )
+        return
     for (column, reason), count in counts.most_common():
         click.echo(f"{count}\t{column}\t{reason}")
     if not rows:
@@ -46,8 +60,12 @@ def show(*, table: str, endpoint: str | None, token_file: Path | None) -> None:
 @click.argument("table", metavar="DB.TABLE")
 @endpoint_option
 @token_file_option
-def replay(*, table: str, endpoint: str | None, token_file: Path | None) -> None:
+@json_option
+def replay(*, table: str, endpoint: str | None, token_file: Path | None, is_json: bool) -> None:
     """Write the rejected rows of DB.TABLE that fit by now, each once."""
     with open_client(endpoint, token=read_token(token_file)) as client:
         result = client.replay_rejected(table)
+    if is_json:
+        print_json({"table": table, "moved": result.moved, "left": result.left})
+        return
     click.echo(f"{result.moved} rows moved to {table}, {result.left} left in {table}$rejected")

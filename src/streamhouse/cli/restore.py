@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from streamhouse.cli.output import json_option, print_json
 from streamhouse.storage_service.operations.backup_files import restore_backup, verify_backup
 
 __all__ = ["command"]
@@ -19,12 +20,24 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 @click.option(
     "--data-dir", type=_DIRECTORY, help="A new or empty directory; without it only verify."
 )
-def command(*, backup: Path, data_dir: Path | None) -> None:
+@json_option
+def command(*, backup: Path, data_dir: Path | None, is_json: bool) -> None:
     """Verify a backup, and copy it to a data directory that a service can start from.
 
     A backup with the lake goes back to where it came from, because Iceberg knows files by path.
     """
     manifest = verify_backup(backup) if data_dir is None else restore_backup(backup, data_dir)
+    if is_json:
+        print_json(
+            {
+                "is_restored": data_dir is not None,
+                "data_dir": None if data_dir is None else str(data_dir),
+                "backed_up_data_dir": manifest["data_dir"],
+                "created_at_us": manifest["created_at_us"],
+                "files": len(manifest["files"]),
+            }
+        )
+        return
     when = datetime.datetime.fromtimestamp(manifest["created_at_us"] / 1e6, datetime.UTC)
     what = "verified" if data_dir is None else f"restored to {data_dir}"
     click.echo(

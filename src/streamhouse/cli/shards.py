@@ -18,6 +18,7 @@ from streamhouse.cli.connection import (
     read_token,
     token_file_option,
 )
+from streamhouse.cli.output import json_option, print_json
 from streamhouse.storage_service.errors import UnavailableError
 
 __all__ = ["command"]
@@ -26,8 +27,11 @@ __all__ = ["command"]
 @click.group("shards", invoke_without_command=True)
 @endpoint_option
 @token_file_option
+@json_option
 @click.pass_context
-def command(context: click.Context, endpoint: str | None, token_file: Path | None) -> None:
+def command(
+    context: click.Context, *, endpoint: str | None, token_file: Path | None, is_json: bool
+) -> None:
     """Show the shards of a service: owner, load, and how its journal is.
 
     A service with a journal has one shard or more. Standbys are not shown: they leave nothing in
@@ -37,7 +41,7 @@ def command(context: click.Context, endpoint: str | None, token_file: Path | Non
     `streamhouse shards move TABLE --to SHARD` moves a table to another one.
     """
     if context.invoked_subcommand is None:
-        _show(endpoint, token_file)
+        _show(endpoint, token_file, is_json=is_json)
 
 
 @command.command("move")
@@ -62,13 +66,23 @@ def move(
     Console().print(f"table {table} is in shard {shard}")
 
 
-def _show(endpoint: str | None, token_file: Path | None) -> None:
-    console = Console()
+def _show(endpoint: str | None, token_file: Path | None, *, is_json: bool) -> None:
     with open_client(endpoint, token=read_token(token_file)) as client:
         shards = client.shards()
-    if not shards:
-        console.print("the service has no journal: it is one process")
-        return
+    if is_json:
+        print_json({"shards": shards})
+    elif shards:
+        Console().print(_overview(shards))
+    else:
+        click.echo("the service has no journal: it is one process")
+    gone = [shard["shard"] for shard in shards if not shard["is_live"]]
+    if gone:
+        raise UnavailableError(
+            f"shard {', '.join(gone)} has no owner: its tables wait until a process serves it"
+        )
+
+
+def _overview(shards: list[dict[str, Any]]) -> Table:
     overview = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     overview.add_column("shard", overflow="fold")
     overview.add_column("answers at", no_wrap=True)
@@ -77,12 +91,7 @@ def _show(endpoint: str | None, token_file: Path | None) -> None:
         overview.add_column(heading, justify="right")
     for shard in shards:
         overview.add_row(*_row(shard))
-    console.print(overview)
-    gone = [shard["shard"] for shard in shards if not shard["is_live"]]
-    if gone:
-        raise UnavailableError(
-            f"shard {', '.join(gone)} has no owner: its tables wait until a process serves it"
-        )
+    return overview
 
 
 def _row(shard: dict[str, Any]) -> tuple[str | Text, ...]:

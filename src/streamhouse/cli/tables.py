@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,13 @@ from streamhouse.cli.connection import (
     open_client,
     read_token,
     token_file_option,
+)
+from streamhouse.cli.output import (
+    filter_option,
+    json_option,
+    largest_first,
+    matches,
+    print_json,
 )
 from streamhouse.extras import require
 from streamhouse.storage_service.client import StorageClient
@@ -33,6 +41,14 @@ from streamhouse.storage_service.model.table_state import TableSizes, TableState
 __all__ = ["command"]
 
 _SIZE_HEADINGS: Final = ("hot", "cold", "doubled", "lake rows", "lake / log, a row")
+_FIGURES: Final[dict[str, Callable[[dict[str, Any]], float]]] = {
+    "rows": lambda line: line["row_count"],
+    "log": lambda line: line["log_rows"],
+    "lake": lambda line: line["lake_rows"],
+    "untiered": lambda line: line["untiered_rows"],
+    "lag": lambda line: -1 if line["lag_ms"] is None else line["lag_ms"],
+}
+"""By what `--sort` orders, besides names."""
 _UNIT: Final = 1024
 _PIPE_COLUMNS: Final = 10_000
 _OF_KEY_TABLES: Final = (
@@ -45,21 +61,57 @@ _OF_KEY_TABLES: Final = (
 @endpoint_option
 @token_file_option
 @click.option("--sizes", is_flag=True, help="Bytes on the service's disk and in the lake.")
-def command(path: str | None, endpoint: str | None, token_file: Path | None, sizes: bool) -> None:
+@filter_option
+@click.option(
+    "--sort",
+    type=click.Choice(["name", *_FIGURES]),
+    default="name",
+    show_default=True,
+    help="By a figure: the largest first.",
+)
+@json_option
+def command(
+    *,
+    path: str | None,
+    endpoint: str | None,
+    token_file: Path | None,
+    sizes: bool,
+    patterns: tuple[str, ...],
+    sort: str,
+    is_json: bool,
+) -> None:
     """List all tables, or describe the one at PATH (database.table)."""
     if sizes and path is not None:
         raise InvalidRequestError("--sizes lists all tables: give no PATH with it")
+    if path is not None and (patterns or sort != "name"):
+        raise InvalidRequestError("--filter and --sort are for lists: give no PATH with them")
+    if sizes and sort != "name":
+        raise InvalidRequestError("--sort is for the list without --sizes")
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         # In a pipe or a file nothing is cut off.
         console = Console(width=_PIPE_COLUMNS)
     with open_client(endpoint, token=read_token(token_file)) as client:
+        if path is not None:
+            state = client.table_state(path)
+            if is_json:
+                print_json(_described(state))
+            else:
+                _describe(state, console)
+            return
+        states, damaged = _states_of_tables(client, patterns)
         if sizes:
-            console.print(_sizes_overview(client, console))
-        elif path is None:
-            console.print(_overview(client, console))
+            lines = [line for state in states for line in _sizes(client, state)]
         else:
-            _describe(client, path, console)
+            statuses = _statuses(client)
+            lines = [_line(client, state, statuses.get(str(state.table.path))) for state in states]
+            lines = largest_first(lines, _FIGURES.get(sort))
+    if is_json:
+        print_json({"tables": lines, "not_served": damaged})
+        return
+    overview = _sizes_overview(lines, console) if sizes else _overview(lines, console)
+    troubles = [*damaged, *(line["diverged"] for line in lines if line.get("diverged"))]
+    console.print(Group(overview, *(Text(trouble, style="red") for trouble in troubles)))
 
 
 def _frame(console: Console, frame: box.Box) -> box.Box | None:
@@ -67,10 +119,8 @@ def _frame(console: Console, frame: box.Box) -> box.Box | None:
     return frame if console.is_terminal else None
 
 
-def _overview(client: StorageClient, console: Console) -> Group:
-    rounds = _rounds(client)
-    states, damaged = _states_of_tables(client)
-    rows = [_row(client, state, rounds.get(str(state.table.path))) for state in states]
+def _overview(lines: list[dict[str, Any]], console: Console) -> Group:
+    rows = [_row(line) for line in lines]
     headings = ("table", "buckets", "rows", "in the log", "in the lake", "untiered", "tiering")
     # Narrow: 80 columns are few. Names are folded when they must be, figures never.
     overview = Table(box=_frame(console, box.SIMPLE_HEAD), pad_edge=False, show_edge=False)
@@ -83,66 +133,103 @@ def _overview(client: StorageClient, console: Console) -> Group:
             overview.add_column(heading)
     for row in rows:
         overview.add_row(*row[: len(overview.columns)])
-    has_keys = any(state.table.is_primary_key_table for state in states)
-    notes = [Text(_OF_KEY_TABLES, style="dim")] if has_keys else []
-    diverged = [Text(state.lake.diverged, style="red") for state in states if state.lake.diverged]
-    return Group(overview, *notes, *damaged, *diverged)
+    has_keys = any(line["is_primary_key_table"] for line in lines)
+    return Group(overview, *([Text(_OF_KEY_TABLES, style="dim")] if has_keys else []))
 
 
-def _states_of_tables(client: StorageClient) -> tuple[list[TableState], list[Text]]:
+def _states_of_tables(
+    client: StorageClient, patterns: tuple[str, ...]
+) -> tuple[list[TableState], list[str]]:
     """Return the tables that are served, and a sentence for each of those that are not."""
     states, damaged = [], []
     for path in client.list_tables():
+        if not matches(path, patterns):
+            continue
         try:
             states.append(client.table_state(path))
         except (TableDamagedError, UnavailableError) as error:
             # One shard of several may be away: the others' tables are shown.
-            damaged.append(Text(error.message, style="red"))
+            damaged.append(error.message)
     return states, damaged
 
 
-def _row(
+def _line(
     client: StorageClient, state: TableState, status: dict[str, Any] | None
-) -> tuple[str, ...]:
+) -> dict[str, Any]:
+    """Return what the list says of a table."""
     positions = state.positions.values()
     written = sum(p.high_watermark - p.first_offset for p in positions)
     is_keyed = state.table.is_primary_key_table
+    is_tiered = state.table.properties().datalake_enabled
     tiered = sum(max(p.tiered_offset - p.first_offset, 0) for p in positions)
+    return {
+        "table": str(state.table.path),
+        "bucket_count": state.table.bucket_count,
+        "is_primary_key_table": is_keyed,
+        "row_count": client.count(str(state.table.path)) if is_keyed else written,
+        "log_rows": sum(p.high_watermark - p.log_start_offset for p in positions),
+        "lake_rows": tiered,
+        "untiered_rows": written - tiered,
+        "is_tiered": is_tiered,
+        "lag_ms": status["lag_ms"] if is_tiered and status else None,
+        "tiering": _tiering(status, is_tiered=is_tiered),
+        "diverged": state.lake.diverged or None,
+    }
+
+
+def _row(line: dict[str, Any]) -> tuple[str, ...]:
+    figures = ("row_count", "log_rows", "lake_rows", "untiered_rows")
     return (
-        str(state.table.path),
-        str(state.table.bucket_count),
-        f"{client.count(str(state.table.path)) if is_keyed else written:,}",
-        f"{sum(p.high_watermark - p.log_start_offset for p in positions):,}",
-        f"{tiered:,}",
-        f"{written - tiered:,}",
-        _tiering(status, is_tiered=state.table.properties().datalake_enabled),
+        line["table"],
+        str(line["bucket_count"]),
+        *(f"{line[figure]:,}" for figure in figures),
+        line["tiering"],
     )
 
 
-def _rounds(client: StorageClient) -> dict[str, dict[str, Any]]:
-    """Return what is known of each table's rounds; nothing for a token that may not read it."""
+def _statuses(client: StorageClient) -> dict[str, dict[str, Any]]:
+    """Return each table's lag and rounds; nothing for a token that may not read the status."""
     try:
-        return {table["table"]: table["tiering"] for table in client.status()["tables"]}
+        status = client.status(detail="brief")
     except ForbiddenError:
         return {}
+    progress = {worker["table"]: worker["progress"] for worker in status["workers"]}
+    return {
+        table["table"]: {**table, "progress": progress.get(table["table"])}
+        for table in status["tables"]
+    }
 
 
 def _tiering(status: dict[str, Any] | None, *, is_tiered: bool) -> str:
     """Return what a table's tiering does now, in a few words."""
     if not is_tiered or status is None:
         return "" if is_tiered else "off"
-    if status["worker_id"]:
-        progress = status["progress"]
+    if progress := status["progress"]:
         if progress["step"] == "writing" and progress["rows_planned"]:
             return f"writing {progress['rows_done'] / progress['rows_planned']:.0%}"
         return str(progress["step"] or "in a round")
-    if status["failures"]:
-        return f"failed {status['failures']} times"
-    return ""
+    failures = status["tiering"].get("failures")
+    return f"failed {failures} times" if failures else ""
 
 
-def _describe(client: StorageClient, path: str, console: Console) -> None:
-    state = client.table_state(path)
+def _described(state: TableState) -> dict[str, Any]:
+    """Return one table for programs."""
+    return {
+        **state.table.to_json(),
+        "buckets": [
+            {
+                "bucket": bucket,
+                "log_start_offset": p.log_start_offset,
+                "high_watermark": p.high_watermark,
+                "tiered_offset": p.tiered_offset,
+            }
+            for bucket, p in sorted(state.positions.items())
+        ],
+        "diverged": state.lake.diverged or None,
+    }
+
+
+def _describe(state: TableState, console: Console) -> None:
     descriptor = state.table.descriptor
     frame = _frame(console, box.HEAVY_HEAD)
     edge = frame is not None
@@ -172,7 +259,25 @@ def _describe(client: StorageClient, path: str, console: Console) -> None:
         console.print(Text(state.lake.diverged, style="red"))
 
 
-def _sizes_overview(client: StorageClient, console: Console) -> Group:
+def _sizes(client: StorageClient, state: TableState) -> Iterator[dict[str, Any]]:
+    """Return the bytes of a table and of the lake tables beside it, a line each."""
+    path = str(state.table.path)
+    sizes = client.table_sizes(path)
+    for name, known in _lake_tables(state):
+        cold, rows = _in_lake(client, name, known)
+        is_own = name == path
+        yield {
+            "table": name,
+            "hot_bytes": sizes.hot_bytes if is_own else 0,
+            "cold_bytes": cold,
+            # Rows of the others are in the log or in the rows' own lake table, or were.
+            "doubled_bytes": sizes.doubled_bytes if is_own else cold,
+            "lake_rows": rows,
+            "lake_to_log_ratio": _ratio(state, sizes, cold, rows),
+        }
+
+
+def _sizes_overview(lines: list[dict[str, Any]], console: Console) -> Table:
     """Return every table's bytes, and what they come to."""
     overview = Table(
         box=_frame(console, box.HEAVY_HEAD),
@@ -183,24 +288,19 @@ def _sizes_overview(client: StorageClient, console: Console) -> Group:
     overview.add_column("table", no_wrap=True)
     for heading in _SIZE_HEADINGS:
         overview.add_column(heading, justify="right")
-    totals = [0, 0, 0]
-    states, damaged = _states_of_tables(client)
-    for state in states:
-        path = str(state.table.path)
-        sizes = client.table_sizes(path)
-        for name, known in _lake_tables(state):
-            cold, rows = _in_lake(client, name, known)
-            if name == path:
-                bytes_of = (sizes.hot_bytes, cold, sizes.doubled_bytes)
-            else:
-                # Its rows are in the log or in the rows' own lake table, or were.
-                bytes_of = (0, cold, cold)
-            totals = [total + more for total, more in zip(totals, bytes_of, strict=True)]
-            ratio = _ratio(state, sizes, cold, rows)
-            overview.add_row(name, *(_text(size) for size in bytes_of), f"{rows:,}", ratio)
+    names = ("hot_bytes", "cold_bytes", "doubled_bytes")
+    for line in lines:
+        ratio = line["lake_to_log_ratio"]
+        overview.add_row(
+            line["table"],
+            *(_text(line[name]) for name in names),
+            f"{line['lake_rows']:,}",
+            "" if ratio is None else f"{ratio:.2f}",
+        )
     overview.add_section()
-    overview.add_row("all", *(_text(size) for size in totals), "", "")
-    return Group(overview, *damaged)
+    totals = (_text(sum(line[name] for line in lines)) for name in names)
+    overview.add_row("all", *totals, "", "")
+    return overview
 
 
 def _lake_tables(state: TableState) -> list[tuple[str, LakeState | SideLakeState]]:
@@ -227,13 +327,13 @@ def _in_lake(client: StorageClient, name: str, known: LakeState | SideLakeState)
     return 0, 0
 
 
-def _ratio(state: TableState, sizes: TableSizes, cold: int, lake_rows: int) -> str:
+def _ratio(state: TableState, sizes: TableSizes, cold: int, lake_rows: int) -> float | None:
     """Return how large a row is in the lake, measured by one in the log."""
     log_rows = sum(p.high_watermark - p.log_start_offset for p in state.positions.values())
     log_bytes = sum(bucket.log_bytes for bucket in sizes.buckets.values())
     if not (log_rows and log_bytes and lake_rows):
-        return ""
-    return f"{cold / lake_rows / (log_bytes / log_rows):.2f}"
+        return None
+    return round(cold / lake_rows / (log_bytes / log_rows), 4)
 
 
 def _text(size: float) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +21,19 @@ from streamhouse.cli.connection import (
     read_token,
     token_file_option,
 )
+from streamhouse.cli.output import filter_option, json_option, largest_first, matches
+from streamhouse.storage_service.client import StorageClient
 
 __all__ = ["command"]
 
+_FIGURES: Final[dict[str, Callable[[dict[str, Any]], float]]] = {
+    "rows": lambda table: table["row_count"],
+    "written": lambda table: table["written_rows_per_s"],
+    "read": lambda table: table["read_rows_per_s"],
+    "log": lambda table: table["log_bytes"],
+    "lag": lambda table: table["lag_ms"] if table["is_tiered"] else -1,
+}
+"""By what `--sort` orders, besides names."""
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _CHART_CHARACTERS: Final = 24
 _WIDE_CHARACTERS: Final = 110
@@ -30,22 +43,71 @@ _WIDE_CHARACTERS: Final = 110
 @endpoint_option
 @token_file_option
 @click.option("--once", is_flag=True, help="Print one picture and return.")
-def command(endpoint: str | None, token_file: Path | None, once: bool) -> None:
-    """Watch what is written, read and tiered; Ctrl-C ends it."""
+@filter_option
+@click.option(
+    "--sort",
+    type=click.Choice(["name", *_FIGURES]),
+    default="name",
+    show_default=True,
+    help="By a figure: the largest first.",
+)
+@json_option
+def command(
+    *,
+    endpoint: str | None,
+    token_file: Path | None,
+    once: bool,
+    patterns: tuple[str, ...],
+    sort: str,
+    is_json: bool,
+) -> None:
+    """Watch what is written, read and tiered; Ctrl-C ends it.
+
+    With --json each picture is a line, as docs/http_api.md describes the status; with --once one.
+    """
     console = Console()
     with open_client(endpoint, token=read_token(token_file)) as client:
-        status = client.status()
+
+        def look() -> dict[str, Any]:
+            return _chosen(_status(client), patterns, sort)
+
+        status = look()
+        if once or is_json:
+            _print(status, console, is_json=is_json)
         if once:
-            console.print(_picture(status, width=console.width))
             return
-        first = _picture(status, width=console.width)
-        with Live(first, console=console, screen=True, auto_refresh=False) as live:
-            try:
+        pause_s = status["sample_interval_ms"] / 1000
+        with contextlib.suppress(KeyboardInterrupt):
+            if is_json:
                 while True:
-                    live.update(_picture(client.status(), width=console.width), refresh=True)
-                    time.sleep(status["sample_interval_ms"] / 1000)
-            except KeyboardInterrupt:
-                return
+                    time.sleep(pause_s)
+                    _print(look(), console, is_json=True)
+            first = _picture(status, width=console.width)
+            with Live(first, console=console, screen=True, auto_refresh=False) as live:
+                while True:
+                    time.sleep(pause_s)
+                    live.update(_picture(look(), width=console.width), refresh=True)
+
+
+def _print(status: dict[str, Any], console: Console, *, is_json: bool) -> None:
+    if is_json:
+        click.echo(json.dumps(status))
+    else:
+        console.print(_picture(status, width=console.width))
+
+
+def _status(client: StorageClient) -> dict[str, Any]:
+    """Return the status in full, or in brief if that has more of the tables."""
+    status = client.status()
+    if len(status["tables"]) < status.get("table_count", 0):
+        return client.status(detail="brief")
+    return status
+
+
+def _chosen(status: dict[str, Any], patterns: Sequence[str], sort: str) -> dict[str, Any]:
+    """Return the status with the tables that are wanted, in the order that is."""
+    tables = [table for table in status["tables"] if matches(table["table"], patterns)]
+    return {**status, "tables": largest_first(tables, _FIGURES.get(sort))}
 
 
 def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
@@ -80,7 +142,7 @@ def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
     for worker in status["idle_workers"]:
         lines.append(Text(f"{worker['worker_id']} is idle: {worker['reason']}", style="dim"))
     for table in status["tables"]:
-        if error := table["tiering"]["last_error"]:
+        if error := table["tiering"].get("last_error"):
             lines.append(Text(f"{table['table']}: {error}", style="red"))
     return Group(*lines)
 
@@ -92,11 +154,17 @@ def _consumers(status: dict[str, Any]) -> list[RenderableType]:
         readers.add_column(heading, overflow="fold")
     for heading in ("unread", "lag", "at risk"):
         readers.add_column(heading, justify="right", no_wrap=True)
-    for table in status["tables"]:
-        for one in table.get("consumers", ()):
-            lag = "in the lake" if one["lag_ms"] is None else _age(one["lag_ms"])
-            at_risk = Text(_short(one["rows_at_risk"]) if one["rows_at_risk"] else "", style="red")
-            readers.add_row(one["name"], table["table"], _short(one["lag_rows"]), lag, at_risk)
+    shown = {table["table"] for table in status["tables"]}
+    in_full = [
+        {**one, "table": table["table"]}
+        for table in status["tables"]
+        for one in table.get("consumers", ())
+    ]
+    worst = status.get("consumers", {}).get("worst", ())
+    for one in [*in_full, *(one for one in worst if one["table"] in shown)]:
+        lag = "in the lake" if one["lag_ms"] is None else _age(one["lag_ms"])
+        at_risk = Text(_short(one["rows_at_risk"]) if one["rows_at_risk"] else "", style="red")
+        readers.add_row(one["name"], one["table"], _short(one["lag_rows"]), lag, at_risk)
     return [readers] if readers.row_count else []
 
 

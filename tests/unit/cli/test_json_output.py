@@ -1,0 +1,251 @@
+"""What `top`, `shards` and `consumers` print of a service's answers, for people and programs."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+from streamhouse.cli import cli
+from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
+from streamhouse.storage_service.model.lake.facts import LakeState
+from streamhouse.storage_service.model.offsets import BucketPositions
+from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.storage_service.model.table_state import TableState
+
+SHARD = {
+    "shard": "0",
+    "endpoint": "http://127.0.0.1:1",
+    "epoch": 3,
+    "is_live": True,
+    "load_millicores": 1500,
+    "table_count": 7,
+    "journal": None,
+}
+CONSUMER = {
+    "name": "reader",
+    "lag_rows": 12,
+    "lag_ms": None,
+    "rows_at_risk": 0,
+    "reported_us": 1_700_000_000_000_000,
+}
+
+
+def _table(name: str, *, rows: int, lag_ms: int, written: float = 0.0) -> dict[str, Any]:
+    return {
+        "table": name,
+        "row_count": rows,
+        "log_bytes": rows * 100,
+        "written_rows_per_s": written,
+        "read_rows_per_s": 0.0,
+        "is_tiered": True,
+        "freshness_ms": 180_000,
+        "lag_ms": lag_ms,
+        "tiering": {},
+        "unusable": [],
+        "history": {"written_rows_per_s": []},
+    }
+
+
+def _state(name: str, *, end: int, tiered: int) -> dict[str, Any]:
+    column = pa.field("id", pa.int64(), nullable=False)
+    descriptor = TableDescriptor(
+        path=TablePath.parse(name),
+        schema=Schema.from_arrow(pa.schema([column])),
+        bucket_count=1,
+    )
+    at = BucketPositions(log_start_offset=0, high_watermark=end, tiered_offset=tiered)
+    state = TableState(
+        table=TableInfo(descriptor=descriptor, table_id=1, created_at_us=0),
+        positions={0: at},
+        lake=LakeState(tiered_offsets={0: tiered}),
+    )
+    return state.to_json()
+
+
+TABLES = [
+    _table("log.z", rows=5, lag_ms=100),
+    _table("shop.a", rows=1, lag_ms=300, written=9.5),
+    _table("shop.b", rows=30, lag_ms=200),
+    _table("shop.c", rows=30, lag_ms=0),
+]
+STATUS = {
+    "sample_interval_ms": 5_000,
+    "table_count": len(TABLES),
+    "workers": [
+        {
+            "worker_id": "w",
+            "table": "shop.b",
+            "round_ms": 10,
+            "progress": {"step": "writing", "rows_done": 1, "rows_planned": 4},
+        }
+    ],
+    "idle_workers": [],
+    "damaged_tables": [],
+    "strangers": [],
+}
+ANSWERS: dict[str, Any] = {
+    "/v1/status": {**STATUS, "tables": TABLES[:2]},
+    "/v1/status?detail=brief": {
+        **STATUS,
+        "tables": TABLES,
+        "consumers": {"count": 1, "worst": [{"table": "shop.b", **CONSUMER}]},
+    },
+    "/v1/shards": {"shards": [SHARD, {**SHARD, "shard": "1", "is_live": False}]},
+    "/v1/tables": {"tables": ["log.z", "shop.a", "shop.b", "shop.c"]},
+    "/v1/tables/log.z/state": _state("log.z", end=5, tiered=5),
+    "/v1/tables/shop.a/state": _state("shop.a", end=1, tiered=0),
+    "/v1/tables/shop.b/state": _state("shop.b", end=90, tiered=60),
+    "/v1/tables/shop.c/state": _state("shop.c", end=30, tiered=10),
+    **{f"/v1/tables/{name}/consumers": {"consumers": []} for name in ("log.z", "shop.b", "shop.c")},
+    "/v1/tables/shop.a/consumers": {"consumers": [CONSUMER]},
+}
+
+
+class _Canned(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        unknown = {"error": {"code": "invalid_request", "message": f"no answer for {self.path}"}}
+        body = json.dumps(ANSWERS.get(self.path, unknown)).encode()
+        self.send_response(200 if self.path in ANSWERS else 400)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Canned)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _run(endpoint: str, *arguments: str) -> Result:
+    env = {"COLUMNS": "100"}
+    return CliRunner().invoke(cli, [*arguments, "--endpoint", endpoint], env=env)
+
+
+def _names(result: Result) -> list[str]:
+    assert result.exit_code == 0, result.output
+    return [table["table"] for table in json.loads(result.stdout)["tables"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ([], ["log.z", "shop.a", "shop.b", "shop.c"]),
+        (["--sort", "lag"], ["shop.a", "shop.b", "log.z", "shop.c"]),
+        (["--sort", "rows"], ["shop.b", "shop.c", "log.z", "shop.a"]),
+        (["--sort", "written", "--filter", "shop.*"], ["shop.a", "shop.b", "shop.c"]),
+        (["--filter", "*.z", "--filter", "*.c"], ["log.z", "shop.c"]),
+        (["--filter", "none.*"], []),
+    ],
+)
+def test_top_shows_the_tables_wanted_in_the_order_wanted(
+    endpoint: str, options: list[str], names: list[str]
+) -> None:
+    """All of them, though fewer are told in full."""
+    assert _names(_run(endpoint, "top", "--once", "--json", *options)) == names
+
+    shown = _run(endpoint, "top", "--once", *options)
+
+    assert shown.exit_code == 0, shown.output
+    places = [shown.output.index(name) for name in names]
+    assert places == sorted(places)
+    assert ("reader" in shown.output) == ("shop.b" in names)
+
+
+def test_one_picture_is_one_line(endpoint: str) -> None:
+    assert _run(endpoint, "top", "--once", "--json").stdout.count("\n") == 1
+
+
+def test_shards_are_a_document_also_if_one_has_no_owner(endpoint: str) -> None:
+    done = _run(endpoint, "shards", "--json")
+
+    assert json.loads(done.stdout) == ANSWERS["/v1/shards"]
+    assert isinstance(done.exception, UnavailableError)
+    assert "no owner" in _run(endpoint, "shards").stdout
+
+
+@pytest.mark.parametrize("path", [[], ["shop.a"]])
+def test_consumers_are_a_document(endpoint: str, path: list[str]) -> None:
+    done = _run(endpoint, "consumers", *path, "--json")
+
+    assert json.loads(done.stdout) == {
+        "consumers": [{"table": "shop.a", **CONSUMER}],
+        "not_served": [],
+    }
+    assert "reader" in _run(endpoint, "consumers", *path).stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ([], ["log.z", "shop.a", "shop.b", "shop.c"]),
+        (["--sort", "lag"], ["shop.a", "shop.b", "log.z", "shop.c"]),
+        (["--sort", "untiered"], ["shop.b", "shop.c", "shop.a", "log.z"]),
+        (["--filter", "shop.*", "--sort", "rows"], ["shop.b", "shop.c", "shop.a"]),
+        (["--filter", "none.*"], []),
+    ],
+)
+def test_tables_shows_those_wanted_in_the_order_wanted(
+    endpoint: str, options: list[str], names: list[str]
+) -> None:
+    assert _names(_run(endpoint, "tables", "--json", *options)) == names
+
+    shown = _run(endpoint, "tables", *options)
+
+    assert shown.exit_code == 0, shown.output
+    places = [shown.output.index(name) for name in names]
+    assert places == sorted(places)
+
+
+def test_tables_are_a_document(endpoint: str) -> None:
+    found = json.loads(_run(endpoint, "tables", "--json", "--filter", "shop.b").stdout)
+
+    line = {
+        "table": "shop.b",
+        "bucket_count": 1,
+        "is_primary_key_table": False,
+        "row_count": 90,
+        "log_rows": 90,
+        "lake_rows": 60,
+        "untiered_rows": 30,
+        "is_tiered": True,
+        "lag_ms": 200,
+        "tiering": "writing 25%",
+        "diverged": None,
+    }
+    assert found == {"tables": [line], "not_served": []}
+
+
+def test_one_table_is_a_document(endpoint: str) -> None:
+    found = json.loads(_run(endpoint, "tables", "shop.c", "--json").stdout)
+
+    assert [column["name"] for column in found["schema"]] == ["id"]
+    assert found["buckets"] == [
+        {"bucket": 0, "log_start_offset": 0, "high_watermark": 30, "tiered_offset": 10}
+    ]
+
+
+@pytest.mark.parametrize("more", [["--filter", "shop.*"], ["--sort", "rows"], ["--sizes"]])
+def test_what_is_for_lists_is_refused_for_one_table(more: list[str]) -> None:
+    done = CliRunner().invoke(cli, ["tables", "shop.c", *more])
+
+    assert isinstance(done.exception, InvalidRequestError)
