@@ -29,7 +29,12 @@ from streamhouse.storage_service.model.lake.facts import (
     LakeCatalog,
     is_rest_catalog,
 )
-from streamhouse.storage_service.model.values.units import parse_bytes, parse_duration_ms
+from streamhouse.storage_service.model.values.units import (
+    duration_as_option,
+    parse_bytes,
+    parse_duration_ms,
+    size_as_option,
+)
 
 __all__ = ["DEFAULT_PORT", "ConfigOption", "ServiceConfig"]
 
@@ -42,6 +47,7 @@ _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,253}", re.ASCII)
 SHARED_SOCKET_VARIABLE: Final = "STREAMHOUSE_SHARED_SOCKET"
 """The descriptor of a socket that several shards listen on, each beside its own."""
 _MIB: Final = 1 << 20
+_DIGITS_MAX: Final = 18
 MEMORY: Final = "Memory limits"
 CONNECTIONS: Final = "Connection limits"
 TABLES: Final = "Table limits"
@@ -84,15 +90,25 @@ class ConfigOption:
         """The command line option."""
         return "--" + self.name.replace("_", "-")
 
-    def parse(self, text: str) -> int:
-        """Read a plain number, a size for bytes (`64mb`) or a duration for ms (`30s`)."""
-        if text.isdigit():
+    def parse(self, text: str, *, name: str | None = None) -> int:
+        """Read a plain number, a size for bytes (`64MiB`) or a duration for ms (`30s`).
+
+        An error names the option, or `name`.
+        """
+        name = name or self.flag
+        if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX:
             return int(text)
         if self.unit == "bytes":
-            return parse_bytes(text, name=self.flag)
+            return parse_bytes(text, name=name)
         if self.unit == "ms":
-            return parse_duration_ms(text, name=self.flag)
-        raise InvalidRequestError(f"{self.flag} = '{text}' must be a number of {self.unit}")
+            return parse_duration_ms(text, name=name)
+        raise InvalidRequestError(f"{name} = '{text}' must be a number of {self.unit}")
+
+    def written(self, value: int) -> str:
+        """Return a value as one would write it: `64MiB` instead of 67108864."""
+        if self.unit == "bytes":
+            return size_as_option(value)
+        return duration_as_option(value) if self.unit == "ms" else str(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ def lookup_join(
         how: `left` keeps rows that match nothing, with nulls; `inner` leaves them out.
         cache_ms: a worker keeps what it has looked up for later tasks, for so long; 0: for its task
             alone.
-        cache_bytes: how much it keeps, as in `128mb`.
+        cache_bytes: how much it keeps, as in `128MiB`.
         options: `endpoint`, `token` and `tls.ca` of the service, as for a read.
     """
     if how not in (LEFT, INNER):

@@ -34,7 +34,7 @@ __all__ = [
 
 LEFT: Final = "left"
 INNER: Final = "inner"
-CACHE_BYTES: Final = "128mb"
+CACHE_BYTES: Final = "128MiB"
 _CACHE_BYTES_MAX: Final = 1 << 30
 _CACHE_MS_MAX: Final = 86_400_000
 
@@ -161,7 +161,7 @@ def planned(
         raise InvalidRequestError(f"cache_ms is 0 to {_CACHE_MS_MAX} milliseconds, not {cache_ms}")
     size = parse_bytes(str(cache_bytes), name="cache_bytes")
     if not 0 < size <= _CACHE_BYTES_MAX:
-        raise InvalidRequestError(f"cache_bytes is at most 1gb, not {cache_bytes}")
+        raise InvalidRequestError(f"cache_bytes is at most 1GiB, not {cache_bytes}")
     # Something has to come with a row to say that it is there.
     named = wanted or {key[0]: key[0]}
     columns = info.schema.select(list(named), table=table).to_arrow()

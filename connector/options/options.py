@@ -107,7 +107,7 @@ OPTIONS: Final = (
            " `false` skips them with a warning."),
     Option("minPartitions", "", _READS, "Split large reads into at least about this many tasks;"
            " default: twice the driver's cores."),
-    Option("maxSplitBytes", "128mb", _READS, "Split files over this size at row groups."),
+    Option("maxSplitBytes", "128MiB", _READS, "Split files over this size at row groups."),
     Option("maxOffsetsPerTrigger", "10000000", (STREAM,), "At most this many rows per micro-batch,"
            " spread fairly over the buckets."),
     Option("longPollMs", "300", (STREAM,), "How long a trigger waits for new rows at the service,"

@@ -74,7 +74,7 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
     ),
     "table.datalake.target-file-bytes": (
         "datalake_target_file_bytes",
-        "128mb",
+        "128MiB",
         parse_bytes,
         "Size at which tiering starts a new Parquet file.",
     ),
@@ -137,7 +137,7 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
     ),
     "table.log.segment-bytes": (
         "log_segment_bytes",
-        "128mb",
+        "128MiB",
         parse_bytes,
         "Size at which a bucket's log starts a new segment file; retention deletes whole segments.",
     ),
@@ -204,6 +204,6 @@ class TableProperties:
         }
         if values["log_segment_bytes"] < SEGMENT_BYTES_MIN:
             raise InvalidRequestError(
-                f"table '{table}': property table.log.segment-bytes must be at least 64kb"
+                f"table '{table}': property table.log.segment-bytes must be at least 64KiB"
             )
         return cls(**values)

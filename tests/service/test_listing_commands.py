@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from streamhouse.cli import cli
 from streamhouse.client import StreamhouseClient
+from tests.support.documented_fields import documented
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -86,6 +87,7 @@ def test_sizes_are_a_document(endpoint: str) -> None:
     assert lines["shop.c"]["cold_bytes"] > 0
     assert lines["shop.a"]["cold_bytes"] == 0
     assert lines["shop.a"]["lake_to_log_ratio"] is None
+    assert list(lines["shop.a"]) == documented("tables --sizes")
 
 
 def test_top_shows_those_wanted_in_the_order_wanted(endpoint: str) -> None:

@@ -19,6 +19,7 @@ from streamhouse.cli.connection import (
     token_file_option,
 )
 from streamhouse.cli.output import json_option, print_json
+from streamhouse.cli.units import age_text
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -89,20 +90,13 @@ def _found(
 
 
 def _row(consumer: dict[str, Any]) -> tuple[str, ...]:
-    ago_s = max(0.0, time.time() - consumer["reported_us"] / 1e6)
+    ago_ms = max(0.0, time.time() * 1e3 - consumer["reported_us"] / 1e3)
     lag_ms, at_risk = consumer["lag_ms"], consumer["rows_at_risk"]
     return (
         str(consumer["table"]),
         str(consumer["name"]),
         f"{consumer['lag_rows']:,}",
-        "in the lake" if lag_ms is None else _time(lag_ms / 1000),
+        "in the lake" if lag_ms is None else age_text(lag_ms),
         f"{at_risk:,}" if at_risk else "",
-        f"{_time(ago_s)} ago",
+        f"{age_text(ago_ms)} ago",
     )
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.0f} {unit}"
-    return f"{seconds:.1f} s"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from streamhouse.cli.connection import endpoint_option, open_client, read_token, token_file_option
+from streamhouse.cli.units import MeasureType, parse_pause_s
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import DatabaseNotFoundError, InvalidRequestError
 from streamhouse.storage_service.model.lake.facts import parse_catalog_properties
@@ -61,10 +62,11 @@ _OF_COPIES: Final = {
 @click.option("--follow", is_flag=True, help="Then go on with what is appended, until stopped.")
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1),
-    default=10.0,
+    type=MeasureType("duration", parse_pause_s),
+    metavar="DURATION",
+    default="10s",
     show_default=True,
-    help="With --follow: seconds between two looks at the Iceberg table.",
+    help="With --follow: how long between two looks at the Iceberg table.",
 )
 @click.option(
     "--skip-overwrites",
@@ -86,7 +88,7 @@ def command(
     partitioned_by: str | None,
     properties: tuple[str, ...],
     follow: bool,
-    interval: float,
+    interval: str,
     skip_overwrites: bool,
     endpoint: str | None,
     token_file: Path | None,
@@ -105,6 +107,7 @@ def command(
     from streamhouse.connector.options.options import SKIP_OPTIONS
 
     token = read_token(token_file)
+    pause_s = parse_pause_s(interval, name="--interval")
     if _is_adoption(source, target, adopt=adopt, copy=copy):
         with open_client(endpoint, token=token) as client:
             return _adopt(client, source, force=adopt)
@@ -137,7 +140,7 @@ def command(
                 signal.signal(number, lambda *_: stopping.set())
         if not _import(job, stopping):
             click.echo("nothing new")
-        while follow and not stopping.wait(interval):
+        while follow and not stopping.wait(pause_s):
             _import(job, stopping)
     if stopping.is_set():
         raise click.Abort

@@ -18,12 +18,12 @@ from streamhouse.cli.supervisor import (
     stop_with_supervisor,
     supervise,
 )
+from streamhouse.cli.units import SIZE, MeasureType
 from streamhouse.storage_service.config import (
     CATALOG_ACCESS,
     DEFAULT_CATALOG_NAME,
     DEFAULT_PORT,
     JOURNAL_ACKS,
-    ConfigOption,
     ServiceConfig,
 )
 from streamhouse.storage_service.errors import InvalidRequestError
@@ -101,8 +101,9 @@ def help_sections() -> dict[str, list[str]]:
 
 def _limit_options(command: _F) -> _F:
     for option in reversed(ServiceConfig.options()):
-        text = f"{option.help} [{_short(option)}]"
-        command = click.option(option.flag, option.name, metavar="N", help=text)(command)
+        text = f"{option.help} [{option.written(option.default)}]"
+        kind = MeasureType("number", option.parse)
+        command = click.option(option.flag, option.name, metavar="N", type=kind, help=text)(command)
     return command
 
 
@@ -150,17 +151,6 @@ def _journal_options(command: _F) -> _F:
     for option in reversed(options):
         command = option(command)
     return command
-
-
-def _short(option: ConfigOption) -> str:
-    """Return the default as one would write it: `64mb` instead of 67108864."""
-    if option.unit == "bytes":
-        for size, unit in ((1 << 30, "gb"), (1 << 20, "mb")):
-            if option.default % size == 0:
-                return f"{option.default // size}{unit}"
-    if option.unit == "ms" and option.default % 1_000 == 0:
-        return f"{option.default // 1_000}s"
-    return f"{option.default}"
 
 
 @click.command("serve", cls=_ServeCommand)
@@ -232,7 +222,9 @@ def _short(option: ConfigOption) -> str:
     help="service: tiering and readers reach the catalog through this service's /iceberg.",
 )
 @click.option("--warehouse", metavar="URI", help="Where lake tables go, as in s3://bucket/folder.")
-@click.option("--disk-max", metavar="SIZE", help="Most bytes that rows may take, as in 100gb.")
+@click.option(
+    "--disk-max", metavar="SIZE", type=SIZE, help="Most bytes that rows may take, as in 100GiB."
+)
 @click.option(
     "--lake-credentials",
     type=click.Choice(["own", "shared"]),
@@ -289,7 +281,7 @@ def command(
 ) -> None:
     """Run the storage service until SIGTERM or Ctrl-C.
 
-    Prints `streamhouse listening on URL` when it takes requests. Numbers may be sizes (64mb) or
+    Prints `streamhouse listening on URL` when it takes requests. Numbers may be sizes (64MiB) or
     durations (30s) where the unit is bytes or ms.
     """
     configure_logging(log_level, log_format)

@@ -26,6 +26,7 @@ from streamhouse.cli.output import (
     matches,
     print_json,
 )
+from streamhouse.cli.units import size_text
 from streamhouse.extras import require
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
@@ -49,7 +50,6 @@ _FIGURES: Final[dict[str, Callable[[dict[str, Any]], float]]] = {
     "lag": lambda line: -1 if line["lag_ms"] is None else line["lag_ms"],
 }
 """By what `--sort` orders, besides names."""
-_UNIT: Final = 1024
 _PIPE_COLUMNS: Final = 10_000
 _OF_KEY_TABLES: Final = (
     "Of a table with a primary key 'rows' counts rows, and the columns after it count changes."
@@ -172,7 +172,7 @@ def _line(
         "untiered_rows": written - tiered,
         "is_tiered": is_tiered,
         "lag_ms": status["lag_ms"] if is_tiered and status else None,
-        "tiering": _tiering(status, is_tiered=is_tiered),
+        **_round(status if is_tiered else None),
         "diverged": state.lake.diverged or None,
     }
 
@@ -183,7 +183,7 @@ def _row(line: dict[str, Any]) -> tuple[str, ...]:
         line["table"],
         str(line["bucket_count"]),
         *(f"{line[figure]:,}" for figure in figures),
-        line["tiering"],
+        _tiering(line),
     )
 
 
@@ -200,16 +200,29 @@ def _statuses(client: StorageClient) -> dict[str, dict[str, Any]]:
     }
 
 
-def _tiering(status: dict[str, Any] | None, *, is_tiered: bool) -> str:
-    """Return what a table's tiering does now, in a few words."""
-    if not is_tiered or status is None:
-        return "" if is_tiered else "off"
-    if progress := status["progress"]:
-        if progress["step"] == "writing" and progress["rows_planned"]:
-            return f"writing {progress['rows_done'] / progress['rows_planned']:.0%}"
-        return str(progress["step"] or "in a round")
-    failures = status["tiering"].get("failures")
-    return f"failed {failures} times" if failures else ""
+def _round(status: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what a table's tiering does now."""
+    if status is None:
+        return {"step": None, "rows_done": None, "rows_planned": None, "failures": None}
+    progress = status["progress"] or {"step": None, "rows_done": None, "rows_planned": None}
+    step = None if status["progress"] is None else progress["step"] or "in a round"
+    return {
+        "step": step,
+        "rows_done": progress["rows_done"],
+        "rows_planned": progress["rows_planned"],
+        "failures": status["tiering"].get("failures", 0),
+    }
+
+
+def _tiering(line: dict[str, Any]) -> str:
+    """Return the same in a few words."""
+    if not line["is_tiered"]:
+        return "off"
+    if line["step"] == "writing" and line["rows_planned"]:
+        return f"writing {line['rows_done'] / line['rows_planned']:.0%}"
+    if line["step"]:
+        return str(line["step"])
+    return f"failed {line['failures']} times" if line["failures"] else ""
 
 
 def _described(state: TableState) -> dict[str, Any]:
@@ -293,12 +306,12 @@ def _sizes_overview(lines: list[dict[str, Any]], console: Console) -> Table:
         ratio = line["lake_to_log_ratio"]
         overview.add_row(
             line["table"],
-            *(_text(line[name]) for name in names),
+            *(size_text(line[name]) for name in names),
             f"{line['lake_rows']:,}",
             "" if ratio is None else f"{ratio:.2f}",
         )
     overview.add_section()
-    totals = (_text(sum(line[name] for line in lines)) for name in names)
+    totals = (size_text(sum(line[name] for line in lines)) for name in names)
     overview.add_row("all", *totals, "", "")
     return overview
 
@@ -334,11 +347,3 @@ def _ratio(state: TableState, sizes: TableSizes, cold: int, lake_rows: int) -> f
     if not (log_rows and log_bytes and lake_rows):
         return None
     return round(cold / lake_rows / (log_bytes / log_rows), 4)
-
-
-def _text(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < _UNIT:
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= _UNIT
-    return f"{size:,.1f} TiB"

@@ -22,6 +22,7 @@ from streamhouse.cli.connection import (
     token_file_option,
 )
 from streamhouse.cli.output import filter_option, json_option, largest_first, matches
+from streamhouse.cli.units import age_text, size_text
 from streamhouse.storage_service.client import StorageClient
 
 __all__ = ["command"]
@@ -128,15 +129,15 @@ def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
             _short(table["row_count"]),
             _short(table["written_rows_per_s"]),
             _short(table["read_rows_per_s"]),
-            f"{_short(table['log_bytes'])}B",
+            size_text(table["log_bytes"]),
             _lag(table),
-            _age(table["freshness_ms"]) if table["is_tiered"] else "",
+            age_text(table["freshness_ms"]) if table["is_tiered"] else "",
             *([_chart(table["history"]["written_rows_per_s"])] if is_wide else []),
         )
     lines: list[RenderableType] = [tables, *_consumers(status), *_troubles(status)]
     for worker in status["workers"]:
         lines.append(
-            f"{worker['worker_id']} tiers {worker['table']} since {_age(worker['round_ms'])}"
+            f"{worker['worker_id']} tiers {worker['table']} since {age_text(worker['round_ms'])}"
             f"{_progress(worker['progress'])}"
         )
     for worker in status["idle_workers"]:
@@ -162,7 +163,7 @@ def _consumers(status: dict[str, Any]) -> list[RenderableType]:
     ]
     worst = status.get("consumers", {}).get("worst", ())
     for one in [*in_full, *(one for one in worst if one["table"] in shown)]:
-        lag = "in the lake" if one["lag_ms"] is None else _age(one["lag_ms"])
+        lag = "in the lake" if one["lag_ms"] is None else age_text(one["lag_ms"])
         at_risk = Text(_short(one["rows_at_risk"]) if one["rows_at_risk"] else "", style="red")
         readers.add_row(one["name"], one["table"], _short(one["lag_rows"]), lag, at_risk)
     return [readers] if readers.row_count else []
@@ -189,7 +190,7 @@ def _lag(table: dict[str, Any]) -> Text:
     if not table["is_tiered"]:
         return Text("no lake", style="dim")
     is_late = table["lag_ms"] > table["freshness_ms"]
-    return Text(_age(table["lag_ms"]), style="red" if is_late else "green")
+    return Text(age_text(table["lag_ms"]), style="red" if is_late else "green")
 
 
 def _progress(progress: dict[str, Any] | None) -> str:
@@ -207,12 +208,6 @@ def _short(number: float) -> str:
             return f"{number:,.0f} {unit}" if not unit or number >= 100 else f"{number:,.1f} {unit}"
         number /= 1_000
     return f"{number:,.1f} G"
-
-
-def _age(ms: int) -> str:
-    if ms < 1_000:
-        return f"{ms} ms"
-    return f"{ms / 1000:.1f} s" if ms < 120_000 else f"{ms / 60_000:.0f} min"
 
 
 def _chart(values: list[float]) -> str:

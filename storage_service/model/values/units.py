@@ -1,7 +1,8 @@
 """Values that people write as text: yes or no, whole numbers, sizes, durations.
 
-Table properties, options of the Spark format and settings of the service are read here. `name` says
-whose text it is; each error is one sentence: whose text, the text, what it must be.
+Table properties, options of the Spark format, and options of commands from wherever they come are
+read here. `name` says whose text it is; each error is one sentence: whose text, the text, what it
+must be. A size counts by 1024, however it is spelled: `64MiB`, `64mb` and `64m` are the same.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from typing import Final
 
 from streamhouse.storage_service.errors import InvalidRequestError
 
-__all__ = ["parse_boolean", "parse_bytes", "parse_duration_ms", "parse_whole_number"]
+__all__ = [
+    "duration_as_option",
+    "parse_boolean",
+    "parse_bytes",
+    "parse_duration_ms",
+    "parse_whole_number",
+    "size_as_option",
+]
 
 _DURATION_UNIT_MS: Final = {
     "ms": 1,
@@ -22,15 +30,11 @@ _DURATION_UNIT_MS: Final = {
     "h": 3_600_000,
     "d": 86_400_000,
 }
-_SIZE_UNIT_BYTES: Final = {
-    "": 1,
-    "b": 1,
-    "kb": 1 << 10,
-    "mb": 1 << 20,
-    "gb": 1 << 30,
-    "k": 1 << 10,
-    "m": 1 << 20,
-    "g": 1 << 30,
+_SIZE_PREFIX_BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE_UNIT_BYTES: Final = {"": 1, "b": 1} | {
+    prefix + ending: size
+    for prefix, size in _SIZE_PREFIX_BYTES.items()
+    for ending in ("", "b", "ib")
 }
 # What is more says `for ever` and `as large as you like`.
 _NUMBER_MAX: Final = (1 << 63) - 1
@@ -62,21 +66,37 @@ def parse_whole_number(text: str, *, name: str, least: int = 1, most: int | None
 
 
 def parse_bytes(text: str, *, name: str) -> int:
-    """Read `128mb`, `64kb` or plain bytes as bytes."""
+    """Read `128MiB`, `64kb` or plain bytes as bytes."""
     size = _product(text, _SIZE_UNIT_BYTES)
     if size is None:
-        wanted = "a size: a positive number and one of b, kb, mb, gb, as in '128mb'"
+        wanted = "a size: a positive whole number and one of B, KiB, MiB, GiB, TiB, as in '128MiB'"
         raise _not_a_value(text, name, wanted)
     return min(size, _SIZE_BYTES_MAX)
 
 
 def parse_duration_ms(text: str, *, name: str) -> int:
-    """Read `7d`, `12h`, `1min`, `90s` or `500ms` as milliseconds."""
+    """Read `7d`, `12h`, `5m`, `90s` or `500ms` as milliseconds."""
     duration_ms = _product(text, _DURATION_UNIT_MS)
     if duration_ms is None:
-        wanted = "a duration: a positive number and one of ms, s, min, h, d, as in '90s'"
+        wanted = "a duration: a positive whole number and one of ms, s, m, h, d, as in '90s'"
         raise _not_a_value(text, name, wanted)
     return min(duration_ms, _DURATION_MS_MAX)
+
+
+def size_as_option(size: int) -> str:
+    """Return bytes in the largest unit that they are a whole number of, as `parse_bytes` reads."""
+    for prefix, unit in reversed(_SIZE_PREFIX_BYTES.items()):
+        if size and size % unit == 0:
+            return f"{size // unit}{prefix.upper()}iB"
+    return f"{size}B"
+
+
+def duration_as_option(duration_ms: int) -> str:
+    """Return a duration in the largest unit that fits, as `parse_duration_ms` reads it."""
+    for unit in ("d", "h", "m", "s"):
+        if duration_ms and duration_ms % _DURATION_UNIT_MS[unit] == 0:
+            return f"{duration_ms // _DURATION_UNIT_MS[unit]}{unit}"
+    return f"{duration_ms}ms"
 
 
 def _product(text: str, units: dict[str, int]) -> int | None:

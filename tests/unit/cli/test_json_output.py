@@ -19,6 +19,7 @@ from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import TableState
+from tests.support.documented_fields import documented
 
 SHARD = {
     "shard": "0",
@@ -229,10 +230,15 @@ def test_tables_are_a_document(endpoint: str) -> None:
         "untiered_rows": 30,
         "is_tiered": True,
         "lag_ms": 200,
-        "tiering": "writing 25%",
+        "step": "writing",
+        "rows_done": 1,
+        "rows_planned": 4,
+        "failures": 0,
         "diverged": None,
     }
     assert found == {"tables": [line], "not_served": []}
+    assert list(line) == documented("tables")
+    assert "writing 25%" in _run(endpoint, "tables", "--filter", "shop.b").stdout
 
 
 def test_one_table_is_a_document(endpoint: str) -> None:
@@ -242,6 +248,7 @@ def test_one_table_is_a_document(endpoint: str) -> None:
     assert found["buckets"] == [
         {"bucket": 0, "log_start_offset": 0, "high_watermark": 30, "tiered_offset": 10}
     ]
+    assert list(found["buckets"][0]) == documented("tables PATH")
 
 
 @pytest.mark.parametrize("more", [["--filter", "shop.*"], ["--sort", "rows"], ["--sizes"]])

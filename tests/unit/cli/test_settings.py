@@ -175,3 +175,34 @@ def test_secrets_are_never_shown() -> None:
         "uri=postgresql://me@db/lake",
         "s3.session-token=@env:TOKEN",
     ]
+
+
+@pytest.mark.parametrize("said_by", WHO)
+@pytest.mark.parametrize(
+    ("command", "option", "good", "bad"),
+    [
+        ("serve", "disk-max", ("512MiB", "512mb", "536870912"), "512megs"),
+        ("serve", "body-bytes-max", ("512MiB", "512mb", "536870912"), "10s"),
+        ("serve", "drain-timeout-ms", ("5m", "300s", "300000"), "5MiB"),
+        ("import", "interval", ("5m", "300s", "300", "0.5"), "often"),
+    ],
+)
+def test_units_are_the_same_on_the_command_line_in_the_environment_and_in_the_file(
+    tmp_path: Path, said_by: str, command: str, option: str, good: tuple[str, ...], bad: str
+) -> None:
+    """A wrong one is told with its place."""
+    variable = f"STREAMHOUSE_{command}_{option}".upper().replace("-", "_")
+
+    def said(text: str) -> Any:
+        path = _file(tmp_path, f'[{command}]\n{option} = "{text}"\n')
+        first = ["--config", str(path)] if said_by == "file" else []
+        last = [f"--{option}", text] if said_by == "command line" else []
+        env = {variable: text} if said_by == "environment" else {}
+        return _config(*first, command, *last, env=env)[f"--{option}"][0]
+
+    assert [said(text) for text in good] == [[text] for text in good]
+    with pytest.raises(InvalidRequestError) as refused:
+        said(bad)
+    place = {"command line": f"--{option}", "environment": variable, "file": f"[{command}]"}
+    assert place[said_by] in refused.value.message
+    assert f"'{bad}' must be" in refused.value.message

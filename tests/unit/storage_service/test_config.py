@@ -22,6 +22,7 @@ DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
     ("name", "text", "value"),
     [
         ("body_bytes_max", "128mb", 128 << 20),
+        ("body_bytes_max", "128MiB", 128 << 20),
         ("body_bytes_max", "67108864", 67_108_864),
         ("drain_timeout_ms", "30s", 30_000),
         ("tables_max", "7", 7),
@@ -37,6 +38,7 @@ def test_settings_are_read_in_their_unit(tmp_path: Path, name: str, text: str, v
     ("name", "text", "message"),
     [
         ("tables_max", "many", "--tables-max = 'many' must be a number of tables"),
+        ("tables_max", "²", "--tables-max = '²' must be a number of tables"),
         ("tables_max", "0", "--tables-max must be at least 1 tables"),
         ("body_bytes_max", "1light", "--body-bytes-max = '1light' must be a size"),
         ("body_bytes_max", "16mb", "batch_bytes_max = 33554432 must not exceed body_bytes_max"),
@@ -167,7 +169,7 @@ def _documented(*columns: str) -> list[tuple[str, ...]]:
 
 def test_every_limit_is_documented_as_it_is() -> None:
     assert _documented("option", "default", "unit", "meaning") == [
-        (option.flag, str(option.default), option.unit, option.help)
+        (option.flag, option.written(option.default), option.unit, option.help)
         for option in ServiceConfig.options()
     ]
 
