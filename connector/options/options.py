@@ -18,12 +18,6 @@ from streamhouse.connector.options.connection import (
     TableName,
     connection_options,
 )
-from streamhouse.connector.options.offset_option import (
-    StartingPosition,
-    parse_ending_offsets,
-    parse_starting_offsets,
-    parse_timestamp_us,
-)
 from streamhouse.connector.options.option_values import (
     parse_consumer,
     parse_long_poll_ms,
@@ -35,6 +29,12 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     UnknownOptionError,
     suggestion,
+)
+from streamhouse.storage_service.model.values.positions import (
+    StartingPosition,
+    parse_ending_offsets,
+    parse_starting_offsets,
+    parse_timestamp_us,
 )
 from streamhouse.storage_service.model.values.units import (
     parse_boolean,

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from streamhouse.connector.options.connection import LAKE, LOG
-from streamhouse.connector.options.offset_option import EARLIEST, LATEST, StartingPosition
 from streamhouse.storage_service.errors import (
     BucketNotFoundError,
     HistoryDivergedError,
@@ -22,6 +21,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.offsets import BucketPositions, OffsetRange
 from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.storage_service.model.values.positions import EARLIEST, LATEST, StartingPosition
 
 __all__ = [
     "Readable",

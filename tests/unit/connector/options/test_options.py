@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from streamhouse.connector.options.connection import connection_options
-from streamhouse.connector.options.offset_option import EARLIEST, LATEST
 from streamhouse.connector.options.options import (
     ALL_USES,
     BATCH,
@@ -22,6 +21,7 @@ from streamhouse.connector.options.options import (
 )
 from streamhouse.connector.options.write_options import write_options
 from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError
+from streamhouse.storage_service.model.values.positions import EARLIEST, LATEST
 
 TABLE = {"path": "db.t"}
 

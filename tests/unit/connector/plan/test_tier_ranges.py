@@ -8,12 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.connector.options.offset_option import (
-    EARLIEST,
-    LATEST,
-    StartingPosition,
-    parse_starting_offsets,
-)
 from streamhouse.connector.plan.tier_ranges import (
     Readable,
     cut_by_tier,
@@ -28,6 +22,12 @@ from streamhouse.storage_service.errors import (
     OffsetOutOfRangeError,
 )
 from streamhouse.storage_service.model.offsets import OffsetRange
+from streamhouse.storage_service.model.values.positions import (
+    EARLIEST,
+    LATEST,
+    StartingPosition,
+    parse_starting_offsets,
+)
 
 TIERED = Readable(lake_end=100, log_start=60, end=150)
 LOG_ONLY = Readable(lake_end=0, log_start=60, end=150)
