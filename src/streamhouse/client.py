@@ -154,7 +154,7 @@ class StreamhouseClient(StorageClient):
         self,
         path: str | Sequence[str],
         *,
-        start: LogStart | Mapping[str, LogStart] = "latest",
+        start: LogStart = "latest",
         columns: Sequence[str] | None = None,
         schema_id: int | None = None,
         consumer: str | None = None,
@@ -165,12 +165,25 @@ class StreamhouseClient(StorageClient):
         self,
         path: str | Sequence[str],
         *,
-        start: Literal["full"] | Mapping[str, Any],
+        start: Literal["full"],
         columns: Sequence[str] | None = None,
         schema_id: int | None = None,
         consumer: str | None = None,
         where: str | None = None,
     ) -> Subscription[TableBatch]: ...
+
+    # A token, a time, path -> start, or JSON text: what they say decides.
+    @overload
+    def subscribe(
+        self,
+        path: str | Sequence[str],
+        *,
+        start: str | Mapping[str, Any],
+        columns: Sequence[str] | None = None,
+        schema_id: int | None = None,
+        consumer: str | None = None,
+        where: str | None = None,
+    ) -> Subscription[Any]: ...
 
     def subscribe(
         self,
@@ -181,20 +194,21 @@ class StreamhouseClient(StorageClient):
         schema_id: int | None = None,
         consumer: str | None = None,
         where: str | None = None,
-    ) -> Subscription[LogBatch] | Subscription[TableBatch]:
+    ) -> Subscription[Any]:
         """Follow a table, or several: batches of rows as they become durable, for ever.
 
         What is returned is iterated over, polled, closed from any thread, and closed with the
         client; a batch says its `table`.
 
-        `start` is `latest`, `earliest` (the log's oldest row), `committed` or bucket -> offset, as
-        `StorageClient.subscribe` has it; or `full`: the rows that the table has, from the lake and
-        from the log, then live ones, without a gap. Of a primary key table these are the rows of
-        one lake snapshot as `+I`, then every change, by `__change_type`. Of several tables `start`
-        may be path -> start.
+        `start` takes what option `startingOffsets` of a read does, and `committed`: `latest`,
+        `earliest` (the log's oldest row), a time, or bucket -> offset, as in `{0: 12, 1: "latest"}`
+        or its JSON text, for only those buckets. With `full` it is the rows that the table has,
+        from the lake and from the log, then live ones, without a gap. Of a primary key table these
+        are the rows of one lake snapshot as `+I`, then every change, by `__change_type`. Of several
+        tables `start` may be path -> start.
 
-        With `full` each batch has a `token`, a JSON object. Give it as `start` to go on after that
-        batch, also in another process, also in the middle of the history.
+        With `full` each batch has a `token`, a JSON object. Give it, or its text, as `start` to go
+        on after that batch, also in another process, also in the middle of the history.
 
         Args:
             columns: only these columns, in this order.
@@ -206,7 +220,8 @@ class StreamhouseClient(StorageClient):
 
         def source(table: str, begin: Any) -> Source[Any]:
             is_token = isinstance(begin, Mapping) and "offsets" in begin
-            if begin == "full" or is_token:
+            is_full = isinstance(begin, str) and begin.strip().lower() == "full"
+            if is_full or is_token:
                 return self._full_source(
                     table,
                     begin if is_token else None,

@@ -376,19 +376,19 @@ class StorageClient(TableCalls, TieringCalls):
         self,
         path: str | Sequence[str],
         *,
-        start: LogStart | Mapping[str, LogStart] = "latest",
+        start: Any = "latest",
         columns: Sequence[str] | None = None,
         schema_id: int | None = None,
         consumer: str | None = None,
-    ) -> Subscription[LogBatch]:
+    ) -> Subscription[Any]:
         """Follow a table, or several: log batches as they become durable, for ever.
 
         The schema stays what it is now, or version `schema_id`, also when the table's changes.
 
         The service pushes; within a bucket rows come in offset order, each once, also when the
         connection breaks in between. `start` is `latest`, `earliest` (the log's oldest row),
-        `committed`, or bucket -> offset for only those buckets; of several tables it may be path
-        -> start.
+        `committed`, a time, or bucket -> offset for only those buckets, also as JSON text; of
+        several tables it may be path -> start. Each batch is a `LogBatch`.
 
         Under the name `consumer`, if it is given, the service is told about once a second how far
         the caller is: `streamhouse consumers` shows it. A batch counts as read when the next one is

@@ -244,8 +244,8 @@ def test_errors_say_where_and_what_to_do(client: StorageClient, tmp_path: Path) 
         client.describe_table("eror")
     with pytest.raises(OffsetOutOfRangeError, match=r"offset 9 .* 0 to 5"):
         client.fetch("errors", 0, 9)
-    with pytest.raises(InvalidRequestError, match="start must be 'latest', 'earliest', 'comm"):
-        next(client.subscribe("errors", start="newest"))  # type: ignore[call-overload]
+    with pytest.raises(InvalidRequestError, match="start must be full, earliest, latest, comm"):
+        next(client.subscribe("errors", start="newest"))
     with (
         pytest.raises(UnavailableError, match=r"http://127.0.0.1:9: .*streamhouse serve"),
         StorageClient("http://127.0.0.1:9") as nowhere,

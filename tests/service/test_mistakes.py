@@ -212,7 +212,7 @@ MISTAKES: Final[dict[str, tuple[Mistake, str]]] = {
     "a bucket as a text": (lambda c: c.fetch("events", "zero", 0), "bucket"),
     "positions as a list": (
         lambda c: c.subscribe("events", start=[0, 0]),
-        "start must be 'latest'",
+        "start must be full, earliest, latest, committed",
     ),
     "positions of strange buckets": (
         lambda c: c.subscribe("events", start={"zero": 0}),

@@ -28,6 +28,8 @@ class _Client(Protocol):
 
     def positions(self, path: str) -> dict[int, BucketPositions]: ...
 
+    def offsets_for_timestamp(self, path: str, timestamp_us: int) -> dict[int, int]: ...
+
     def begin_reading(self, path: str, offsets: Mapping[int, int]) -> None: ...
 
     def committed(self, path: str, consumer: str) -> dict[int, int] | None: ...
@@ -52,20 +54,25 @@ def log_source(
         if consumer is None:
             raise InvalidRequestError("subscribe: start='committed' needs a 'consumer'")
         committed = client.committed(path, consumer)
-    starts = offsets_of(start, lambda: client.positions(path), committed=committed)
-    if isinstance(start, str) and committed is None:
-        client.begin_reading(path, starts)
+    starts = offsets_of(
+        start,
+        lambda: client.positions(path),
+        at_time=lambda timestamp_us: client.offsets_for_timestamp(path, timestamp_us),
+        committed=committed,
+    )
+    if starts.anew:
+        client.begin_reading(path, starts.anew)
     standing = None
     if consumer is not None:
         reports = client.position_reports(path, consumer)
-        standing = Standing(reports, starts, by_commit=by_commit)
+        standing = Standing(reports, starts.offsets, by_commit=by_commit)
     stop = StopSignal()
     return Source(
         path,
         follow(
             client.transport,
             path,
-            start=starts,
+            start=starts.offsets,
             columns=columns,
             reached=reached,
             schema_id=schema_id,

@@ -1,7 +1,6 @@
 """Arguments of calls as the rest of the client wants them, or one sentence why they are not.
 
-What has only one meaning is taken: a name alone for a list of one, offsets with buckets as JSON's
-texts, numbers of numpy.
+What has only one meaning is taken: a name alone for a list of one, numbers of numpy.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 from streamhouse.storage_service.errors import InvalidRequestError
 
-__all__ = ["choice", "names", "offsets", "property_texts", "seconds", "whole"]
+__all__ = ["choice", "names", "property_texts", "seconds", "whole"]
 
 
 def names(value: Any, *, what: str) -> tuple[str, ...]:
@@ -25,18 +24,6 @@ def names(value: Any, *, what: str) -> tuple[str, ...]:
             return found
         value = next(name for name in found if not isinstance(name, str))
     raise InvalidRequestError(f"{what} is a list of names, as ['id'], not {value!r:.80}")
-
-
-def offsets(value: Any, *, what: str) -> dict[int, int]:
-    """Return bucket -> offset, whose buckets may be texts, as JSON has them."""
-    if not isinstance(value, Mapping):
-        raise InvalidRequestError(f"{what} is bucket -> offset, as {{0: 120}}, not {value!r:.80}")
-    found: dict[int, int] = {}
-    for bucket, offset in value.items():
-        number = int(bucket) if isinstance(bucket, str) and bucket.isdecimal() else bucket
-        at = whole(number, what=f"{what}: a bucket")
-        found[at] = whole(offset, what=f"{what}: the offset of bucket {at}")
-    return found
 
 
 def whole(value: Any, *, what: str, least: int = 0) -> int:

@@ -1,8 +1,13 @@
-"""What users write for positions: `earliest`, `latest`, times, JSON of an offset per bucket."""
+"""What users write for positions: `earliest`, `latest`, times, an offset for each bucket.
+
+Offsets are a dict, whose buckets may be texts as JSON has them, or its JSON text. Options of reads
+and starts of subscriptions are read here, so that they take the same.
+"""
 
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +22,7 @@ __all__ = [
     "EARLIEST",
     "LATEST",
     "StartingPosition",
+    "from_json_text",
     "parse_ending_offsets",
     "parse_starting_offsets",
     "parse_timestamp_us",
@@ -28,6 +34,7 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 """In a mapping of offsets: the end at the time of planning."""
 
+_NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}
 _MICROSECOND: Final = timedelta(microseconds=1)
 _YEAR_LAST: Final = 2262
 _END_US: Final = days_of(_YEAR_LAST + 1, 1, 1) * DAY_US
@@ -44,21 +51,25 @@ class StartingPosition:
     timestamp_us: int | None = None
 
 
-def parse_starting_offsets(text: str, *, name: str, zone: str = "UTC") -> StartingPosition:
-    """Read option `startingOffsets`; a time without a zone is in `zone`."""
-    lowered = text.strip().lower()
+def parse_starting_offsets(
+    value: object, *, name: str, zone: str = "UTC", words: str = "full, earliest, latest"
+) -> StartingPosition:
+    """Read where a read starts; a time without a zone is in `zone`. A refusal lists `words`."""
+    value = from_json_text(value, name=name)
+    if isinstance(value, Mapping):
+        return StartingPosition(kind="offsets", offsets=_offsets(value, name=name))
+    text = value.strip() if isinstance(value, str) else ""
+    lowered = text.lower()
     if lowered == "full":
         return StartingPosition(kind="full")
     if lowered == "earliest":
         return StartingPosition(kind="earliest")
     if lowered == "latest":
         return StartingPosition(kind="latest")
-    if lowered.startswith("{"):
-        return StartingPosition(kind="offsets", offsets=_offsets(text, name=name))
     if not lowered[:1].isdigit() and not lowered.startswith("-"):
         raise InvalidRequestError(
-            f"{name} = '{text}' must be full, earliest, latest, a time, or JSON like"
-            ' {"0": 12, "1": "earliest"}'
+            f"{name} must be {words}, a time, or bucket -> offset like"
+            f' {{"0": 12, "1": "earliest"}}, not {value!r:.200}'
         )
     timestamp_us = parse_timestamp_us(text, name=name, zone=zone)
     return StartingPosition(kind="timestamp", timestamp_us=timestamp_us)
@@ -68,14 +79,29 @@ def parse_ending_offsets(text: str, *, name: str) -> dict[int, int]:
     """Read option `endingOffsets`; buckets that are absent end at the latest offset."""
     if text.strip().lower() == "latest":
         return {}
-    if not text.strip().startswith("{"):
+    value = from_json_text(text, name=name)
+    if not isinstance(value, Mapping):
         raise InvalidRequestError(
-            f'{name} = \'{text}\' must be latest or JSON like {{"0": 99, "1": "latest"}}'
+            f"{name} must be latest or bucket -> offset like"
+            f' {{"0": 99, "1": "latest"}}, not {text!r:.200}'
         )
-    offsets = _offsets(text, name=name)
+    offsets = _offsets(value, name=name)
     if EARLIEST in offsets.values():
         raise InvalidRequestError(f"{name} = '{text}': a read cannot end at 'earliest'")
     return offsets
+
+
+def from_json_text(value: object, *, name: str) -> object:
+    """Return what a text says that is a JSON object; any other value as it is."""
+    if not isinstance(value, str) or not value.strip().startswith("{"):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise InvalidRequestError(
+            f"{name} = '{value[:200]}' must be JSON from bucket to offset, like"
+            ' {"0": 12, "1": "earliest"}'
+        ) from error
 
 
 def parse_timestamp_us(text: str, *, name: str, zone: str = "UTC") -> int:
@@ -122,27 +148,24 @@ def _of_number(text: str, *, name: str) -> int:
     )
 
 
-def _offsets(text: str, *, name: str) -> dict[int, int]:
+def _offsets(value: Mapping[Any, Any], *, name: str) -> dict[int, int]:
+    found = {}
+    for bucket, offset in value.items():
+        number = int(bucket) if isinstance(bucket, str) and bucket.isdecimal() else bucket
+        at = _whole(number, what=f"{name}: a bucket is a whole number from 0 on")
+        if isinstance(offset, str):
+            offset = _NAMED.get(offset.lower(), offset)
+        what = f"{name}: the offset of bucket {at} is a whole number, 'earliest' or 'latest'"
+        found[at] = _whole(offset, what=what, least=EARLIEST)
+    return found
+
+
+def _whole(value: Any, *, what: str, least: int = 0) -> int:
+    """Return a whole number, which may be numpy's."""
     try:
-        value = json.loads(text)
-        return {_bucket(bucket): _offset(offset) for bucket, offset in value.items()}
-    except (ValueError, AttributeError, TypeError) as error:
-        raise InvalidRequestError(
-            f"{name} = '{text[:200]}' must be JSON from bucket to offset, like"
-            ' {"0": 12, "1": "earliest"}'
-        ) from error
-
-
-def _bucket(text: str) -> int:
-    if not text.isdigit():
-        raise ValueError(text)
-    return int(text)
-
-
-def _offset(value: Any) -> int:
-    named = {"earliest": EARLIEST, "latest": LATEST}
-    if isinstance(value, str):
-        value = named.get(value.lower(), value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < EARLIEST:
-        raise ValueError(value)
-    return value
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
+        raise InvalidRequestError(f"{what}, not {value!r:.80}")
+    return number
