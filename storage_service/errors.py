@@ -47,6 +47,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from typing import Any, ClassVar
 
 
@@ -357,19 +358,55 @@ def error_for_code(
 _SUGGESTED_NAME_MAX = 100
 _COMPARED_CHARACTERS_MAX = 5_000
 _LISTED_CHARACTERS_MAX = 1_000
+_SLIPS_MAX = 3
+_PARTS = re.compile(r"[._\- ]+")
 
 
 def suggestion(name: str, known: list[str]) -> str:
-    """Return `; did you mean 'x'?` for the closest known name, or an empty string.
+    """Return `; did you mean 'x'?` for the nearest known name, or an empty string if none is near.
 
+    Near is what a few slips of the keys make of a name, one for each three letters: capitals and
+    separators do not count, and neither do leading parts that both names have, as `table.log.`.
     Nothing for long names, or many of them: comparing takes the product of their lengths.
     """
-    import difflib
-
     if len(name) > _SUGGESTED_NAME_MAX or sum(map(len, known)) > _COMPARED_CHARACTERS_MAX:
         return ""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    slips = [(_slips(name, one), one) for one in known]
+    count, nearest = min(slips, default=(_SLIPS_MAX + 1, ""))
+    return f"; did you mean '{nearest}'?" if count <= _SLIPS_MAX else ""
+
+
+def _slips(name: str, known: str) -> int:
+    """Return how many slips made `name` of `known`; more than `_SLIPS_MAX` if they are far."""
+    ones, others = (_PARTS.split(text.lower()) for text in (name, known))
+    while ones[1:] and others[1:] and ones[0] == others[0]:
+        del ones[0], others[0]
+    one, other = "".join(ones), "".join(others)
+    longest = max(len(one), len(other))
+    most = min(max(1, longest // 3), _SLIPS_MAX)
+    if abs(len(one) - len(other)) > most:
+        return _SLIPS_MAX + 1
+    count = _edits(one, other, most=most)
+    return count if count <= most and 2 * count < longest else _SLIPS_MAX + 1
+
+
+def _edits(one: str, other: str, *, most: int) -> int:
+    """Return how many letters to add, drop, replace or swap with their neighbour, no letter twice.
+
+    The rows are those of the optimal string alignment's matrix; of those with more than `most`,
+    what is returned is more than that, too.
+    """
+    before, row = list[int](), list(range(len(other) + 1))
+    for i, letter in enumerate(one, start=1):
+        before, last, row = row, before, [i]
+        for j, wanted in enumerate(other, start=1):
+            count = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != wanted))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
+                count = min(count, last[j - 2] + 1)
+            row.append(count)
+        if min(*row, *before) > most:
+            return most + 1
+    return row[-1]
 
 
 def listing(what: str, names: list[str]) -> str:
