@@ -286,7 +286,7 @@ class SourceTable:
     ) -> list[LakeFile]:
         """Return the files from a position up to file `end` of the same snapshot."""
         files = self._files(start.snapshot_id, is_initial=start.is_initial)
-        field_ids = {column.name: column.column_id for column in schema.columns}
+        field_ids = {column.name: column.id for column in schema.columns}
         planner = FilePlanner(self._table, schema, LakeQuery(predicate=predicate), field_ids)
         # What an append adds, nothing has deleted yet.
         deletes = files.snapshot.deletes() if start.is_initial else DeleteIndex(())

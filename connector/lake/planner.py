@@ -220,9 +220,9 @@ class LakeTable:
         ids = {field_id: name for name, field_id in names.items()}
         found: dict[str, int | None] = {}
         for column in schema.columns:
-            is_ours = column.column_id in ids and not ids[column.column_id].startswith("__")
+            is_ours = column.id in ids and not ids[column.id].startswith("__")
             by_name = names.get(column.name)
-            found[column.name] = column.column_id if is_ours else by_name
+            found[column.name] = column.id if is_ours else by_name
             if not is_ours and by_name in own_ids:
                 # That is another column of ours, which had the name before the lake heard of it.
                 found[column.name] = None

@@ -159,7 +159,7 @@ def with_field_ids(context: ScanContext, field_ids: Mapping[str, int | None]) ->
 def _user_column(column: Column) -> ScanColumn:
 
     return ScanColumn(
-        name=column.name, type=column.type, nullable=column.nullable, field_id=column.column_id
+        name=column.name, type=column.type, nullable=column.nullable, field_id=column.id
     )
 
 

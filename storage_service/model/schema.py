@@ -1,7 +1,7 @@
 """Table schemas: named, typed, numbered columns, their JSON form and their Arrow form.
 
 Invariants:
-- a column's `column_id` never changes and is never reused; it is the Iceberg field id too
+- a column's `id` never changes and is never reused; it is the Iceberg field id too
 - the Arrow form is canonical: `string` (never `large_string`), `timestamp[us, UTC]`, ...
 The types are those that Spark and Iceberg format v2 share (architecture, section 3).
 """
@@ -263,9 +263,9 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column; `column_id` is its identity for life, in the log and in Iceberg."""
+    """One column; `id` is its identity for life, in the log and in Iceberg."""
 
-    column_id: int
+    id: int
     name: str
     type: pa.DataType
     nullable: bool = True
@@ -278,7 +278,7 @@ class Column:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form used on the wire and on disk."""
         value = {
-            "id": self.column_id,
+            "id": self.id,
             "name": self.name,
             "type": type_to_json(self.type),
             "nullable": self.nullable,
@@ -330,7 +330,7 @@ class Schema:
             comment = (field.metadata or {}).get(b"comment", b"").decode("utf-8", "replace")
             columns.append(
                 Column(
-                    column_id=next_id,
+                    id=next_id,
                     name=field.name,
                     type=canonical_type(field.type, where=field.name),
                     nullable=field.nullable,
@@ -354,7 +354,7 @@ class Schema:
                 raise InvalidSchemaError(f"column '{name}' has no type")
             columns.append(
                 Column(
-                    column_id=_column_id(column.get("id", position), name),
+                    id=_column_id(column.get("id", position), name),
                     name=name,
                     type=type_from_json(column["type"], where=name),
                     nullable=bool(column.get("nullable", True)),

@@ -139,10 +139,10 @@ def in_current_version(info: TableInfo, rows: pa.RecordBatch) -> pa.RecordBatch:
 
 def _with_nulls_of(old: Schema, new: Schema) -> Schema:
     """Return `old` with nulls allowed where `new`, as which rows are stored, allows them."""
-    nullable = {column.column_id for column in new.columns if column.nullable}
+    nullable = {column.id for column in new.columns if column.nullable}
     return Schema(
         tuple(
-            dataclasses.replace(column, nullable=True) if column.column_id in nullable else column
+            dataclasses.replace(column, nullable=True) if column.id in nullable else column
             for column in old.columns
         )
     )
@@ -175,10 +175,9 @@ def convert_rows(rows: pa.RecordBatch, old: Schema, new: Schema, *, table: str) 
     """
     extra = len(old.columns)
     by_id = {
-        column.column_id: array
-        for column, array in zip(old.columns, rows.columns[:extra], strict=True)
+        column.id: array for column, array in zip(old.columns, rows.columns[:extra], strict=True)
     }
-    arrays = [_convert(by_id.get(c.column_id), c, rows.num_rows, table=table) for c in new.columns]
+    arrays = [_convert(by_id.get(c.id), c, rows.num_rows, table=table) for c in new.columns]
     fields = [*new.to_arrow(), *list(rows.schema)[extra:]]
     return pa.RecordBatch.from_arrays([*arrays, *rows.columns[extra:]], schema=pa.schema(fields))
 
@@ -215,7 +214,7 @@ class _Change:
         self.descriptor = info.descriptor
         self._table = str(info.path)
         every = (c for schema in info.schema_versions.values() for c in schema.columns)
-        self._next_id = max(column.column_id for column in every) + 1
+        self._next_id = max(column.id for column in every) + 1
         self._verbs: dict[str, Callable[[str, Mapping[str, Any]], TableDescriptor]] = {
             "add": self._add,
             "rename": self._rename,
@@ -288,7 +287,7 @@ class _Change:
         if "type" not in change:
             raise InvalidRequestError(f"table '{self._table}': new column '{name}' needs a type")
         added = Column(
-            column_id=self._next_id,
+            id=self._next_id,
             name=name,
             type=type_from_json(change["type"], where=name),
             comment=str(change.get("comment", "")),

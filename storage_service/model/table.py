@@ -371,15 +371,15 @@ class TableInfo:
         """Return the columns that decide a row's bucket, by their names in this version."""
         if schema_id == self.schema_id:
             return self.descriptor.effective_bucket_key
-        ids = {column.name: column.column_id for column in self.schema.columns}
-        names = {c.column_id: c.name for c in self.schema_version(schema_id).columns}
+        ids = {column.name: column.id for column in self.schema.columns}
+        names = {c.id: c.name for c in self.schema_version(schema_id).columns}
         return tuple(names[ids[name]] for name in self.descriptor.effective_bucket_key)
 
     @property
     def column_ids(self) -> frozenset[int]:
         """The ids of all columns the table ever had."""
         every = (column for schema in self.schema_versions.values() for column in schema.columns)
-        return frozenset(column.column_id for column in every)
+        return frozenset(column.id for column in every)
 
     def in_version(self, schema_id: int) -> TableInfo:
         """Return the table as readers of this version of its schema know it.
@@ -390,8 +390,8 @@ class TableInfo:
         if schema_id == self.schema_id:
             return self
         schema = self.schema_version(schema_id)
-        names = {c.column_id: c.name for c in schema.columns}
-        renamed = {c.name: names.get(c.column_id) for c in self.schema.columns}
+        names = {c.id: c.name for c in schema.columns}
+        renamed = {c.name: names.get(c.id) for c in self.schema.columns}
 
         def known(columns: Sequence[str]) -> tuple[str, ...]:
             return tuple(name for column in columns if (name := renamed[column]) is not None)

@@ -102,7 +102,7 @@ def _codec(schema_id: int) -> RowCodec:
 def _row(data: st.DataObject, schema_id: int) -> dict[int, Any]:
     """A row by column id."""
     return {
-        column.column_id: data.draw(
+        column.id: data.draw(
             _values(column.type) if not column.nullable else st.none() | _values(column.type)
         )
         for column in INFO.schema_version(schema_id).columns
@@ -120,15 +120,14 @@ def test_rows_of_any_versions_are_read_as_the_newest(data: st.DataObject) -> Non
     values = []
     for schema_id, row, offset in zip(written, rows, offsets, strict=True):
         codec = _codec(schema_id)
-        own = {c.name: row[c.column_id] for c in codec.schema.columns}
+        own = {c.name: row[c.id] for c in codec.schema.columns}
         value = codec.encode(pa.RecordBatch.from_pylist([own], schema=codec.arrow_schema))
         stamp_versions(value, np.array([offset], dtype=np.int64))
         values.append(value)
     stored = pa.concat_arrays(values)
     codec = _codec(newest)
     expected = [
-        {c.name: _as_version(row.get(c.column_id), c.type) for c in codec.schema.columns}
-        for row in rows
+        {c.name: _as_version(row.get(c.id), c.type) for c in codec.schema.columns} for row in rows
     ]
 
     assert codec.decode(stored).to_pylist() == expected

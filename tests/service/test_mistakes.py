@@ -224,7 +224,7 @@ MISTAKES: Final[dict[str, tuple[Mistake, str]]] = {
     ),
     "an unknown start": (
         lambda c: c.subscribe("events", start="first"),
-        "'earliest'",
+        "earliest",
     ),
     "an unknown operation": (
         lambda c: c.begin_transaction("events", operation="insert"),

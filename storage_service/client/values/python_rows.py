@@ -33,7 +33,7 @@ from streamhouse.storage_service.model.values.json_values import json_value
 __all__ = ["keys_as_arrow", "rows_as_arrow", "rows_as_tried"]
 
 _Row = Mapping[str, Any]
-_CHANGE_TYPE: Final = Column(column_id=0, name=CHANGE_TYPE_COLUMN, type=pa.string())
+_CHANGE_TYPE: Final = Column(id=0, name=CHANGE_TYPE_COLUMN, type=pa.string())
 _NO_ARRAY: Final = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 

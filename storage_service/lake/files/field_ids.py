@@ -69,15 +69,15 @@ def assign_nested_ids(
     """
     known = known or {}
     for column in schema.columns:
-        if not 0 < column.column_id < NESTED_FIELD_ID_FIRST:
+        if not 0 < column.id < NESTED_FIELD_ID_FIRST:
             raise InvalidSchemaError(
-                f"column '{column.name}' has id {column.column_id}; a lake table holds ids up to"
+                f"column '{column.name}' has id {column.id}; a lake table holds ids up to"
                 f" {NESTED_FIELD_ID_FIRST - 1}"
             )
     next_id = max(NESTED_FIELD_ID_FIRST - 1, highest_used, *known.values(), 0) + 1
     ids: dict[FieldPath, int] = {}
     for column in schema.columns:
-        for path in _paths_inside(column.type, (column.column_id,)):
+        for path in _paths_inside(column.type, (column.id,)):
             if path in known:
                 ids[path] = known[path]
             else:
@@ -104,8 +104,8 @@ def lake_arrow_schema(
     fields = [
         _numbered(
             pa.field(column.name, column.type, nullable=column.nullable),
-            column.column_id,
-            (column.column_id,),
+            column.id,
+            (column.id,),
             nested_ids,
         )
         for column in schema.columns

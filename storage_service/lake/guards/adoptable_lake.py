@@ -260,10 +260,10 @@ def _described(metadata: TableMetadata, path: TablePath) -> TableInfo:
         )
     table = table_described_by(text, path=path, table_id=int(owner), created_at_us=0)
     for column in table.schema.columns:
-        there = fields.get(column.column_id)
+        there = fields.get(column.id)
         if there is None or there.name != column.name:
             raise UnsupportedError(
-                f"{where} has no column '{column.name}' with field id {column.column_id} any more:"
+                f"{where} has no column '{column.name}' with field id {column.id} any more:"
                 f" another engine changed the schema; {_ELSE}"
             )
     return table

@@ -136,7 +136,7 @@ def _round_snapshots(base: TableMetadata, new: TableMetadata, live: LiveTable) -
 def _check_schema(where: str, base: IcebergSchema, new: IcebergSchema, table: TableInfo) -> None:
     """Refuse a schema that tiering could not write with or union reads could not read by."""
     after = {field.field_id: field for field in new.fields}
-    columns = {column.column_id: column for column in table.schema.columns}
+    columns = {column.id: column for column in table.schema.columns}
     system = {*(field.name for field in LAKE_SYSTEM_FIELDS), CHANGE_TYPE_COLUMN, RETRACTS_COLUMN}
     for field in base.fields:
         column = columns.get(field.field_id)

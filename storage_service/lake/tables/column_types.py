@@ -113,7 +113,7 @@ def readable_columns(
             continue
         columns.append(
             Column(
-                column_id=field.field_id,
+                id=field.field_id,
                 name=field.name,
                 type=data_type,
                 nullable=not field.required,

@@ -81,7 +81,7 @@ def lake_schema(
         iceberg_field(field, doc=comments[field.name])
         for field in lake_arrow_schema(schema, nested_ids, role=role)
     ]
-    keys = {column.name: column.column_id for column in schema.columns}
+    keys = {column.name: column.id for column in schema.columns}
     identifier = [] if role is LakeRole.CHANGES else [keys[name] for name in primary_key]
     return IcebergSchema(*fields, schema_id=0, identifier_field_ids=identifier)
 

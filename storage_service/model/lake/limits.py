@@ -65,7 +65,7 @@ def check_lake_schema(descriptor: TableDescriptor) -> None:
     table = str(descriptor.path)
     seen: dict[int, str] = {}
     for column in descriptor.schema.columns:
-        number = column.column_id
+        number = column.id
         if number in seen:
             raise InvalidSchemaError(
                 f"table '{table}': columns '{seen[number]}' and '{column.name}' have the same id"
@@ -187,11 +187,11 @@ class LakeLimits:
         written = descriptor.schema if schema is None else schema
         limits = [limit for c in written.columns for limit in decimal_limits(c.name, c.type)]
         if fields:
-            names = {column.column_id: (column.name, column.type) for column in written.columns}
+            names = {column.id: (column.name, column.type) for column in written.columns}
             current = {column.name: column for column in descriptor.schema.columns}
             for field in dict.fromkeys(fields):
                 column = current[field.column]
-                name, t = names.get(column.column_id, (None, None))
+                name, t = names.get(column.id, (None, None))
                 # A narrower type, which an earlier schema may have, has no value that is too low.
                 if name is not None and t == column.type:
                     limits += _of_partition(name, t, field)

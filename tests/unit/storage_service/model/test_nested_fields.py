@@ -51,7 +51,7 @@ def test_a_field_is_added_where_its_path_leads() -> None:
     assert [field.name for field in place] == ["city", "street", "spots", "sizes", "street.no"]
     assert [field.name for field in place.field("spots").type.value_type] == ["y", "x"]
     assert [field.name for field in place.field("sizes").type.item_type] == ["x", "y"]
-    assert info.schema.columns[1].column_id == 2
+    assert info.schema.columns[1].id == 2
     assert TableInfo.from_json(info.to_json()) == info
 
 

@@ -46,7 +46,7 @@ def test_every_type_survives_json() -> None:
     schema = Schema.from_arrow(EVERY_TYPE)
 
     assert Schema.from_json(schema.to_json()) == schema
-    assert [c.column_id for c in schema.columns] == list(range(1, 17))
+    assert [c.id for c in schema.columns] == list(range(1, 17))
     assert schema.to_arrow().field("struct").type == EVERY_TYPE.field("struct").type
 
 
@@ -157,7 +157,7 @@ def test_malformed_json_schemas_say_what_is_wrong(value: object, message: str) -
 
 
 def test_an_unknown_column_is_refused_with_a_suggestion() -> None:
-    schema = Schema((Column(column_id=1, name="customer", type=pa.string()),))
+    schema = Schema((Column(id=1, name="customer", type=pa.string()),))
 
     with pytest.raises(
         UnknownColumnError, match=r"table 'a.b' has no column 'custmer'.*'customer'"

@@ -67,7 +67,7 @@ def test_columns_keep_their_ids_and_new_ones_get_ids_never_used() -> None:
         ],
     )
 
-    assert [(c.name, c.column_id) for c in info.schema.columns] == [
+    assert [(c.name, c.id) for c in info.schema.columns] == [
         ("first", 5),
         ("id", 1),
         ("weight", 4),
@@ -106,7 +106,7 @@ def test_rows_of_any_version_are_read_in_any_other() -> None:
 def test_a_column_that_may_be_null_again_is_refused_to_readers_that_know_it_not_null() -> None:
     info = change_schema(_info(), [{"drop_not_null": "id"}, {"rename": "id", "to": "number"}])
     column = info.schema.columns[0]
-    assert (column.name, column.column_id, column.nullable) == ("number", 1, True)
+    assert (column.name, column.id, column.nullable) == ("number", 1, True)
 
     old = _rows(info, 0, (1, None, 2.5))
     assert _converted(info, old, 0, 1) == [{"number": 1, "price": None, "weight": 2.5}]

@@ -43,9 +43,9 @@ def test_nested_fields_are_numbered_depth_first_in_column_order() -> None:
 def test_known_ids_stay_and_new_fields_get_unused_ones() -> None:
     known = assign_nested_ids(NESTED)
     columns = list(NESTED.columns)
-    columns[1] = Column(column_id=2, name="labels", type=pa.list_(pa.field("element", pa.string())))
+    columns[1] = Column(id=2, name="labels", type=pa.list_(pa.field("element", pa.string())))
     columns[3] = Column(
-        column_id=4,
+        id=4,
         name="place",
         type=pa.struct([("zip", pa.string()), *columns[3].type]),
     )
@@ -87,7 +87,7 @@ def test_small_integers_are_int_in_the_lake_however_deep(
 
 
 def test_a_column_id_that_would_meet_nested_ids_is_refused() -> None:
-    schema = Schema((Column(column_id=10_000, name="late", type=pa.int64()),))
+    schema = Schema((Column(id=10_000, name="late", type=pa.int64()),))
 
     with pytest.raises(InvalidSchemaError, match="'late' has id 10000"):
         assign_nested_ids(schema)

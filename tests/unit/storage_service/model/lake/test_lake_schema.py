@@ -66,9 +66,7 @@ def test_names_that_the_lake_can_hold_are_taken_and_tiered(
 
 @pytest.mark.parametrize("ids", [(1, 1), (0, 1), (1, 10_000), (1, -5), (1, 2**40)])
 def test_ids_that_are_no_column_ids_are_refused(ids: tuple[int, int]) -> None:
-    columns = tuple(
-        Column(column_id=i, name=n, type=pa.int64()) for i, n in zip(ids, "xy", strict=True)
-    )
+    columns = tuple(Column(id=i, name=n, type=pa.int64()) for i, n in zip(ids, "xy", strict=True))
     descriptor = TableDescriptor(path=TablePath.parse("db.t"), schema=Schema(columns))
 
     with pytest.raises(InvalidSchemaError, match=r"'db.t': column.* id "):
