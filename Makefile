@@ -141,6 +141,21 @@ format: setup ## Format, and mend what ruff can mend
 docs: setup ## Check the documents: links, and what they say about the code
 	$(BIN)/python -m pytest tests/architecture/test_documents.py
 
+# MkDocs is not in .venv: it reads our sources and imports nothing of ours.
+SITE := .cache/site/environment
+OUT ?= artifacts/site
+
+$(SITE)/.installed: setup.cfg constraints.txt | $(BIN)/python
+	@echo "Installing into $(SITE): half a minute on a new machine."
+	@$(BIN)/python -m venv $(SITE)
+	@$(SITE)/bin/python -m pip --disable-pip-version-check install --quiet \
+		--constraint constraints.txt $$($(BIN)/python docs/build_site.py --tools)
+	@touch $@
+
+.PHONY: site
+site: $(SITE)/.installed ## Build the documentation site of this version into OUT=artifacts/site
+	$(SITE)/bin/python docs/build_site.py --out $(OUT)
+
 .PHONY: audit
 audit: setup ## Known vulnerabilities of the pinned dependencies; asks the network
 	@test -x .cache/audit/bin/pip-audit || { $(BIN)/python -m venv .cache/audit && \

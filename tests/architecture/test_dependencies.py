@@ -24,7 +24,7 @@ from tests.support.dependencies import (
 )
 
 # Extras with an environment of their own.
-EXTRAS_ELSEWHERE: Final = ("cdc", "manifests", "peers")
+EXTRAS_ELSEWHERE: Final = ("cdc", "manifests", "peers", "site")
 
 
 def _pins() -> dict[str, str]:
