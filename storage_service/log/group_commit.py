@@ -43,11 +43,13 @@ from streamhouse.storage_service.log.append_queue import AppendResult, RoutedBat
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.replica import Replication
 from streamhouse.storage_service.log.stored_in_order import ReplicaLag, StoredInOrder
+from streamhouse.storage_service.traces.stages import Stages
 
 __all__ = [
     "CommitGroup",
     "CommitLimits",
     "CommitOutcome",
+    "CommitTimes",
     "GroupCommitter",
     "Submit",
     "Unit",
@@ -67,11 +69,38 @@ Unit = Sequence[tuple[LogTablet, RoutedBatch]]
 """Batches that are stored together, each with its log; those without a time get the same one."""
 
 
+class CommitTimes:
+    """When a group was begun, and when it was durable, by `time.perf_counter`."""
+
+    __slots__ = ("begun_s", "stored_s", "synced_s")
+
+    def __init__(self) -> None:
+        self.begun_s = self.synced_s = time.perf_counter()
+        self.stored_s: float | None = None
+        """With a replica that is waited for, when it had the group."""
+
+    @property
+    def seconds(self) -> float:
+        """How long writing and syncing took."""
+        return self.synced_s - self.begun_s
+
+    def tell(self, stages: Stages) -> None:
+        """Tell who follows a call what its rows have waited for."""
+        stages.end("queue", self.begun_s)
+        stages.end("sync", self.synced_s)
+        if self.stored_s is not None:
+            stages.end("journal", self.stored_s)
+
+
 class CommitOutcome(NamedTuple):
-    """What became of a unit: one result for each of its batches, or the error that refused it."""
+    """What became of a unit: one result for each of its batches, or the error that refused it.
+
+    `times` are those of its group, if it came so far.
+    """
 
     results: tuple[AppendResult, ...]
     error: StreamhouseError | None
+    times: CommitTimes | None = None
 
 
 Submit = Callable[[Unit, Callable[[CommitOutcome], None]], None]
@@ -107,24 +136,22 @@ class _Unit:
         # Logs whose coming sync decides about this unit; those of earlier attempts included.
         self.touched: set[LogTablet] = set()
 
-    def outcome(self) -> CommitOutcome:
-        return CommitOutcome(() if self.error else self.results, self.error)
+    def outcome(self, times: CommitTimes) -> CommitOutcome:
+        return CommitOutcome(() if self.error else self.results, self.error, times)
 
 
 class CommitGroup:
-    """Units that were committed together, and how far their logs became durable.
-
-    `seconds` is how long writing and syncing them took.
-    """
+    """Units that were committed together, how far their logs became durable, and when."""
 
     def __init__(
         self,
         ends: Sequence[tuple[LogTablet, int]],
         outcomes: Sequence[tuple[Callable[[CommitOutcome], None], CommitOutcome]],
+        times: CommitTimes,
     ) -> None:
         self.ends = ends
         self.outcomes = outcomes
-        self.seconds = 0.0
+        self.times = times
 
     def complete(self, *, deferred: Container[LogTablet] = ()) -> None:
         """Move all high watermarks, then tell every unit. Groups are completed in order.
@@ -248,16 +275,19 @@ class GroupCommitter:
                 self._commit_group(units)
 
     def _commit_group(self, units: list[_Unit]) -> None:
-        started = time.perf_counter()
-        group = self._commit_safely(units)
-        group.seconds = time.perf_counter() - started
+        group = self._commit_safely(units, CommitTimes())
+        group.times.synced_s = time.perf_counter()
         if self._lag is not None:
             self._lag.note()
         if self._stored is None:
             self._publish_group(units, group)
         else:
             # Whatever its outcomes say, a repetition's for instance, may rest on earlier groups.
-            self._stored.when_stored(functools.partial(self._publish_group, units, group))
+            self._stored.when_stored(functools.partial(self._publish_stored, units, group))
+
+    def _publish_stored(self, units: list[_Unit], group: CommitGroup) -> None:
+        group.times.stored_s = time.perf_counter()
+        self._publish_group(units, group)
 
     def _publish_group(self, units: list[_Unit], group: CommitGroup) -> None:
         with self._counting:
@@ -270,7 +300,7 @@ class GroupCommitter:
         except Exception as error:  # noqa: BLE001 - outermost loop: later groups must go on
             _report_bug("publishing", error)
 
-    def _commit_safely(self, units: list[_Unit]) -> CommitGroup:
+    def _commit_safely(self, units: list[_Unit], times: CommitTimes) -> CommitGroup:
         try:
             ends = _commit(units, self._syncs)
         except Exception as error:  # noqa: BLE001 - outermost loop: callers must get an answer
@@ -290,7 +320,7 @@ class GroupCommitter:
                 tablet.rollback()
             for unit in units:
                 unit.error = failed
-        return CommitGroup(ends, [(unit.on_done, unit.outcome()) for unit in units])
+        return CommitGroup(ends, [(unit.on_done, unit.outcome(times)) for unit in units], times)
 
 
 def _report_bug(what: str, error: Exception) -> None:

@@ -16,7 +16,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from streamhouse.storage_service.errors import (
     ForbiddenError,
@@ -66,6 +66,10 @@ from streamhouse.storage_service.server.routes import (
     find,
 )
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.traces.stages import STAGES
+
+if TYPE_CHECKING:
+    from streamhouse.storage_service.traces.spans import Spans
 
 __all__ = ["ServiceApp"]
 
@@ -134,6 +138,8 @@ class ServiceApp:
         finally:
             await exchange.end()
             seconds = time.perf_counter() - started
+            if exchange.followed is not None:
+                exchange.followed.end(exchange.status)
             self._service.metrics.count_request(exchange.route, exchange.status, seconds)
             _logger.debug(
                 "event=request request_id=%s method=%s route=%s status=%d ms=%.1f",
@@ -153,6 +159,8 @@ class ServiceApp:
         if found is not None:
             exchange.need, exchange.body = found.need, found.route.body
             service.access.admit(exchange)
+            if service.spans is not None:
+                self._follow(exchange, found, service.spans)
             if service.tenure is not None and found.route.is_read:
                 exchange.tenure = service.tenure
         share = exchange.share
@@ -162,6 +170,19 @@ class ServiceApp:
             await self._dispatch(exchange, found)
         finally:
             service.end_request(share)
+
+    def _follow(self, exchange: HttpExchange, found: Found, spans: Spans) -> None:
+        """Begin the span of a request that says which trace it is part of."""
+        route = found.route
+        headers = exchange.scope["headers"]
+        exchange.followed = spans.follow(exchange.method, route.path, headers)
+        if exchange.followed is None:
+            STAGES.set(None)
+            return
+        STAGES.set(exchange.followed.stages)
+        exchange.followed.tell("streamhouse.request_id", exchange.request_id)
+        if "path" in found.parameters:
+            exchange.followed.tell("streamhouse.table", found.parameters["path"])
 
     async def _dispatch(self, exchange: HttpExchange, found: Found | None) -> None:
         if found is not None and found.route.answer is Answer.DATA:
@@ -226,6 +247,8 @@ class ServiceApp:
             except StreamhouseError as lapsed:
                 error = lapsed
         self._service.report(exchange, error)
+        if exchange.followed is not None:
+            exchange.followed.error_code = error.code
         if exchange.status == 0:
             await answer_error(exchange, error)
 

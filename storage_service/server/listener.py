@@ -20,7 +20,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import uvicorn
 import uvloop
@@ -54,6 +54,10 @@ from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from streamhouse.storage_service.shards.chain import DirectoryObjects, Each
 from streamhouse.storage_service.shards.directory import ShardDirectory
 from streamhouse.storage_service.shards.owners import LeaseOwners
+from streamhouse.storage_service.traces.settings import opened_spans
+
+if TYPE_CHECKING:
+    from streamhouse.storage_service.traces.spans import Spans
 
 __all__ = ["http_config", "run_service"]
 
@@ -92,7 +96,9 @@ def run_service(
         config = _within_open_files(config)
         # A thread that decodes rows must give way to the event loop at once, not after 5 ms.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        uvloop.run(_serve(config, listening, certificate, on_ready, on_standby, recovery))
+        with opened_spans("streamhouse") as spans:
+            serving = _serve(config, listening, certificate, on_ready, on_standby, recovery, spans)
+            uvloop.run(serving)
 
 
 async def _serve(
@@ -102,6 +108,7 @@ async def _serve(
     on_ready: Callable[[str], Callable[[], None]],
     on_standby: Callable[[str], None],
     recovery: KeyRecovery | None,
+    spans: Spans | None,
 ) -> None:
     # First of all: a caller may send a signal as soon as it has seen the ready line.
     process = _Process(
@@ -111,6 +118,7 @@ async def _serve(
         signals=_StopSignals(),
         on_ready=on_ready,
         on_standby=on_standby,
+        spans=spans,
     )
     try:
         if config.journal_url is None:
@@ -257,8 +265,10 @@ class _Process:
         signals: _StopSignals,
         on_ready: Callable[[str], Callable[[], None]],
         on_standby: Callable[[str], None],
+        spans: Spans | None,
     ) -> None:
         self.config = config
+        self._spans = spans
         self.signals = signals
         self.endpoint = _endpoint(listening, config)
         self.metrics = ServiceMetrics()
@@ -351,6 +361,7 @@ class _Process:
             connections=self._connections,
             shards=shards,
             moves=moves,
+            spans=self._spans,
         )
         app = ServiceApp(service)
         try:

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.manager import TabletManager
@@ -50,6 +50,10 @@ from streamhouse.storage_service.server.status.event_loop import LOOP_LAG_MS, Lo
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from streamhouse.storage_service.server.status.service_figures import ServiceFigures
 from streamhouse.storage_service.server.status.status import STATUS_INTERVAL_MS, StatusSampler
+from streamhouse.storage_service.traces.stages import stage_ended
+
+if TYPE_CHECKING:
+    from streamhouse.storage_service.traces.spans import Spans
 
 __all__ = ["Service"]
 
@@ -79,8 +83,11 @@ class Service:
         connections: OpenConnections | None = None,
         shards: Shards | None = None,
         moves: MoveDesk | None = None,
+        spans: Spans | None = None,
     ) -> None:
         self.config = config
+        self.spans = spans
+        """Of a service that makes traces."""
         self.moves = moves
         """Of a service with a journal: tables that come from another shard, or go to one."""
         self.shards = shards
@@ -166,6 +173,7 @@ class Service:
 
         def run() -> _T:
             self.metrics.worker_wait_seconds.observe(time.perf_counter() - handed_over)
+            stage_ended("thread")
             return function(*args)
 
         async with self.turns.turn():
@@ -282,11 +290,13 @@ class Service:
 
     async def read_body(self, exchange: HttpExchange, held: HeldBody) -> bytes:
         """Receive the body that the route takes; its memory is `held`."""
-        return await exchange.read_body(
+        body = await exchange.read_body(
             held,
             bytes_max=getattr(self.config, exchange.body.limit_name),
             timeout_ms=self.config.body_read_timeout_ms,
         )
+        stage_ended("body")
+        return body
 
     def report(self, exchange: HttpExchange, error: StreamhouseError) -> None:
         """Count an error that is answered; log it if somebody has to look after the service."""

@@ -75,7 +75,12 @@ def test_nothing_else_is_pinned() -> None:
 
 def test_an_extra_installs_what_its_parts_import() -> None:
     """The table of `streamhouse.extras` and setup.cfg say the same."""
-    modules = {"jpype1": "jpype", "pyiceberg-core": "pyiceberg_core"}
+    modules = {
+        "jpype1": "jpype",
+        "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter.otlp.proto.http",
+        "opentelemetry-sdk": "opentelemetry.sdk",
+        "pyiceberg-core": "pyiceberg_core",
+    }
     brought = {"lake": {"sqlalchemy"}}
     # Importing them is left to who uses them, where they exist.
     quiet = {"uvloop"}

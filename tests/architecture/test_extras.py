@@ -22,6 +22,7 @@ BROUGHT: Final = {
     "server": {"pydantic", "starlette", "uvloop"},
     "sql": set[str](),
     "cdc": set[str](),
+    "otel": set[str](),
 }
 
 
@@ -64,7 +65,8 @@ def _imports(module: str) -> tuple[Import, ...]:
 def _allowed_packages(extra: str) -> set[str]:
     if not extra:
         return LIGHT
-    allowed = LIGHT | set(EXTRAS[extra].modules) | BROUGHT[extra]
+    modules = {name.partition(".")[0] for name in EXTRAS[extra].modules}
+    allowed = LIGHT | modules | BROUGHT[extra]
     return allowed.union(*(_allowed_packages(included) for included in EXTRAS[extra].includes))
 
 

@@ -34,6 +34,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     "fastapi": ("streamhouse.storage_service.server.*",),
     "httptools": ("streamhouse.storage_service.client.http.connection",),
     "obstore": ("streamhouse.storage_service.journal.store.s3_store",),
+    "opentelemetry": ("streamhouse.storage_service.traces.spans",),
     "prometheus_client": ("streamhouse.storage_service.server.*",),
     "pyiceberg": ("streamhouse.storage_service.lake.*",),
     "pyiceberg_core": ("streamhouse.storage_service.lake.files.partition_layout",),

@@ -50,6 +50,7 @@ from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards import ShardOwners, Shards
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from streamhouse.storage_service.shards.directory import ShardDirectory
+from streamhouse.storage_service.traces.spans import Spans
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
 from tests.support.kv_world import looked_up
@@ -197,6 +198,7 @@ async def in_process_service(
     peers: Peers | None = None,
     replication: Replication | None = None,
     store: ObjectStore | None = None,
+    spans: Spans | None = None,
     **config: Any,
 ) -> AsyncIterator[InProcessService]:
     """Run a service with these settings; leaving closes it cleanly.
@@ -218,7 +220,14 @@ async def in_process_service(
                 moves = MoveDesk(TableMoves(manager, directory, store), shards, settings)
         try:
             service = Service(
-                settings, manager, executor, metrics, tenure=tenure, shards=shards, moves=moves
+                settings,
+                manager,
+                executor,
+                metrics,
+                tenure=tenure,
+                shards=shards,
+                moves=moves,
+                spans=spans,
             )
             metrics.watch(functools.partial(read_state, service))
             yield InProcessService(service)

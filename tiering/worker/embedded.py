@@ -10,6 +10,7 @@ from typing import Final
 
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.traces.settings import opened_spans
 
 __all__ = ["EmbeddedTieringWorker"]
 
@@ -64,7 +65,10 @@ class EmbeddedTieringWorker:
         gc.collect()
         gc.freeze()
         try:
-            with StorageClient(self._endpoint, token=self._token) as client:
+            with (
+                StorageClient(self._endpoint, token=self._token) as client,
+                opened_spans("streamhouse-tiering") as spans,
+            ):
                 lake = IcebergLake(client.lake_catalog())
                 try:
                     TieringService(
@@ -75,6 +79,7 @@ class EmbeddedTieringWorker:
                         worker_id=self._worker_id or new_worker_id(),
                         tables_in_flight=max(2, self._parallelism),
                         stopping=self._stopping,
+                        spans=spans,
                     ).run_forever()
                 finally:
                     lake.close()

@@ -20,6 +20,7 @@ from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog
 from streamhouse.storage_service.secret_sources import catalog_properties_from, read_secret
+from streamhouse.storage_service.traces.settings import opened_spans
 from streamhouse.tiering.ports import TaskRunner
 from streamhouse.tiering.round.round_planner import ROWS_PER_ROUND_MAX
 from streamhouse.tiering.worker.tables_in_flight import TABLES_IN_FLIGHT
@@ -149,6 +150,7 @@ def run_job(options: JobOptions, runner: TaskRunner) -> int:
         _stopping_on_signals(stopping),
         StorageClient(options.endpoint, token=options.token) as client,
         TerminalProgress() as progress,
+        opened_spans("streamhouse-tiering") as spans,
     ):
         lake = IcebergLake(_catalog(options, client))
         try:
@@ -162,6 +164,7 @@ def run_job(options: JobOptions, runner: TaskRunner) -> int:
                 tables_in_flight=options.tables_in_flight,
                 observer=progress,
                 stopping=stopping,
+                spans=spans,
             )
             if not options.is_once:
                 for table in options.tables:

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.client import TieringIdle
@@ -48,6 +48,9 @@ from streamhouse.tiering.worker.tables_in_flight import (
     TABLES_IN_FLIGHT,
     TablesInFlight,
 )
+
+if TYPE_CHECKING:
+    from streamhouse.storage_service.traces.spans import Spans
 
 __all__ = ["TableSummary", "TieringService", "new_worker_id"]
 
@@ -113,7 +116,7 @@ class TieringService:
 
     `tables` limits it to those; None means all. `run_forever` works on up to `tables_in_flight` of
     them at once, and maintains half of those at most. `patience_s` is how long `run_once` waits for
-    a table that another worker holds and does not advance.
+    a table that another worker holds and does not advance. `spans` makes a trace of each round.
     """
 
     client: TieringClient
@@ -128,6 +131,7 @@ class TieringService:
     observer: RoundObserver = field(default_factory=SilentObserver)
     checkpoint: Callable[[str], None] = lambda _: None
     stopping: threading.Event = field(default_factory=threading.Event)
+    spans: Spans | None = None
     maintainer: Maintainer = field(init=False)
     _maintenance_slots: threading.Semaphore = field(init=False)
     _rounds: RoundLog = field(default_factory=RoundLog)
@@ -287,6 +291,20 @@ class TieringService:
         return state.reached_offsets()
 
     def _run_round(self, assignment: TieringAssignment) -> RoundResult:
+        if self.spans is None:
+            return self._round(assignment, self.checkpoint)
+        table = str(assignment.state.table.path)
+        with self.spans.of_work("tiering round", {"streamhouse.table": table}) as stages:
+
+            def checkpoint(step: str) -> None:
+                stages.end(step)
+                self.checkpoint(step)
+
+            return self._round(assignment, checkpoint)
+
+    def _round(
+        self, assignment: TieringAssignment, checkpoint: Callable[[str], None]
+    ) -> RoundResult:
         result = TieringRound(
             client=self.client,
             lake=self.lake,
@@ -297,7 +315,7 @@ class TieringService:
                 rows_max=self.rows_per_round_max, parallelism=self.runner.parallelism
             ),
             observer=self.observer,
-            checkpoint=self.checkpoint,
+            checkpoint=checkpoint,
             is_stopping=self.stopping.is_set,
             maintainer=self.maintainer,
             maintenance_slots=self._maintenance_slots,

@@ -31,6 +31,7 @@ from streamhouse.storage_service.client.http.own_certificate import (
     is_own_certificate,
 )
 from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.traces.carried import carried_headers
 
 __all__ = ["CONNECTIONS_KEPT_MAX", "ConnectionPool", "Node", "ReachingError", "StrangerError"]
 
@@ -270,6 +271,7 @@ class Node:
             said = f"Content-Type: {content_type}\r\nContent-Length: {length}\r\n"
         elif method not in _WITHOUT_BODY:
             said = "Content-Length: 0\r\n"
+        said += carried_headers()
         return f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}{said}\r\n".encode(
             "latin-1"
         )

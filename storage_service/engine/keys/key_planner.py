@@ -30,6 +30,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, PlannedPart, plan_writes
 from streamhouse.storage_service.log.append_queue import RoutedBatch
+from streamhouse.storage_service.traces.stages import Stages
 
 __all__ = ["SHORT_PLANS", "KeyPart", "KeyPlanner", "KeyRequest"]
 
@@ -70,6 +71,8 @@ class KeyRequest:
     done: asyncio.Future[Appended]
     timestamp_us: int | None = None
     """Of a piece of a transaction, when that was decided; others are stamped as they are stored."""
+    stages: Stages | None = None
+    """Those of the call that writes, if somebody follows it."""
     parts: list[KeyPart] = field(default_factory=list)
     error: StreamhouseError | None = None
 

@@ -19,6 +19,7 @@ from streamhouse.storage_service.model.changelog import OPERATION_DELETE
 from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.schema_change import in_current_version
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.traces.stages import stage_ended
 
 __all__ = ["KeyTable"]
 
@@ -81,6 +82,7 @@ class KeyTable(OpenTable):
         if not writes:
             return Appended(ranges={}, timestamp_us=clock_us())
         await self.gate.enter()
+        stage_ended("gate")
         try:
             # The schema cannot change from here on.
             if columns is None and len(self.info.schema_versions) > 1:

@@ -65,6 +65,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import CommitOutcome, Submit
+from streamhouse.storage_service.traces.stages import STAGES
 
 __all__ = ["KeyWriter"]
 
@@ -88,6 +89,18 @@ class _Round:
         self.requests = requests
         self.is_short = False
         self.outcome: CommitOutcome | None = None
+        self._followed = [r.stages for r in requests if r.stages is not None]
+
+    def end_stage(self, name: str) -> None:
+        """Tell who follows its requests."""
+        for stages in self._followed:
+            stages.end(name)
+
+    def end_commit(self, outcome: CommitOutcome) -> None:
+        """Tell who follows its requests what storing it took."""
+        if outcome.times is not None:
+            for stages in self._followed:
+                outcome.times.tell(stages)
 
     @property
     def is_published(self) -> bool:
@@ -160,7 +173,9 @@ class KeyWriter:
         if self._is_stopping:
             raise UnavailableError(f"table '{self._table}' is being closed and takes no writes")
         done: asyncio.Future[Appended] = self._loop.create_future()
-        self._waiting.append(KeyRequest(writes, columns, writer_id, done, timestamp_us))
+        stages = STAGES.get() if writes else None
+        request = KeyRequest(writes, columns, writer_id, done, timestamp_us, stages)
+        self._waiting.append(request)
         self._changed.set()
         return await done
 
@@ -282,6 +297,7 @@ class KeyWriter:
     async def _plan(self, requests: Sequence[KeyRequest]) -> None:
         """Plan the requests that wait first, on top of the round that is stored if there is one."""
         self._planned = planned = _Round(requests)
+        planned.end_stage("turn")
         self._is_shared, self._seen = len(requests) > 1, 0
         for _ in requests:
             self._waiting.popleft()
@@ -291,6 +307,7 @@ class KeyWriter:
             count = SHORT_PLANS if planned.is_short else 0
             if sum(1 for _ in itertools.islice(plans, count + 1)) > count:
                 await self._loop.run_in_executor(self._executor, deque, plans, 0)
+        planned.end_stage("plan")
 
     def _store(self) -> None:
         """Let the planned changes become durable, all as one unit."""
@@ -335,6 +352,7 @@ class KeyWriter:
     async def _finish(self, stored: _Round, outcome: CommitOutcome) -> None:
         """Apply and publish what is durable of a round, and answer it."""
         requests = stored.requests
+        stored.end_commit(outcome)
         try:
             if self._planned is not None and outcome.error is not None:
                 await self._plan_again(self._planned.requests)
@@ -352,6 +370,7 @@ class KeyWriter:
                 else:
                     ends = await self._loop.run_in_executor(self._executor, self._apply, requests)
                 self._untidy.update(b for b in ends if self._buckets[b].rows.needs_upkeep)
+            stored.end_stage("apply")
             if stored.is_published:
                 # In one step, with nothing else running in between.
                 for number, (end, row_count) in ends.items():

@@ -38,6 +38,7 @@ from streamhouse.storage_service.log.staged_part import StagedPart
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
 from streamhouse.storage_service.model.schema_change import stored_version_of
 from streamhouse.storage_service.model.transaction import LinkedCommit
+from streamhouse.storage_service.traces.stages import STAGES
 
 __all__ = ["CommitProgress", "CommitServices", "Links", "TransactionCommit"]
 
@@ -263,6 +264,9 @@ class _LogSink:
         done: asyncio.Future[CommitOutcome] = asyncio.get_running_loop().create_future()
         self._services.submit(unit, done.set_result)
         outcome = await done
+        stages = STAGES.get()
+        if stages is not None and outcome.times is not None:
+            outcome.times.tell(stages)
         if outcome.error is not None:
             raise outcome.error
 

@@ -52,6 +52,7 @@ from streamhouse.storage_service.model.transaction import (
     TransactionOperation,
     TransactionStatus,
 )
+from streamhouse.storage_service.traces.stages import stage_ended
 
 __all__ = ["TransactionRunner"]
 
@@ -92,12 +93,15 @@ class TransactionRunner:
         if conflicts is not None:
             # Most of what others have changed is looked at while they go on.
             await self._runtime.run(conflicts.check)
+            stage_ended("conflicts")
         # Any other commit takes its place among the writes at once: first come, first served.
         async with self._table.gate.alone():
             self._table.gate.check_open()
+            stage_ended("gate")
             parts = await self._runtime.run(self._open_parts, transaction)
             with self._holding(transaction.linked):
                 decision = await self._decide(transaction, parts, conflicts)
+            stage_ended("decide")
             try:
                 outcome = await self._carry_out(transaction, decision, parts)
             except StreamhouseError as error:
@@ -106,6 +110,7 @@ class TransactionRunner:
                 _logger.exception("event=bug table=%s", self._table.path)
                 bug = InternalError("the commit met a bug; the service's log says which")
                 raise self._given_up(transaction, bug) from error
+            stage_ended("finish")
             on_outcome(outcome)
             return outcome.result
 

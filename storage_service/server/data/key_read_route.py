@@ -42,6 +42,7 @@ from streamhouse.storage_service.server.http.body_memory import HeldBody
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.http.parameters import column_names, integer
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.traces.stages import stage_ended
 from streamhouse.storage_service.wire import ipc_message
 from streamhouse.storage_service.wire.request_stream import open_request
 
@@ -220,6 +221,7 @@ async def _wait_until_visible(
     exchange: HttpExchange, service: Service, table: KeyTable, ends: Mapping[int, int]
 ) -> None:
     """Return when fetches see all up to `ends`; normally at once."""
+    stage_ended("find")
     for number, end in ends.items():
         bucket = table.key_buckets[number]
         while bucket.log.high_watermark < end:
@@ -230,6 +232,7 @@ async def _wait_until_visible(
             bucket.check_usable()
             if asyncio.get_running_loop().time() - started >= _PUBLICATION_WAIT_S:
                 raise UnavailableError(f"{bucket.where} is busy writing; try again later")
+            stage_ended("visible")
 
 
 def _packed(answer: KeyAnswer, columns: Sequence[str] | None, form: LogForm) -> _Answer:

@@ -38,6 +38,7 @@ from streamhouse.storage_service.server.http.parameters import (
     schema_version,
 )
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.traces.stages import stage_ended
 
 __all__ = ["answer_fetch", "answer_subscribe"]
 
@@ -88,10 +89,12 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
         if not await service.wait_for_rows(exchange, table, number, deadline=deadline):
             break
         service.manager.check_readable(table)
+    stage_ended("wait")
     form = wanted_form(exchange)
     reader = LogReader(exchange, service, table, columns=columns, schema_id=schema_id, form=form)
     bytes_max = min(bytes_max, config.fetch_bytes_max)
     page = await reader.page(number, offset=offset, end=end, bytes_max=bytes_max)
+    stage_ended("read")
     table.read_rows += page.row_count
     service.metrics.count_sent(row_count=page.row_count, byte_count=page.byte_count)
     headers = []

@@ -54,6 +54,7 @@ from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.text.csv_rows import divide_csv
 from streamhouse.storage_service.server.text.ndjson_rows import divide_ndjson
 from streamhouse.storage_service.server.text.text_rows import TextBounds
+from streamhouse.storage_service.traces.stages import stage_ended
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 from streamhouse.storage_service.wire.request_stream import open_request
 
@@ -156,6 +157,7 @@ async def answer_sifted(
             divided = await service.run_blocking(_divided, *arguments)
         else:
             divided = _divided(*arguments)
+        stage_ended("decode")
         if asked.form is not Body.ROWS and not held.adds_at_once(
             sum(batch.nbytes for batch in divided.good)
         ):

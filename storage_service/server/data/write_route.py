@@ -32,6 +32,7 @@ from streamhouse.storage_service.server.data.sifted_write import (
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.http.parameters import column_names
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.traces.stages import stage_ended
 
 __all__ = ["answer_append", "answer_delete", "answer_upsert"]
 
@@ -61,6 +62,7 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
             first_bucket=table.next_spread_bucket(1),
         )
         batches = await service.run_by_size(routed_batches, body, request)
+        stage_ended("decode")
         service.check_write()
         appended = await service.manager.append(table, batches)
     service.metrics.appended_rows.inc(sum(batch.row_count for batch in batches))
@@ -99,6 +101,7 @@ async def _write(
             table=table.info, verb=verb, writer_id=writer_id, config=service.config
         )
         writes = await service.run_by_size(routed_writes, body, request)
+        stage_ended("decode")
         service.check_write()
         appended = await service.manager.write_keys(
             table, writes, columns=columns, writer_id=writer_id

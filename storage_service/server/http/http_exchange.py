@@ -11,7 +11,7 @@ import enum
 import functools
 import json
 from collections.abc import Awaitable, Callable, Container, Iterable, MutableMapping, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
 from fastapi import Request
@@ -27,6 +27,9 @@ from streamhouse.storage_service.server.caller import EVERYTHING, UNKNOWN, Level
 from streamhouse.storage_service.server.http.answer_memory import AnswerHold
 from streamhouse.storage_service.server.http.body_memory import HeldBody
 from streamhouse.storage_service.server.http.own_task import own_task
+
+if TYPE_CHECKING:
+    from streamhouse.storage_service.traces.spans import FollowedCall
 
 __all__ = [
     "ARROW_STREAM",
@@ -141,6 +144,8 @@ class HttpExchange:
     """What the answer holds of the memory for answers."""
     tenure: Tenure | None = None
     """Asked before an answer leaves, and so after its data was read; not for what was stored."""
+    followed: FollowedCall | None = None
+    """Its span, if it is part of a trace."""
     _watcher: asyncio.Task[None] | None = None
     _waiting: asyncio.Future[None] | None = None
     _is_gone = False

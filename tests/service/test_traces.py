@@ -1,0 +1,102 @@
+"""A real service sends spans to a collector, and serves all the same where there is none."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pyarrow as pa
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from streamhouse.storage_service.client import StorageClient
+from tests.support.service_process import ServiceProcess
+from tests.support.span_world import KeptSpans
+
+pytestmark = pytest.mark.slow
+
+ROWS = pa.table({"id": [1, 2, 3]})
+
+
+class Collector:
+    """Takes spans over HTTP."""
+
+    def __init__(self) -> None:
+        self.requests: list[ExportTraceServiceRequest] = []
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                if self.headers.get("content-encoding") == "gzip":
+                    body = gzip.decompress(body)
+                assert self.path == "/v1/traces"
+                collector.requests.append(ExportTraceServiceRequest.FromString(body))
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    collector = Collector()
+    yield collector
+    collector.close()
+
+
+def test_a_collector_gets_the_spans_of_a_callers_trace(
+    tmp_path_factory: pytest.TempPathFactory, collector: Collector
+) -> None:
+    data_dir = tmp_path_factory.mktemp("traced") / "data"
+    kept = KeptSpans()
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
+    with (
+        ServiceProcess(data_dir, env=environment) as service,
+        StorageClient(service.endpoint) as client,
+    ):
+        client.create_table("t", ROWS.schema)
+        with kept.tracer.start_as_current_span("of an application") as outer:
+            client.append("t", ROWS)
+        client.append("t", ROWS)
+
+        assert service.terminate() == 0
+
+    [resource] = [one for request in collector.requests for one in request.resource_spans]
+    attributes = {one.key: one.value.string_value for one in resource.resource.attributes}
+    assert attributes["service.name"] == "streamhouse"
+    spans = [span for scope in resource.scope_spans for span in scope.spans]
+    trace_id = outer.get_span_context().trace_id.to_bytes(16, "big")
+    assert {span.trace_id for span in spans} == {trace_id}
+    [append] = [s for s in spans if s.name == "POST /v1/tables/{path}/append"]
+    assert append.parent_span_id == outer.get_span_context().span_id.to_bytes(8, "big")
+    assert {"queue", "sync"} <= {s.name for s in spans if s.parent_span_id == append.span_id}
+
+
+def test_without_a_collector_a_service_serves_and_stops(
+    tmp_path_factory: pytest.TempPathFactory, collector: Collector
+) -> None:
+    collector.close()
+    data_dir = tmp_path_factory.mktemp("untraced") / "data"
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
+    with (
+        ServiceProcess(data_dir, env=environment, stop_timeout_s=15) as service,
+        StorageClient(service.endpoint) as client,
+    ):
+        client.create_table("t", ROWS.schema)
+        with KeptSpans().tracer.start_as_current_span("of an application"):
+            client.append("t", ROWS)
+
+        assert service.terminate() == 0
