@@ -180,7 +180,7 @@ $(PEERS)/.installed: setup.cfg pyproject.toml constraints.txt | $(BIN)/python
 peers: $(PEERS)/.installed ## Small calls beside a peer from PyPI, into benchmarks/RESULTS.md
 	$(PEERS)/bin/python -m benchmarks.run bench_small_calls
 
-# The linters of deploy/ are not in .venv either: 120 MB that nothing else needs.
+# Nor are the linters of deploy/, but for the small one: 170 MB that nothing else needs.
 MANIFESTS := .cache/manifests
 
 $(MANIFESTS)/.installed: setup.cfg pyproject.toml constraints.txt | $(BIN)/python

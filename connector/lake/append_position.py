@@ -64,6 +64,12 @@ class AppendPosition:
         Raises `InvalidRequestError` for anything else, `TableNotFoundError` if it is about another
         table of that name.
         """
+        version = value.get("version")
+        if type(version) is int and version > _VERSION:
+            raise InvalidRequestError(
+                f"table '{table}': the position in the checkpoint has version {version}, but this"
+                f" Streamhouse reads {_VERSION}; go on with the release that wrote it"
+            )
         try:
             if value["version"] != _VERSION or value["rows_of"] not in (_SNAPSHOT, _APPEND):
                 raise ValueError(value)

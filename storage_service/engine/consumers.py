@@ -232,6 +232,8 @@ def _load(file: StateFile, table: str) -> dict[ConsumerKey, Consumer]:
     try:
         found = [Consumer.from_json(value) for value in file.load()["consumers"]]
     except (CorruptDataError, KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, CorruptDataError) and file.is_of_another_format():
+            raise
         _logger.error("event=consumers_lost table=%s why=%r", table, str(error))
         return {}
     return {consumer.key: consumer for consumer in found}

@@ -15,12 +15,14 @@ import logging
 from pathlib import Path
 from typing import Final
 
+from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.filesystem import Filesystem, WritableFile, replace_durably
 from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,
     LogIdentity,
     MalformedError,
     MarkFacts,
+    OtherFormatError,
     decode_durable_mark,
     encode_durable_mark,
 )
@@ -63,7 +65,10 @@ class DurableMark:
 
     @staticmethod
     def read(directory: Path, *, identity: LogIdentity, filesystem: Filesystem) -> MarkFacts | None:
-        """Return what the mark says; None without a readable one."""
+        """Return what the mark says; None without a readable one.
+
+        Raises `CorruptDataError` for one of another release.
+        """
         path = directory / MARK_NAME
         try:
             data = filesystem.read(path, bytes_max=_SLOTS * FILE_HEADER_BYTES)
@@ -75,6 +80,9 @@ class DurableMark:
             try:
                 slot = data[start : start + FILE_HEADER_BYTES]
                 found.append(decode_durable_mark(slot, identity=identity))
+            except OtherFormatError as error:
+                # No damage: what it says is there for the release that wrote it.
+                raise CorruptDataError(f"{path}: {error}") from error
             except MalformedError as error:
                 _logger.warning("event=durable_mark_unreadable path=%s why=%r", path, str(error))
         # Both are true; the log only grows between two of them.

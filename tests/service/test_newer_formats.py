@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
+from streamhouse.connector.lake.append_position import AppendPosition
 from streamhouse.connector.stream.stream_position import StreamPosition
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
@@ -20,7 +21,10 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.journal.names import Place
 from streamhouse.storage_service.journal.object_format import decode_object
+from streamhouse.storage_service.journal.restore.journalled_state import list_checkpoints
+from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from tests.support.command_line import streamhouse
+from tests.support.restore_world import NAMES, Owner, files
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow
@@ -114,6 +118,41 @@ def test_an_object_of_a_newer_journal_is_refused() -> None:
 
     with pytest.raises(CorruptDataError, match="of a version or kind that this release does not"):
         decode_object(bytes(data), key=key, place=Place(1, 1))
+
+
+def _raise_checkpoints(store: FileObjectStore, folder: Path, count: int) -> None:
+    """Write the newest checkpoints as a release with the next format would."""
+    for place in list_checkpoints(store, NAMES)[-count:]:
+        path = folder / NAMES.checkpoint(place)
+        data = bytearray(path.read_bytes())
+        struct.pack_into("<H", data, 4, struct.unpack_from("<H", data, 4)[0] + 1)
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_newer_checkpoint_of_the_journal_is_passed_over(tmp_path: Path, count: int) -> None:
+    """Where no older one is left, nothing can be restored, and that is said."""
+    store = FileObjectStore(tmp_path / "store")
+    owner = Owner(tmp_path / "a", store, 1)
+    for _ in range(4):
+        for _ in range(12):
+            owner.step()
+        owner.checkpoint()
+    owner.wait_stored()
+    owner.die()
+    _raise_checkpoints(store, tmp_path / "store", count)
+
+    if count == 1:
+        Owner(tmp_path / "b", store, seed=99).die()
+        assert files(tmp_path / "b") == files(tmp_path / "a")
+        return
+    with pytest.raises(CorruptDataError, match="has format 2, which this release cannot read"):
+        Owner(tmp_path / "b", store, seed=99)
+
+
+def test_a_newer_position_in_an_iceberg_table_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="has version 2, but this Streamhouse reads 1"):
+        AppendPosition.from_json({"version": 2}, table="db.t", table_uuid="u")
 
 
 def test_a_newer_backup_is_refused(data_dir: Path, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "FORMAT_VERSION",
     "StateFile",
     "StateIdentity",
+    "is_of_another_format",
     "read_json",
     "replace_file",
     "replace_json",
@@ -108,6 +109,19 @@ def unseal(
     return content
 
 
+def is_of_another_format(data: bytes) -> bool:
+    """Whether these are the whole bytes of a state file of a format that this release cannot read.
+
+    What may be lost when it is damaged must not be dropped then: another release can read it.
+    """
+    try:
+        value = json.loads(data)
+        checksum = value.pop("crc32c")
+        return bool(checksum == _checksum(_canonical(value)) and value["format"] != FORMAT_VERSION)
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return False
+
+
 def _canonical(value: Mapping[str, Any]) -> str:
     # One line a member: people read these files, too.
     return json.dumps(value, sort_keys=True, separators=(",\n", ": "))
@@ -129,6 +143,13 @@ class StateFile:
     def exists(self) -> bool:
         """Whether there is such a file."""
         return self.path.exists()
+
+    def is_of_another_format(self) -> bool:
+        """Whether it is whole, and of a format that this release cannot read."""
+        try:
+            return is_of_another_format(self.path.read_bytes())
+        except OSError:
+            return False
 
     def load(self) -> dict[str, Any]:
         """Return the content; raises `CorruptDataError` for a missing, damaged or foreign file."""

@@ -28,7 +28,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.directory.state_file import StateIdentity, seal, unseal
+from streamhouse.storage_service.engine.directory.state_file import (
+    StateIdentity,
+    is_of_another_format,
+    seal,
+    unseal,
+)
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     StorageFailedError,
@@ -436,6 +441,8 @@ class TransactionFiles:
                 self._write_json(name, _OPEN_KIND, spec.to_json())
             return spec
         except CorruptDataError as error:
+            if is_of_another_format((self.directory / name).read_bytes()):
+                raise
             _logger.warning("event=transaction_unreadable file=%s why=%r", name, error.message)
             if not has_parts:
                 # Cut off by a crash before its begin was answered: nobody knows its id.

@@ -133,6 +133,13 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def decode_manifest(data: bytes, *, where: str) -> Manifest:
     """Read a manifest; raises `CorruptDataError`, which says `where` it was."""
+    if len(data) >= _HEADER.size:
+        magic, version, *_ = _HEADER.unpack_from(data)
+        if magic == _MAGIC and version != _VERSION:
+            raise CorruptDataError(
+                f"{where} has format {version}, which this release cannot read: it is of another"
+                " version of Streamhouse"
+            )
     try:
         content = _content_of(data)
         packs = [(str(name), int(length)) for name, length in content["packs"]]
@@ -167,11 +174,9 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
 def _content_of(data: bytes) -> dict[str, Any]:
     if len(data) < _HEADER.size:
         raise CorruptDataError(f"{len(data)} bytes are no manifest")
-    magic, version, _, crc, length = _HEADER.unpack_from(data)
+    magic, _, _, crc, length = _HEADER.unpack_from(data)
     if magic != _MAGIC:
         raise CorruptDataError("it does not begin as a manifest")
-    if version != _VERSION:
-        raise CorruptDataError(f"format {version} is of another version of Streamhouse")
     body = memoryview(data)[_HEADER.size :]
     if crc32c(body) != crc or length > _CONTENT_BYTES_MAX:
         raise CorruptDataError("its checksum is another")

@@ -71,6 +71,7 @@ __all__ = [
     "LogIdentity",
     "MalformedError",
     "MarkFacts",
+    "OtherFormatError",
     "SegmentHeader",
     "decode_durable_mark",
     "decode_index_header",
@@ -132,6 +133,10 @@ assert sys.byteorder == "little", "Streamhouse stores little-endian data and nee
 
 class MalformedError(ValueError):
     """Bytes break this format. Internal: the caller says in which file, as a CorruptDataError."""
+
+
+class OtherFormatError(MalformedError):
+    """A whole header of a version that this release cannot read: no damage."""
 
 
 class LogIdentity(NamedTuple):
@@ -222,7 +227,9 @@ def unseal_header(
         raise MalformedError(f"{what} header checksum mismatch")
     version, header_bytes = struct.unpack_from("<HH", body, 4)
     if not FORMAT_VERSION <= version <= version_max or header_bytes != FILE_HEADER_BYTES:
-        raise MalformedError(f"{what} has format version {version}, which this release cannot read")
+        raise OtherFormatError(
+            f"{what} has format version {version}, which this release cannot read"
+        )
     return body
 
 

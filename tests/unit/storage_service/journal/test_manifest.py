@@ -83,7 +83,10 @@ def test_a_damaged_manifest_is_refused(data: st.DataObject) -> None:
     damaged[6:8] = whole[6:8]
 
     if damaged != whole:
-        with pytest.raises(CorruptDataError, match="here is damaged"):
+        # The version is not in the checksum: a damaged one looks like another release's.
+        is_other = damaged[:4] == whole[:4] and damaged[4:6] != whole[4:6] and len(damaged) >= 20
+        what = "has format" if is_other else "is damaged"
+        with pytest.raises(CorruptDataError, match=f"here {what}"):
             decode_manifest(bytes(damaged), where="here")
 
 
