@@ -125,17 +125,27 @@ class LakeFilesystem:
         # A process that only opens other files need not import it.
         import pyarrow.parquet as pq
 
-        with self.open_input(uri) as source, self._damage(uri):
+        with self._open_pieces(uri) as source, self._damage(uri):
             if file_bytes is not None and source.size() != file_bytes:
                 raise CorruptDataError(
                     f"lake file '{uri}' has {source.size()} bytes, not the {file_bytes} of its"
                     " table's metadata; restore it from a copy"
                 )
-            # A local file is mapped; of an object store, a row group's columns come together.
-            is_mapped = isinstance(source, pa.MemoryMappedFile)
-            file = pq.ParquetFile(source, pre_buffer=not is_mapped, page_checksum_verification=True)
+            # A row group's columns come together, as an object store wants it.
+            file = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
             _check_name(uri, file.metadata.metadata or {})
             yield file
+
+    def _open_pieces(self, uri: str) -> pa.NativeFile:
+        """Open a file that is read in pieces, one after the other.
+
+        A mapped file would stay in the process's memory as far as it was read, and shorten it under
+        the reader and the process dies.
+        """
+        if (path := _local_path(uri)) is None:
+            return self.open_input(uri)
+        with self.errors("read", uri):
+            return pa.OSFile(str(path), "rb")
 
     @contextlib.contextmanager
     def _damage(self, uri: str) -> Iterator[None]:

@@ -6,6 +6,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
@@ -155,3 +157,13 @@ def test_an_object_store_that_fails_may_answer_later(tmp_path: Path) -> None:
 
     with pytest.raises(UnavailableError, match=r"cannot read lake file 's3://lake/x'"):
         files.open_input("s3://lake/x")
+
+
+def test_a_file_that_is_read_in_pieces_is_not_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"id": range(10)}), path)
+
+    with FILES.open_parquet(f"file://{path}") as file:
+        assert file.read_row_group(0).num_rows == 10
+        if (maps := Path("/proc/self/maps")).exists():
+            assert str(path) not in maps.read_text()
