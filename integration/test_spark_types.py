@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 
 import pyarrow as pa
 import pytest
@@ -169,3 +170,59 @@ def test_registering_again_registers_nothing(
     streamhouse.register(world.spark)
 
     assert world.load(world.table(rows=3)).count() == 3
+
+
+def test_decimals_of_all_widths_are_the_ones_that_were_written(world: SparkWorld) -> None:
+    """Those of up to 18 digits reach Spark as bigints, and are decimals in every statement."""
+    kinds = {
+        f"d{precision}_{scale}": pa.decimal128(precision, scale)
+        for precision, scale in ((1, 0), (9, 9), (15, 2), (18, 0), (18, 18), (19, 2), (38, 10))
+    }
+    fields = [pa.field(name, kind) for name, kind in kinds.items()]
+    schema = pa.schema([("id", pa.int64()), *fields, pa.field("must", kinds["d15_2"], False)])
+
+    def made(ids: range) -> pa.Table:
+        columns = {
+            name: [None if i % 7 == 0 else _repeated((9, -9, 0, 1, -1)[i % 5], kind) for i in ids]
+            for name, kind in kinds.items()
+        }
+        must = [decimal.Decimal(i).scaleb(-2) for i in ids]
+        return pa.table({"id": ids, **columns, "must": must}, schema=schema)
+
+    path = "default.decimals"
+    world.client.create_table(path, schema)
+    world.client.append(path, made(range(30)))
+    world.tier(path)
+    world.client.append(path, made(range(30, 50)))
+    wanted = {row["id"]: row for row in made(range(50)).to_pylist()}
+    frame = world.load(path)
+
+    assert {row.id: row.asDict() for row in frame.collect()} == wanted
+    assert {name: frame.schema[name].dataType.simpleString() for name in kinds} == {
+        name: f"decimal({kind.precision},{kind.scale})" for name, kind in kinds.items()
+    }
+    assert not frame.schema["must"].nullable
+    assert not any(field.metadata for field in frame.schema)
+    for name in kinds:
+        for row in (wanted[5], wanted[8]):
+            equal = {i for i, other in wanted.items() if other[name] == row[name]}
+            literal = F.lit(row[name]).cast(frame.schema[name].dataType)
+            assert set(world.ids(frame.filter(frame[name] == literal))) == equal
+        nulls = [i for i, row in wanted.items() if row[name] is None]
+        assert world.ids(frame.filter(f"{name} IS NULL")) == nulls
+    assert frame.agg(F.sum("must")).first()[0] == sum(row["must"] for row in wanted.values())
+    joined = frame.alias("a").join(frame.alias("b"), F.col("a.must") == F.col("b.must"))
+    assert joined.count() == 50
+    own = world.reader().schema("must decimal(15,2)").load(path)
+    assert own.filter("must >= 0.40").count() == 10
+    query = "SELECT max(d15_2) AS most FROM default.decimals WHERE d15_2 < 0.5 AND must < 10"
+    answer = streamhouse.sql(world.spark, query, endpoint=world.endpoint).first()
+    assert answer[0] == max(
+        r["d15_2"] for r in wanted.values() if r["d15_2"] is not None and r["d15_2"] < 0.5
+    )
+
+
+def _repeated(digit: int, kind: pa.Decimal128Type) -> decimal.Decimal:
+    """Return the number of a type that has this digit in all its places."""
+    number = digit * int("1" * kind.precision)
+    return decimal.Decimal(number).scaleb(-kind.scale, decimal.Context(prec=38))

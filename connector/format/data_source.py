@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from streamhouse.connector.format.decimal_numbers import as_numbers, stored_schema
 from streamhouse.connector.options.connection import LAKE, client_for, connection_options
 from streamhouse.connector.options.options import (
     ALL_USES,
@@ -80,7 +81,8 @@ class StreamhouseDataSource(DataSource):
             columns = pa.schema([column.to_arrow() for column in output])
         if shape.is_planned_afresh:
             columns = columns.append(pa.field(PLANNED_COLUMN, pa.bool_()))
-        return from_arrow_schema(columns)
+        found = from_arrow_schema(columns)
+        return as_numbers(found) if shape.has_numbers else found
 
     @spark_errors
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -96,7 +98,7 @@ class StreamhouseDataSource(DataSource):
             return _row_count_reader(self._client(), state, options, arrow_schema)
         if options.connection.name.is_metadata:
             return _metadata_reader(self._client(), state, options, arrow_schema)
-        output = _output(state, options, arrow_schema)
+        output = _output(state, options, stored_schema(schema))
         plan = plan_batch_read(self._client(), state, options, output)
         return StreamhouseBatchReader(plan.context, plan.splits, arrow_schema)
 

@@ -22,7 +22,9 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BooleanType, StructField, StructType
 
+from streamhouse.connector.format.decimal_numbers import can_make_decimals, shown
 from streamhouse.connector.options.options import (
+    NUMBERS_MARK,
     PLANNED_COLUMN,
     PLANNED_MARK,
     STREAM_MARK,
@@ -121,9 +123,11 @@ def _change(reader_class: Any) -> None:
         if given is not None:
             arguments, options = arguments[:2], {k: v for k, v in options.items() if k != "schema"}
             choose_schema(self, _with_planned(given))
+        elif can_make_decimals(_session(self)):
+            self.option(NUMBERS_MARK, "true")
         self.option(PLANNED_MARK, "true")
         frame: DataFrame = load(self, *arguments, **options)
-        return frame.filter(PLANNED_COLUMN).drop(PLANNED_COLUMN)
+        return shown(frame.filter(PLANNED_COLUMN))
 
     reader_class.format, reader_class.schema = noted_format, noted_schema
     reader_class.load = planned_load

@@ -175,6 +175,9 @@ STREAM_MARK: Final = "__streamhouse_stream"
 PLANNED_MARK: Final = "__streamhouse_planned"
 """What `read` adds, so that each statement plans the read afresh (spark_readers.py)."""
 
+NUMBERS_MARK: Final = "__streamhouse_numbers"
+"""What `read` adds where it can show numbers as the decimals that they are (decimal_numbers.py)."""
+
 PLANNED_COLUMN: Final = "__streamhouse_planned"
 """The column that such a read has beside the table's; it is true in every row."""
 
@@ -203,6 +206,7 @@ _SPARK_KEYS: Final = frozenset(
         "__sourcename",
         STREAM_MARK,
         PLANNED_MARK,
+        NUMBERS_MARK,
         ZONE_MARK,
         ROW_COUNT_MARK,
     }
@@ -286,6 +290,7 @@ class ShapeOptions:
     read_change_feed: bool | None
     is_stream: bool = False
     is_planned_afresh: bool = False
+    has_numbers: bool = False
     is_row_count: bool = False
 
 
@@ -299,6 +304,7 @@ def shape_options(options: Mapping[str, str]) -> ShapeOptions:
         read_change_feed=optional(given, "readChangeFeed", parse_boolean),
         is_stream=STREAM_MARK in given,
         is_planned_afresh=PLANNED_MARK in given,
+        has_numbers=NUMBERS_MARK in given,
         is_row_count=ROW_COUNT_MARK in given,
     )
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import VariantVal
@@ -30,6 +31,7 @@ __all__ = [
     "in_schema",
     "spark_errors",
     "spark_iterator_errors",
+    "unscaled",
 ]
 
 # Spark's worker reads it when it reports an exception; it changes nothing else.
@@ -232,10 +234,33 @@ def in_schema(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[
             continue
         _check_nulls(batch, schema)
         arrays = [
-            array if array.type.equals(field.type) else array.cast(field.type)
-            for array, field in zip(batch.columns, schema, strict=True)
+            _in_type(array, field.type) for array, field in zip(batch.columns, schema, strict=True)
         ]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _in_type(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if array.type.equals(wanted):
+        return array
+    if pa.types.is_decimal128(array.type) and pa.types.is_int64(wanted):
+        return unscaled(array)
+    return array.cast(wanted)
+
+
+def unscaled(decimals: pa.Decimal128Array) -> pa.Int64Array:
+    """Return decimals of up to 18 digits without their point: 1.25 of two decimal places is 125."""
+    validity, values = decimals.buffers()
+    if values is None:
+        return pa.nulls(len(decimals), pa.int64())
+    # A decimal is 16 bytes, the lower half first; the upper one of such is only the sign.
+    words = np.frombuffer(values, dtype="<i8")
+    first = 2 * decimals.offset
+    numbers = np.ascontiguousarray(words[first : first + 2 * len(decimals) : 2])
+    if not decimals.null_count:
+        return pa.array(numbers)
+    if decimals.offset:
+        validity = pa.array(numbers, mask=decimals.is_null().to_numpy(False)).buffers()[0]
+    return pa.Array.from_buffers(pa.int64(), len(numbers), [validity, pa.py_buffer(numbers)])
 
 
 def _check_nulls(batch: pa.RecordBatch, schema: pa.Schema) -> None:
