@@ -67,7 +67,7 @@ class AsyncStreamhouseClient:
     Takes what `StreamhouseClient` takes, and has its calls. Close it, or use it in `async with`.
 
         async with AsyncStreamhouseClient() as client:
-            await client.append("clicks", {"id": [1, 2, 3]})
+            await client.append("clicks", [{"id": 1}, {"id": 2}])
             async for batch in await client.subscribe("clicks", start="earliest"):
                 print(batch.data.num_rows)
     """
@@ -139,6 +139,7 @@ class AsyncStreamhouseClient:
     list_tables = _awaited(StreamhouseClient.list_tables)
     describe_table = _awaited(StreamhouseClient.describe_table)
     positions = _awaited(StreamhouseClient.positions)
+    wait_tiered = _awaited(StreamhouseClient.wait_tiered)
     committed = _awaited(StreamhouseClient.committed)
     append = _awaited(StreamhouseClient.append)
     upsert = _awaited(StreamhouseClient.upsert)

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 from urllib.parse import quote
 
+from streamhouse.storage_service.client.http.stop_signal import pause
 from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.client.reads import offsets_to_text
-from streamhouse.storage_service.client.values.arguments import names, property_texts, whole
+from streamhouse.storage_service.client.tiered_wait import LOOKS, TieredWait, how_rounds_stand
+from streamhouse.storage_service.client.values.arguments import (
+    names,
+    property_texts,
+    seconds,
+    whole,
+)
 from streamhouse.storage_service.client.values.schema_forms import (
     SchemaForm,
     TypeForm,
@@ -24,11 +32,13 @@ from streamhouse.storage_service.client.values.schema_forms import (
 from streamhouse.storage_service.errors import (
     DatabaseExistsError,
     DatabaseNotFoundError,
+    ForbiddenError,
     InvalidRequestError,
     NotFoundError,
     SchemaMismatchError,
     TableExistsError,
     TableNotFoundError,
+    UnavailableError,
     UnknownColumnError,
 )
 from streamhouse.storage_service.model.lake.coverage import LakeDivergence
@@ -312,6 +322,38 @@ class TableCalls:
         return self._remember(TableInfo.from_json(answer))
 
     # -- the lake ------------------------------------------------------------------------------
+
+    def wait_tiered(self, path: str, *, timeout_s: float = 600.0) -> None:
+        """Return when all rows that the table has at the time of the call are in the lake.
+
+        Nothing is hastened: workers move rows within the table's `table.datalake.freshness`.
+
+        Raises:
+            UnavailableError: after `timeout_s`; says how many rows are missing, and what workers
+                do.
+            InvalidRequestError: the table does not go to the lake.
+        """
+        until = time.monotonic() + seconds(timeout_s, what="timeout_s")
+        state = self.table_state(path)
+        wait, looks = TieredWait.of(state), 0
+        while wait.rows_left(state):
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                rounds = self._rounds_of(str(state.table.path))
+                raise UnavailableError(wait.is_late(state, timeout_s=timeout_s, rounds=rounds))
+            looks += 1
+            pause(min(LOOKS.jittered_after(looks), left_s))
+            state = self.table_state(path)
+
+    def _rounds_of(self, name: str) -> str:
+        """Return how a table's rounds stand, in words."""
+        try:
+            status: Any = self._transport.request_json(
+                "GET", "/v1/status", query={"table": name}, table=name
+            )
+        except ForbiddenError:
+            return "this token may not see which workers run (read on service)"
+        return how_rounds_stand(name, status)
 
     def lake_catalog(self) -> LakeCatalog:
         """Return how to open the Iceberg catalog that the service's tables are tiered to."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextvars import ContextVar
 from typing import Final
 
 from streamhouse.storage_service.client.http.connection import Connection
 
-__all__ = ["STOP", "StopSignal"]
+__all__ = ["STOP", "StopSignal", "pause"]
 
 
 class StopSignal:
@@ -55,3 +56,12 @@ class StopSignal:
 
 STOP: Final[ContextVar[StopSignal | None]] = ContextVar("STOP", default=None)
 """What may end the calls made in this context; mostly nothing does."""
+
+
+def pause(seconds: float) -> None:
+    """Wait in between two requests of a call, unless the call is ended."""
+    stop = STOP.get()
+    if stop is not None:
+        stop.wait(seconds)
+    elif seconds:
+        time.sleep(seconds)

@@ -39,7 +39,7 @@ from streamhouse.storage_service.client.http.routes import (
     nothing_was_done,
     table_of,
 )
-from streamhouse.storage_service.client.http.stop_signal import STOP, StopSignal
+from streamhouse.storage_service.client.http.stop_signal import STOP, StopSignal, pause
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     NotOwnerError,
@@ -177,7 +177,7 @@ class HttpTransport:
                 return answer
             if on_repeat is not None and not nothing_was_done(failure):
                 on_repeat(failure)
-            _pause(step.wait_s)
+            pause(step.wait_s)
             url = step.url
 
     def search(self, path: str, table: str = "", *, deadline: float) -> Search:
@@ -289,15 +289,6 @@ class HttpTransport:
         if answer.status >= _REDIRECTS and answer.status not in passed:
             raise _error_of(answer.status, answer.data, endpoint=endpoint)
         return answer
-
-
-def _pause(seconds: float) -> None:
-    """Wait before the next attempt, unless the call is ended."""
-    stop = STOP.get()
-    if stop is not None:
-        stop.wait(seconds)
-    elif seconds:
-        time.sleep(seconds)
 
 
 def _authorization(token: str | None) -> str:
