@@ -51,8 +51,7 @@ class TieredWait:
             )
         left = sum(
             max(0, end - max(at.tiered_offset, at.first_offset))
-            for bucket, end in self.ends.items()
-            if (at := state.positions[bucket])
+            for at, end in ((state.positions[bucket], end) for bucket, end in self.ends.items())
         )
         if left and state.lake.diverged:
             raise HistoryDivergedError(state.lake.diverged)

@@ -71,11 +71,13 @@ def divide(
     return Divided(good, bad)
 
 
-def divide_rows(table: TableInfo, rows: Sequence[Mapping[str, Any]]) -> Divided:
+def divide_rows(
+    table: TableInfo, rows: Sequence[Mapping[str, Any]], *, whose: str = "the table"
+) -> Divided:
     """Divide rows, which are one batch then.
 
     A column that a row does not name is null in it. Rows of a table with a primary key may say with
-    `__change_type` what they change.
+    `__change_type` what they change. `whose` the columns are is said of one that is not there.
     """
     columns = table.schema.columns
     known = {column.name for column in columns}
@@ -85,7 +87,7 @@ def divide_rows(table: TableInfo, rows: Sequence[Mapping[str, Any]]) -> Divided:
     for at, row in enumerate(rows):
         if not row.keys() <= known:
             name = next(name for name in row if name not in known)
-            bad[at] = (None, f"the table has no column {name[:100]!a}")
+            bad[at] = (None, f"{whose} has no column {name[:100]!a}")
     arrays: dict[str, pa.Array] = {}
     for column in columns:
         arrays[column.name], wrong = _column([row.get(column.name) for row in rows], column.type)

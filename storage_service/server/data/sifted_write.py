@@ -30,7 +30,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.rejected.companion import rejected_rows
 from streamhouse.storage_service.model.rejected.division import Divided, divide, divide_rows
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
     LinkedCommit,
@@ -53,7 +53,11 @@ from streamhouse.storage_service.server.http.parameters import integer
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.text.csv_rows import divide_csv
 from streamhouse.storage_service.server.text.ndjson_rows import divide_ndjson
-from streamhouse.storage_service.server.text.text_rows import TextBounds
+from streamhouse.storage_service.server.text.text_rows import (
+    NOTHING_DELETED,
+    NOTHING_WRITTEN,
+    TextBounds,
+)
 from streamhouse.storage_service.traces.stages import stage_ended
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 from streamhouse.storage_service.wire.request_stream import open_request
@@ -181,14 +185,19 @@ async def answer_sifted(
 def _divided(body: bytes, table: TableInfo, asked: SiftedWrite, config: ServiceConfig) -> Divided:
     """Read the body and divide its rows. On any thread."""
     what = RowsRequest(table=table, verb=str(asked.operation), config=config).what
+    key: tuple[str, ...] = ()
+    if asked.operation is TransactionOperation.DELETE:
+        key, table = table.descriptor.primary_key, _of_keys(table)
     if asked.form is Body.JSON:
-        return divide_rows(table, _json_rows(body, what=what))
+        whose = "the table" if not key else f"the key ({', '.join(key)})"
+        return divide_rows(table, _json_rows(body, what=what), whose=whose)
     if asked.form is not Body.ROWS:
         bounds = TextBounds(
             what=what,
             rows_max=ROWS_MAX if asked.is_rejecting else config.append_rows_max,
             bytes_max=config.body_bytes_max,
             is_rejecting=asked.is_rejecting,
+            key=key,
         )
         return (divide_csv if asked.form is Body.CSV else divide_ndjson)(body, table, bounds)
     stream = open_request(
@@ -204,6 +213,17 @@ def _divided(body: bytes, table: TableInfo, asked: SiftedWrite, config: ServiceC
             f"{what}: batches of a write that the service divides name no bucket and no sequence"
         )
     return divide(table, stream.schema, (part.batch for part in parts))
+
+
+def _of_keys(table: TableInfo) -> TableInfo:
+    """Return what has the keys of a table as its rows."""
+    whole = table.descriptor
+    schema = whole.schema.select(whole.primary_key, table=str(whole.path))
+    return TableInfo(
+        descriptor=TableDescriptor(path=whole.path, schema=schema),
+        table_id=table.table_id,
+        created_at_us=table.created_at_us,
+    )
 
 
 def _json_rows(body: bytes, *, what: str) -> Sequence[Mapping[str, Any]]:
@@ -229,9 +249,11 @@ def _refusal(table: TableInfo, asked: SiftedWrite, divided: Divided) -> SchemaMi
     first, rows = divided.bad[0]
     row = rows[0]
     column = "" if row.column is None else f", column '{row.column}'"
+    is_delete = asked.operation is TransactionOperation.DELETE
+    ending = NOTHING_DELETED if is_delete else NOTHING_WRITTEN
     return SchemaMismatchError(
         f"{asked.operation} of '{table.path}': row {first + row.position}{column}: {row.reason};"
-        " nothing was written, and on_error=reject would keep such rows"
+        f" {ending}"
     )
 
 

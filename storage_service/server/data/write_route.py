@@ -1,6 +1,6 @@
 """POST .../append, .../upsert and .../delete: an Arrow IPC stream in, a JSON answer.
 
-What keeps the rows that do not fit, and what comes as JSON, is sifted_write.py's.
+What keeps the rows that do not fit, and what comes as text, is sifted_write.py's.
 
 An append is answered once it is durable, a change by primary key once it is visible, too. A client
 that goes away after its body arrived does not undo its write.
@@ -91,10 +91,9 @@ async def _write(
             f"table '{table.path}' has no primary key, so there is nothing to {verb}; rows are"
             " appended to it"
         )
-    if verb == "upsert":
-        asked = sifted_write(exchange, query, TransactionOperation.UPSERT)
-        if asked is not None:
-            return await answer_sifted(exchange, service, table, asked)
+    asked = sifted_write(exchange, query, TransactionOperation(verb))
+    if asked is not None:
+        return await answer_sifted(exchange, service, table, asked)
     with service.body_memory.body(exchange.caller.name) as held:
         body = await service.rows_body(exchange, held)
         request = RowsRequest(

@@ -20,6 +20,7 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     RequestTooLargeError,
     SchemaMismatchError,
+    UnknownColumnError,
     UnsupportedError,
 )
 from streamhouse.storage_service.model.rejected.division import Divided, divide
@@ -42,7 +43,7 @@ csv.field_size_limit(32 << 20)
 
 def divide_csv(body: bytes, table: TableInfo, bounds: TextBounds) -> Divided:
     """Read a body and divide its rows; raises for what is no CSV. On any thread."""
-    names = _header(body, table, bounds.what)
+    names = _header(body, table, bounds)
     if body.count(b'"') % 2:
         # Arrow would read all to the end as one field, as of a file that was cut off.
         raise InvalidRequestError(
@@ -79,8 +80,9 @@ def _divided(
     return result.divided()
 
 
-def _header(body: bytes, table: TableInfo, what: str) -> Sequence[str]:
+def _header(body: bytes, table: TableInfo, bounds: TextBounds) -> Sequence[str]:
     """Return the columns that a body has; raises if the table has not all of them."""
+    what = bounds.what
     head = body[:_HEADER_BYTES_MAX]
     try:
         names: list[str] = next(_records(head.decode("utf-8-sig", "ignore")), [])
@@ -100,6 +102,10 @@ def _header(body: bytes, table: TableInfo, what: str) -> Sequence[str]:
             raise InvalidRequestError(f"{what}: line 1 names column '{name[:100]}' twice")
         if name == CHANGE_TYPE_COLUMN and table.is_primary_key_table:
             continue
+        if bounds.key and name not in bounds.key:
+            raise UnknownColumnError(
+                f"{what}: line 1: {bounds.whose} has no column '{name[:100]}'; nothing was deleted"
+            )
         column = table.schema.column(name, table=str(table.path))
         if pa.types.is_nested(column.type):
             raise UnsupportedError(

@@ -158,7 +158,7 @@ class _Reader:
             line = self._lines.number(at)
             row = _object(self._lines.text(at), line=line, what=bounds.what)
             rows.append(_plain_row(row, self._table))
-        self._add(divide_rows(self._table, rows), first, end)
+        self._add(divide_rows(self._table, rows, whose=bounds.whose), first, end)
 
     def _add(self, divided: Divided, first: int, end: int) -> None:
         if divided.bad and not self.result.bounds.is_rejecting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,18 @@ from streamhouse.storage_service.model.rejected.row_splitter import BadRow, cast
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["DividedText", "TextBounds", "as_values", "row_width", "unhexed"]
+__all__ = [
+    "NOTHING_DELETED",
+    "NOTHING_WRITTEN",
+    "DividedText",
+    "TextBounds",
+    "as_values",
+    "row_width",
+    "unhexed",
+]
+
+NOTHING_WRITTEN: Final = "nothing was written, and on_error=reject would keep such rows"
+NOTHING_DELETED: Final = "nothing was deleted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +43,13 @@ class TextBounds:
     bytes_max: int
     is_rejecting: bool
     """Whether rows that do not fit are kept; else the first one refuses the body."""
+    key: tuple[str, ...] = ()
+    """Of a delete, the key columns, which are all that its rows have."""
+
+    @property
+    def whose(self) -> str:
+        """What columns are looked for in, in words."""
+        return f"the key ({', '.join(self.key)})" if self.key else "the table"
 
 
 @dataclass(slots=True)
@@ -68,8 +87,8 @@ class DividedText:
         """Return what a body is refused with for a row that does not fit."""
         column = "" if row.column is None else f", column '{row.column}'"
         return SchemaMismatchError(
-            f"{self.bounds.what}: line {line}{column}: {row.reason}; nothing was written, and"
-            " on_error=reject would keep such rows"
+            f"{self.bounds.what}: line {line}{column}: {row.reason};"
+            f" {NOTHING_DELETED if self.bounds.key else NOTHING_WRITTEN}"
         )
 
     def divided(self) -> Divided:

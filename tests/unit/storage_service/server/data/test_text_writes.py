@@ -142,3 +142,74 @@ async def test_what_texts_do_not_have_is_said(service: InProcessService, form: s
     assert (empty.status == 200) == (form == NDJSON)
     assert other.error()[:2] == (400, "invalid_request")
     assert _ends(service) == {"sizes": 0}
+
+
+KEYS = {
+    NDJSON: b'{"id":2}\n\n{"id":"7"}\n{"id":3}\n',
+    CSV: b"id\n2\n7\n3\n",
+    "application/json": b'[{"id": 2}, {"id": 7}, {"id": 3}]',
+}
+
+
+@pytest.mark.parametrize("form", KEYS)
+async def test_keys_are_deleted(service: InProcessService, form: str) -> None:
+    await _create(service, "upsert")
+    await _write(service, "upsert", CSV, b"id,size\n1,10\n2,20\n3,30\n4,\n")
+
+    answer = await _write(service, "delete", form, KEYS[form])
+
+    assert answer.status == 200, answer.body
+    assert answer.json()["row_count"] == 3
+    found = await service.call(
+        "POST",
+        "/v1/tables/sizes/lookup",
+        headers={"content-type": "application/json", "accept": "application/json"},
+        body=b'[{"id": 1}, {"id": 2}, {"id": 3}, {"id": 4}]',
+    )
+    assert found.json()["rows"] == [{"id": 1, "size": 10}, None, None, {"id": 4, "size": None}]
+    ends = _ends(service)
+    assert (await _write(service, "delete", form, KEYS[form])).status == 200
+    assert _ends(service) == ends
+    assert service.service.body_memory.bytes_held == 0
+
+
+@pytest.mark.parametrize(
+    ("form", "body", "code", "words"),
+    [
+        (
+            NDJSON,
+            b'{"id":1}\n{"id":1,"size":5}\n',
+            "schema_mismatch",
+            "line 2: the key (id) has no column 'size'; nothing was deleted",
+        ),
+        (
+            CSV,
+            b"id,size\n1,5\n",
+            "unknown_column",
+            "line 1: the key (id) has no column 'size'; nothing was deleted",
+        ),
+        (
+            "application/json",
+            b'[{"id": 1, "size": 5}]',
+            "schema_mismatch",
+            "row 0: the key (id) has no column 'size'; nothing was deleted",
+        ),
+        (NDJSON, b'{"id":1}\n{}\n', "schema_mismatch", "line 2, column 'id': null"),
+        (CSV, b"id\n1\nx\n", "schema_mismatch", "line 3, column 'id': 'x' is no int64"),
+        (NDJSON, b'{"id":1,"__change_type":"+U"}\n', "schema_mismatch", "has no column"),
+        (CSV, b"id,__change_type\n1,+U\n", "unknown_column", "has no column"),
+    ],
+)
+async def test_what_is_no_key_deletes_nothing(
+    service: InProcessService, form: str, body: bytes, code: str, words: str
+) -> None:
+    await _create(service, "upsert")
+    await _write(service, "upsert", CSV, b"id,size\n1,10\n")
+
+    status, said, message = (await _write(service, "delete", form, body)).error()
+
+    assert (status, said) == (400, code)
+    assert words in message
+    assert "on_error" not in message
+    assert _ends(service) == {"sizes": 1}
+    assert (await _write(service, "delete", form, body, on_error="reject")).status == 400
