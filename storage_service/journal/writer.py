@@ -99,7 +99,7 @@ class JournalWriter:
         # Somebody waits for all before it.
         self._wanted = 0
         # When a thread looks for work by itself, at the latest; one is enough.
-        self._looks_s = float("inf")
+        self._looks_s = math.inf
         # Whether a thread was told to look for work, and has not done so yet.
         self._is_told = False
         self._callbacks: list[tuple[int, int, Callable[[], None]]] = []
@@ -269,21 +269,21 @@ class JournalWriter:
         with self._lock:
             while not self._is_over.is_set():
                 self._is_told = False
-                wait_s = self._wait_s()
-                if wait_s is not None and wait_s <= 0:
+                due_s, now_s = self._due_s(), time.monotonic()
+                if due_s <= now_s:
                     sent = self._sent()
                     self._sent_bytes += sent.size_bytes
                     # What is left may be due, too, or somebody has to wait until it is.
                     self._tell()
                     return sent
-                if wait_s is not None:
-                    looks_s = time.monotonic() + wait_s
-                    if looks_s < self._looks_s:
-                        self._looks_s = looks_s
-                    else:
-                        wait_s = None
-                self._work.wait(wait_s)
-                self._looks_s = float("inf")
+                if due_s >= self._looks_s:
+                    self._work.wait()
+                    continue
+                self._looks_s = due_s
+                self._work.wait(due_s - now_s)
+                # Unless another one looks earlier by now.
+                if self._looks_s == due_s:
+                    self._looks_s = math.inf
             return None
 
     def _want(self, position: int) -> None:
@@ -294,32 +294,29 @@ class JournalWriter:
 
     def _tell(self) -> None:
         """Wake one thread if there is work that none will find in time."""
-        if self._is_told:
-            return
-        wait_s = self._wait_s()
-        if wait_s is not None and time.monotonic() + wait_s < self._looks_s:
+        if not self._is_told and self._due_s() < self._looks_s:
             self._is_told = True
             self._work.notify()
 
-    def _wait_s(self) -> float | None:
-        """Return how long nothing is to be sent, None for as long as nothing changes."""
+    def _due_s(self) -> float:
+        """Return when something is to be sent, infinity while that is not known."""
         if not self._pipeline.has_room:
-            return None
+            return math.inf
         if self._roll_wanted or self._is_stopping:
             # A gap before an owner's own seal is a loss: the seal comes once all else is stored.
             is_seal_next = not (self._is_stopping and self._waiting)
-            return None if is_seal_next and self._pipeline.in_flight else 0.0
+            return math.inf if is_seal_next and self._pipeline.in_flight else -math.inf
         if not self._waiting:
-            return None
+            return math.inf
         is_wanted = self._wanted > self._pipeline.sent_position
         send_bytes = _SEND_BYTES if is_wanted else _UNWANTED_SEND_BYTES
         if self._waiting_bytes >= send_bytes or (is_wanted and not self._pipeline.in_flight):
-            return 0.0
+            return -math.inf
         linger_ms = self._options.linger_ms
         if not is_wanted:
             # Acknowledged or not, it goes with its machine: most of that time is for the store.
             linger_ms = min(max(linger_ms, _UNWANTED_LINGER_MS_MIN), self._options.lag_ms_max / 4)
-        return self._waiting[0][2] + linger_ms / 1e3 - time.monotonic()
+        return self._waiting[0][2] + linger_ms / 1e3
 
     def _sent(self) -> Sent:
         if self._is_stopping and not self._waiting:

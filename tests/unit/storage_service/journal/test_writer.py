@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,18 @@ class _HeldStore(MemoryStore):
         self.asked.release()
         assert self.may_store.wait(30)
         super().create(key, buffers)
+
+
+class _ToldStore(MemoryStore):
+    """Says when it has stored something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored = threading.Semaphore(0)
+
+    def create(self, key: str, buffers: Sequence[Buffer]) -> None:
+        super().create(key, buffers)
+        self.stored.release()
 
 
 class _World:
@@ -146,6 +159,27 @@ def test_what_nobody_waits_for_lingers_less_than_the_journal_may_be_behind(world
     writer.record(numbered(0))
 
     assert store.asked.acquire(timeout=30)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_nobody_waits_for_is_stored_whatever_was_waited_for_before(
+    world: _World, seed: int
+) -> None:
+    """Whoever is woken for what is wanted, somebody looks for the rest when it is due."""
+    chance = random.Random(seed)
+    store = _ToldStore()
+    writer = world.writer(store, WriterOptions(linger_ms=1, lag_ms_max=8))
+
+    for number in range(60):
+        position = writer.record(numbered(number))
+        what = chance.random()
+        if what < 0.4:
+            writer.wait_stored(position)
+        elif what < 0.7:
+            while number not in numbers_in(store):
+                assert store.stored.acquire(timeout=30)
+    while 59 not in numbers_in(store):
+        assert store.stored.acquire(timeout=30)
 
 
 def test_what_is_large_goes_at_once_though_nobody_waits_for_it(world: _World) -> None:
