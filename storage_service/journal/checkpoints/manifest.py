@@ -10,11 +10,12 @@ by key are copies of RocksDB's files; none is beyond `stored_until`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from crc32c import crc32c
 
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.journal.names import Place
-from streamhouse.storage_service.journal.tree import JournalTree, Packed, TreeFile
+from streamhouse.storage_service.journal.tree import JournalTree, Packed, Piece, TreeFile
 
 __all__ = ["KeyFile", "KeyRows", "Manifest", "decode_manifest", "encode_manifest"]
 
@@ -31,6 +32,8 @@ _MAGIC: Final = b"SHJM"
 _VERSION: Final = 1
 # A million files are less; a manifest that claims more was not written by us.
 _CONTENT_BYTES_MAX: Final = 1 << 30
+# So many files are text at the same time.
+_PART_COUNT: Final = 1_000
 # What reading JSON of another shape raises.
 _NOT_OURS: Final = (
     *(KeyError, TypeError, ValueError, IndexError, AttributeError),
@@ -90,8 +93,10 @@ class Manifest:
 
     def check_packs(self) -> None:
         """Raise `CorruptDataError` if a piece lies outside of the packs that are named."""
-        pieces = [piece for file in self.tree for piece in file.pieces]
-        pieces += [piece for rows in self.key_rows for file in rows.files for piece in file.pieces]
+        pieces: Iterator[Piece] = itertools.chain(
+            (piece for file in self.tree for piece in file.pieces),
+            (piece for rows in self.key_rows for file in rows.files for piece in file.pieces),
+        )
         for piece in pieces:
             if not isinstance(piece, Packed):
                 raise CorruptDataError(f"a checkpoint names bytes that are in no pack: {piece!r}")
@@ -100,8 +105,20 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the bytes of a manifest."""
+    """Return the bytes of a manifest; of its text there is never more than a part."""
     manifest.check_packs()
+    packing = zlib.compressobj(1)
+    body, length = bytearray(), 0
+    for text in _texts(manifest):
+        part = text.encode()
+        length += len(part)
+        body += packing.compress(part)
+    body += packing.flush()
+    return _HEADER.pack(_MAGIC, _VERSION, 0, crc32c(body), length) + body
+
+
+def _texts(manifest: Manifest) -> Iterator[str]:
+    """Yield the content as JSON, part by part."""
     names = sorted(manifest.packs)
     numbers = {name: number for number, name in enumerate(names)}
     content = {
@@ -113,22 +130,35 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "next_pack": manifest.next_pack,
         "packs": [[name, manifest.packs[name]] for name in names],
         "directories": sorted(manifest.tree.directories),
-        "files": [_file_to_json(file, numbers) for file in manifest.tree],
-        "key_rows": [
-            {
-                "bucket": rows.bucket,
-                "applied_offset": rows.applied_offset,
-                "files": [
-                    [f.name, f.length, f.crc32c, [_piece_to_json(p, numbers) for p in f.pieces]]
-                    for f in rows.files
-                ],
-            }
-            for rows in manifest.key_rows
+    }
+    yield _json(content).removesuffix("}")
+    lists = {
+        "files": (_file_to_json(file, numbers) for file in manifest.tree),
+        "key_rows": (_key_rows_to_json(rows, numbers) for rows in manifest.key_rows),
+    }
+    for name, values in lists.items():
+        yield f',"{name}":['
+        is_first = True
+        while some := list(itertools.islice(values, _PART_COUNT)):
+            yield ("" if is_first else ",") + _json(some)[1:-1]
+            is_first = False
+        yield "]"
+    yield "}"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _key_rows_to_json(rows: KeyRows, numbers: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "bucket": rows.bucket,
+        "applied_offset": rows.applied_offset,
+        "files": [
+            [file.name, file.length, file.crc32c, [_piece_to_json(p, numbers) for p in file.pieces]]
+            for file in rows.files
         ],
     }
-    unpacked = json.dumps(content, separators=(",", ":")).encode()
-    body = zlib.compress(unpacked, 1)
-    return _HEADER.pack(_MAGIC, _VERSION, 0, crc32c(body), len(unpacked)) + body
 
 
 def decode_manifest(data: bytes, *, where: str) -> Manifest:

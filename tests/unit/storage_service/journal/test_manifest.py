@@ -55,6 +55,20 @@ def test_a_manifest_is_read_as_it_was_written() -> None:
     assert dataclasses.replace(found, tree=manifest.tree) == manifest
 
 
+@pytest.mark.parametrize("count", [0, 1, 999, 1_000, 1_001, 2_000])
+def test_a_manifest_has_all_files_however_many_there_are(count: int) -> None:
+    manifest = dataclasses.replace(a_manifest(), tree=JournalTree(), key_rows=())
+    for number in range(count):
+        manifest.tree.add_file(
+            TreeFile(f"tables/{number}/lake.json", 5, number, [Packed(PACK, 0, 5, 1)])
+        )
+
+    found = decode_manifest(encode_manifest(manifest), where="here")
+
+    assert list(map(dataclasses.asdict, found.tree)) == list(map(dataclasses.asdict, manifest.tree))
+    assert dataclasses.replace(found, tree=manifest.tree) == manifest
+
+
 @pytest.mark.parametrize(
     "text",
     [
