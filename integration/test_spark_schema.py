@@ -103,12 +103,48 @@ def test_fields_are_added_inside_structs_by_sql_and_by_merging(world: SparkWorld
     assert found() == expected
     street = sql("SELECT id FROM placed_name WHERE at.street = 's' AND at.spots[0].y > 3").collect()
     assert [row.id for row in street] == [3]
-    with pytest.raises(StreamhouseError, match="a field inside a column can be added, and nothing"):
+    with pytest.raises(StreamhouseError, match="a field inside a column can be added and widened"):
         sql("ALTER TABLE placed_name DROP COLUMN at.street")
     with pytest.raises(Exception, match=r"field 'at\.odd' is new: add it with mergeSchema"):
         write("SELECT 5 AS id, named_struct('odd', 1) AS at")
     assert found() == expected
     sql("DROP TABLE placed_name")
+
+
+def test_types_are_widened_inside_structs_by_merging_and_by_sql(world: SparkWorld) -> None:
+    sql = world.spark.sql
+
+    def write(select: str, **options: str) -> None:
+        world.write(sql(select), "widened", **options)
+
+    row = (
+        "SELECT {} AS id, named_struct('n', {}, 'r', 1.5F) AS at, array({}) AS tags,"
+        " map('k', {}) AS m"
+    )
+    write(row.format(1, 1, 1, "1.25BD"), **{"primary.key": "id"})
+    world.tier("widened")
+    streamhouse.attach(world.spark, "widened", "widened_name", endpoint=world.endpoint)
+    with pytest.raises(Exception, match=r"row 0 has .*does not fit"):
+        write(row.format(2, 1 << 40, 1, "2.25BD"))
+    write(row.format(2, 1 << 40, 1, "12345.25BD"), mergeSchema="true")
+    sql("ALTER TABLE widened_name ALTER COLUMN tags.element TYPE bigint")
+    sql("ALTER TABLE widened_name ALTER COLUMN at.r TYPE double")
+    write(row.format(3, 3, 1 << 41, "3.25BD"))
+    write(row.format(4, 4, 4, "4.25BD"))
+
+    table = world.load("widened").orderBy("id")
+    assert dict(table.dtypes)["at"] == "struct<n:bigint,r:double>"
+    assert dict(table.dtypes)["tags"] == "array<bigint>"
+    assert dict(table.dtypes)["m"] == "map<string,decimal(7,2)>"
+    expected = [(1, 1, 1), (2, 1 << 40, 1), (3, 3, 1 << 41), (4, 4, 4)]
+    query = "id", "at.n", "tags[0]"
+    assert list(map(tuple, table.selectExpr(*query).collect())) == expected
+    world.tier("widened")
+    assert list(map(tuple, table.selectExpr(*query).collect())) == expected
+    assert [str(found.v) for found in table.selectExpr("m['k'] AS v").collect()] == [
+        *("1.25", "12345.25", "3.25", "4.25")
+    ]
+    sql("DROP TABLE widened_name")
 
 
 def test_a_row_that_is_too_large_is_refused_with_its_table_and_row(world: SparkWorld) -> None:

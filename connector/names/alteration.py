@@ -16,8 +16,8 @@ __all__ = ["Alteration", "alteration_of"]
 
 _CAN: Final = (
     "ADD COLUMNS (name type, column.field type), DROP COLUMN name, RENAME COLUMN old TO new,"
-    " ALTER COLUMN name TYPE type, ALTER COLUMN name COMMENT 'text', ALTER COLUMN name DROP NOT"
-    " NULL, SET TBLPROPERTIES, UNSET TBLPROPERTIES"
+    " ALTER COLUMN name[.field] TYPE type, ALTER COLUMN name COMMENT 'text', ALTER COLUMN name"
+    " DROP NOT NULL, SET TBLPROPERTIES, UNSET TBLPROPERTIES"
 )
 
 
@@ -43,8 +43,8 @@ def alteration_of(statement: Statement, *, type_of: Callable[[str], Any]) -> Alt
     if _is_of_field(rest, words):
         raise UnsupportedError(
             f"ALTER TABLE {'.'.join(statement.name)} {' '.join(words[:2])}: a field inside a column"
-            " can be added, and nothing else; add one more field or column, and write the values"
-            " there"
+            " can be added and widened, and nothing else; add one more field or column, and write"
+            " the values there"
         )
     if words[:1] == ["DROP"] and words[1:2] in (["COLUMN"], ["COLUMNS"]):
         names = [spec[0] for spec in _listed(rest[2:]) if len(spec) == 1]
@@ -66,12 +66,16 @@ def alteration_of(statement: Statement, *, type_of: Callable[[str], Any]) -> Alt
 
 
 def _is_of_field(rest: Sequence[Token], words: Sequence[str]) -> bool:
-    """Whether a column is altered, dropped or renamed whose name has a dot outside of backticks."""
+    """Whether what is altered, dropped or renamed is a field, and no type is widened.
+
+    A field's name has a dot outside of backticks.
+    """
     if words[:1] not in (["ALTER"], ["CHANGE"], ["DROP"], ["RENAME"]):
         return False
     at = 2 if words[1:2] in (["COLUMN"], ["COLUMNS"]) else 1
     at += words[at : at + 1] == ["("]
-    return len(name_at(rest, at)[0]) > 1
+    path, behind = name_at(rest, at)
+    return len(path) > 1 and words[behind : behind + 1] != ["TYPE"]
 
 
 def _cannot(statement: Statement) -> UnsupportedError:
@@ -128,12 +132,17 @@ def _added(
 def _column(
     rest: list[Token], statement: Statement, *, type_of: Callable[[str], Any]
 ) -> dict[str, Any]:
-    """Return the change for `[COLUMN] name TYPE type | COMMENT 'text' | DROP NOT NULL`."""
+    """Return the change for `[COLUMN] name TYPE type | COMMENT 'text' | DROP NOT NULL`.
+
+    A field has a type, too: `name.field`.
+    """
     if rest and rest[0].word == "COLUMN":
         rest = rest[1:]
     words = [token.word for token in rest]
-    if words[1:2] == ["TYPE"] and len(rest) > 2:
-        return {"widen": unquoted(rest[0]), "to": type_of(_text(rest[2:], statement))}
+    path, behind = name_at(rest, 0)
+    if words[behind : behind + 1] == ["TYPE"] and len(rest) > behind + 1:
+        widened = path[0] if len(path) == 1 else list(path)
+        return {"widen": widened, "to": type_of(_text(rest[behind + 1 :], statement))}
     if words[1:2] == ["COMMENT"] and len(rest) == 3:
         return {"comment": unquoted(rest[0]), "to": unquoted(rest[2])}
     if words[1:] == ["DROP", "NOT", "NULL"]:

@@ -29,7 +29,7 @@ from streamhouse.storage_service.model.merge_engine import (
     MERGE_PROPERTY_HELP,
     is_merge_property,
 )
-from streamhouse.storage_service.model.nested_fields import fields_lacking
+from streamhouse.storage_service.model.nested_fields import fields_lacking, wider_parts
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.schema import (
@@ -40,7 +40,6 @@ from streamhouse.storage_service.model.schema import (
     canonical_type,
     type_to_json,
 )
-from streamhouse.storage_service.model.schema_change import is_wider
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["CHANGELOG_COLUMNS", "existing_or_created", "merge_schema", "missing_columns"]
@@ -265,8 +264,8 @@ def _changes(info: TableInfo, data: pa.Schema) -> list[dict[str, Any]]:
             continue
         for path, t in fields_lacking(column.type, wanted):
             changes.append({"add": [field.name, *path], "type": type_to_json(_nullable(t))})
-        if is_wider(wanted, column.type):
-            changes.append({"widen": field.name, "to": type_to_json(wanted)})
+        for path, t in wider_parts(column.type, wanted):
+            changes.append({"widen": [field.name, *path], "to": type_to_json(t)})
         if field.nullable and not column.nullable:
             changes.append({"drop_not_null": field.name})
     return changes

@@ -292,10 +292,15 @@ class TableCalls:
         """Rename a column; keys, partitioning and properties that use it follow."""
         return self.alter_schema(path, [{"rename": name, "to": new_name}])
 
-    def widen_column(self, path: str, name: str, data_type: TypeForm) -> TableInfo:
-        """Give a column a larger type: int to bigint, float to double, decimals more digits."""
-        json_type = type_to_json(canonical_type(arrow_type(data_type, where=name), where=name))
-        return self.alter_schema(path, [{"widen": name, "to": json_type}])
+    def widen_column(self, path: str, name: str | Sequence[str], data_type: TypeForm) -> TableInfo:
+        """Give a column a larger type: int to bigint, float to double, decimals more digits.
+
+        A sequence of names widens what is inside a column, as in `add_column`.
+        """
+        where = ".".join(names(name, what="name"))
+        json_type = type_to_json(canonical_type(arrow_type(data_type, where=where), where=where))
+        widened = name if isinstance(name, str) else list(name)
+        return self.alter_schema(path, [{"widen": widened, "to": json_type}])
 
     def drop_not_null(self, path: str, name: str) -> TableInfo:
         """Let a column be null from now on; that cannot be taken back."""

@@ -3,7 +3,7 @@
 A column is its id for life: renaming and moving leave stored rows as they are, a dropped column's
 id is never used again, and a new column is null in the rows before it. So rows of any version can
 be read as rows of any other, column by column through the ids. Fields inside columns are only
-added, and are found by their names.
+added and widened, and are found by their names.
 
 Changes, as in the body of `PATCH /v1/tables/{path}/schema`:
 
@@ -11,6 +11,7 @@ Changes, as in the body of `PATCH /v1/tables/{path}/schema`:
     {"add": ["address", "street"], "type": "string"}                    (a field in a struct)
     {"rename": "note", "to": "remark"}
     {"widen": "amount", "to": "bigint"}
+    {"widen": ["address", "number"], "to": "bigint"}
     {"drop_not_null": "amount"}
     {"comment": "amount", "to": "in cents"}
     {"drop": "note", "confirm": "note"}
@@ -34,7 +35,11 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.casts.conform import conform
 from streamhouse.storage_service.model.merge_engine import is_merge_property
-from streamhouse.storage_service.model.nested_fields import has_same_fields, with_field
+from streamhouse.storage_service.model.nested_fields import (
+    has_same_fields,
+    with_field,
+    with_type,
+)
 from streamhouse.storage_service.model.schema import (
     Column,
     Schema,
@@ -48,7 +53,6 @@ __all__ = [
     "change_schema",
     "convert_rows",
     "in_current_version",
-    "is_wider",
     "read_stored",
     "stored_version_of",
     "version_of",
@@ -59,7 +63,6 @@ KEY_TABLE_SCHEMA_ID_MAX: Final = 255
 SCHEMA_VERSIONS_MAX: Final = 1_000
 """Each is in every description of the table."""
 
-_INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _FIELD_PROPERTY: Final = re.compile(r"fields\.(?P<column>.+?)(?P<rest>\.agg|\.listagg\.delimiter)")
 _VERSION_COLUMN: Final = "table.merge-engine.versioned.ver-column"
 
@@ -250,10 +253,13 @@ class _Change:
             self.descriptor = self._verbs[verb](path[0], change)
         elif verb == "add":
             self.descriptor = self._add_inside(path, change)
+        elif verb == "widen":
+            self.descriptor = self._widen_inside(path, change)
         else:
             raise InvalidSchemaError(
                 f"table '{self._table}': '{shown}' is inside column '{path[0]}', where fields can"
-                " only be added; to change it, add a field or a column, and write the values there"
+                " only be added and widened; to change it, add a field or a column, and write the"
+                " values there"
             )
 
     def _column(self, name: str) -> Column:
@@ -361,20 +367,24 @@ class _Change:
         )
 
     def _widen(self, name: str, change: Mapping[str, Any]) -> TableDescriptor:
+        return self._widen_inside((name,), change)
+
+    def _widen_inside(self, path: Sequence[str], change: Mapping[str, Any]) -> TableDescriptor:
+        """Widen a column, or a field, an array's elements or a map's values inside of one."""
+        name, shown = path[0], ".".join(path)
         column = self._column(name)
-        wanted = type_from_json(change.get("to"), where=name)
-        if not is_wider(wanted, column.type):
-            raise InvalidSchemaError(
-                f"table '{self._table}': column '{name}' of type {column.type} cannot become"
-                f" {wanted}: integers widen to larger ones, float to double, a decimal to more"
-                " digits of the same scale"
-            )
+        wanted = type_from_json(change.get("to"), where=shown)
+        try:
+            wider = with_type(column.type, path[1:], wanted, where=name)
+        except InvalidSchemaError as error:
+            what = "column " if len(path) == 1 else ""
+            raise InvalidSchemaError(f"table '{self._table}': {what}{error.message}") from error
         if name in self.descriptor.primary_key:
             raise InvalidSchemaError(
                 f"table '{self._table}': column '{name}' is part of the primary key, whose types"
                 " are fixed"
             )
-        return self._with_column(name, type=wanted)
+        return self._with_column(name, type=wider)
 
     def _drop_not_null(self, name: str, _: Mapping[str, Any]) -> TableDescriptor:
         if self._column(name).nullable:
@@ -442,12 +452,3 @@ def _renamed_properties(properties: Mapping[str, str], name: str, new: str) -> d
             key = f"fields.{new}{match['rest']}"
         result[key] = new if key == _VERSION_COLUMN and value == name else value
     return result
-
-
-def is_wider(wanted: pa.DataType, given: pa.DataType) -> bool:
-    """Whether Iceberg's type promotion leads from `given` to `wanted`, and it is not the same."""
-    if wanted in _INTEGERS and given in _INTEGERS:
-        return _INTEGERS.index(wanted) > _INTEGERS.index(given)
-    if pa.types.is_decimal(wanted) and pa.types.is_decimal(given):
-        return bool(wanted.scale == given.scale and wanted.precision > given.precision)
-    return bool(given == pa.float32() and wanted == pa.float64())

@@ -1,4 +1,4 @@
-"""Fields are added inside columns at any time of a table's life: every reader finds its rows.
+"""Fields are added and widened inside columns at any time of a table's life: rows are found.
 
 One example is a table's life on a real service with a journal: rows are written by programs that
 know any version of the schema, staged before a field is added and committed behind it, tiered, and
@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,13 @@ FIRST = pa.schema(
                     ("city", pa.string()),
                     ("spots", pa.list_(pa.field("element", SPOT))),
                     ("sizes", pa.map_(pa.string(), SPOT)),
+                    ("ratio", pa.float32()),
+                    ("price", pa.decimal128(5, 2)),
                 ]
             ),
         ),
         pa.field("spots", pa.list_(pa.field("element", SPOT))),
+        pa.field("counts", pa.list_(pa.field("element", pa.int16()))),
     ]
 )
 PARENTS: list[list[str]] = [
@@ -58,6 +62,15 @@ TYPES: list[Any] = [
     pa.int64(),
     pa.struct([("a", pa.int32()), ("b", pa.list_(pa.field("element", pa.string())))]),
 ]
+WIDER: list[tuple[list[str], pa.DataType]] = [
+    (["place", "spots", "element", "x"], pa.int64()),
+    (["place", "sizes", "value", "x"], pa.int64()),
+    (["place", "ratio"], pa.float64()),
+    (["place", "price"], pa.decimal128(9, 2)),
+    (["spots", "element", "x"], pa.int64()),
+    (["counts", "element"], pa.int32()),
+    (["counts", "element"], pa.int64()),
+]
 SYSTEM = ["__bucket", "__offset", "__timestamp"]
 NAMES = itertools.count()
 
@@ -65,7 +78,8 @@ adds = st.tuples(st.just("add"), st.sampled_from(PARENTS), st.sampled_from(TYPES
 writes = st.tuples(st.just("write"), st.integers(1, 6), st.integers(0, 9))
 steps = st.one_of(
     adds,
-    adds,
+    st.tuples(st.just("widen"), st.sampled_from(range(len(WIDER)))),
+    st.tuples(st.just("widen"), st.sampled_from(range(len(WIDER)))),
     writes,
     writes,
     st.tuples(st.just("staged"), adds, st.integers(0, 9)),
@@ -84,6 +98,8 @@ def value_of(t: pa.DataType, seed: int) -> Any:
         return [value_of(t.value_type, seed + n) for n in range(seed % 3)]
     if pa.types.is_map(t):
         return [(f"k{n}", value_of(t.item_type, seed + n)) for n in range(seed % 3)]
+    if pa.types.is_decimal(t):
+        return Decimal(seed % 1000) / 4
     return f"s{seed}" if pa.types.is_string(t) else seed
 
 
@@ -154,6 +170,7 @@ class Life:
         self.is_keyed = is_keyed
         self.written: list[dict[str, Any]] = []
         self.versions = [FIRST]
+        self.widened: list[int] = []
         self.is_untiered = False
         keys = ["id"] if is_keyed else []
         self.client.create_table(
@@ -189,6 +206,15 @@ class Life:
         """Add a field inside a column."""
         name = f"f{len(self.versions)}"
         info = self.client.add_column(self.path, [*parent, name], t, first=is_first)
+        self.versions.append(info.schema.to_arrow())
+
+    def widen(self, number: int) -> None:
+        """Widen a type inside a column, unless it is as wide."""
+        path, wanted = WIDER[number]
+        if any(WIDER[done][0] == path and done >= number for done in self.widened):
+            return
+        self.widened.append(number)
+        info = self.client.widen_column(self.path, path, wanted)
         self.versions.append(info.schema.to_arrow())
 
     def staged(self, add: tuple[Any, ...], version: int) -> None:
@@ -301,11 +327,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(is_keyed=st.booleans(), life=st.lists(steps, min_size=3, max_size=10))
-def test_every_reader_finds_the_rows_whenever_a_field_is_added(
+def test_every_reader_finds_the_rows_whenever_fields_are_added_and_widened(
     world: World, is_keyed: bool, life: list[tuple[Any, ...]]
 ) -> None:
     table = Life(world, is_keyed=is_keyed)
-    last = [("add", PARENTS[1], TYPES[2], True), ("write", 4, 0), ("write", 4, -1), ("tier",)]
+    last = [
+        ("tier",),
+        ("add", PARENTS[1], TYPES[2], True),
+        ("widen", 0),
+        ("write", 4, 0),
+        ("write", 4, -1),
+        ("tier",),
+    ]
     for name, *arguments in [("write", 5, 0), *life, *last]:
         getattr(table, name)(*arguments)
         table.check()

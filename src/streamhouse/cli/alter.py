@@ -32,7 +32,9 @@ _NEW_COLUMN: Final = re.compile(
 @click.option("--after", metavar="COLUMN", help="With --add: place it after this column.")
 @click.option("--first", is_flag=True, help="With --add: place it first.")
 @click.option("--rename", nargs=2, metavar="OLD NEW", help="Rename a column.")
-@click.option("--widen", nargs=2, metavar="COLUMN TYPE", help="Give a column a larger type.")
+@click.option(
+    "--widen", nargs=2, metavar="COLUMN TYPE", help="Give a column, or a.b in one, a larger type."
+)
 @click.option("--drop-not-null", metavar="COLUMN", help="Let a column be null.")
 @click.option("--comment", nargs=2, metavar="COLUMN TEXT", help="Describe a column.")
 @click.option("--drop", metavar="COLUMN", help="Hide a column for good; asks first.")
@@ -103,8 +105,11 @@ def _added(text: str) -> tuple[list[str], str]:
     found = _NEW_COLUMN.fullmatch(text.strip())
     if found is None:
         raise InvalidRequestError(f"--add '{text}' must be a name and a type, as in 'unit string'")
-    parts = [part[0] or part[1] for part in _NAME_PART.findall(found["path"])]
-    return parts, found["type"].strip()
+    return _path(found["path"]), found["type"].strip()
+
+
+def _path(text: str) -> list[str]:
+    return [part[0] or part[1] for part in _NAME_PART.findall(text)]
 
 
 def _changes(given: dict[str, Any]) -> list[dict[str, Any]]:
@@ -112,7 +117,7 @@ def _changes(given: dict[str, Any]) -> list[dict[str, Any]]:
     for verb in ("rename", "widen", "comment"):
         if given[verb]:
             column, to = given[verb]
-            changes.append({verb: column, "to": to})
+            changes.append({verb: _path(column) if verb == "widen" else column, "to": to})
     if given["drop_not_null"]:
         changes.append({"drop_not_null": given["drop_not_null"]})
     if given["add"]:

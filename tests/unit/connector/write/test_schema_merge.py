@@ -49,6 +49,30 @@ def test_new_columns_are_added_types_widened_and_missing_ones_null(table: str) -
     assert again.shape.apply(rows).to_pylist() == [{"id": 1, "name": "a", "size": None}]
 
 
+def test_types_are_widened_inside_structs_arrays_and_maps() -> None:
+    def place(number: pa.DataType, price: pa.DataType) -> pa.Field:
+        spots = pa.list_(pa.struct([("x", number)]))
+        return pa.field("place", pa.struct([("spots", spots), ("m", pa.map_(number, price))]))
+
+    tables = DescribedTables()
+    tables.create_table("db.log", pa.schema([ID, place(pa.int32(), pa.decimal128(5, 2))]))
+
+    wider = place(pa.int64(), pa.decimal128(7, 2))
+    target = _resolve(tables, "log", [wider, ID], mergeSchema="true")
+
+    merged = pa.struct(
+        [
+            ("spots", pa.list_(pa.field("element", pa.struct([("x", pa.int64())])))),
+            ("m", pa.map_(pa.int32(), pa.decimal128(7, 2))),
+        ]
+    )
+    assert target.shape.types.field("place").type == merged
+    assert tables.describe_table("db.log").schema_id == 1
+    narrower = [place(pa.int16(), pa.decimal128(3, 1)), ID]
+    assert _resolve(tables, "log", narrower, mergeSchema="true").shape.types == target.shape.types
+    assert tables.describe_table("db.log").schema_id == 1
+
+
 def test_without_the_option_the_columns_must_be_the_tables() -> None:
     with pytest.raises(UnknownColumnError, match="has no column 'name'"):
         _resolve(_tables(), "log", [ID, SIZE, NAME])

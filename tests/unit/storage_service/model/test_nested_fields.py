@@ -7,9 +7,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.schema_change import change_schema, version_of
+from streamhouse.storage_service.errors import SchemaMismatchError, StreamhouseError
+from streamhouse.storage_service.model.nested_fields import wider_parts
+from streamhouse.storage_service.model.schema import Schema, type_to_json
+from streamhouse.storage_service.model.schema_change import (
+    change_schema,
+    convert_rows,
+    version_of,
+)
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 
 PLACE = pa.struct(
@@ -33,6 +38,10 @@ def _place(info: TableInfo) -> pa.DataType:
 
 def _add(*path: str, **more: Any) -> dict[str, Any]:
     return {"add": list(path), "type": "string", **more}
+
+
+def _widen(*path: str, to: str = "bigint") -> dict[str, Any]:
+    return {"widen": list(path), "to": to}
 
 
 def test_a_field_is_added_where_its_path_leads() -> None:
@@ -75,7 +84,13 @@ def test_a_field_is_added_where_its_path_leads() -> None:
         ({"add": [], "type": "int"}, "must name a column under one of"),
         ({"drop": ["place", "city"], "confirm": "city"}, "where fields can only be added"),
         ({"rename": ["place", "city"], "to": "town"}, "where fields can only be added"),
-        ({"widen": ["place", "city"], "to": "bigint"}, "where fields can only be added"),
+        (_widen("place", "city"), "'place.city' of type string cannot become int64: integers"),
+        (_widen("place", "spots", "element", "x", to="smallint"), "cannot become int16"),
+        (_widen("place", "spots", "x"), "'place.spots' is an array: a field of its elements is"),
+        (_widen("place", "sizes", "key", "k"), "the type of a map's keys is fixed"),
+        (_widen("place", "spots", "element", "y"), "'place.spots.element' has no field 'y'"),
+        (_widen("place", "spots", "element"), "of type struct<x: int32> cannot become int64"),
+        (_widen("place", "x", to="bigin"), "column 'place.x': unknown type 'bigin'"),
     ],
 )
 def test_what_cannot_be_added_is_refused(change: dict[str, Any], message: str) -> None:
@@ -84,6 +99,49 @@ def test_what_cannot_be_added_is_refused(change: dict[str, Any], message: str) -
 
     assert message in refused.value.message
     assert "\n" not in refused.value.message
+
+
+def test_a_type_is_widened_where_its_path_leads() -> None:
+    numbers = pa.field("numbers", pa.list_(pa.field("element", pa.decimal128(5, 2))))
+    before = _info()
+    added = change_schema(before, [{"add": "numbers", "type": type_to_json(numbers.type)}])
+
+    info = change_schema(
+        added,
+        [
+            _widen("place", "spots", "element", "x"),
+            _widen("place", "sizes", "value", "x"),
+            _widen("numbers", "element", to="decimal(9,2)"),
+        ],
+    )
+
+    place = _place(info)
+    assert place.field("spots").type.value_type == pa.struct([("x", pa.int64())])
+    assert place.field("sizes").type.item_type == pa.struct([("x", pa.int64())])
+    assert info.schema.columns[2].type.value_type == pa.decimal128(9, 2)
+    assert TableInfo.from_json(info.to_json()) == info
+    found = dict(wider_parts(_place(before), place))
+    assert found == {
+        ("spots", "element", "x"): pa.int64(),
+        ("sizes", "value", "x"): pa.int64(),
+    }
+    assert not list(wider_parts(place, _place(before)))
+    assert version_of(info, added.schema.to_arrow()) == info.schema_id
+
+
+def test_rows_of_a_wider_type_are_no_rows_of_a_narrower_one_unless_they_fit() -> None:
+    old = _info()
+    new = change_schema(old, [_widen("place", "spots", "element", "x")])
+    rows = [{"id": n, "place": {"city": "c", "spots": [{"x": 1 << 30 + n}]}} for n in range(2)]
+    versions = new.schema, old.schema
+
+    def converted(count: int) -> pa.RecordBatch:
+        batch = pa.RecordBatch.from_pylist(rows[:count], schema=new.schema.to_arrow())
+        return convert_rows(batch, *versions, table="db.t")
+
+    assert converted(1).column("place").to_pylist()[0]["spots"] == [{"x": 1 << 30}]
+    with pytest.raises(SchemaMismatchError, match="a newer value of column 'place' does not fit"):
+        converted(2)
 
 
 def test_rows_are_of_the_newest_version_with_their_fields() -> None:
