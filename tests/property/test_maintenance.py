@@ -45,6 +45,8 @@ limits = st.builds(
     deleted_share_min=st.sampled_from([0.0001, 0.3, 1.0]),
     bytes_max=st.sampled_from([1, 1 << 30]),
     is_eager=st.booleans(),
+    # One: what reads suffer from is rewritten early in small tables, too.
+    excess_files_min=st.sampled_from([1, 64]),
 )
 
 

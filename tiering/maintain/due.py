@@ -10,6 +10,7 @@ from streamhouse.storage_service.lake.snapshots.inventory import Head, Inventory
 from streamhouse.storage_service.model.lake.facts import LakeDebt, LakeRole
 from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
+from streamhouse.tiering.maintain.reads import ReadCost, least_files
 
 __all__ = ["TableMemory", "are_orphans_due", "idle_due_ms", "is_expiry_due"]
 
@@ -18,6 +19,10 @@ ROUNDS_BETWEEN_PLANS: Final = 8
 SNAPSHOTS_BETWEEN_EXPIRIES: Final = 10
 _REMOVALS_EVERY_MS_MIN: Final = 60_000
 _ORPHANS_EVERY_MS: Final = 86_400_000
+# Rewriting for the sake of readers rests so many times as long as it took: a quarter of the time.
+_REST_RATIO: Final = 3
+# What a plan for readers could not mend is looked at again when so much has come on top.
+_HOPELESS_GROWTH: Final = 1.1
 
 
 @dataclass
@@ -26,7 +31,9 @@ class TableMemory:
 
     `oldest_us` is when the newest row of the oldest file was written. No file has only rows below
     the offsets `expired`. `small_files` of the `files` may be packed. The last plan was one for
-    the limits `planned_for`, and is nothing to go by for others.
+    the limits `planned_for`, and is nothing to go by for others. The table could do with
+    `least_files`. Nothing was to be done for readers while a read cost `hopeless_units`. The last
+    rewrite for them took `rewrite_s`, and ended at `rewritten_at_s`.
     """
 
     reader: InventoryReader
@@ -37,6 +44,10 @@ class TableMemory:
     expired: Mapping[int, int] = field(default_factory=dict)
     files: int = 0
     small_files: int = 0
+    least_files: int | None = None
+    hopeless_units: int = 0
+    rewrite_s: float = 0.0
+    rewritten_at_s: float = 0.0
     maintained_at_ms: int | None = None
     error: str = ""
     failures: int = 0
@@ -49,6 +60,22 @@ class TableMemory:
             is_cut_off = self.has_more and patience == 1
             return is_cut_off or rounds >= ROUNDS_BETWEEN_PLANS * patience
         return head.file_count >= ROUNDS_BETWEEN_PLANS * patience
+
+    def has_read_debt(
+        self, head: Head, limits: RewriteLimits, *, now_s: float, patience: int = 1
+    ) -> bool:
+        """Whether reads cost much more than they have to, and a rewrite for that is affordable.
+
+        With `patience` rewrites rest so many times as long.
+        """
+        if self.least_files is None or self.planned_for != limits:
+            return False
+        if now_s < self.rewritten_at_s + self.rewrite_s * _REST_RATIO * patience:
+            return False
+        cost = ReadCost(head.file_count, head.row_count)
+        least = ReadCost(self.least_files, head.live_row_count)
+        is_hopeless = cost.units <= self.hopeless_units * _HOPELESS_GROWTH
+        return cost.is_debt(least, limits) and not is_hopeless
 
     def is_removal_due(
         self,
@@ -108,7 +135,11 @@ class TableMemory:
             maintenance_error=self.error,
         )
 
-    def looked(self, inventory: Inventory | None, *, now_ms: int, full_bytes: int) -> None:
+    def rewritten(self, *, began_s: float, ended_s: float) -> None:
+        """Remember how long a rewrite took."""
+        self.rewrite_s, self.rewritten_at_s = ended_s - began_s, ended_s
+
+    def looked(self, inventory: Inventory | None, *, now_ms: int, limits: RewriteLimits) -> None:
         """Remember what the files are; those of later rounds are younger than `now_ms`."""
         files = () if inventory is None else inventory.files
         known = [
@@ -118,7 +149,8 @@ class TableMemory:
         ]
         self.oldest_us = min(known, default=now_ms * 1000)
         self.files = len(files)
-        self.small_files = sum(not f.is_fixed and f.live_bytes < full_bytes for f in files)
+        self.small_files = sum(not f.is_fixed and f.live_bytes < limits.full_bytes for f in files)
+        self.least_files = least_files(files, limits)
 
 
 def is_expiry_due(

@@ -49,9 +49,10 @@ from streamhouse.tiering.maintain.due import (
     idle_due_ms,
     is_expiry_due,
 )
-from streamhouse.tiering.maintain.maintenance_plan import RewritePlan, plan_rewrite
+from streamhouse.tiering.maintain.maintenance_plan import RewritePlan
 from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy, Pins
 from streamhouse.tiering.maintain.maintenance_report import MaintenancePlan, MaintenanceReport
+from streamhouse.tiering.maintain.reads import ReadCost, plan_for_reads
 from streamhouse.tiering.maintain.removal import Removed, ends_before, files_below, remove_files
 from streamhouse.tiering.maintain.rewrite import Rewrite, Rewritten
 from streamhouse.tiering.ports import TaskRunner
@@ -106,6 +107,9 @@ class Maintainer:
         times_ms = expiry_times_ms(lake_table.iceberg, rules.expiry).values()
         return (
             memory.is_rewrite_due(head, rules.rewrite, patience)
+            or memory.has_read_debt(
+                head, rules.rewrite, now_s=self.monotonic_s(), patience=patience
+            )
             or is_expiry_due(times_ms, now_ms=now_ms, patience=patience, is_idle=is_idle)
             or memory.is_removal_due(
                 head,
@@ -243,7 +247,12 @@ class Maintainer:
             # First, because what goes need not be packed.
             removed = self._remove_old(lake_table, claim, rules, memory)
             in_use = in_use if removed is None else removed.snapshot_id
-        if is_asked or memory.is_rewrite_due(lake_table.head, rules.rewrite):
+        head, now_s = lake_table.head, self.monotonic_s()
+        if (
+            is_asked
+            or memory.is_rewrite_due(head, rules.rewrite)
+            or memory.has_read_debt(head, rules.rewrite, now_s=now_s)
+        ):
             rewritten = self._rewrite(lake_table, claim, rules, memory)
             in_use = in_use if rewritten is None else rewritten.snapshot_id
         # The time of the last look for orphans is on the table: workers come and go.
@@ -328,7 +337,7 @@ class Maintainer:
         memory.looked(
             memory.reader.read(lake_table.iceberg),
             now_ms=self.clock_ms(),
-            full_bytes=rules.rewrite.full_bytes,
+            limits=rules.rewrite,
         )
 
     def _removable(
@@ -363,7 +372,11 @@ class Maintainer:
         self.checkpoint("rewrite-planned")
         if plan.is_empty:
             self._look(lake_table, memory, rules)
+            head = lake_table.head
+            memory.hopeless_units = ReadCost(head.file_count, head.row_count).units
             return None
+        memory.hopeless_units = 0
+        began_s = self.monotonic_s()
         rewritten = Rewrite(
             table=lake_table.name,
             lake_table=lake_table,
@@ -377,6 +390,7 @@ class Maintainer:
             checkpoint=self.checkpoint,
         ).run()
         memory.planned_at = lake_table.head.sequence_number
+        memory.rewritten(began_s=began_s, ended_s=self.monotonic_s())
         self._look(lake_table, memory, rules)
         claim.on_snapshot(rewritten.snapshot_id)
         _logger.info(
@@ -407,7 +421,7 @@ def _sealed(lake_table: IcebergLakeTable, claim: Claim) -> int | None:
 
 
 def _planned(inventory: Inventory, policy: MaintenancePolicy) -> RewritePlan:
-    return plan_rewrite(inventory.files, inventory.deletes, policy.rewrite)
+    return plan_for_reads(inventory.files, inventory.deletes, policy.rewrite)
 
 
 def _idle_age(policy: MaintenancePolicy, is_idle: bool) -> int | None:

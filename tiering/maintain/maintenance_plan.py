@@ -23,6 +23,8 @@ __all__ = [
     "RewriteLimits",
     "RewritePlan",
     "merge_runs",
+    "merged_deletes",
+    "neighbours",
     "plan_rewrite",
 ]
 
@@ -39,7 +41,8 @@ class RewriteLimits:
 
     At least one group is planned, however small `bytes_max` is. With `is_eager` any neighbours
     that are too small are merged, whatever their size class. Files are not merged across slices of
-    `slice_us`, so that old rows can leave file by file.
+    `slice_us`, so that old rows can leave file by file. A table has debt to its readers (`reads`)
+    only while it has at least `excess_files_min` more files than it needs.
     """
 
     target_bytes: int
@@ -49,6 +52,7 @@ class RewriteLimits:
     bytes_max: int = 512 << 20
     is_eager: bool = False
     slice_us: int | None = None
+    excess_files_min: int = 64
 
     @property
     def full_bytes(self) -> int:
@@ -70,6 +74,12 @@ class RewriteGroup:
     def size_bytes(self) -> int:
         """Bytes to read."""
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def outputs(self) -> int:
+        """How many files they become, about."""
+        live_bytes = sum(file.live_bytes for file in self.files)
+        return -(-live_bytes // self.file_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +114,8 @@ def plan_rewrite(
     found = sorted(
         (
             group
-            for neighbours in _neighbours(files, limits.slice_us)
-            for group in _groups(neighbours, limits)
+            for found_beside in neighbours(files, limits.slice_us)
+            for group in _groups(found_beside, limits)
         ),
         key=_bytes_per_gain,
     )
@@ -170,16 +180,16 @@ def _spans(flags: Sequence[bool]) -> Iterator[range]:
             start = None
 
 
-def _neighbours(files: Iterable[LiveFile], slice_us: int | None) -> Iterator[list[LiveFile]]:
+def neighbours(files: Iterable[LiveFile], slice_us: int | None) -> Iterator[list[LiveFile]]:
     """Yield the files of each bucket, partition and slice of time in offset order."""
     found: dict[tuple[int, PartitionValues, int], list[LiveFile]] = defaultdict(list)
     for file in files:
         if file.bucket is not None:
             found[(file.spec_id, file.partition, file.bucket)].append(file)
-    for neighbours in found.values():
-        neighbours.sort(key=lambda file: (file.start_offset, file.path))
+    for members in found.values():
+        members.sort(key=lambda file: (file.start_offset, file.path))
         for _, found_in_slice in itertools.groupby(
-            neighbours, key=lambda file: file.slice_of(slice_us)
+            members, key=lambda file: file.slice_of(slice_us)
         ):
             yield list(found_in_slice)
 
@@ -253,7 +263,11 @@ def _delete_merges(
         for run in runs:
             merged = [members[position] for position in run]
             paths = frozenset().union(*(delete.data_paths for delete in merged)) & staying
-            outputs = len(paths) if len(paths) <= FILE_SCOPED_MAX else 1
             # Each data file has deletes of its own while they are few: merging those gains nothing.
-            if len(merged) >= 2 * outputs:
+            if len(merged) >= 2 * merged_deletes(len(paths)):
                 yield tuple(merged)
+
+
+def merged_deletes(path_count: int) -> int:
+    """Return how many delete files there are after merging those of so many data files."""
+    return path_count if path_count <= FILE_SCOPED_MAX else 1

@@ -51,12 +51,15 @@ _Partition = tuple[int, PartitionValues]
 class Head:
     """A lake table as its metadata alone tells of it; zero and None where it has no snapshot.
 
+    `file_count` has those of deletes as well, `row_count` rows that are deleted as well.
     `committed_ms` is when the current snapshot was made, `orphans_removed_ms` when somebody last
     looked for files that no metadata refers to.
     """
 
     sequence_number: int
     file_count: int
+    row_count: int
+    live_row_count: int
     snapshot_count: int
     committed_ms: int | None
     orphans_removed_ms: int | None
@@ -69,10 +72,13 @@ def head_of(table: Table) -> Head:
     totals: Mapping[str, str] = {}
     if snapshot is not None and snapshot.summary is not None:
         totals = snapshot.summary.additional_properties
+    row_count = int(totals.get("total-records", "0"))
     looked_ms = metadata.properties.get(ORPHANS_REMOVED_PROPERTY)
     return Head(
         sequence_number=0 if snapshot is None else snapshot.sequence_number or 0,
         file_count=sum(int(totals.get(f"total-{k}-files", "0")) for k in ("data", "delete")),
+        row_count=row_count,
+        live_row_count=max(0, row_count - int(totals.get("total-position-deletes", "0"))),
         snapshot_count=len(metadata.snapshots),
         committed_ms=None if snapshot is None else snapshot.timestamp_ms,
         orphans_removed_ms=None if looked_ms is None else int(looked_ms),
