@@ -141,6 +141,42 @@ def test_a_table_that_a_worker_has_is_left_to_it(client: StorageClient) -> None:
 def test_a_table_that_was_never_tiered_has_nothing_to_maintain(client: StorageClient) -> None:
     client.create_table("fresh", SCHEMA)
     for arguments in (["fresh"], ["fresh", "--dry-run"]):
-        refused = _maintain(client, *arguments)
-        assert isinstance(refused.exception, NotFoundError)
-        assert "has no lake table yet" in refused.exception.message
+        done = _maintain(client, *arguments)
+        assert done.exit_code == 0
+        assert done.output == ("default.fresh: nothing to do, no row of it is in the lake yet\n")
+
+
+def test_all_tables_are_maintained_and_those_that_match(client: StorageClient) -> None:
+    client.create_database("shop")
+    for path in ("shop.a", "shop.b", "other"):
+        _fill(client, path, rounds=2)
+    client.create_table("shop.untiered", SCHEMA)
+    client.append("shop.b", pa.table({"id": [50], "name": ["x"]}, schema=SCHEMA))
+    claim = client.claim_tiering("worker", tables=["shop.b"], force=True)
+    assert not isinstance(claim, TieringIdle)
+
+    done = _maintain(client, "shop.*")
+    lines = done.output.splitlines()
+    assert lines[0].startswith("shop.a: 2 files became 1")
+    assert lines[1] == "shop.untiered: nothing to do, no row of it is in the lake yet"
+    assert lines[2].startswith("shop.b: table 'shop.b' cannot be maintained now: leased")
+    assert (len(lines), done.exit_code) == (3, 1)
+
+    client.fail_tiering("shop.b", epoch=claim.epoch, error="given back")
+    # Others' tables are there, too, and one of them may be leased.
+    lines = _maintain(client).output.splitlines()
+    ours = [line for line in lines if line.startswith(("default.other", "shop."))]
+    assert [line.split(":")[0] for line in ours] == [
+        "default.other",
+        "shop.a",
+        "shop.b",
+        "shop.untiered",
+    ]
+    assert "2 files became 1" in ours[0]
+    assert "nothing to do" in ours[1]
+    assert "2 files became 1" in ours[2]
+    assert _maintain(client, "other", "shop.*").exit_code == 0
+
+    refused = _maintain(client, "shop.*", "nowhere.*")
+    assert isinstance(refused.exception, NotFoundError)
+    assert refused.exception.message.startswith("there is no table 'nowhere.*'")

@@ -27,7 +27,7 @@ from streamhouse.tiering.round.lease import Lease
 from streamhouse.tiering.round.round_maintenance import ClaimedMaintenance
 from streamhouse.tiering.worker.service import new_worker_id
 
-__all__ = ["maintain_table", "plan_table"]
+__all__ = ["maintain_table", "plan_table", "why_nothing"]
 
 # Each pass reads at most four gigabytes; a table that never ends is written faster than packed.
 PASSES_MAX: Final = 10_000
@@ -63,6 +63,15 @@ def maintain_table(
             finally:
                 with contextlib.suppress(StreamhouseError):
                     maintenance.report(keep_lease=False)
+
+
+def why_nothing(state: TableState) -> str:
+    """Return why there is nothing to maintain, whoever has the table; empty if there may be."""
+    if state.lake.snapshot_id is None:
+        return "no row of it is in the lake yet"
+    if not state.table.properties().datalake_enabled:
+        return "its tiering is off (table.datalake.enabled is false)"
+    return ""
 
 
 def _claimed(
