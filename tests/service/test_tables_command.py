@@ -169,3 +169,18 @@ def test_each_lake_table_has_a_line(tmp_path: Path) -> None:
             # All of it is there a second time.
             assert found[name][1] == "0 B"
             assert found[name][2] == found[name][3] != "0 B"
+
+
+def test_a_table_whose_rounds_scatter_their_rows_is_named(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path) as service, StreamhouseClient(service.endpoint) as client:
+        client.create_table("scattered", SCHEMA, partitioned_by=["id"])
+        client.append("scattered", _rows(70))
+        tier_once(client, "scattered")
+
+        shown = CliRunner().invoke(
+            command, ["--endpoint", service.endpoint], env={"COLUMNS": "200"}
+        )
+        debt = client.status()["tables"][0]["tiering"]["maintenance_debt"]
+
+    assert "default.scattered: 70 files for 70 rows, a round writes a file to each" in shown.output
+    assert (debt["round_files"], debt["round_rows"], debt["is_scattered"]) == (70, 70, True)

@@ -53,8 +53,12 @@ class TableMemory:
     failures: int = 0
     paused_until_s: float = 0.0
 
-    def is_rewrite_due(self, head: Head, limits: RewriteLimits, patience: int = 1) -> bool:
-        """Whether so many rounds came since the last plan that there may be files to merge."""
+    def is_rewrite_due(
+        self, head: Head, limits: RewriteLimits, *, now_s: float, patience: int = 1
+    ) -> bool:
+        """Whether reads suffer, or enough rounds came since the last plan for files to merge."""
+        if self.has_read_debt(head, limits, now_s=now_s, patience=patience):
+            return True
         if self.planned_at is not None and self.planned_for == limits:
             rounds = head.sequence_number - self.planned_at
             is_cut_off = self.has_more and patience == 1
@@ -131,6 +135,7 @@ class TableMemory:
         return replace(
             debt,
             small_files=min(self.small_files + added, debt.data_files),
+            needed_files=self.least_files or 0,
             maintained_at_us=None if at_ms is None else at_ms * 1000,
             maintenance_error=self.error,
         )

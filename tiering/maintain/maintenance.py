@@ -106,10 +106,7 @@ class Maintainer:
         rules = MaintenancePolicy.of(info)
         times_ms = expiry_times_ms(lake_table.iceberg, rules.expiry).values()
         return (
-            memory.is_rewrite_due(head, rules.rewrite, patience)
-            or memory.has_read_debt(
-                head, rules.rewrite, now_s=self.monotonic_s(), patience=patience
-            )
+            memory.is_rewrite_due(head, rules.rewrite, now_s=self.monotonic_s(), patience=patience)
             or is_expiry_due(times_ms, now_ms=now_ms, patience=patience, is_idle=is_idle)
             or memory.is_removal_due(
                 head,
@@ -247,12 +244,8 @@ class Maintainer:
             # First, because what goes need not be packed.
             removed = self._remove_old(lake_table, claim, rules, memory)
             in_use = in_use if removed is None else removed.snapshot_id
-        head, now_s = lake_table.head, self.monotonic_s()
-        if (
-            is_asked
-            or memory.is_rewrite_due(head, rules.rewrite)
-            or memory.has_read_debt(head, rules.rewrite, now_s=now_s)
-        ):
+        now_s = self.monotonic_s()
+        if is_asked or memory.is_rewrite_due(lake_table.head, rules.rewrite, now_s=now_s):
             rewritten = self._rewrite(lake_table, claim, rules, memory)
             in_use = in_use if rewritten is None else rewritten.snapshot_id
         # The time of the last look for orphans is on the table: workers come and go.

@@ -28,12 +28,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from streamhouse.storage_service.errors import FencedError, StreamhouseError
 from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.lake.files.parquet_writer import WrittenFile
 from streamhouse.storage_service.lake.lake_tables import IcebergLake
 from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
 from streamhouse.storage_service.model.lake.facts import LakeDebt, LakeState, SideLakeState
@@ -81,8 +82,8 @@ class RoundResult:
 
     `tiered`: it moved rows. `recovered`: it only registered a snapshot that an earlier worker had
     committed; more rows may wait. `maintained`: all rows were in the lake, and it was tidied.
-    `batch_offsets` are those of the batch layout, where it was due; files and sizes count what the
-    round wrote for the rows alone.
+    `batch_offsets` are those of the batch layout, where it was due; `rows_written`, files and sizes
+    count what the round wrote for the rows alone, of which later changes may have replaced some.
     """
 
     table: str
@@ -90,6 +91,7 @@ class RoundResult:
     snapshot_id: int
     tiered_offsets: Mapping[int, int]
     row_count: int = 0
+    rows_written: int = 0
     file_count: int = 0
     size_bytes: int = 0
     seconds: float = 0.0
@@ -192,12 +194,14 @@ class TieringRound:
         if history is not None:
             changelog = history.follow(plan, writer, self.limits)
         landed = self._advance(lake_table, plan, writer, is_behind=is_behind)
+        written = [file for result in landed.results for file in result.files]
         report = functools.partial(
             self._complete,
             lake_table,
             landed.snapshot_id,
             plan.target_offsets,
             changelog=changelog,
+            written=written,
         )
         layout = batch = None
         if is_batch_due(self.assignment):
@@ -215,13 +219,13 @@ class TieringRound:
             )
             writer.drop_leftovers(landed)
             is_moved = plan.splits or is_behind or batch not in (None, state.lake.batch)
-            written = [file for result in landed.results for file in result.files]
             result = RoundResult(
                 table=str(state.table.path),
                 kind="tiered" if is_moved else "maintained",
                 snapshot_id=landed.snapshot_id,
                 tiered_offsets=plan.target_offsets,
                 row_count=plan.row_count,
+                rows_written=_rows_of(written),
                 file_count=len(written),
                 size_bytes=sum(file.size_bytes for file in written),
                 seconds=time.monotonic() - started_s,
@@ -389,6 +393,7 @@ class TieringRound:
         changelog: SideLakeState | None = None,
         batch: SideLakeState | None = None,
         sides: Sequence[IcebergLakeTable] = (),
+        written: Sequence[WrittenFile] = (),
         keep_lease: bool = False,
         due_us: int | None = None,
     ) -> LakeState:
@@ -406,13 +411,23 @@ class TieringRound:
             truncated_offsets=lake_table.truncated_offsets,
             expired_offsets=lake_table.expired_offsets,
             fingerprints=lake_table.fingerprints,
-            debt=self._debt(lake_table, sides),
+            debt=self._debt(lake_table, sides, written),
         )
         return self.client.complete_tiering(str(table.path), report)
 
     def _debt(
-        self, lake_table: IcebergLakeTable, sides: Sequence[IcebergLakeTable]
+        self,
+        lake_table: IcebergLakeTable,
+        sides: Sequence[IcebergLakeTable],
+        written: Sequence[WrittenFile],
     ) -> LakeDebt | None:
-        if self.maintainer is None:
-            return lake_table.debt
-        return self.maintainer.debt(lake_table, sides)
+        debt = lake_table.debt
+        if self.maintainer is not None:
+            debt = self.maintainer.debt(lake_table, sides)
+        if debt is None:
+            return None
+        return replace(debt, round_files=len(written), round_rows=_rows_of(written))
+
+
+def _rows_of(written: Sequence[WrittenFile]) -> int:
+    return sum(file.row_count for file in written)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from streamhouse.storage_service.client import TieringIdle
+from streamhouse.storage_service.model.lake.facts import SCATTERED_ADVICE, are_rows_scattered
 from streamhouse.tiering.round.round import RoundResult
 from streamhouse.tiering.worker.tables_in_flight import IDLE_WAIT_S_MAX
 
@@ -18,6 +19,7 @@ _logger = logging.getLogger(__name__)
 
 _LOG_AGAIN_S: Final = 60.0
 _LOG_CHANGE_S: Final = 5.0
+_SCATTERED_AGAIN_S: Final = 3_600.0
 _IDLE_SENTENCES: Final = {
     "no_tables": "there are no tables",
     "datalake_disabled": "no table is to be tiered (table.datalake.enabled is false)",
@@ -36,6 +38,7 @@ class RoundLog:
         self._monotonic_s = monotonic_s
         self._lock = threading.Lock()
         self._logged_at_s = -_LOG_AGAIN_S
+        self._scattered_at_s: dict[str, float] = {}
         self._clear()
 
     def add(self, result: RoundResult) -> None:
@@ -46,6 +49,8 @@ class RoundLog:
             self._rows += result.row_count
             self._size_bytes += result.size_bytes
             self._seconds += result.seconds
+            if are_rows_scattered(result.rows_written, files=result.file_count):
+                self._say_scattered(result)
         self.tick()
 
     def tick(self) -> None:
@@ -58,6 +63,20 @@ class RoundLog:
         """Say what is left."""
         with self._lock:
             self._say()
+
+    def _say_scattered(self, result: RoundResult) -> None:
+        """Warn of a table once an hour: it stays so until somebody changes it."""
+        now_s = self._monotonic_s()
+        if now_s - self._scattered_at_s.get(result.table, -_SCATTERED_AGAIN_S) < _SCATTERED_AGAIN_S:
+            return
+        self._scattered_at_s[result.table] = now_s
+        _logger.warning(
+            "event=rows_scattered table=%s files=%d rows=%d why=%r",
+            result.table,
+            result.file_count,
+            result.rows_written,
+            SCATTERED_ADVICE,
+        )
 
     def _say(self) -> None:
         if not self._rounds:

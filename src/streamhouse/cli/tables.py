@@ -35,7 +35,12 @@ from streamhouse.storage_service.errors import (
     TableDamagedError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.lake.facts import LakeRole, LakeState, SideLakeState
+from streamhouse.storage_service.model.lake.facts import (
+    SCATTERED_ADVICE,
+    LakeRole,
+    LakeState,
+    SideLakeState,
+)
 from streamhouse.storage_service.model.schema import type_name
 from streamhouse.storage_service.model.table_state import TableSizes, TableState
 
@@ -111,7 +116,14 @@ def command(
         return
     overview = _sizes_overview(lines, console) if sizes else _overview(lines, console)
     troubles = [*damaged, *(line["diverged"] for line in lines if line.get("diverged"))]
-    console.print(Group(overview, *(Text(trouble, style="red") for trouble in troubles)))
+    scattered = [line["scattered"] for line in lines if line.get("scattered")]
+    console.print(
+        Group(
+            overview,
+            *(Text(trouble, style="red") for trouble in troubles),
+            *(Text(sentence, style="yellow") for sentence in scattered),
+        )
+    )
 
 
 def _frame(console: Console, frame: box.Box) -> box.Box | None:
@@ -153,6 +165,19 @@ def _states_of_tables(
     return states, damaged
 
 
+def _scattered(status: dict[str, Any] | None) -> str | None:
+    """Return a sentence if the table's rounds write many files for few rows."""
+    if status is None:
+        return None
+    debt = status["tiering"].get("maintenance_debt")
+    if not debt or not debt.get("is_scattered"):
+        return None
+    return (
+        f"{status['table']}: {debt['round_files']:,} files for {debt['round_rows']:,} rows,"
+        f" {SCATTERED_ADVICE}"
+    )
+
+
 def _line(
     client: StorageClient, state: TableState, status: dict[str, Any] | None
 ) -> dict[str, Any]:
@@ -172,6 +197,7 @@ def _line(
         "untiered_rows": written - tiered,
         "is_tiered": is_tiered,
         "lag_ms": status["lag_ms"] if is_tiered and status else None,
+        "scattered": _scattered(status if is_tiered else None),
         **_round(status if is_tiered else None),
         "diverged": state.lake.diverged or None,
     }

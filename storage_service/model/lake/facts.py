@@ -26,6 +26,7 @@ __all__ = [
     "LakeRole",
     "LakeState",
     "SideLakeState",
+    "are_rows_scattered",
     "is_rest_catalog",
     "parse_catalog_properties",
 ]
@@ -59,6 +60,14 @@ REST_CATALOG_PATH: Final = "/iceberg"
 """Where a service serves its catalog; `uri` of a catalog that is the service that names it."""
 VIA_HEADER: Final = "x-streamhouse-via"
 """Which services a request to a catalog has passed, by their ids, the last one last."""
+SCATTERED_ADVICE: Final = (
+    "a round writes a file to each bucket of each partition that it has rows of: give the table"
+    " fewer buckets or coarser partitions, or a longer table.datalake.freshness"
+)
+# Fewer files, or more rows in each, are no burden to readers.
+_SCATTERED_FILES_MIN: Final = 64
+_FILE_ROWS_MIN: Final = 100
+
 _S3_VARIABLES: Final = {
     "s3.access-key-id": ("AWS_ACCESS_KEY_ID",),
     "s3.secret-access-key": ("AWS_SECRET_ACCESS_KEY",),
@@ -240,21 +249,35 @@ class LakeState:
 class LakeDebt:
     """What a lake table is made of, as its worker saw it last: maintenance makes it fewer.
 
-    `small_files` may wait to be packed; `deleted_share` of the rows are hidden by delete files.
-    `maintained_at_us` is when this worker maintained it last, `maintenance_error` why that failed.
+    `small_files` may wait to be packed, and `needed_files` would do for all of the data;
+    `deleted_share` of the rows are hidden by delete files. The last round that brought rows wrote
+    `round_rows` of them into `round_files`. `maintained_at_us` is when this worker maintained it
+    last, `maintenance_error` why that failed.
     """
 
     data_files: int
     delete_files: int
     snapshots: int
     small_files: int = 0
+    needed_files: int = 0
     deleted_share: float = 0.0
+    round_files: int = 0
+    round_rows: int = 0
     maintained_at_us: int | None = None
     maintenance_error: str = ""
+
+    @property
+    def is_scattered(self) -> bool:
+        """See `are_rows_scattered`, of the last round."""
+        return are_rows_scattered(self.round_rows, files=self.round_files)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
         return {name: getattr(self, name) for name in self.__slots__}
+
+    def told(self) -> dict[str, Any]:
+        """Return what people and their programs are told: the JSON form, and what follows of it."""
+        return {**self.to_json(), "is_scattered": self.is_scattered}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> LakeDebt:
@@ -262,10 +285,23 @@ class LakeDebt:
         return cls(**{name: value[name] for name in cls.__slots__ if name in value})
 
     def after(self, before: LakeDebt | None) -> LakeDebt:
-        """Return this, with when another worker maintained the table if this one never did."""
-        if before is None or self.maintained_at_us is not None:
+        """Return this, with what a report before it said that this one does not say."""
+        if before is None:
             return self
-        return replace(self, maintained_at_us=before.maintained_at_us)
+        found = self
+        if self.maintained_at_us is None:
+            found = replace(found, maintained_at_us=before.maintained_at_us)
+        if not self.round_files:
+            found = replace(found, round_files=before.round_files, round_rows=before.round_rows)
+        return found
+
+
+def are_rows_scattered(rows: int, *, files: int) -> bool:
+    """Whether a round wrote so many files for so few rows that its table has too many places.
+
+    A place is one bucket of one partition; a round writes a file to each that it has rows of.
+    """
+    return files >= _SCATTERED_FILES_MIN and rows < files * _FILE_ROWS_MIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

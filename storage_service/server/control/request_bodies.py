@@ -188,7 +188,10 @@ class CompletedDebt(_RequestBody):
     delete_files: Annotated[int, Field(ge=0, lt=1 << 63)]
     snapshots: Annotated[int, Field(ge=0, lt=1 << 63)]
     small_files: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    needed_files: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     deleted_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    round_files: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    round_rows: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     maintained_at_us: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     maintenance_error: Annotated[str, Field(max_length=2_000)] = ""
 

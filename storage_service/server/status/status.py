@@ -53,10 +53,14 @@ _DELETED_SHARE_HIGH: Final = 0.2
 
 
 def has_much_debt(debt: LakeDebt) -> bool:
-    """Whether a lake table waits for maintenance that should have been done by now."""
+    """Whether a lake table waits for maintenance that should have been done by now.
+
+    One whose rounds scatter their rows will always have such debt, whatever is done.
+    """
     return (
         bool(debt.maintenance_error)
-        or debt.small_files >= _SMALL_FILES_MANY
+        or debt.is_scattered
+        or min(debt.small_files, debt.data_files - debt.needed_files) >= _SMALL_FILES_MANY
         or debt.delete_files >= _DELETE_FILES_MANY
         or debt.deleted_share >= _DELETED_SHARE_HIGH
     )
@@ -182,7 +186,7 @@ class StatusSampler:
             "failures": last_round.failures,
             "diverged": table.lake.diverged[:_ERROR_CHARACTERS_MAX],
             "last_error": last_round.last_error[:_ERROR_CHARACTERS_MAX],
-            "maintenance_debt": debt.to_json() if debt and has_much_debt(debt) else None,
+            "maintenance_debt": debt.told() if debt and has_much_debt(debt) else None,
         }
         return {
             "table": str(table.path),

@@ -230,6 +230,7 @@ def test_tables_are_a_document(endpoint: str) -> None:
         "untiered_rows": 30,
         "is_tiered": True,
         "lag_ms": 200,
+        "scattered": None,
         "step": "writing",
         "rows_done": 1,
         "rows_planned": 4,

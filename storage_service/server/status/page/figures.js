@@ -144,6 +144,9 @@ function inOrder(tables, { sort, isDown }) {
 
 function debtText(debt) {
   if (debt.maintenance_error) return `maintenance failed: ${debt.maintenance_error}`;
+  if (debt.is_scattered)
+    return `a round writes ${whole(debt.round_files)} files for ${whole(debt.round_rows)} rows: `
+      + "fewer buckets or coarser partitions, or a longer table.datalake.freshness";
   const parts = [`${whole(debt.small_files)} small files`, `${whole(debt.delete_files)} delete files`];
   if (debt.deleted_share >= 0.001) parts.push(`${percent(debt.deleted_share)} of the rows deleted`);
   return `maintenance does not keep up: ${parts.join(", ")}`;

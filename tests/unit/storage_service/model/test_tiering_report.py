@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from streamhouse.storage_service.model.lake.facts import LakeDebt, SideLakeState
 from streamhouse.storage_service.model.table_state import TieringReport
@@ -39,6 +40,24 @@ def test_the_names_on_the_wire_stay() -> None:
         *("changelog", "batch", "keep_lease", "debt", "truncated_offsets", "maintenance_due_us"),
         *("expired_offsets", "fingerprints"),
     }
+
+
+def test_what_a_report_does_not_say_is_as_before() -> None:
+    before = LakeDebt(
+        data_files=9,
+        delete_files=1,
+        snapshots=9,
+        round_files=7,
+        round_rows=70,
+        maintained_at_us=5,
+    )
+    after_maintenance = LakeDebt(data_files=2, delete_files=0, snapshots=3)
+    assert after_maintenance.after(before) == replace(
+        after_maintenance, round_files=7, round_rows=70, maintained_at_us=5
+    )
+    after_round = replace(after_maintenance, round_files=3, round_rows=9, maintained_at_us=8)
+    assert after_round.after(before) == after_round
+    assert after_round.after(None) == after_round
 
 
 def test_what_an_earlier_worker_does_not_say_is_unknown() -> None:

@@ -233,8 +233,15 @@ def test_a_table_under_constant_updates_has_few_files_after_each_round(
         debt = maintainer.debt(key_world.tiering.open())
         assert debt is not None
         files.append(debt.data_files + debt.delete_files)
+        if not number:
+            told = key_world.tiering.service.debt("db.t")
+            assert told is not None
+            assert (told.round_files, told.round_rows, told.is_scattered) == (64, 256, True)
         assert key_world.in_lake() == key_world.live
 
+    debt = key_world.tiering.service.debt("db.t")
+    assert debt is not None
+    assert debt.needed_files == 64
     # One file in each of 64 places, and what a round may add before it is worth a rewrite.
     assert files[0] == 64
     assert max(files) <= 128

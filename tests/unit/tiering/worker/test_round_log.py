@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,26 @@ def test_rounds_are_one_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
         "event=rounds tables=1 rounds=1 rows=1 bytes=10 seconds=0.500",
         "event=rounds tables=2 rounds=60 rows=121 bytes=600 seconds=30.000",
     ]
+
+
+def test_a_table_whose_rounds_scatter_their_rows_is_named_once_an_hour(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = _Clock()
+    log = RoundLog(clock)
+    scattered = replace(_round("default.a", rows=70), rows_written=70, file_count=64)
+
+    with caplog.at_level(logging.WARNING):
+        log.add(replace(scattered, rows_written=6_400))
+        log.add(replace(scattered, file_count=63))
+        assert caplog.messages == []
+        for _ in range(61):
+            log.add(scattered)
+            clock.now_s += 60
+
+    assert len(caplog.messages) == 2
+    assert caplog.messages[0].startswith("event=rows_scattered table=default.a files=64 rows=70 ")
+    assert "fewer buckets or coarser partitions" in caplog.messages[0]
 
 
 def test_what_is_left_is_said_at_the_end(caplog: pytest.LogCaptureFixture) -> None:

@@ -231,7 +231,8 @@ async def test_progress_and_debt_are_shown(tmp_path: Path) -> None:
         await world.complete(table, 1, debt=debt)
 
         assert world.tiering.status(table)["progress"] is None
-        assert world.tiering.status(table)["maintenance_debt"] == debt.to_json()
+        told = world.tiering.status(table)["maintenance_debt"]
+        assert told == {**debt.to_json(), "is_scattered": False}
 
 
 async def test_an_empty_table_is_never_claimed(tmp_path: Path) -> None:

@@ -45,6 +45,12 @@ def test_there_is_no_quantile_of_nothing() -> None:
         ({"small_files": 200}, True),
         ({"delete_files": 200}, True),
         ({"deleted_share": 0.2}, True),
+        # One file in each of many places, and as many as there must be.
+        ({"small_files": 900, "needed_files": 801}, False),
+        ({"small_files": 900, "needed_files": 800}, True),
+        ({"round_files": 64, "round_rows": 6_399}, True),
+        ({"round_files": 64, "round_rows": 6_400}, False),
+        ({"round_files": 63, "round_rows": 63}, False),
         ({"maintenance_error": "the catalog is away"}, True),
     ],
 )
