@@ -1,17 +1,19 @@
-"""Write docs/scale.md and the table of PUTs in docs/operations.md."""
+"""Write docs/scale.md, docs/capacity.md and the table of PUTs in docs/operations.md."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
 
+from benchmarks.scale.capacity import capacity_page
 from benchmarks.scale.page import scale_page, with_puts_table
 
 _DOCS: Final = Path(__file__).parents[2] / "docs"
 
 
 def main() -> None:
-    """Write both."""
+    """Write all of them."""
+    (_DOCS / "capacity.md").write_text(capacity_page())
     (_DOCS / "scale.md").write_text(scale_page())
     operations = _DOCS / "operations.md"
     operations.write_text(with_puts_table(operations.read_text()))

@@ -13,9 +13,14 @@ from typing import Final
 
 __all__ = [
     "ACK_JOURNAL_SHARE",
+    "APPEND_CALL_MS",
     "APPEND_MB_S",
+    "APPEND_ROW_CALL_MS",
     "GETS_PER_S",
+    "GET_US",
     "INSTANCE",
+    "JOURNALLED_CALL_MS",
+    "LAKE_MB",
     "MEASURED",
     "PLAN_100K_AGAIN_S",
     "PLAN_100K_S",
@@ -27,6 +32,8 @@ __all__ = [
     "ROW_BYTES",
     "STORE",
     "TIERING_ROWS_PER_S",
+    "UPSERT_10K_CALL_MS",
+    "UPSERT_10_CALL_MS",
     "UPSERT_CALLS_PER_S",
     "UPSERT_ROWS_PER_S",
     "Instance",
@@ -120,6 +127,49 @@ PLAN_100K_AGAIN_S: Final = Measured(
     benchmark="bench_planning",
     line="planning 100,000 lake files again",
     number=r"\| ([\d.]+) s \|",
+)
+
+APPEND_ROW_CALL_MS: Final = Measured(
+    value=0.67,
+    benchmark="bench_small_calls",
+    line="append of 1 row to a subscriber, p50",
+    number=r"service ([\d.]+) ms",
+)
+APPEND_CALL_MS: Final = Measured(
+    value=0.72,
+    benchmark="bench_journal",
+    line="append, 2,000-row batches, 32 connections, ack journal, file",
+    number=r"no journal: [^|]*service ([\d.]+) ms",
+)
+JOURNALLED_CALL_MS: Final = Measured(
+    value=0.98,
+    benchmark="bench_journal",
+    line="append, 2,000-row batches, 32 connections, ack journal, file",
+    number=r"service ([\d.]+) ms",
+)
+UPSERT_10_CALL_MS: Final = Measured(
+    value=0.86,
+    benchmark="bench_small_upserts",
+    line="upserts of 10 rows over 4 buckets, 8 writers",
+    number=r"service ([\d.]+) ms",
+)
+UPSERT_10K_CALL_MS: Final = Measured(
+    value=12.4,
+    benchmark="bench_small_calls",
+    line="upsert of 10,000 rows a call",
+    number=r"service ([\d.]+) ms",
+)
+GET_US: Final = Measured(
+    value=68,
+    benchmark="bench_get_key",
+    line="GET of one key of 1,000,000, 32 connections, nothing else runs",
+    number=r"([\d.]+) us of the service's",
+)
+LAKE_MB: Final = Measured(
+    value=71.5,
+    benchmark="bench_layouts",
+    line="a batch layout: bytes of the copy, 3 M rows",
+    number=r"stream-ordered: ([\d.]+) MB",
 )
 
 MEASURED: Final = {name: it for name, it in globals().items() if isinstance(it, Measured)}

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +34,7 @@ from benchmarks.scale.figures import (
     UPSERT_ROWS_PER_S,
 )
 from benchmarks.scale.limits import limits
+from benchmarks.scale.tables import markdown_table
 from benchmarks.scale.takeovers import PRODUCT, Outcome, Scenario, simulate
 
 __all__ = ["scale_page", "with_puts_table"]
@@ -83,7 +84,7 @@ def _puts_table() -> str:
         cells = [f"{rate:,.1f}/s, {month_of_puts(rate):,.0f} $" for rate in rates]
         name = f"**{linger_ms}**" if linger_ms == DEFAULTS.linger_ms else str(linger_ms)
         rows.append([name, *cells])
-    return _table(["`--journal-linger-ms`", *_LOADS], rows)
+    return markdown_table(["`--journal-linger-ms`", *_LOADS], rows)
 
 
 def with_puts_table(text: str) -> str:
@@ -124,14 +125,14 @@ def _inputs() -> str:
             "assumed, of S3; seaweedfs beside the tests takes 5 ms for 4 kB, 9 ms for 500 kB",
         ],
     ]
-    return _table(["", "", "what"], rows)
+    return markdown_table(["", "", "what"], rows)
 
 
 def _shard_values() -> Mapping[str, str]:
     ceilings = ceilings_mb_s(PLANNED, SHARD)
     rows = [[name, f"{value:,.0f} MB/s"] for name, value in ceilings.items()]
     return {
-        "ceilings": _table(["part", "lets through"], rows),
+        "ceilings": markdown_table(["part", "lets through"], rows),
         "upsert_rows": f"{UPSERT_ROWS_PER_S.value:,.0f}",
         "upsert_calls": f"{UPSERT_CALLS_PER_S.value:,.0f}",
         "gets": f"{GETS_PER_S.value:,.0f}",
@@ -174,7 +175,7 @@ def _many_shards() -> str:
         ["the lake's bytes", *_dollars(c.lake_storage for c in costs)],
         ["clients that write from another zone", *_dollars(c.cross_zone for c in costs)],
     ]
-    return _table(["shards", *(f"{number:,}" for number in _SHARDS)], rows)
+    return markdown_table(["shards", *(f"{number:,}" for number in _SHARDS)], rows)
 
 
 def _rival_values() -> Mapping[str, str]:
@@ -199,7 +200,7 @@ def _limits() -> str:
         [limit.part, limit.gives_way_at, limit.figure, limit.next_design]
         for limit in limits(PLANNED, SHARD)
     ]
-    return _table(["part", "gives way at", "figure", "next"], rows)
+    return markdown_table(["part", "gives way at", "figure", "next"], rows)
 
 
 def _takeovers(outcomes: Mapping[str, Outcome]) -> str:
@@ -224,14 +225,8 @@ def _takeovers(outcomes: Mapping[str, Outcome]) -> str:
         "lost races",
         "without an owner: median, longest",
     ]
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _dollars(values: Iterable[float]) -> list[str]:
     return [f"{value:,.0f}" for value in values]
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "| --- |" + " --- |" * (len(head) - 1)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join(lines) + "\n"

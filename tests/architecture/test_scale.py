@@ -1,11 +1,15 @@
-"""docs/scale.md is what `python -m benchmarks.scale` writes, from figures that RESULTS.md has."""
+"""The pages on scale and capacity are what `python -m benchmarks.scale` writes.
+
+Their figures are those that RESULTS.md has.
+"""
 
 from __future__ import annotations
 
 import pytest
 
+from benchmarks.scale.capacity import append_ms, capacity_page, need_of, upsert_ms
 from benchmarks.scale.costs import DEFAULTS
-from benchmarks.scale.figures import MEASURED
+from benchmarks.scale.figures import APPEND_CALL_MS, MEASURED, UPSERT_10_CALL_MS
 from benchmarks.scale.page import scale_page, with_puts_table
 from benchmarks.scale.takeovers import PRODUCT
 from streamhouse.storage_service.config import ServiceConfig
@@ -33,6 +37,20 @@ def test_the_table_of_operations_is_as_computed() -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
 
     assert with_puts_table(text) == text
+
+
+def test_the_page_of_capacity_is_as_computed() -> None:
+    assert capacity_page() == (ROOT / "docs" / "capacity.md").read_text()
+
+
+def test_more_rows_need_more_and_larger_calls_less() -> None:
+    few, many = need_of(10_000, 100), need_of(1_000_000, 100)
+    assert many.append_cores == pytest.approx(100 * few.append_cores)
+    assert (few.shards, many.shards) == (1, 2)
+    assert need_of(1_000_000, 10_000).upsert_cores < many.upsert_cores / 4
+    # A line between two measured sizes goes through both.
+    assert upsert_ms(10) == UPSERT_10_CALL_MS.value
+    assert append_ms(2_001) == pytest.approx(APPEND_CALL_MS.value, rel=0.01)
 
 
 @pytest.mark.slow
