@@ -40,6 +40,7 @@ from streamhouse.storage_service.errors import (
     TableExistsError,
     TableNotFoundError,
 )
+from streamhouse.storage_service.model.progress import NO_PROGRESS, Progress
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 
@@ -125,8 +126,10 @@ class TableImport:
             left = []
         return self._checked(source), left if partitioned_by is None else []
 
-    def run(self) -> Iterator[ImportedStep]:
+    def run(self, progress: Progress = NO_PROGRESS) -> Iterator[ImportedStep]:
         """Import what the source has now and the target has not; yield each step when it is done.
+
+        Progress counts rows, as they reach the service.
 
         Calling it again goes on with what was appended meanwhile.
         """
@@ -146,11 +149,16 @@ class TableImport:
             return
         context, schema = self._context(table)
         rows_left = sum(step.row_count for step in ahead)
+        progress.expect(rows_left)
         for step in ahead:
             rows_left -= step.row_count
             plan = plan_appends(source, step.start, step.end, schema, context, self._options)
             with self._begin(table, origin, version_of(step.end)) as transaction:
-                parts = [] if transaction.is_skipped else self._staged(transaction, plan)
+                if transaction.is_skipped:
+                    parts = []
+                    progress.done(step.row_count)
+                else:
+                    parts = self._staged(transaction, plan, progress)
                 result = transaction.commit(parts)
             self._position = step.end
             assert step.end.snapshot_id is not None, "a step is of a snapshot"
@@ -208,12 +216,15 @@ class TableImport:
         # Nulls in a key column are found by the service, which names the row.
         return source_context(self._client, state, self._options, output), state.table.schema
 
-    def _staged(self, transaction: Transaction, plan: ReadPlan) -> list[str]:
+    def _staged(self, transaction: Transaction, plan: ReadPlan, progress: Progress) -> list[str]:
         """Stage a step's rows; return the parts in the order of the source's files."""
 
         def stage(split: Split) -> list[str]:
-            tables = _tables(read_split(split, plan.context))
-            return [transaction.stage(table) for table in tables]
+            parts = []
+            for table in _tables(read_split(split, plan.context)):
+                parts.append(transaction.stage(table))
+                progress.done(table.num_rows)
+            return parts
 
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="streamhouse-import")
         try:

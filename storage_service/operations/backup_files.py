@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from streamhouse.storage_service.errors import (
     StorageFailedError,
 )
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
+from streamhouse.storage_service.model.progress import NO_PROGRESS, Progress
 
 __all__ = ["MANIFEST", "restore_backup", "verify_backup", "write_backup"]
 
@@ -29,7 +30,9 @@ FORMAT_VERSION: Final = 1
 _COPY_BYTES: Final = 8 << 20
 
 
-def write_backup(staged: Path, target: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+def write_backup(
+    staged: Path, target: Path, facts: Mapping[str, Any], *, progress: Progress = NO_PROGRESS
+) -> dict[str, Any]:
     """Move a staged backup to the new or empty directory `target`; return its manifest.
 
     On the same file system files keep the names they share with the service's; else they are
@@ -38,10 +41,12 @@ def write_backup(staged: Path, target: Path, facts: Mapping[str, Any]) -> dict[s
     _claim_empty(target, "backup")
     try:
         files: dict[str, dict[str, Any]] = {}
-        for name in _files_below(staged):
+        names = list(_files_below(staged))
+        progress.expect(sum((staged / name).stat().st_size for name in names))
+        for name in names:
             _make_parents(target / name)
             _move(staged / name, target / name)
-            files[str(name)] = _fingerprint(target / name)
+            files[str(name)] = _fingerprint(target / name, progress)
         _sync_tree(target)
         manifest = {"format_version": FORMAT_VERSION, **facts, "files": files}
         replace_json(LocalFilesystem(), target / MANIFEST, manifest)
@@ -50,17 +55,18 @@ def write_backup(staged: Path, target: Path, facts: Mapping[str, Any]) -> dict[s
     return manifest
 
 
-def verify_backup(backup: Path) -> dict[str, Any]:
+def verify_backup(backup: Path, *, progress: Progress = NO_PROGRESS) -> dict[str, Any]:
     """Return the manifest; raises `CorruptDataError` unless every file is there as it was made."""
     manifest = _read_manifest(backup)
+    progress.expect(_bytes_of(manifest))
     for name, expected in manifest["files"].items():
         _checked_name(name)
-        _check_file(backup / name, expected)
+        _check_file(backup / name, expected, progress)
     return manifest
 
 
 def restore_backup(
-    backup: Path, data_dir: Path, *, progress: Callable[[int], None] = lambda _: None
+    backup: Path, data_dir: Path, *, progress: Progress = NO_PROGRESS
 ) -> dict[str, Any]:
     """Copy a backup into the new or empty directory `data_dir`; return its manifest.
 
@@ -76,14 +82,14 @@ def restore_backup(
             f" that path: restore it there, not to {data_dir.absolute()}"
         )
     _claim_empty(data_dir, "restore")
+    progress.expect(_bytes_of(manifest))
     try:
         # Without service.json a service refuses a directory that has tables.
         for name, expected in sorted(manifest["files"].items(), key=_service_file_last):
             target = data_dir / _checked_name(name)
             _make_parents(target)
             _copy(backup / name, target)
-            _check_file(target, expected, source=backup / name)
-            progress(expected["bytes"])
+            _check_file(target, expected, progress, source=backup / name)
         _sync_tree(data_dir)
     except OSError as error:
         raise StorageFailedError(f"the backup cannot be restored: {error}") from error
@@ -100,6 +106,10 @@ def _read_manifest(backup: Path) -> dict[str, Any]:
             " cannot read"
         )
     return manifest
+
+
+def _bytes_of(manifest: Mapping[str, Any]) -> int:
+    return sum(file["bytes"] for file in manifest["files"].values())
 
 
 def _service_file_last(item: tuple[str, Any]) -> tuple[bool, str]:
@@ -146,19 +156,22 @@ def _copy(source: Path, target: Path) -> None:
         raise CorruptDataError(f"{source} is missing from the backup") from error
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
+def _fingerprint(path: Path, progress: Progress) -> dict[str, Any]:
     digest = hashlib.sha256()
     size = 0
     with path.open("rb") as file:
         while piece := file.read(_COPY_BYTES):
             digest.update(piece)
             size += len(piece)
+            progress.done(len(piece))
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _check_file(path: Path, expected: Mapping[str, Any], *, source: Path | None = None) -> None:
+def _check_file(
+    path: Path, expected: Mapping[str, Any], progress: Progress, *, source: Path | None = None
+) -> None:
     try:
-        found = _fingerprint(path)
+        found = _fingerprint(path, progress)
     except FileNotFoundError as error:
         raise CorruptDataError(f"{path} is missing from the backup") from error
     if found != expected:

@@ -27,6 +27,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
 )
 from streamhouse.storage_service.model.lake.facts import LakeState
+from streamhouse.storage_service.model.progress import NO_PROGRESS, Progress
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.check_keys import check_rows_by_key
 from streamhouse.storage_service.operations.check_log import check_log
@@ -67,8 +68,10 @@ def unused(path: Path) -> Iterator[DataDirectory]:
         os.close(descriptor)
 
 
-def check_directory(path: Path, *, lake_check: LakeCheck | None) -> CheckReport:
-    """Check everything in `path`.
+def check_directory(
+    path: Path, *, lake_check: LakeCheck | None, progress: Progress = NO_PROGRESS
+) -> CheckReport:
+    """Check everything in `path`; progress counts bytes of logs.
 
     Raises `InvalidRequestError` for what is no data directory, `UnavailableError` for one in use.
     """
@@ -89,10 +92,11 @@ def check_directory(path: Path, *, lake_check: LakeCheck | None) -> CheckReport:
                 report.warning(
                     f"tables/{remains}", "is no table any more; the next start clears it"
                 )
+        progress.expect(sum(file.stat().st_size for file in directory.tables.rglob("*.log")))
         for info in _tables(directory, state, report):
             facts = TableFacts(path=str(info.path), table_id=info.table_id)
             report.tables.append(facts)
-            _check_table(directory, info, facts, report, lake_check)
+            _check_table(directory, info, facts, report, lake_check, progress)
     return report
 
 
@@ -116,6 +120,7 @@ def _check_table(
     facts: TableFacts,
     report: CheckReport,
     lake_check: LakeCheck | None,
+    progress: Progress,
 ) -> None:
     where = f"table '{info.path}'"
     try:
@@ -136,6 +141,7 @@ def _check_table(
             report,
             end_min=tiered,
             is_former=info.table_id in directory.former,
+            progress=progress,
         )
         facts.logs[bucket] = log.fingerprints
         if info.is_primary_key_table:

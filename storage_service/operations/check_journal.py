@@ -44,6 +44,7 @@ from streamhouse.storage_service.journal.tree import (
     Packed,
     TreeFile,
 )
+from streamhouse.storage_service.model.progress import NO_PROGRESS, Progress
 from streamhouse.storage_service.operations.findings import Finding, Severity
 
 __all__ = ["JournalReport", "check_journal", "read_file"]
@@ -86,8 +87,10 @@ class JournalReport:
         }
 
 
-def check_journal(store: ObjectStore, names: ShardNames) -> JournalReport:
-    """Check one shard's journal. Raises what the store raises."""
+def check_journal(
+    store: ObjectStore, names: ShardNames, *, progress: Progress = NO_PROGRESS
+) -> JournalReport:
+    """Check one shard's journal; progress counts bytes of packs. Raises what the store raises."""
     report = JournalReport(url=store.url, shard=names.shard)
     service_id = _service_id(store, names, report)
     if service_id is None:
@@ -102,7 +105,7 @@ def check_journal(store: ObjectStore, names: ShardNames) -> JournalReport:
     report.checkpoints = len(places)
     packs = pack_lengths(store, names)
     for place in places[-2:]:
-        tree = _check_checkpoint(store, names, place, packs, service_id, report)
+        tree = _check_checkpoint(store, names, place, packs, service_id, report, progress)
         if tree is not None:
             trees.append(tree)
     if not places:
@@ -236,6 +239,7 @@ def _check_checkpoint(
     packs: Mapping[str, int],
     service_id: str,
     report: JournalReport,
+    progress: Progress,
 ) -> JournalTree | None:
     """Return the tree that a checkpoint leads to, None if it is of no use."""
     key = names.checkpoint(place)
@@ -246,13 +250,17 @@ def _check_checkpoint(
         report.error(key, error.message)
         return None
     pieces = list(_pieces(manifest))
-    report.packs_bytes += sum(piece.length for piece in pieces)
+    size = sum(piece.length for piece in pieces)
+    report.packs_bytes += size
+    progress.expect(size)
 
     def problem(piece: Packed) -> str:
         try:
             read_packed(store, names, [piece])
         except CorruptDataError as error:
             return error.message
+        finally:
+            progress.done(piece.length)
         return ""
 
     with ThreadPoolExecutor(_THREADS, "journal-check") as threads:

@@ -30,6 +30,7 @@ from streamhouse.storage_service.log.segments.segment_scan import (
     scan_frames,
 )
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER, decode_writers
+from streamhouse.storage_service.model.progress import NO_PROGRESS, Progress
 from streamhouse.storage_service.model.schema_change import read_stored
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.findings import BucketFacts, CheckReport
@@ -74,10 +75,11 @@ def check_log(
     *,
     end_min: int,
     is_former: bool = False,
+    progress: Progress = NO_PROGRESS,
 ) -> CheckedLog:
     """Check the log in `directory`, filling `facts`; `end_min` is an end known to be durable.
 
-    One of a former release may lack files that are made now.
+    One of a former release may lack files that are made now. Progress counts bytes of segments.
     """
     where = f"table '{info.path}', bucket {facts.bucket}"
     identity = LogIdentity(info.table_id, facts.bucket)
@@ -94,10 +96,8 @@ def check_log(
     for number, base in enumerate(bases):
         path = segment_path(directory, base)
         if base != facts.log_end_offset:
-            report.error(
-                where, f"{path.name} starts at {base}, the one before ends at"
-                f" {facts.log_end_offset}"
-            )  # fmt: skip
+            before = f"the one before ends at {facts.log_end_offset}"
+            report.error(where, f"{path.name} starts at {base}, {before}")
         try:
             segment = open_segment(path, identity=identity)
         except StreamhouseError as error:
@@ -124,6 +124,7 @@ def check_log(
         facts.log_end_offset = found.end_offset
         facts.log_bytes += len(segment.view)
         _check_rows(segment, info, facts, report, where=where, end_offset=found.end_offset)
+        progress.done(len(segment.view))
         if base != bases[-1]:
             _check_sealed(segment, found, identity, report, where=where)
         elif found.problem:

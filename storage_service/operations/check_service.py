@@ -17,6 +17,7 @@ from streamhouse.storage_service.engine.directory.state_file import StateIdentit
 from streamhouse.storage_service.errors import CorruptDataError, InvalidNameError
 from streamhouse.storage_service.journal.names import SHARDS, ShardNames
 from streamhouse.storage_service.journal.store.object_store import ObjectStore
+from streamhouse.storage_service.model.progress import NO_PROGRESS, Progress
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.operations.check_journal import (
     JournalReport,
@@ -60,15 +61,15 @@ class ServiceReport:
         }
 
 
-def check_service(store: ObjectStore) -> ServiceReport:
-    """Check the directory and every shard.
+def check_service(store: ObjectStore, *, progress: Progress = NO_PROGRESS) -> ServiceReport:
+    """Check the directory and every shard; progress counts bytes of packs.
 
     Raises what the store raises, and `UnavailableError` or `StorageFailedError` for the same.
     """
     report = ServiceReport(url=store.url)
     before = read_directory(store)
     for shard in sorted(before.shards | set(_journals(store))):
-        journal = check_journal(store, ShardNames(shard))
+        journal = check_journal(store, ShardNames(shard), progress=progress)
         if journal.epochs or shard not in before.shards:
             report.shards.append(journal)
         else:

@@ -23,9 +23,11 @@ from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
 from streamhouse.storage_service.lake import opened_table
 from streamhouse.storage_service.lake.lake_tables import IcebergLake
+from streamhouse.storage_service.operations.check_directory import check_directory
 from streamhouse.tiering.worker.service import TieringService
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.command_line import streamhouse
+from tests.support.seen_progress import SeenProgress
 from tests.support.service_process import ServiceProcess
 from tests.support.state_files import reseal
 from tests.support.tier_once import tier_once
@@ -148,6 +150,16 @@ def test_a_sound_directory_is_found_sound_and_is_not_changed(data: Path) -> None
     assert _contents(data) == before
     text = streamhouse("check", "--data-dir", data).stdout
     assert "is sound: 0 findings" in text
+
+
+def test_progress_comes_to_the_bytes_of_the_logs(data: Path) -> None:
+    seen = SeenProgress()
+
+    report = check_directory(data, lake_check=None, progress=seen)
+
+    logs = sum(facts.log_bytes for table in report.tables for facts in table.buckets)
+    assert seen.expected == sum(seen.steps) == logs
+    assert len(seen.steps) == sum(f.segments for table in report.tables for f in table.buckets)
 
 
 def test_a_directory_in_use_is_not_checked(data: Path, tmp_path: Path) -> None:

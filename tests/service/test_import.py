@@ -23,9 +23,11 @@ from streamhouse.storage_service.errors import (
     SchemaMismatchError,
     SnapshotNotFoundError,
 )
+from streamhouse.storage_service.model.progress import NO_PROGRESS, Progress
 from tests.support.held_step import around, lower
 from tests.support.iceberg_world import numbered
 from tests.support.python_process import run_python
+from tests.support.seen_progress import SeenProgress
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -52,11 +54,13 @@ class World:
     def job(self, target: str = "shop.clicks") -> TableImport:
         return TableImport(self.client, SOURCE, target, threads=2)
 
-    def run(self, target: str = "shop.clicks", **options: Any) -> list[ImportedStep]:
+    def run(
+        self, target: str = "shop.clicks", *, progress: Progress = NO_PROGRESS, **options: Any
+    ) -> list[ImportedStep]:
         """One `streamhouse import`, from the start."""
         job = self.job(target)
         job.prepare(**options)
-        return list(job.run())
+        return list(job.run(progress))
 
     def ids(self, target: str = "shop.clicks") -> list[int]:
         return sorted(self.client.read(target, columns=["id"])["id"].to_pylist())
@@ -107,7 +111,9 @@ def test_importing_again_takes_only_what_was_appended_since(world: World) -> Non
     table.append(numbered(0, 10))
     table.append(numbered(10, 15))
 
-    assert [step.row_count for step in world.run()] == [15]
+    seen = SeenProgress()
+    assert [step.row_count for step in world.run(progress=seen)] == [15]
+    assert seen.expected == sum(seen.steps) == 15
     assert world.run() == []
     table.append(numbered(15, 18))
     table.append(numbered(18, 20))

@@ -41,6 +41,8 @@ class JobOptions:
     rows_per_round_max: int = ROWS_PER_ROUND_MAX
     tables_in_flight: int = TABLES_IN_FLIGHT
     catalog: LakeCatalog | None = None
+    is_quiet: bool = False
+    """Whether no progress is drawn."""
 
     @classmethod
     def from_command_line(
@@ -54,6 +56,7 @@ class JobOptions:
         tables_in_flight: int,
         catalog_name: str | None,
         catalog_properties: Sequence[str],
+        is_quiet: bool = False,
     ) -> JobOptions:
         """Read the values of `job_options`."""
         if catalog_properties and catalog_name is None:
@@ -71,6 +74,7 @@ class JobOptions:
             rows_per_round_max=max_rows_per_round,
             tables_in_flight=tables_in_flight,
             catalog=catalog,
+            is_quiet=is_quiet,
         )
 
 
@@ -132,6 +136,7 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         help="pyiceberg property of --catalog, a secret one as KEY=@file:PATH or KEY=@env:NAME; may"
         " be given several times.",
     ),
+    click.option("-q", "--quiet", "is_quiet", is_flag=True, help="Show no progress."),
 )
 
 
@@ -149,7 +154,7 @@ def run_job(options: JobOptions, runner: TaskRunner) -> int:
     with (
         _stopping_on_signals(stopping),
         StorageClient(options.endpoint, token=options.token) as client,
-        TerminalProgress() as progress,
+        TerminalProgress(is_quiet=options.is_quiet) as progress,
         opened_spans("streamhouse-tiering") as spans,
     ):
         lake = IcebergLake(_catalog(options, client))

@@ -21,7 +21,8 @@ __all__ = ["TerminalProgress"]
 class TerminalProgress:
     """A `RoundObserver` that draws bars on stderr; on anything but a terminal it is silent."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_quiet: bool = False) -> None:
+        """Draw nothing at all if `is_quiet`."""
         console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("tiering {task.description}"),
@@ -31,7 +32,7 @@ class TerminalProgress:
             TimeRemainingColumn(),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=is_quiet or not console.is_terminal,
         )
         self._bars: dict[str, TaskID] = {}
         self._lock = threading.Lock()

@@ -14,6 +14,7 @@ import click
 
 from streamhouse.cli.connection import open_client, open_owner, read_token, token_file_option
 from streamhouse.cli.output import json_option, print_json
+from streamhouse.cli.progress import ProgressBar, quiet_option
 from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.storage_service.engine.backup import (
     STAGING,
@@ -47,6 +48,7 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 @token_file_option
 @click.option("--discard-staged", is_flag=True, help="Give up a backup that was broken off before.")
 @json_option
+@quiet_option
 def command(
     *,
     data_dir: Path,
@@ -56,6 +58,7 @@ def command(
     token_file: Path | None,
     discard_staged: bool,
     is_json: bool,
+    is_quiet: bool,
 ) -> None:
     """Back up a data directory, while its service runs or not.
 
@@ -84,7 +87,13 @@ def command(
         shard = None if journal is None else journal.shard
         with _open_user(data_dir, shard, endpoint, token=token) as client:
             manifest = _of_running(
-                client, data_dir, target, facts, shard=shard, discard_staged=discard_staged
+                client,
+                data_dir,
+                target,
+                facts,
+                shard=shard,
+                discard_staged=discard_staged,
+                is_quiet=is_quiet,
             )
     else:
         try:
@@ -92,7 +101,8 @@ def command(
             # Whoever staged something here was broken off: the directory is ours alone now.
             clear_staging(directory)
             stage_closed(directory, with_lake=with_lake)
-            manifest = write_backup(data_dir / STAGING, target, facts)
+            with _bar(is_quiet=is_quiet) as progress:
+                manifest = write_backup(data_dir / STAGING, target, facts, progress=progress)
         finally:
             clear_staging(directory)
             directory.close()
@@ -104,6 +114,10 @@ def command(
         click.echo(f"backed up {len(files)} files, {size:,} bytes, to {target}")
     if others:
         click.echo(f"this is one shard; the others: {_commands(others, target.parent)}", err=True)
+
+
+def _bar(*, is_quiet: bool) -> ProgressBar:
+    return ProgressBar("backing up", is_quiet=is_quiet)
 
 
 def _shard_directories(data_dir: Path) -> list[Path]:
@@ -151,6 +165,7 @@ def _of_running(
     *,
     shard: str | None,
     discard_staged: bool,
+    is_quiet: bool,
 ) -> dict[str, Any]:
     staging = data_dir / STAGING
     if discard_staged:
@@ -173,6 +188,8 @@ def _of_running(
                 f" {damaged['reason']}",
                 err=True,
             )
-        return write_backup(staging, target, {**facts, "tables": staged["tables"]})
+        facts = {**facts, "tables": staged["tables"]}
+        with _bar(is_quiet=is_quiet) as progress:
+            return write_backup(staging, target, facts, progress=progress)
     finally:
         client.discard_backup()

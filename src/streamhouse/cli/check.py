@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from streamhouse.cli.progress import ProgressBar, quiet_option
 from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME, ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.errors import (
@@ -65,6 +66,7 @@ _NOT_CHECKED: Final = 2
               help="Name of the Iceberg catalog, as given to serve.")  # fmt: skip
 @click.option("--catalog-property", "catalog_properties", multiple=True, metavar="KEY=VALUE",
               help="pyiceberg catalog property, as given to serve.")  # fmt: skip
+@quiet_option
 def command(
     *,
     data_dir: Path | None,
@@ -76,6 +78,7 @@ def command(
     lake_rows: bool,
     catalog_name: str,
     catalog_properties: tuple[str, ...],
+    is_quiet: bool,
 ) -> None:
     """Verify a data directory, reading only.
 
@@ -91,7 +94,7 @@ def command(
     if (data_dir is None) == (journal_url is None):
         raise click.UsageError("give --data-dir or --journal, one of them")
     if journal_url is not None:
-        _check_journal(journal_url, shard, catalog_properties, as_json=as_json)
+        _check_journal(journal_url, shard, catalog_properties, as_json=as_json, is_quiet=is_quiet)
         return
     assert data_dir is not None
     if rebuild_service_file:
@@ -104,7 +107,8 @@ def command(
     )
     lake_check = None if no_lake else _lake_check(config.lake_catalog(), read_rows=lake_rows)
     try:
-        report = check_directory(data_dir, lake_check=lake_check)
+        with ProgressBar("checking", is_quiet=is_quiet) as progress:
+            report = check_directory(data_dir, lake_check=lake_check, progress=progress)
     except StreamhouseError as error:
         click.echo(f"streamhouse: {error}", err=True)
         sys.exit(_NOT_CHECKED)
@@ -117,13 +121,22 @@ def command(
 
 
 def _check_journal(
-    url: str, shard: str | None, catalog_properties: tuple[str, ...], *, as_json: bool
+    url: str,
+    shard: str | None,
+    catalog_properties: tuple[str, ...],
+    *,
+    as_json: bool,
+    is_quiet: bool,
 ) -> None:
     given = catalog_properties_from(catalog_properties)
     store = open_store(url, properties={k: v for k, v in given.items() if k.startswith("s3.")})
     report: JournalReport | ServiceReport
     try:
-        report = check_service(store) if shard is None else check_journal(store, ShardNames(shard))
+        with ProgressBar("checking", is_quiet=is_quiet) as progress:
+            if shard is None:
+                report = check_service(store, progress=progress)
+            else:
+                report = check_journal(store, ShardNames(shard), progress=progress)
     except (ObjectStoreError, StorageFailedError, UnavailableError) as error:
         click.echo(f"streamhouse: {url} cannot be read: {error}", err=True)
         sys.exit(_NOT_CHECKED)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from streamhouse.cli.connection import endpoint_option, open_client, read_token, token_file_option
+from streamhouse.cli.progress import ProgressBar, quiet_option
 from streamhouse.cli.units import MeasureType, parse_pause_s
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import DatabaseNotFoundError, InvalidRequestError
@@ -76,6 +77,7 @@ _OF_COPIES: Final = {
 @endpoint_option
 @token_file_option
 @click.option("--threads", type=click.IntRange(min=1), help="Default: one per core.")
+@quiet_option
 def command(
     *,
     source: str,
@@ -93,6 +95,7 @@ def command(
     endpoint: str | None,
     token_file: Path | None,
     threads: int | None,
+    is_quiet: bool,
 ) -> None:
     """Import ICEBERG_TABLE, a table of the service's lake catalog, as a new table.
 
@@ -138,10 +141,10 @@ def command(
             # An interrupt as an exception can come in a place that swallows it.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: stopping.set())
-        if not _import(job, stopping):
+        if not _import(job, stopping, is_quiet=is_quiet):
             click.echo("nothing new")
         while follow and not stopping.wait(pause_s):
-            _import(job, stopping)
+            _import(job, stopping, is_quiet=is_quiet)
     if stopping.is_set():
         raise click.Abort
 
@@ -178,15 +181,22 @@ def _adopt(client: StorageClient, source: str, *, force: bool) -> None:
     click.echo(f"{table.path} goes on with its lake table, from these offsets on: {ends}")
 
 
-def _import(job: TableImport, stopping: threading.Event) -> int:
+def _import(job: TableImport, stopping: threading.Event, *, is_quiet: bool) -> int:
     """Import what there is now, and say how it goes; return how many rows that were.
 
     Once `stopping` is set it ends after the step at hand, which is a transaction.
     """
+    with ProgressBar("importing", is_quiet=is_quiet, unit="rows") as progress:
+        return _imported(job, stopping, progress, is_quiet=is_quiet)
+
+
+def _imported(
+    job: TableImport, stopping: threading.Event, progress: ProgressBar, *, is_quiet: bool
+) -> int:
     rows, began = 0, time.monotonic()
-    for step in job.run():
+    for step in job.run(progress):
         rows += step.row_count
-        if step.row_count:
+        if step.row_count and not is_quiet:
             rate = rows / max(time.monotonic() - began, 1e-3)
             share = rows / (rows + step.rows_left)
             click.echo(

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from streamhouse.cli.output import json_option, print_json
+from streamhouse.cli.progress import ProgressBar, quiet_option
 from streamhouse.storage_service.operations.backup_files import restore_backup, verify_backup
 
 __all__ = ["command"]
@@ -21,12 +22,18 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
     "--data-dir", type=_DIRECTORY, help="A new or empty directory; without it only verify."
 )
 @json_option
-def command(*, backup: Path, data_dir: Path | None, is_json: bool) -> None:
+@quiet_option
+def command(*, backup: Path, data_dir: Path | None, is_json: bool, is_quiet: bool) -> None:
     """Verify a backup, and copy it to a data directory that a service can start from.
 
     A backup with the lake goes back to where it came from, because Iceberg knows files by path.
     """
-    manifest = verify_backup(backup) if data_dir is None else restore_backup(backup, data_dir)
+    what = "verifying" if data_dir is None else "restoring"
+    with ProgressBar(what, is_quiet=is_quiet) as progress:
+        if data_dir is None:
+            manifest = verify_backup(backup, progress=progress)
+        else:
+            manifest = restore_backup(backup, data_dir, progress=progress)
     if is_json:
         print_json(
             {
@@ -39,8 +46,8 @@ def command(*, backup: Path, data_dir: Path | None, is_json: bool) -> None:
         )
         return
     when = datetime.datetime.fromtimestamp(manifest["created_at_us"] / 1e6, datetime.UTC)
-    what = "verified" if data_dir is None else f"restored to {data_dir}"
+    did = "verified" if data_dir is None else f"restored to {data_dir}"
     click.echo(
-        f"{what}: {len(manifest['files'])} files of {manifest['data_dir']} as of"
+        f"{did}: {len(manifest['files'])} files of {manifest['data_dir']} as of"
         f" {when.isoformat(timespec='seconds')}"
     )

@@ -19,6 +19,7 @@ from streamhouse.storage_service.journal.restore.journalled_state import (
 from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from streamhouse.storage_service.operations.check_journal import check_journal
 from tests.support.restore_world import NAMES, Owner, files
+from tests.support.seen_progress import SeenProgress
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,15 @@ def test_a_whole_journal_is_sound(store: FileObjectStore) -> None:
     assert report.to_json()["findings"] == []
     assert report.checkpoints == 2
     assert report.packs_bytes > 0
+
+
+def test_progress_comes_to_the_bytes_of_the_packs(store: FileObjectStore) -> None:
+    seen = SeenProgress()
+
+    report = check_journal(store, NAMES, progress=seen)
+
+    assert seen.expected == sum(seen.steps) == report.packs_bytes
+    assert len(seen.steps) > 2
 
 
 def test_a_running_service_is_no_finding(store: FileObjectStore, tmp_path: Path) -> None:
