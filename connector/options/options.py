@@ -135,8 +135,9 @@ OPTIONS: Final = (
            " [`table$rejected`](spark.md#keep-rows-that-do-not-fit) with their reason, in the same"
            " transaction, and the others are written."),
     Option("mergeSchema", "false", (WRITE,), "`true` adds the DataFrame's new columns, and fields"
-           " of structs, to the table, widens types, drops NOT NULL where the DataFrame's column"
-           " may be null, and writes null for columns and fields that it lacks."),
+           " of structs, to the table, widens types, also inside structs, arrays and maps, drops"
+           " NOT NULL where the DataFrame's column may be null, and writes null for columns and"
+           " fields that it lacks."),
     Option("keepNullability", "false", (WRITE,), "If this write creates the table: `true` makes the"
            " columns NOT NULL that Spark knows to have no null, as literals and `range`; else only"
            " the primary key is."),

@@ -59,8 +59,11 @@ def ask_to_fork(
 def main(python: str, address: str, *arguments: str) -> None:
     if arguments[:1] not in (("-m",), ("-c",)):
         os.execv(python, [python, *arguments])
+    # What comes before the program is known is handed on when it is.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     pid, exit_code = ask_to_fork(Path(address), arguments, os.environ, (0, 1, 2))
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(pid, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     # Its input ends when the forked program's own descriptors do.
     for descriptor in (0, 1):
         os.close(descriptor)

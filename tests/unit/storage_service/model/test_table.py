@@ -111,7 +111,7 @@ def test_info_survives_json() -> None:
             "did you mean 'table.log.ttl'",
         ),
         ({"properties": {"table.log.ttl": "soon"}}, InvalidRequestError, "must be a duration"),
-        ({"properties": {"table.log.segment-bytes": "1kb"}}, InvalidRequestError, "at least 64kb"),
+        ({"properties": {"table.log.segment-bytes": "1kb"}}, InvalidRequestError, "at least 64KiB"),
         (
             {"properties": {"table.datalake.enabled": "yes"}},
             InvalidRequestError,

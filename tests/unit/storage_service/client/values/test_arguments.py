@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from streamhouse.storage_service.client.values import arguments
@@ -15,10 +14,6 @@ def test_a_name_alone_is_one_name() -> None:
     assert arguments.names("id", what="primary_key") == ("id",)
     assert arguments.names(["a", "b"], what="primary_key") == ("a", "b")
     assert arguments.names((name for name in "ab"), what="columns") == ("a", "b")
-
-
-def test_offsets_may_come_from_json_and_numpy() -> None:
-    assert arguments.offsets({"0": 5, 1: np.int64(7)}, what="start") == {0: 5, 1: 7}
 
 
 def test_properties_may_be_numbers_and_booleans() -> None:
@@ -33,10 +28,6 @@ def test_properties_may_be_numbers_and_booleans() -> None:
         (arguments.names, None, "x is a list of names, as ['id'], not None"),
         (arguments.names, b"id", "not b'id'"),
         (arguments.names, [1], "not 1"),
-        (arguments.offsets, [0], "x is bucket -> offset"),
-        (arguments.offsets, {"a": 0}, "a bucket is a whole number from 0 on, not 'a'"),
-        (arguments.offsets, {0: -1}, "the offset of bucket 0 is a whole number from 0 on, not -1"),
-        (arguments.offsets, {0: None}, "not None"),
         (arguments.whole, True, "not True"),
         (arguments.whole, 1.0, "not 1.0"),
         (arguments.whole, "4", "not '4'"),
