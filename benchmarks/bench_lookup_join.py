@@ -1,4 +1,9 @@
-"""A lookup join in Spark against an empty `mapInArrow` of the same rows, in the same run."""
+"""A lookup join in Spark against an empty `mapInArrow` of the same rows, in the same run.
+
+A third side adds a column to the rows that is the same in each, and looks nothing up: what it takes
+more than the empty one is Spark's price for one more column. Where that alone is more than the bar,
+no lookup can reach it.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ in one session and take turns. Beside the seconds stands the processor time of S
 Python processes, which a busy machine does not move.
 
 The floor is a Python data source that does nothing but read the same columns of the same files
-with pyarrow, drop the rows that the query drops, and hand over the rest.
+with pyarrow, drop the rows that the query drops, and hand over the rest, decimals as decimals. We
+hand over bigints for them, of which Spark makes decimals, and may so take less than the floor.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ def main(target: str, checkpoint: str) -> None:
     if remote:
         # Elsewhere other files do it, with fewer processes to start.
         _change(spark, f"{target}_changed")
+        _read_a_part(spark)
 
     half = spark.read.format("streamhouse").option("where", "id < 2500").load(SOURCE)
     half.write.format("streamhouse").option("bucket.num", 2).mode("append").save(target)
@@ -77,6 +78,16 @@ def _change(spark: SparkSession, path: str) -> None:
     sys.stdout.write(f"changed {updated.rows_updated} {deleted.rows_deleted} {tuple(total[0])}\n")
     done = table.history().where("status = 'committed' AND operation = 'upsert'").count()
     sys.stdout.write(f"history {done}\n")
+
+
+def _read_a_part(spark: SparkSession) -> None:
+    """Read some columns and rows, and let `explain` say which."""
+    table = streamhouse.read(spark, SOURCE)
+    part = table.select("id", "price").where((F.col("id") >= 3_990) & (table["id"] < 4_010))
+    part.explain()
+    total = part.groupBy().agg(F.count("price"), F.sum("id")).collect()[0]
+    again = table.join(part.select("id"), "id").where("small >= 0").agg(F.max("small")).collect()
+    sys.stdout.write(f"part {tuple(total)} {again[0][0]} {sorted(table.limit(1).columns)[0]}\n")
 
 
 def _sent_rows() -> int:

@@ -106,6 +106,10 @@ def test_spark_connect(endpoint: str, tmp_path: Path) -> None:
     balance = sum(10 * i for i in left) - 50_000 + 7 + 5 + 1
     assert f"changed 1 9 ({len(left)}, {balance}, 11)" in output
     assert "history 6" in output
+    narrowed = "columns id, price; rows where ((`id` >= 3990) AND (`id` < 4010))"
+    assert f"{TABLE}: {narrowed}" in output
+    ids = range(3_990, 4_010)
+    assert f"part (20, {sum(ids)}) {max(i % 100 for i in ids)} at" in output
 
 
 def test_spark_submit(endpoint: str, tmp_path: Path) -> None:

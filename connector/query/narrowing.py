@@ -35,6 +35,7 @@ from streamhouse.connector.options.options import ROW_COUNT, ROW_COUNT_MARK, sha
 from streamhouse.connector.plan.iceberg_read import source_state
 from streamhouse.connector.plan.row_form import shape_columns
 from streamhouse.connector.query.plan_needs import KEY_OPTION, PlanNeeds, ScanNeeds, needs_of
+from streamhouse.connector.query.relation_needs import RelationTable, needs_of_relation
 from streamhouse.connector.query.statement import Statement, quoted
 from streamhouse.connector.query.text_needs import TextTable, needs_of_text
 from streamhouse.connector.where.parser import parse_predicate
@@ -209,11 +210,13 @@ def narrowed(
 ) -> NarrowedQuery:
     """Return the query that `build` makes, over tables of which only what it needs is read.
 
-    `otherwise` says what it needs where Spark does not.
+    `otherwise` says what it needs where Spark does not, and then its message under Spark Connect.
     """
     needs = _needs(tables, build)
     if needs is None:
         needs = otherwise()
+    if needs is None:
+        needs = _needs_by_relation(tables, build)
     by_key = {table.key: table for table in tables}
     if needs is not None and needs.counted is not None and by_key[needs.counted].is_countable:
         name = build([table.stand_in for table in tables]).columns[0]
@@ -231,8 +234,11 @@ def needs_by_text(
         name: TextTable(table.key, tuple(table.row_schema.fieldNames()))
         for name, table in tables.items()
     }
-    has_usual_literals = all(spark.conf.get(key, usual) == usual for key, usual in _USUAL.items())
-    return needs_of_text(statement, known, has_usual_literals=has_usual_literals)
+    return needs_of_text(statement, known, has_usual_literals=_has_usual_literals(spark))
+
+
+def _has_usual_literals(spark: SparkSession) -> bool:
+    return all(spark.conf.get(key, usual) == usual for key, usual in _USUAL.items())
 
 
 def _needs(tables: Sequence[QueryTable], build: Build) -> PlanNeeds | None:
@@ -243,6 +249,29 @@ def _needs(tables: Sequence[QueryTable], build: Build) -> PlanNeeds | None:
     except (PySparkException, Py4JError):
         # A wrong query fails the same way over the tables themselves.
         return None
+
+
+def _needs_by_relation(tables: Sequence[QueryTable], build: Build) -> PlanNeeds | None:
+    """Return what a query under Spark Connect needs, by its message to the server; else None."""
+    if not any(getattr(table.spark, "_jsparkSession", None) is None for table in tables):
+        return None
+
+    def message(frame: Any) -> Any:
+        return frame._plan.plan(frame.sparkSession.client)
+
+    stand_ins = [table.stand_in for table in tables]
+    known = {
+        message(frame).common.plan_id: RelationTable(
+            table.key, table.alias, tuple(table.row_schema.fieldNames())
+        )
+        for table, frame in zip(tables, stand_ins, strict=True)
+    }
+    try:
+        relation = message(build(stand_ins))
+    except PySparkException:
+        return None
+    usual = _has_usual_literals(tables[0].spark)
+    return needs_of_relation(relation, known, has_usual_literals=usual)
 
 
 def _is_understood(condition: str, schema: Schema, table: str) -> bool:

@@ -6,7 +6,7 @@ the query's answer does not depend on columns that the plan does not read, nor o
 plan's scans drop; reading less of our tables changes nothing. Outer joins, subqueries, windows and
 names are Spark's own business.
 
-This works where the driver's JVM can be asked, so not under Spark Connect.
+This works where the driver's JVM can be asked, so not under Spark Connect (relation_needs.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-__all__ = ["KEY_OPTION", "MOMENTS", "PlanNeeds", "ScanNeeds", "each", "needs_of"]
+__all__ = [
+    "KEY_OPTION",
+    "MOMENTS",
+    "PlanNeeds",
+    "ScanNeeds",
+    "each",
+    "literal_text",
+    "needs_of",
+    "quoted_column",
+]
 
 KEY_OPTION: Final = "streamhouse"
 """The option by which a stand-in's scan is told from others."""
@@ -180,7 +189,7 @@ def _in(node: Any, *, is_set: bool) -> str | None:
         return None
     if is_set:
         data_type = (node.child()).dataType().catalogString()
-        values = [_value(value, data_type) for value in _iterated(node.set())]
+        values = [literal_text(value, data_type) for value in _iterated(node.set())]
     else:
         values = [_literal(value) for value in each(node.list())]
     return (
@@ -202,10 +211,10 @@ def _column(node: Any) -> str | None:
     """Return a column, or a field of a struct, without casts that change no comparison."""
     name = node.getClass().getSimpleName()
     if name == "AttributeReference":
-        return _quoted(node.name())
+        return quoted_column(node.name())
     if name == "GetStructField":
         column = _column(node.child())
-        return None if column is None else f"{column}.{_quoted(node.extractFieldName())}"
+        return None if column is None else f"{column}.{quoted_column(node.extractFieldName())}"
     if name == "Cast":
         before = node.child().dataType().catalogString()
         if _is_lossless(before, node.dataType().catalogString()):
@@ -228,18 +237,22 @@ def _is_lossless(before: str, after: str) -> bool:
     return before_point and int(wide[2]) >= int(narrow[2])
 
 
-def _quoted(name: str) -> str:
+def quoted_column(name: str) -> str:
+    """Return a column's name as SQL has it, whatever characters it has."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def _literal(node: Any) -> str | None:
     if node.getClass().getSimpleName() != "Literal":
         return None
-    return _value(node.value(), node.dataType().catalogString())
+    return literal_text(node.value(), node.dataType().catalogString())
 
 
-def _value(value: Any, data_type: str) -> str | None:
-    """Return a value of Spark's as a literal that says its type; None if it has no exact one."""
+def literal_text(value: Any, data_type: str) -> str | None:
+    """Return a value of Spark's as a literal that says its type; None if it has no exact one.
+
+    Texts and decimals are Python's or the JVM's, dates are days and times microseconds.
+    """
     if value is None:
         return None
     if data_type in _WHOLE_NUMBERS:
@@ -249,12 +262,16 @@ def _value(value: Any, data_type: str) -> str | None:
     if data_type in ("float", "double"):
         return f"CAST('{value!r}' AS {data_type.upper()})"
     if data_type == "string":
-        return _string(value.toString())
+        return _string(_said(value))
     if data_type == "binary":
         return f"X'{bytes(value).hex()}'"
     if _DECIMAL.fullmatch(data_type):
-        return f"{Decimal(value.toString()):f}BD"
+        return f"{Decimal(_said(value)):f}BD"
     return _moment(int(value), data_type)
+
+
+def _said(value: Any) -> str:
+    return value if isinstance(value, str) else str(value.toString())
 
 
 def _string(text: str) -> str:
