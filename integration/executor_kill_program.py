@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 import streamhouse
 from integration.attempt_steps import staged_rows, until
 from streamhouse.client import StreamhouseClient
+from tests.support.forked_python import FORKED_FOR_PID
 
 ROWS = 200_000
 """Of a partition: several requests."""
@@ -60,9 +61,8 @@ def killing(
 
 
 def _executor_pid() -> int:
-    """Return the JVM's: its child is a daemon, which has forked this process."""
-    stat = Path(f"/proc/{os.getppid()}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[1])
+    """Return the JVM's: it has started the daemon that has forked this process."""
+    return int(os.environ[FORKED_FOR_PID])
 
 
 def main(endpoint: str, folder: Path, what: str, how: str) -> None:

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from tests.support.python_process import python_for_spark
+
 __all__ = ["run_on_cluster", "spark_cluster"]
 
 _ROOT: Final = Path(__file__).parents[1]
@@ -65,7 +67,8 @@ def run_on_cluster(
         cwd=_ROOT,
         env={
             **os.environ,
-            "PYSPARK_PYTHON": sys.executable,
+            # Spark gives a source's process ten seconds to start, which a loaded machine exceeds.
+            "PYSPARK_PYTHON": python_for_spark(),
             "PYSPARK_SUBMIT_ARGS": " ".join(["--master", master, *submitted, "pyspark-shell"]),
         },
         capture_output=True,

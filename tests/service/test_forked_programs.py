@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked_python import FORKED_FOR_PID
 from tests.support.python_process import ForkedProcess, python_for_spark, run_python, start_python
 
 pytestmark = pytest.mark.slow
@@ -89,6 +90,14 @@ def test_what_spark_starts_as_python_hands_on_that_it_is_to_end() -> None:
         assert forked != started.pid
         started.terminate()
         assert started.wait(30) == 128 + signal.SIGTERM
+
+
+def test_what_spark_starts_as_python_knows_who_started_it() -> None:
+    program = f"import os; print(os.environ['{FORKED_FOR_PID}'])"
+
+    told = subprocess.run([python_for_spark(), "-c", program], stdout=subprocess.PIPE, check=True)
+
+    assert int(told.stdout) == os.getpid()
 
 
 def test_a_module_is_run_as_the_main_one() -> None:

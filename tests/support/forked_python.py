@@ -3,7 +3,8 @@
     python -SE forked_python.py PYTHON SOCKET ARGUMENT...
 
 It starts in a hundredth of a second, since it imports nothing but the standard library. What is
-neither `-m` nor `-c` is executed by PYTHON.
+neither `-m` nor `-c` is executed by PYTHON. The forked program has another parent than this one:
+who started this one is in its environment, as FORKED_FOR_PID.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["LENGTH", "ask_to_fork"]
+__all__ = ["FORKED_FOR_PID", "LENGTH", "ask_to_fork"]
 
 LENGTH = struct.Struct("!I")
+FORKED_FOR_PID = "FORKED_FOR_PID"
 
 
 def ask_to_fork(
@@ -59,9 +61,10 @@ def ask_to_fork(
 def main(python: str, address: str, *arguments: str) -> None:
     if arguments[:1] not in (("-m",), ("-c",)):
         os.execv(python, [python, *arguments])
+    environment = {**os.environ, FORKED_FOR_PID: str(os.getppid())}
     # What comes before the program is known is handed on when it is.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    pid, exit_code = ask_to_fork(Path(address), arguments, os.environ, (0, 1, 2))
+    pid, exit_code = ask_to_fork(Path(address), arguments, environment, (0, 1, 2))
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(pid, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     # Its input ends when the forked program's own descriptors do.
