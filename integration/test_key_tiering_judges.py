@@ -23,7 +23,7 @@ from streamhouse.storage_service.client import StorageClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 KEYED = pa.schema([*SCHEMA, pa.field("kind", pa.string(), nullable=False)])
 ALL = f"SELECT {', '.join(KEYED.names)} FROM lake_table ORDER BY id, kind"

@@ -11,7 +11,7 @@ import pytest
 from integration.judges.engines import read_many_with_spark35, read_with_duckdb
 from tests.support.key_table_world import KeyTableWorld
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 QUERY = "SELECT id, region, amount, __bucket, __offset FROM lake_table ORDER BY id"
 FILTERED = "SELECT id, amount FROM lake_table WHERE region = 'r1' AND amount < 20 ORDER BY id"

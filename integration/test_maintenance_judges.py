@@ -20,7 +20,7 @@ from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintain.maintenance_report import MaintenanceReport
 from tests.support.key_table_world import KeyTableWorld
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 QUERY = "SELECT id, region, amount, __bucket, __offset FROM lake_table ORDER BY id"
 FILTERED = "SELECT id, amount FROM lake_table WHERE region = 'r1' AND id > 20 ORDER BY id"

@@ -23,7 +23,7 @@ from streamhouse.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
-pytestmark = [pytest.mark.slow, pytest.mark.judge]
+pytestmark = [pytest.mark.slow, pytest.mark.judge, pytest.mark.timeout(900)]
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
 TOKEN = "a-secret-of-tests"
@@ -43,7 +43,7 @@ def _spark(service: ServiceProcess, statements: list[str]) -> list[Any]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=280,
+        timeout=800,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -28,7 +28,7 @@ from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 COUNT = 40
 ROWS = f"SELECT {', '.join(SCHEMA.names)} FROM lake_table ORDER BY id"

@@ -23,7 +23,7 @@ from streamhouse.storage_service.client import StorageClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 # Partitioning -> filters on its source column. Quoting and literals are SQL of both engines.
 CASES: dict[tuple[str, ...], list[str]] = {
