@@ -73,7 +73,7 @@ def run_on_cluster(
         },
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=800,
         check=False,
     )
     assert done.returncode == expect, (

@@ -14,7 +14,7 @@ from integration.spark_cluster import run_on_cluster, spark_cluster
 from streamhouse.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
 CONF = {

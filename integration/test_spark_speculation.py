@@ -13,7 +13,7 @@ from integration.speculation_program import ROWS, SOURCE, TABLES
 from streamhouse.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
 CONF = {
