@@ -34,14 +34,15 @@ def _table(number: int, rng: random.Random) -> dict[str, Any]:
     is_busy, rows = rng.random() < 0.3, int(10 ** rng.uniform(2, 7.5))
     rate = 10 ** rng.uniform(0.5, 3.8) if is_busy else 0
     rows += round(rate * rng.uniform(1, 90) * 86_400)
-    past = _wave(rng, 24, rate) if is_busy else []
+    # A service has a figure for each sample, also of a table that nobody writes to.
+    past = _wave(rng, 24, rate) if is_busy else [0] * 24
     return {
         "table": name,
         "is_primary_key_table": rng.random() < 0.4,
         "row_count": rows,
         "log_bytes": round(rate * 3_600 * 85) if is_busy else rows % 900_000,
-        "written_rows_per_s": float(past[-1]) if past else 0.0,
-        "read_rows_per_s": float(past[-1] * 2.1) if past and rng.random() < 0.6 else 0.0,
+        "written_rows_per_s": float(past[-1]),
+        "read_rows_per_s": float(past[-1] * 2.1) if is_busy and rng.random() < 0.6 else 0.0,
         "is_tiered": rng.random() < 0.93,
         "freshness_ms": rng.choice([30_000, 60_000, 180_000]),
         "lag_ms": rng.randrange(28_000) if is_busy else 0,

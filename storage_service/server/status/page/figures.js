@@ -73,7 +73,7 @@ function moment(us) {
 function linePath(values, { width, height, top }) {
   const step = width / Math.max(1, values.length - 1);
   return values.map((value, i) =>
-    `${i ? "L" : "M"}${(i * step).toFixed(1)} ${(height - 1 - (height - 2) * Math.min(1, value / top)).toFixed(1)}`).join("");
+    `${i ? "L" : "M"}${(i * step).toFixed(1)} ${(height - 1 - (height - 2) * (top ? Math.min(1, value / top) : 0)).toFixed(1)}`).join("");
 }
 
 const SORTS = ["state", "table", "row_count", "written_rows_per_s", "read_rows_per_s", "log_bytes", "lag_ms", "shard"];
@@ -175,6 +175,11 @@ function together(status) {
 const JOURNAL_LAG_MS_HIGH = 5000;
 
 // What somebody has to look after, the worst first.
+// The lag is that of the last sample: by now there may be nothing left to wait.
+function waiting(rows) {
+  return rows ? `; ${whole(rows)} ${rows === 1 ? "row waits" : "rows wait"}` : "";
+}
+
 function troubles(status) {
   const found = [], add = (rank, kind, word, text, table = null, weight = 0) =>
     found.push({ rank, kind, word, text, table, weight });
@@ -200,7 +205,7 @@ function troubles(status) {
     const rounds = tiering.failures === 1 ? "The last round" : `${tiering.failures} rounds in a row`;
     const text = { damaged: `Not served: ${t.damaged}`, unusable: t.unusable?.[0], "two histories": tiering.diverged,
       failing: `${rounds} failed: ${tiering.last_error || "no reason was given"}`,
-      late: `${age(t.lag_ms)} behind, ${age(t.freshness_ms)} wanted; ${whole(tiering.untiered_rows ?? 0)} rows wait`,
+      late: `${age(t.lag_ms)} behind, ${age(t.freshness_ms)} wanted${waiting(tiering.untiered_rows)}`,
       debt: state === "debt" ? debtText(tiering.maintenance_debt) : "" }[state];
     if (text) add(STATES[state].rank, STATES[state].kind, state, text, t.table, lateness(t));
   }

@@ -178,7 +178,7 @@ function tableRow(t, ofShards) {
     make("td", { class: "left state" }, word(state, STATES[state].kind)), make("td", { class: "break narrow" }),
     ofShards ? cell(t.shard ?? "", "left") : null,
     cell(t.damaged ? "–" : short(t.row_count), t.damaged ? "zero" : null, "rows"), rate(t.written_rows_per_s, null, "in"), rate(t.read_rows_per_s, "wide", null),
-    make("td", { class: "trend" }, past.length > 1 ? make("span", {}, spark(past, { top, label: `written to ${t.table}, at most ${perSecond(top)}` }),
+    make("td", { class: "trend" }, past.length > 1 && top ? make("span", {}, spark(past, { top, label: `written to ${t.table}, at most ${perSecond(top)}` }),
       make("small", {}, `≤${THIN}${perSecond(top)}`)) : ""),
     cell(t.log_bytes ? bytes(t.log_bytes) : "–", t.log_bytes ? "wide" : "zero"),
     cell(t.is_tiered ? t.lag_ms ? age(t.lag_ms) : "none" : "–", t.is_tiered && t.lag_ms ? state === "late" ? "late" : null : "zero", "lag"),

@@ -57,6 +57,7 @@ test("a scale's top is round and not below the values", () => {
 });
 
 test("a line stays inside its picture", () => {
+  assert.doesNotMatch(page.linePath([0, 0, 0], { width: 120, height: 20, top: 0 }), /NaN/);
   const path = page.linePath([0, 5, 10, 20], { width: 90, height: 20, top: 10 });
   assert.equal(path, "M0.0 19.0L30.0 10.0L60.0 1.0L90.0 1.0");
 });
@@ -97,6 +98,14 @@ test("search wants every word, filters what is so now", () => {
   same(found("", "trouble"), ["web.orders_2"]);
   same(found("", "active"), ["web.x"]);
   same(found("<img"), []);
+});
+
+test("a late table says how many rows wait, if any still do", () => {
+  const said = untiered_rows => plain(page.troubles({ service: service(),
+    tables: [table({ lag_ms: 3000, tiering: { untiered_rows } })] }).find(t => t.word === "late").text);
+  assert.equal(said(0), "3.0 s behind, 1.0 s wanted");
+  assert.equal(said(1), "3.0 s behind, 1.0 s wanted; 1 row waits");
+  assert.equal(said(2000), "3.0 s behind, 1.0 s wanted; 2 000 rows wait");
 });
 
 test("shards are added up, and the worst latency counts", () => {
