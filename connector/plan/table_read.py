@@ -25,6 +25,7 @@ from streamhouse.connector.scan.scan import ScanColumn
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.storage_service.model.values.notebook import html_of_schema
 
 __all__ = ["PinnedTable", "TableScan", "count_rows", "read_table", "scan_table"]
 
@@ -197,6 +198,11 @@ class TableScan:
         """Return the rows that are left as a stream of Arrow's C interface."""
         reader = pa.RecordBatchReader.from_batches(self._schema, self)
         return reader.__arrow_c_stream__(requested_schema)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the columns, since rows come once."""
+        state = "closed" if self._is_closed else "its rows come once: read_all(), read_pandas()"
+        return html_of_schema(f"TableScan; {state}", self._schema)
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else ", ".join(self._schema.names)

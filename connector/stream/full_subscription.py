@@ -30,6 +30,7 @@ from streamhouse.storage_service.errors import (
     OffsetOutOfRangeError,
     SnapshotNotFoundError,
 )
+from streamhouse.storage_service.model.values.notebook import html_of_rows
 
 __all__ = ["TableBatch", "subscribe_full"]
 
@@ -56,6 +57,13 @@ class TableBatch:
     data: pa.RecordBatch
     token: Mapping[str, Any]
     table: str = ""
+
+    def __repr__(self) -> str:
+        return f"TableBatch('{self.table}', bucket {self.bucket}, {self.data.num_rows} rows)"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the first rows."""
+        return html_of_rows(repr(self), self.data)
 
 
 def subscribe_full(

@@ -27,6 +27,7 @@ from streamhouse.storage_service.model.identity import Same
 from streamhouse.storage_service.model.offsets import buckets_to_json
 from streamhouse.storage_service.model.schema import FOUND_COLUMN, empty_batch
 from streamhouse.storage_service.model.table import VERSION_HEADER, TableInfo
+from streamhouse.storage_service.model.values.notebook import html_of_rows
 from streamhouse.storage_service.wire.arrow_body import (
     BatchAddress,
     decode_fetch_body,
@@ -70,6 +71,10 @@ class LogBatch:
             f"LogBatch('{self.table}', bucket {self.bucket}, offsets {self.base_offset} to"
             f" {self.end_offset})"
         )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the first rows."""
+        return html_of_rows(repr(self), self.data)
 
     @property
     def end_offset(self) -> int:

@@ -26,6 +26,7 @@ from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_f
 from streamhouse.storage_service.model.partitioning import BatchLayout, PartitionField
 from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.schema import Schema, type_name
+from streamhouse.storage_service.model.values.notebook import html_table
 
 __all__ = [
     "DEFAULT_DATABASE",
@@ -328,6 +329,24 @@ class TableInfo:
             f"TableInfo('{self.path}', {listing('columns', columns)}"
             f"{f'; primary key: {key}' if key else ''}; buckets: {self.bucket_count})"
         )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the columns, and how the table is laid out."""
+        said = [f"table {self.path}", f"buckets: {self.bucket_count}"]
+        partitioning = ", ".join(_texts(self.descriptor.partitioned_by))
+        said += [f"partitioned by: {partitioning}"] if partitioning else []
+        key = self.descriptor.primary_key
+        rows = [
+            (
+                column.name,
+                type_name(column.type),
+                "" if column.nullable else "NOT NULL",
+                "primary key" if column.name in key else "",
+                column.comment,
+            )
+            for column in self.schema.columns
+        ]
+        return html_table("; ".join(said), ("column", "type", "null", "key", "comment"), rows)
 
     @property
     def path(self) -> TablePath:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
+from html.parser import HTMLParser
+from typing import Any
 
-from streamhouse import LogBatch, StreamhouseClient, TableInfo
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamhouse import LogBatch, StreamhouseClient, TableBatch, TableInfo, TableScan
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 
@@ -31,3 +36,91 @@ def test_a_batch_shows_its_place_and_no_rows() -> None:
     batch = LogBatch(bucket=3, base_offset=5, timestamp_us=0, data=rows, table="db.t")
 
     assert repr(batch) == "LogBatch('db.t', bucket 3, offsets 5 to 7)"
+
+
+class _Notebook(HTMLParser):
+    """Reads a table back: which tags it has, and the text of each cell."""
+
+    def __init__(self, shown: Any) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.cells: list[str] = []
+        self.feed(shown._repr_html_())
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert not attrs
+        self.tags.add(tag)
+        if tag in ("caption", "td", "th"):
+            self.cells.append("")
+
+    def handle_data(self, data: str) -> None:
+        self.cells[-1] += data
+
+
+TAGS = {"table", "caption", "thead", "tbody", "tr", "th", "td"}
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(
+    ["<script>alert(1)</script>", "&lt;", "'\"><b>", "</td></table>", "<!--", "&#60;"]
+)
+
+
+@given(st.lists(TEXTS, max_size=5), TEXTS)
+def test_a_notebook_shows_rows_and_every_text_in_them_is_escaped(
+    texts: list[str], name: str
+) -> None:
+    rows = pa.record_batch([pa.array(texts, pa.string())], [name])
+
+    shown = _Notebook(LogBatch(bucket=3, base_offset=5, timestamp_us=0, data=rows, table="db.t"))
+
+    assert shown.tags <= TAGS
+    assert shown.cells[0].startswith("LogBatch('db.t', bucket 3, offsets 5 to")
+    assert shown.cells[1:] == [name, *texts]
+
+
+def test_a_notebook_shows_the_first_rows_of_many_and_dates_beyond_python() -> None:
+    days = pa.array([0, None, 10_000_000, *[1] * 97], pa.date32())
+    batch = TableBatch(
+        bucket=0,
+        offsets=pa.array(range(100)),
+        timestamps=pa.array([0] * 100, pa.timestamp("us")),
+        data=pa.record_batch({f"c{n}": days for n in range(60)}),
+        token={},
+        table="db.t",
+    )
+
+    shown = _Notebook(batch)
+
+    assert shown.cells[0] == (
+        "TableBatch('db.t', bucket 0, 100 rows); rows: the first 20 of 100;"
+        " columns: the first 50 of 60"
+    )
+    assert len(shown.cells) == 1 + 50 * 21
+    assert [shown.cells[at] for at in (51, 101)] == ["1970-01-01", "null"]
+    assert shown.cells[151].startswith("29349")
+
+
+def test_a_notebook_shows_the_columns_of_a_table_and_of_a_scan() -> None:
+    columns = pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("name", pa.string(), metadata={"comment": "<b>who</b>"}),
+        ]
+    )
+    descriptor = TableDescriptor(
+        path=TablePath.parse("db.t"), schema=Schema.from_arrow(columns), primary_key=("id",)
+    )
+
+    table = _Notebook(TableInfo(descriptor=descriptor, table_id=1, created_at_us=0))
+    scan = TableScan(COLUMNS, (batch for batch in ()))
+    open_scan = _Notebook(scan)
+    scan.close()
+
+    assert table.tags == TAGS
+    assert table.cells[0] == "table db.t; buckets: 1"
+    assert table.cells[6:] == [
+        *("id", "bigint", "NOT NULL", "primary key", ""),
+        *("name", "string", "", "", "<b>who</b>"),
+    ]
+    assert open_scan.cells[0] == "TableScan; its rows come once: read_all(), read_pandas()"
+    assert open_scan.cells[3:] == ["id", "int64", "name", "string"]
+    assert _Notebook(scan).cells[0] == "TableScan; closed"
