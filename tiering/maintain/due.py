@@ -74,12 +74,16 @@ class TableMemory:
         """
         if self.least_files is None or self.planned_for != limits:
             return False
-        if now_s < self.rewritten_at_s + self.rewrite_s * _REST_RATIO * patience:
+        if self.is_resting(now_s, patience):
             return False
         cost = ReadCost(head.file_count, head.row_count)
         least = ReadCost(self.least_files, head.live_row_count)
         is_hopeless = cost.units <= self.hopeless_units * _HOPELESS_GROWTH
         return cost.is_debt(least, limits) and not is_hopeless
+
+    def is_resting(self, now_s: float, patience: int = 1) -> bool:
+        """Whether the last rewrite took so long that none is to follow for readers' sake yet."""
+        return now_s < self.rewritten_at_s + self.rewrite_s * _REST_RATIO * patience
 
     def is_removal_due(
         self,

@@ -49,7 +49,7 @@ from streamhouse.tiering.maintain.due import (
     idle_due_ms,
     is_expiry_due,
 )
-from streamhouse.tiering.maintain.maintenance_plan import RewritePlan
+from streamhouse.tiering.maintain.maintenance_plan import RewritePlan, plan_rewrite
 from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy, Pins
 from streamhouse.tiering.maintain.maintenance_report import MaintenancePlan, MaintenanceReport
 from streamhouse.tiering.maintain.reads import ReadCost, plan_for_reads
@@ -359,14 +359,20 @@ class Maintainer:
         inventory = memory.reader.read(lake_table.iceberg)
         if inventory is None:
             return None
-        plan = _planned(inventory, rules)
+        # Rounds that come close together make files due sooner than readers' rewrites may follow.
+        is_resting = memory.is_resting(self.monotonic_s())
+        if is_resting:
+            plan = plan_rewrite(inventory.files, inventory.deletes, rules.rewrite)
+        else:
+            plan = _planned(inventory, rules)
         memory.planned_at, memory.has_more = inventory.sequence_number, plan.has_more
         memory.planned_for = rules.rewrite
         self.checkpoint("rewrite-planned")
         if plan.is_empty:
             self._look(lake_table, memory, rules)
             head = lake_table.head
-            memory.hopeless_units = ReadCost(head.file_count, head.row_count).units
+            if not is_resting:
+                memory.hopeless_units = ReadCost(head.file_count, head.row_count).units
             return None
         memory.hopeless_units = 0
         began_s = self.monotonic_s()

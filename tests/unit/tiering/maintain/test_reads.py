@@ -248,5 +248,39 @@ def test_a_table_under_constant_updates_has_few_files_after_each_round(
     assert key_world.union.read().num_rows == 256
 
 
+def test_rounds_close_together_do_not_shorten_the_rest(key_world: KeyTableWorld) -> None:
+    key_world.create_key_table(
+        SCHEMA,
+        primary_key=("id", "day"),
+        partitioned_by=("months(day)",),
+    )
+    now_s = [0.0]
+
+    def rewriting(step: str) -> None:
+        if step == "files-rewritten":
+            now_s[0] += 10_000
+
+    maintainer = key_world.tiering.maintainer(monotonic_s=lambda: now_s[0], checkpoint=rewriting)
+    rewritten_in = []
+    for number in range(12):
+        began_s = now_s[0]
+        # New rows, in each second place after the first round: eight rounds are four files a place.
+        keys = range(64) if not number else range(number % 2, 64, 2)
+        rows = (
+            {"id": 64 * number + k, "day": datetime.date(2000 + k, 1, 1), "amount": 0} for k in keys
+        )
+        key_world.upsert(*rows)
+        key_world.tiering.round(maintainer=maintainer).run()
+        if now_s[0] > began_s:
+            rewritten_in.append(number)
+        now_s[0] += 1
+    assert len(rewritten_in) == 1
+    now_s[0] += 30_000
+    key_world.upsert({"id": 100_000, "day": datetime.date(2000, 1, 1), "amount": 0})
+    key_world.tiering.round(maintainer=maintainer).run()
+    assert now_s[0] > 50_000
+    assert key_world.in_lake() == key_world.live
+
+
 def _month(key: int) -> datetime.date:
     return datetime.date(2020 + key // 2 % 32 // 12, key // 2 % 32 % 12 + 1, 1)
