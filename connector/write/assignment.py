@@ -1,13 +1,15 @@
 """Values of a DataFrame's columns become values of a table's, as Spark's INSERT INTO assigns them.
 
-Spark's store assignment (ANSI) converts what is of one kind: numbers into numbers of another type,
-dates into timestamps; a string never becomes a number, nor a number a boolean. Decimals are rounded
-half up, fractions of floats cut off; a value that does not fit is an error that names its row.
-Fields of structs are matched by name, without case. What Spark would convert, but in ways that
-Arrow's kernels do not, is refused with the cast to write: floats to decimals, most values to
-strings.
+Spark's store assignment (ANSI) converts what is of one kind, numbers into numbers, dates and
+timestamps into each other, and all that is not nested into strings. A string never becomes a
+number, nor a number a boolean. Decimals are rounded half up, and fractions of floats cut off where
+the column is whole; a float becomes the decimal that its text names, and null if it is infinite or
+no number. A value that does not fit is an error that names its row. Fields of structs are matched
+by name, without case.
 
-All by Arrow's kernels; a row is looked for one by one only once it is known to be wrong.
+Spark itself cannot do it: it puts no casts into the plan of a write to a Python data source, whose
+table takes any columns, and the rows arrive as Arrow batches in the workers. So it is done there,
+by Arrow's kernels; a row is looked for one by one only once it is known to be wrong.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamhouse.connector.write.texts import text_kernel
 from streamhouse.storage_service.errors import SchemaMismatchError
 from streamhouse.storage_service.model.casts.nested import converted, first_bad
 from streamhouse.storage_service.model.schema import canonical_type, type_name
@@ -34,6 +37,8 @@ _Kernel = Callable[[pa.Array], pa.Array]
 # Holds every decimal and integer of a table, with every scale.
 _WIDE_DIGITS: Final = 76
 _TIMESTAMP_END_DAY: Final = (1 << 63) // DAY_US
+_DECIMAL_FIRST, _DECIMAL_END = 1e-39, 1e38
+_LARGE_DIGITS, _SMALL_DIGITS = 17, 57
 
 
 def can_assign(
@@ -41,7 +46,7 @@ def can_assign(
 ) -> bool:
     """Whether values of type `given` are assigned to a column of the canonical type `wanted`.
 
-    Without a `zone` dates are not assigned to timestamps, which begin somewhere else in each.
+    Without a `zone` moments are not assigned to what a clock or calendar shows, nor back.
     Fields that structs lack are null if it `fills` them.
     """
     given = canonical_type(given, where="value")
@@ -115,11 +120,12 @@ def _places(given: pa.StructType, wanted: pa.StructType) -> list[int] | None:
 def _kernel(given: pa.DataType, wanted: pa.DataType, zone: Zone | None) -> _Kernel | None:
     """Return what converts values of one simple type; None if they are not assigned."""
     if pa.types.is_string(wanted):
-        is_plain = pa.types.is_signed_integer(given) or pa.types.is_boolean(given)
-        return (lambda array: array.cast(wanted)) if is_plain else None
+        return text_kernel(given, zone)
+    if pa.types.is_timestamp(given) and given.tz is not None:
+        return _clock_kernel(wanted, zone)
     if pa.types.is_timestamp(wanted):
         return _time_kernel(given, wanted, zone)
-    if pa.types.is_date32(wanted) and pa.types.is_timestamp(given) and given.tz is None:
+    if pa.types.is_date32(wanted) and pa.types.is_timestamp(given):
         return lambda array: pc.floor_temporal(array, unit="day").cast(wanted)
     return _number_kernel(given, wanted)
 
@@ -146,6 +152,19 @@ def _number_kernel(given: pa.DataType, wanted: pa.DataType) -> _Kernel | None:
             return lambda array: array.cast(pa.string()).cast(wanted)
     if pa.types.is_decimal(wanted) and (from_int or from_decimal):
         return lambda array: _in_digits(array, wanted)
+    if pa.types.is_decimal(wanted) and from_float:
+        return lambda array: _named_by_floats(array, wanted)
+    return None
+
+
+def _clock_kernel(wanted: pa.DataType, zone: Zone | None) -> _Kernel | None:
+    """Return what makes moments the dates, or wall clock times, of a zone."""
+    if zone is None:
+        return None
+    if pa.types.is_date32(wanted):
+        return lambda array: _dates(array, zone)
+    if pa.types.is_timestamp(wanted) and wanted.tz is None:
+        return lambda array: _walls(array, zone)
     return None
 
 
@@ -166,9 +185,31 @@ def _moments(array: pa.Array, wanted: pa.DataType, zone: Zone) -> pa.Array:
         days, rest = zone.midnights(_numbers(numbers))
     else:
         days, rest = zone.moments(_numbers(array.view(pa.int64()).fill_null(0)))
+    return _timestamps(days, rest, wanted, mask=_mask(array))
+
+
+def _dates(array: pa.Array, zone: Zone) -> pa.Array:
+    """Return moments as the dates on which they are."""
+    days, _ = zone.walls(_numbers(array.view(pa.int64()).fill_null(0)))
+    return pa.array(days, pa.int32(), mask=_mask(array)).view(pa.date32())
+
+
+def _walls(array: pa.Array, zone: Zone) -> pa.Array:
+    """Return moments as what the wall clock shows."""
+    days, rest = zone.walls(_numbers(array.view(pa.int64()).fill_null(0)))
+    return _timestamps(days, rest, pa.timestamp("us"), mask=_mask(array))
+
+
+def _timestamps(
+    days: npt.NDArray[np.int64],
+    rest: npt.NDArray[np.int64],
+    wanted: pa.DataType,
+    *,
+    mask: npt.NDArray[np.bool_],
+) -> pa.Array:
     if len(days) and (days.max() >= _TIMESTAMP_END_DAY or days.min() < -_TIMESTAMP_END_DAY):
         raise pa.ArrowInvalid("out of range of timestamp")
-    return pa.array(days * DAY_US + rest, mask=_mask(array)).view(wanted)
+    return pa.array(days * DAY_US + rest, mask=mask).view(wanted)
 
 
 def _numbers(array: pa.Array) -> npt.NDArray[np.int64]:
@@ -197,9 +238,40 @@ def _wide(array: pa.Array) -> pa.Array:
 
 def _in_digits(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Return integers or decimals rounded half up to the scale of `wanted`."""
+    return _in_scale(array, wanted).cast(wanted)
+
+
+def _in_scale(array: pa.Array, wanted: pa.DataType) -> pa.Array:
     wide = pa.decimal256(_WIDE_DIGITS, wanted.scale)
     if pa.types.is_decimal(array.type):
         array = _wide(array)
         if wanted.scale < array.type.scale:
             array = pc.round(array, wanted.scale, round_mode="half_towards_infinity")
-    return array.cast(wide).cast(wanted)
+    return array.cast(wide)
+
+
+def _named_by_floats(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Return the decimals that the shortest texts of floats name, rounded half up.
+
+    What is no number or infinite becomes null, as in Spark.
+
+    A float has at most 17 digits: those of 1 or more have up to 16 behind the point, and of smaller
+    ones none is behind the 55th, since those below 1e-39 are rounded to zero.
+    """
+    numbers = array.cast(pa.float64())
+    numbers = pc.if_else(pc.is_finite(numbers), numbers, None)
+    size = pc.abs(numbers)
+    if pc.any(pc.greater_equal(size, _DECIMAL_END)).as_py():
+        raise pa.ArrowInvalid("out of range of decimal")
+    is_small = pc.less(size, 1.0)
+    large = _named(pc.if_else(is_small, 0.0, numbers), _LARGE_DIGITS, wanted)
+    if not pc.any(is_small).as_py():
+        return large.cast(wanted)
+    is_small = pc.and_(is_small, pc.greater_equal(size, _DECIMAL_FIRST))
+    small = _named(pc.if_else(is_small, numbers, 0.0), _SMALL_DIGITS, wanted)
+    return pc.if_else(is_small, small, large).cast(wanted)
+
+
+def _named(numbers: pa.Array, digits: int, wanted: pa.DataType) -> pa.Array:
+    exact = numbers.cast(pa.string()).cast(pa.decimal256(_WIDE_DIGITS, digits))
+    return _in_scale(exact, wanted)

@@ -141,11 +141,18 @@ class Zone:
 
     def moments(self, walls: _Int64s) -> tuple[_Int64s, _Int64s]:
         """Return the moment of each wall clock time as a day in UTC and the rest."""
-        days, rest = np.divmod(walls, DAY_US)
+        return self._shifted(walls, is_wall=True)
+
+    def walls(self, moments: _Int64s) -> tuple[_Int64s, _Int64s]:
+        """Return what the wall clock shows at each moment as a day and the rest of it."""
+        return self._shifted(moments, is_wall=False)
+
+    def _shifted(self, times: _Int64s, *, is_wall: bool) -> tuple[_Int64s, _Int64s]:
+        days, rest = np.divmod(times, DAY_US)
         known, places = np.unique(days, return_inverse=True)
-        rules = np.array([_rule_of_day(self, day) for day in known.tolist()], np.int64)
+        rules = np.array([_rule_of_day(self, day, is_wall) for day in known.tolist()], np.int64)
         before, change, after = rules.reshape(-1, 3)[places].T
-        carried, rest = np.divmod(rest - np.where(rest < change, before, after), DAY_US)
+        carried, rest = np.divmod(rest + np.where(rest < change, before, after), DAY_US)
         return days + carried, rest
 
 
@@ -185,16 +192,21 @@ def _region(zone_id: str) -> zoneinfo.ZoneInfo:
 
 
 @functools.lru_cache(maxsize=100_000)
-def _rule_of_day(zone: Zone, day: int) -> tuple[int, int, int]:
-    """Return a day's first offset, the wall clock time of the day at which it ends, and the next.
+def _rule_of_day(zone: Zone, day: int, is_wall: bool) -> tuple[int, int, int]:
+    """Return a day's first shift, the time of the day at which it ends, and the next.
 
-    No zone has ever changed its clocks twice within a day.
+    Wall clock times, on a day of them, are shifted to moments; moments, on a day of UTC, to wall
+    clock times. No zone has ever changed its clocks twice within a day.
     """
+
+    def shift(time: int) -> int:
+        return -zone.offset_of_wall(time) if is_wall else zone.offset_at(time)
+
     start = day * DAY_US
-    before, after = zone.offset_of_wall(start), zone.offset_of_wall(start + DAY_US - 1)
+    before, after = shift(start), shift(start + DAY_US - 1)
     if before == after:
         return before, DAY_US, before
-    change = _first_change(zone.offset_of_wall, start, start + DAY_US - 1)
+    change = _first_change(shift, start, start + DAY_US - 1)
     return before, change - start, after
 
 
