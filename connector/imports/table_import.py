@@ -9,7 +9,6 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ from streamhouse.connector.scan.scan import ScanContext, Split
 from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.storage_service.client import StorageClient, Transaction
 from streamhouse.storage_service.errors import (
-    DatabaseExistsError,
     DatabaseNotFoundError,
     InvalidRequestError,
     SchemaMismatchError,
@@ -107,8 +105,6 @@ class TableImport:
         except (DatabaseNotFoundError, TableNotFoundError):
             self._check_name_is_free()
         taken, left = source.partitioning()
-        with contextlib.suppress(DatabaseExistsError):
-            self._client.create_database(TablePath.parse(self._target).database)
         name = str(self._source.path)
         origin = ImportOrigin.of(source, name)
         try:

@@ -6,7 +6,6 @@ fields of their structs.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import re
@@ -18,7 +17,6 @@ import pyarrow as pa
 from streamhouse.connector.options.write_options import WriteMode, WriteOptions
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
-    DatabaseExistsError,
     DatabaseNotFoundError,
     InvalidRequestError,
     InvalidSchemaError,
@@ -111,9 +109,6 @@ def _created(client: StorageClient, options: WriteOptions, schema: pa.Schema) ->
                 f"table '{path}': column '{field.name}' is VOID, since all its values are NULL;"
                 f" write cast({field.name} AS string), or what type it shall have"
             )
-    # The first write sets up all it needs; a database is only a name.
-    with contextlib.suppress(DatabaseExistsError):
-        client.create_database(path.database)
     return client.create_table(
         str(path),
         pa.schema(own),

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
-    DatabaseExistsError,
     TableNotFoundError,
     TransactionClosedError,
     TransactionNotFoundError,
@@ -96,10 +95,6 @@ class DescribedTables(StorageClient):
     def open_transaction(self, path: str, transaction_id: str) -> MemoryTransaction:
         """Return a transaction begun before."""
         return next(t for t in self.transactions if t.transaction_id == transaction_id)
-
-    def create_database(self, name: str) -> None:
-        """There is every database already."""
-        raise DatabaseExistsError(f"database '{name}' exists")
 
     def describe_table(self, path: str) -> TableInfo:
         """Return a table created before."""

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
-    DatabaseExistsError,
     NotFoundError,
     TableExistsError,
 )
@@ -83,7 +82,6 @@ class ProgressTable:
     def __init__(self, client: StorageClient, database: str) -> None:
         self._client = client
         self._path = f"{database}.{TABLE}"
-        self._database = database
 
     def load(self, name: str) -> Progress | None:
         """Return where the stream is, or None if there never was one."""
@@ -122,8 +120,6 @@ class ProgressTable:
 
     def create(self) -> None:
         """Make the table where there is none."""
-        with contextlib.suppress(DatabaseExistsError):
-            self._client.create_database(self._database)
         with contextlib.suppress(TableExistsError):
             self._client.create_table(self._path, _SCHEMA, primary_key=["name"])
 

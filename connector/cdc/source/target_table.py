@@ -6,7 +6,6 @@ at which the last of the source's transactions in it ended. So what is read agai
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ from streamhouse.connector.cdc.source.change_rows import ChangeBuffer, Key, RowS
 from streamhouse.connector.cdc.source.source_types import SourceColumn, WireType, is_known_type
 from streamhouse.storage_service.client import StorageClient, Transaction
 from streamhouse.storage_service.errors import (
-    DatabaseExistsError,
     InvalidSchemaError,
     SchemaMismatchError,
     TableNotFoundError,
@@ -121,8 +119,6 @@ class TargetTable:
                     column.name,
                     column.type_name,
                 )
-        with contextlib.suppress(DatabaseExistsError):
-            self._client.create_database(self.path.database)
         return self._client.create_table(
             str(self.path),
             self.source.arrow_schema(),
