@@ -40,6 +40,7 @@ __all__ = [
     "TakenByOtherError",
     "Tenure",
     "find_seal",
+    "new_seal",
     "newest_epoch",
     "open_epoch",
     "open_facts",
@@ -92,6 +93,32 @@ class Seal:
     checksum: int
     reason: str
     service_id: str
+
+    @classmethod
+    def met(cls, found: JournalObject, facts: OpenFacts) -> Seal:
+        """Return the seal that was found of an epoch that `facts` open."""
+        return cls(found.place, found.checksum, str(found.facts.get("reason")), facts.service_id)
+
+
+def new_seal(
+    place: Place,
+    reason: str,
+    *,
+    facts: OpenFacts,
+    journal: bytes,
+    nonce: bytes,
+    previous_checksum: int,
+) -> tuple[Seal, list[Any]]:
+    """Return a seal of the epoch that `facts` open, and its object, which is to be stored."""
+    buffers = encode_facts(
+        ObjectKind.SEAL,
+        {"reason": reason},
+        place=place,
+        journal=journal,
+        nonce=nonce,
+        previous_checksum=previous_checksum,
+    )
+    return Seal(place, checksum_of(buffers), reason, facts.service_id), buffers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,22 +195,22 @@ def seal_epoch(
     met, losses = (yield from _end(names, opened)), 0
     while met.kind is not ObjectKind.SEAL:
         place = met.place.following
-        buffers = encode_facts(
-            ObjectKind.SEAL,
-            {"reason": reason},
-            place=place,
+        seal, buffers = new_seal(
+            place,
+            reason,
+            facts=facts,
             journal=opened.journal,
             nonce=nonce,
             previous_checksum=met.checksum,
         )
         found = yield from stored(Create(names.object(place), buffers), is_same_as(buffers))
         if found is None:
-            return Seal(place, checksum_of(buffers), reason, facts.service_id)
+            return seal
         met = decode_object(found, key=names.object(place), place=place, journal=opened.journal)
         losses += 1
         if losses == _CHASES:
             yield from _bar(names, place, opened.journal, nonce)
-    return Seal(met.place, met.checksum, str(met.facts.get("reason")), facts.service_id)
+    return Seal.met(met, facts)
 
 
 def find_seal(names: ShardNames, epoch: int) -> Steps[Seal | None]:
@@ -198,8 +225,7 @@ def find_seal(names: ShardNames, epoch: int) -> Steps[Seal | None]:
         return None
     if met.kind is not ObjectKind.SEAL:
         return None
-    facts = open_facts(opened, key=names.object(opened.place))
-    return Seal(met.place, met.checksum, str(met.facts.get("reason")), facts.service_id)
+    return Seal.met(met, open_facts(opened, key=names.object(opened.place)))
 
 
 def open_epoch(

@@ -22,13 +22,12 @@ from streamhouse.storage_service.journal.epochs import (
     SealReason,
     Tenure,
     is_same_as,
+    new_seal,
     open_epoch,
 )
 from streamhouse.storage_service.journal.names import Place
 from streamhouse.storage_service.journal.object_format import (
-    ObjectKind,
     checksum_of,
-    encode_facts,
     encode_operations,
 )
 from streamhouse.storage_service.journal.operations import Operation
@@ -135,15 +134,14 @@ class Pipeline:
         """Return the epoch's seal, to be stored as any object."""
         assert self._seal is None
         place = self.next_place
-        buffers = encode_facts(
-            ObjectKind.SEAL,
-            {"reason": reason},
-            place=place,
+        self._seal, buffers = new_seal(
+            place,
+            reason,
+            facts=self._tenure.facts,
             journal=self._tenure.journal,
             nonce=self._tenure.nonce,
             previous_checksum=self._checksum,
         )
-        self._seal = Seal(place, checksum_of(buffers), reason, self._tenure.facts.service_id)
         return self._put(place, buffers)
 
     def stored(self, sent: Sent) -> None:
