@@ -226,8 +226,7 @@ class TabletManager:
                 _logger.exception("event=bug table=%s", info.path)
             if table is not None:
                 self._remove(table)
-                await self._close(table)
-                await self.runtime.run(close_tablets, table.tablets)
+                await self.give_up(table)
             self._set_damaged(DamagedTable.of(info.path, info.table_id, error))
 
     def _set_damaged(self, damaged: DamagedTable) -> None:
@@ -342,8 +341,7 @@ class TabletManager:
             taken = await self.runtime.run(take_over, found, self.registry, now_us)
             async with self._leaving_for_good([table]):
                 await self.runtime.run(self.registry.set_aside, table.path)
-            await self._close(table)
-            await self.runtime.run(close_tablets, table.tablets)
+            await self.give_up(table)
             begin = self.runtime.run(begin_adopted, taken, self.registry, self.directory, now_us)
             return await self._open_new(await begin)
 
@@ -355,8 +353,7 @@ class TabletManager:
             await self.runtime.run(self.registry.add_table, new.info)
         except BaseException as error:
             if table is not None:
-                await self._close(table)
-                await self.runtime.run(close_tablets, table.tablets)
+                await self.give_up(table)
             # No disk space or no files left: half a table would be in everybody's way.
             if isinstance(error, StreamhouseError) and not isinstance(error, UnknownOutcomeError):
                 await self.runtime.run(self.registry.withdraw_table, new.info)
@@ -480,8 +477,10 @@ class TabletManager:
         return table
 
     async def give_up(self, table: OpenTable) -> None:
-        """Close a table that was opened and is not served."""
-        await self._close(table)
+        """Close a table that was opened and is not served: what works for it, then its logs."""
+        await self.transactions.forget(table)
+        await table.stop(flush=False)
+        self._deferred.difference_update(table.tablets)
         await self.runtime.run(close_tablets, table.tablets)
 
     async def show(self, table: OpenTable | None, info: TableInfo) -> None:
@@ -502,12 +501,6 @@ class TabletManager:
                     await self.runtime.run(set_aside, table.path)
             for table in companions:
                 await self.give_up(table)
-
-    async def _close(self, table: OpenTable) -> None:
-        """End what works for a table that nobody uses any more; its logs are still open then."""
-        await self.transactions.forget(table)
-        await table.stop(flush=False)
-        self._deferred.difference_update(table.tablets)
 
     # -- rows ----------------------------------------------------------------------------------
 

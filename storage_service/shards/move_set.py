@@ -15,6 +15,7 @@ journal has them, but for rows by key, which are in no journal.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -248,17 +249,15 @@ class MoveSet:
         return self._keep_trying(lambda: self._store.get(key, bytes_max=bytes_max))
 
     def _keep_trying(self, do: Callable[[], _T]) -> _T:
-        for attempt in range(1, _ATTEMPTS):
+        # Not `keep_trying` of the journal, which owns its shard: a move is given up instead.
+        for attempt in itertools.count(1):
             try:
                 return do()
-            except StoreUnavailableError:
-                self._sleep(_BACKOFF.after(attempt))
             except ObjectStoreError as error:
-                raise _unavailable(self._ticket, error) from error
-        try:
-            return do()
-        except ObjectStoreError as error:
-            raise _unavailable(self._ticket, error) from error
+                if attempt == _ATTEMPTS or not isinstance(error, StoreUnavailableError):
+                    raise _unavailable(self._ticket, error) from error
+            self._sleep(_BACKOFF.after(attempt))
+        raise AssertionError
 
     def _piece(self, number: int, part: int, piece: int) -> str:
         return f"{self._folder}{number:04d}/{part:06d}-{piece:06d}"
