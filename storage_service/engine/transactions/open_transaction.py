@@ -18,11 +18,16 @@ from streamhouse.storage_service.engine.transactions.transaction_files import (
     TransactionSpec,
 )
 from streamhouse.storage_service.engine.transactions.transaction_outcomes import TransactionOutcomes
-from streamhouse.storage_service.errors import InvalidRequestError, OverloadedError
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    RequestTooLargeError,
+)
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
     LinkedCommit,
     ReadPosition,
+    TransactionOperation,
     TransactionStatus,
 )
 
@@ -30,6 +35,9 @@ __all__ = [
     "OpenTransaction",
     "StagedBytes",
     "check_count",
+    "check_operation",
+    "check_part_count",
+    "check_parts",
     "check_spec",
     "digest_of",
     "find_joinable",
@@ -162,6 +170,36 @@ def check_count(transactions: Collection[str], config: ServiceConfig, *, table: 
             f"table '{table}' has its limit of {config.transactions_open_max} open transactions"
             " (transactions_open_max); commit or abort some, or wait until they time out"
         )
+
+
+def check_operation(spec: TransactionSpec, operation: TransactionOperation, *, table: str) -> None:
+    """Raise `InvalidRequestError` if the transaction of a chosen id does something else."""
+    if spec.operation is not operation:
+        raise InvalidRequestError(
+            f"transaction {spec.transaction_id} of '{table}' is there, and is to"
+            f" {spec.operation}; choose another id to {operation}"
+        )
+
+
+def check_part_count(transaction: OpenTransaction, config: ServiceConfig, *, table: str) -> None:
+    """Raise `RequestTooLargeError` if one more part is too many."""
+    if len(transaction.parts) >= config.transaction_parts_max:
+        raise RequestTooLargeError(
+            f"transaction {transaction.transaction_id} of '{table}' has its limit of"
+            f" {config.transaction_parts_max} parts (transaction_parts_max); stage larger ones"
+        )
+
+
+def check_parts(transaction: OpenTransaction, parts: Sequence[str], *, table: str) -> None:
+    """Raise `InvalidRequestError` unless a commit names parts that there are, each once."""
+    where = f"transaction {transaction.transaction_id} of '{table}'"
+    if len(set(parts)) < len(parts):
+        raise InvalidRequestError(f"{where}: a part is named twice")
+    for part in parts:
+        if part not in transaction.parts:
+            raise InvalidRequestError(
+                f"{where} has no part '{part[:40]}'; name what staging answered"
+            )
 
 
 def find_joinable(

@@ -29,6 +29,9 @@ from streamhouse.storage_service.engine.transactions.open_transaction import (
     OpenTransaction,
     StagedBytes,
     check_count,
+    check_operation,
+    check_part_count,
+    check_parts,
     check_spec,
     digest_of,
     find_joinable,
@@ -53,8 +56,6 @@ from streamhouse.storage_service.engine.transactions.transaction_runner import T
 from streamhouse.storage_service.errors import (
     CommitConflictError,
     CorruptDataError,
-    InvalidRequestError,
-    RequestTooLargeError,
     StreamhouseError,
     TransactionClosedError,
     TransactionNotFoundError,
@@ -162,7 +163,7 @@ class TableTransactions:
         """
         outcome = self._outcomes.find(transaction_id or "")
         if outcome is not None:
-            self._check_operation(outcome.spec, operation)
+            check_operation(outcome.spec, operation, table=str(self._table.path))
             return outcome.spec.transaction_id, outcome.result.status
         spec = TransactionSpec(
             transaction_id=transaction_id or new_transaction_id(self._files.next_number),
@@ -181,7 +182,7 @@ class TableTransactions:
             await asyncio.wait([dropping])
         transaction = self._open.get(spec.transaction_id)
         if transaction is not None:
-            self._check_operation(transaction.spec, operation)
+            check_operation(transaction.spec, operation, table=str(self._table.path))
             if transaction.commit is not None or transaction.decision is not None:
                 return transaction.transaction_id, TransactionStatus.COMMITTING
         elif join:
@@ -227,7 +228,8 @@ class TableTransactions:
         if known is not None:
             return known, transaction.parts[known]
         size = sum(len(batch.payload) for batch in batches)
-        self._check_room(transaction, size)
+        check_part_count(transaction, self._config, table=str(self._table.path))
+        self._bytes.check(size)
         part_id = secrets.token_hex(8)
         self._bytes.hold(size)
         transaction.under_way += 1
@@ -335,7 +337,7 @@ class TableTransactions:
                     f"transaction {transaction_id} of '{self._table.path}' is being committed with"
                     " another table's; nothing was done by this call"
                 )
-            self._check_parts(transaction, parts)
+            check_parts(transaction, parts, table=str(self._table.path))
             if read is not None:
                 check_read_offsets(self._table, read)
             transaction.named, transaction.read, transaction.linked = tuple(parts), read, linked
@@ -356,7 +358,7 @@ class TableTransactions:
     def hold(self, transaction_id: str, parts: Sequence[str]) -> None:
         """Keep a transaction, which is to be committed with another table's, until `release`."""
         transaction = self._staging(transaction_id)
-        self._check_parts(transaction, parts)
+        check_parts(transaction, parts, table=str(self._table.path))
         if transaction.spec.columns is not None:
             # Such rows may turn out to be impossible when the other table's are decided.
             raise UnsupportedError(
@@ -416,16 +418,6 @@ class TableTransactions:
                 self._outcomes.refuse(Refusal(transaction.spec, rows, error, now_us))
                 self._drop(transaction, "aborted")
             raise
-
-    def _check_parts(self, transaction: OpenTransaction, parts: Sequence[str]) -> None:
-        where = f"transaction {transaction.transaction_id} of '{self._table.path}'"
-        if len(set(parts)) < len(parts):
-            raise InvalidRequestError(f"{where}: a part is named twice")
-        for part in parts:
-            if part not in transaction.parts:
-                raise InvalidRequestError(
-                    f"{where} has no part '{part[:40]}'; name what staging answered"
-                )
 
     def _check_same(self, is_same: bool, transaction_id: str) -> None:
         if not is_same:
@@ -514,13 +506,6 @@ class TableTransactions:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _check_operation(self, spec: TransactionSpec, operation: TransactionOperation) -> None:
-        if spec.operation is not operation:
-            raise InvalidRequestError(
-                f"transaction {spec.transaction_id} of '{self._table.path}' is there, and is to"
-                f" {spec.operation}; choose another id to {operation}"
-            )
-
     def _find(self, transaction_id: str) -> OpenTransaction:
         transaction = self._open.get(transaction_id)
         if transaction is None:
@@ -564,15 +549,6 @@ class TableTransactions:
             f"transaction {transaction_id} of '{self._table.path}' is committed and takes no more"
             " rows"
         )
-
-    def _check_room(self, transaction: OpenTransaction, size: int) -> None:
-        parts_max = self._config.transaction_parts_max
-        if len(transaction.parts) >= parts_max:
-            raise RequestTooLargeError(
-                f"transaction {transaction.transaction_id} of '{self._table.path}' has its limit"
-                f" of {parts_max} parts (transaction_parts_max); stage larger ones"
-            )
-        self._bytes.check(size)
 
     def _drop(self, transaction: OpenTransaction, how: str) -> None:
         self._forget(transaction)
