@@ -350,9 +350,7 @@ class TableTransactions:
         await asyncio.wait([task], timeout=wait_s)
         if not task.done():
             return None
-        error = task.exception()
-        if isinstance(error, StreamhouseError):
-            raise type(error)(error.message)
+        _raise_failure(task)
         return task.result()
 
     def hold(self, transaction_id: str, parts: Sequence[str]) -> None:
@@ -389,11 +387,8 @@ class TableTransactions:
         """
         transaction = self._open.get(transaction_id)
         if transaction is not None and transaction.commit is not None:
-            task = transaction.commit
-            await asyncio.wait([task])
-            error = task.exception()
-            if isinstance(error, StreamhouseError):
-                raise type(error)(error.message)
+            await asyncio.wait([transaction.commit])
+            _raise_failure(transaction.commit)
         return self._outcomes.find(transaction_id)
 
     async def _commit(self, transaction: OpenTransaction) -> CommitResult:
@@ -574,3 +569,10 @@ class TableTransactions:
 
         deleting.add_done_callback(done)
         return deleting
+
+
+def _raise_failure(commit: asyncio.Task[CommitResult]) -> None:
+    """Raise anew what a commit that has ended failed with: each of its callers raises its own."""
+    error = commit.exception()
+    if isinstance(error, StreamhouseError):
+        raise type(error)(error.message)
