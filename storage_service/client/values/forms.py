@@ -47,6 +47,16 @@ _TAKEN: Final = (
     " or a list of dicts"
 )
 _ARROW: Final = (pa.RecordBatch, pa.Table)
+_ADVICE: Final = {
+    "collect": "call its collect() first",
+    "to_table": "give its to_table(), or scanner().to_reader()",
+    "__await__": "await it first",
+    "to_frame": "call its to_frame() first",
+    "_asdict": "call its _asdict()",
+    "__dataclass_fields__": "use dataclasses.asdict",
+    "model_dump": "call its model_dump()",
+}
+"""What to do about what has an attribute; the first one decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,20 +162,9 @@ def _described(data: object) -> str:
 
 def _instead_of(data: object) -> str:
     """Return what to do about a typical mistake, or nothing."""
-    if hasattr(data, "collect"):
-        return "; call its collect() first"
-    if hasattr(data, "to_table"):
-        return "; give its to_table(), or scanner().to_reader()"
-    if hasattr(data, "__await__"):
-        return "; await it first"
-    if hasattr(data, "to_frame"):
-        return "; call its to_frame() first"
-    if hasattr(data, "_asdict"):
-        return "; call its _asdict()"
-    if hasattr(data, "__dataclass_fields__"):
-        return "; use dataclasses.asdict"
-    if hasattr(data, "model_dump"):
-        return "; call its model_dump()"
+    for attribute, advice in _ADVICE.items():
+        if hasattr(data, attribute):
+            return f"; {advice}"
     if isinstance(data, str | bytes):
         return "; parse it first, as json.loads does"
     if isinstance(data, Iterable) and not isinstance(data, Sequence):
