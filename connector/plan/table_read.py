@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Final
 
 import pyarrow as pa
@@ -186,12 +185,7 @@ class TableScan:
     def __enter__(self) -> TableScan:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:

@@ -18,7 +18,6 @@ import functools
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 import pyarrow as pa
@@ -301,12 +300,7 @@ class AsyncTransaction:
     async def __aenter__(self) -> AsyncTransaction:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self._client.run(lambda: self.transaction.__exit__(kind, error, trace))
 
     async def stage(self, data: Rows) -> str:

@@ -10,7 +10,6 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final
 
 from streamhouse.connector.cdc.source.java import java_class, start_java
@@ -95,12 +94,7 @@ class SourceDatabase:
     def __enter__(self) -> SourceDatabase:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
 
     def rows(self, sql: str, *parameters: str) -> list[tuple[str | None, ...]]:
