@@ -52,8 +52,8 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "sqlalchemy": ("streamhouse.storage_service.lake.catalogs.sql_*",),
     "starlette": ("streamhouse.storage_service.server.*",),
-    "uvicorn": ("streamhouse.storage_service.server.*", "streamhouse.cli.serve"),
-    "uvloop": ("streamhouse.storage_service.server.*", "streamhouse.cli.serve"),
+    "uvicorn": ("streamhouse.storage_service.server.*", "streamhouse.cli.server_commands.serve"),
+    "uvloop": ("streamhouse.storage_service.server.*", "streamhouse.cli.server_commands.serve"),
 }
 
 

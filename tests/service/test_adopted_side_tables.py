@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from streamhouse.cli.maintain import command as maintain
+from streamhouse.cli.client_commands.maintain import command as maintain
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import UnsupportedError
 from tests.support.adoption_world import KEYED, LOG, SCHEMA, Lake, adopt, by_id, filled, go_on, rows

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from pyiceberg.catalog import load_catalog
 
-from streamhouse.cli.check import command
+from streamhouse.cli.server_commands.check import command
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME
 from streamhouse.storage_service.engine.directory.state_file import StateIdentity, seal

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from streamhouse.cli.consumers import command
+from streamhouse.cli.client_commands.consumers import command
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import InvalidRequestError
 from tests.support.service_process import ServiceProcess

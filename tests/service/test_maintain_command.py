@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
-from streamhouse.cli.maintain import command
+from streamhouse.cli.client_commands.maintain import command
 from streamhouse.storage_service.client import StorageClient, TieringIdle
 from streamhouse.storage_service.errors import NotFoundError, UnavailableError
 from tests.support.service_process import ServiceProcess

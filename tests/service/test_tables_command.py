@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from streamhouse.cli.maintain import command as maintain
-from streamhouse.cli.tables import command
+from streamhouse.cli.client_commands.maintain import command as maintain
+from streamhouse.cli.client_commands.tables import command
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import InvalidRequestError
 from tests.support.service_process import ServiceProcess

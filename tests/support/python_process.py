@@ -137,13 +137,13 @@ class _ForkServer:
 
 # What `serve`, tiering and the other commands import sooner or later.
 _OF_PROGRAMS: Final = (
-    "streamhouse.cli.alter",
-    "streamhouse.cli.backup",
-    "streamhouse.cli.check",
-    "streamhouse.cli.dump",
-    "streamhouse.cli.import_table",
-    "streamhouse.cli.restore",
-    "streamhouse.cli.serve",
+    "streamhouse.cli.client_commands.alter",
+    "streamhouse.cli.server_commands.backup",
+    "streamhouse.cli.server_commands.check",
+    "streamhouse.cli.server_commands.dump",
+    "streamhouse.cli.client_commands.import_table",
+    "streamhouse.cli.server_commands.restore",
+    "streamhouse.cli.server_commands.serve",
     "streamhouse.client",
     "streamhouse.connector.plan.lake_bucket",
     "streamhouse.storage_service.lake.catalogs.open_catalog",

@@ -17,25 +17,35 @@ from streamhouse.storage_service.errors import StreamhouseError
 __all__ = ["main"]
 
 _COMMANDS: Final = {
-    "adopt": ("streamhouse.cli.adopt", "Go on with the lake's rows where the log has others."),
-    "backup": ("streamhouse.cli.backup", "Back a data directory up, running or not."),
-    "cdc": ("streamhouse.cli.cdc", "Follow the tables of a database."),
-    "check": ("streamhouse.cli.check", "Verify a data directory, reading only."),
+    "adopt": (
+        "streamhouse.cli.client_commands.adopt",
+        "Go on with the lake's rows where the log has others.",
+    ),
+    "backup": (
+        "streamhouse.cli.server_commands.backup",
+        "Back a data directory up, running or not.",
+    ),
+    "cdc": ("streamhouse.cli.client_commands.cdc", "Follow the tables of a database."),
+    "check": ("streamhouse.cli.server_commands.check", "Verify a data directory, reading only."),
     "completion": ("streamhouse.cli.completion", "Print a shell's completion script."),
     "config": ("streamhouse.cli.config", "Show the options in force, and what says so."),
-    "consumers": ("streamhouse.cli.consumers", "Show how far readers are behind."),
-    "dump": ("streamhouse.cli.dump", "Show what a log segment holds."),
-    "import": ("streamhouse.cli.import_table", "Make a table of an Iceberg table."),
-    "maintain": ("streamhouse.cli.maintain", "Tidy a lake table now."),
-    "rejected": ("streamhouse.cli.rejected", "Show or replay a table's rejected rows."),
-    "restore": ("streamhouse.cli.restore", "Make a data directory from a backup."),
-    "alter": ("streamhouse.cli.alter", "Change a table's columns."),
-    "shards": ("streamhouse.cli.shards", "Show the processes of a service."),
-    "serve": ("streamhouse.cli.serve", "Run the storage service."),
-    "tables": ("streamhouse.cli.tables", "List tables, or describe one."),
-    "top": ("streamhouse.cli.top", "Watch tables, rates and lake lag."),
-    "tier": ("streamhouse.cli.tier", "Move the log into Iceberg."),
+    "consumers": ("streamhouse.cli.client_commands.consumers", "Show how far readers are behind."),
+    "dump": ("streamhouse.cli.server_commands.dump", "Show what a log segment holds."),
+    "import": ("streamhouse.cli.client_commands.import_table", "Make a table of an Iceberg table."),
+    "maintain": ("streamhouse.cli.client_commands.maintain", "Tidy a lake table now."),
+    "rejected": (
+        "streamhouse.cli.client_commands.rejected",
+        "Show or replay a table's rejected rows.",
+    ),
+    "restore": ("streamhouse.cli.server_commands.restore", "Make a data directory from a backup."),
+    "alter": ("streamhouse.cli.client_commands.alter", "Change a table's columns."),
+    "shards": ("streamhouse.cli.client_commands.shards", "Show the processes of a service."),
+    "serve": ("streamhouse.cli.server_commands.serve", "Run the storage service."),
+    "tables": ("streamhouse.cli.client_commands.tables", "List tables, or describe one."),
+    "top": ("streamhouse.cli.client_commands.top", "Watch tables, rates and lake lag."),
+    "tier": ("streamhouse.cli.client_commands.tier", "Move the log into Iceberg."),
 }
+"""Name -> its module, and what the help says of it."""
 
 
 class _LazyGroup(click.Group):

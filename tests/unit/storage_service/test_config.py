@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from streamhouse.cli.serve import command, help_sections
+from streamhouse.cli.server_commands.serve import command, help_sections
 from streamhouse.storage_service.config import ServiceConfig, is_loopback
 from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError
 from streamhouse.storage_service.model.merge_engine import MERGE_PROPERTY_HELP

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from streamhouse.cli import backup, check, restore
+from streamhouse.cli.server_commands import backup, check, restore
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from streamhouse.storage_service.journal.store.object_store import StoreUnavailableError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from streamhouse.cli.log_options import log_options
-from streamhouse.cli.supervisor import (
+from streamhouse.cli.server_commands.supervisor import (
     is_supervised,
     shard_commands,
     stop_with_supervisor,

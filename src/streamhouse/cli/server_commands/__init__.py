@@ -1,0 +1,1 @@
+"""Commands that work on a data directory or a journal: `serve`, and what is done to its files."""
