@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from streamhouse.cli import cli
 from streamhouse.cli.settings import options_of, variables_of
+from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import InvalidRequestError
 
 COMMANDS = [name for name in cli.list_commands(click.Context(cli)) if name != "config"]
@@ -99,6 +100,17 @@ def test_a_file_has_flags_lists_and_pairs(tmp_path: Path) -> None:
     assert found["--body-bytes-max"] == (["8mb"], source)
     assert found["--data-dir"] == ([], "default")
     assert "--endpoint" not in found
+
+
+def test_limits_that_nobody_set_are_shown_as_they_are_in_force() -> None:
+    found = _config("serve")
+
+    limits = {option.flag: option for option in ServiceConfig.options()}
+    assert found["--body-bytes-max"] == (["64MiB"], "default")
+    assert {flag: found[flag][1] for flag in limits} == dict.fromkeys(limits, "default")
+    for flag, option in limits.items():
+        (text,) = found[flag][0]
+        assert option.parse(text) == option.default
 
 
 def test_lists_of_the_environment_are_parted_by_spaces() -> None:

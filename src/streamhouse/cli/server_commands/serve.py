@@ -103,7 +103,14 @@ def _limit_options(command: _F) -> _F:
     for option in reversed(ServiceConfig.options()):
         text = f"{option.help} [{option.written(option.default)}]"
         kind = MeasureType("number", option.parse)
-        command = click.option(option.flag, option.name, metavar="N", type=kind, help=text)(command)
+        command = click.option(
+            *(option.flag, option.name),
+            metavar="N",
+            type=kind,
+            # A text as one would write it, so that `streamhouse config` shows what is in force.
+            default=option.written(option.default),
+            help=text,
+        )(command)
     return command
 
 
