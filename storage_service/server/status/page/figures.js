@@ -18,12 +18,13 @@ function short(number) {
   }
 }
 
+// By 1024, as the command line writes and reads sizes.
 function bytes(count) {
   if (count === null || count === undefined) return "–";
-  for (const unit of ["B", "kB", "MB", "GB", "TB"]) {
-    if (count < 999.5 || unit === "TB")
-      return `${count < 9.95 && unit !== "B" ? count.toFixed(1) : whole(count)}${THIN}${unit}`;
-    count /= 1000;
+  for (const unit of ["B", "KiB", "MiB", "GiB", "TiB"]) {
+    if (count < 999.5 || unit === "TiB")
+      return `${count < 9.95 && unit !== "B" ? +count.toFixed(1) : whole(count)}${THIN}${unit}`;
+    count /= 1024;
   }
 }
 
@@ -69,11 +70,11 @@ function moment(us) {
   return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${[at.getHours(), at.getMinutes(), at.getSeconds()].map(two).join(":")}`;
 }
 
-// A line through values that are evenly spread over the width.
-function linePath(values, { width, height, top }) {
-  const step = width / Math.max(1, values.length - 1);
+// A line through values that are evenly spread over the width; fewer than `points` end at its right.
+function linePath(values, { width, height, top, points = 0 }) {
+  const missing = Math.max(0, points - values.length), step = width / Math.max(1, values.length + missing - 1);
   return values.map((value, i) =>
-    `${i ? "L" : "M"}${(i * step).toFixed(1)} ${(height - 1 - (height - 2) * (top ? Math.min(1, value / top) : 0)).toFixed(1)}`).join("");
+    `${i ? "L" : "M"}${((missing + i) * step).toFixed(1)} ${(height - 1 - (height - 2) * (top ? Math.min(1, value / top) : 0)).toFixed(1)}`).join("");
 }
 
 const SORTS = ["state", "table", "row_count", "written_rows_per_s", "read_rows_per_s", "log_bytes", "lag_ms", "shard"];

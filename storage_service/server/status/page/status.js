@@ -1,6 +1,8 @@
 const byId = id => document.getElementById(id);
 const KEY = "streamhouse-token";
 const LINES_SHOWN = 5, ROWS_SHOWN = 100, BUCKETS_SHOWN = 32, LAG_LINES = 8;
+// Points of a table's ten minutes in the list: a younger service has fewer.
+const TREND_POINTS = 23;
 const SVG = new Set(["svg", "path", "line", "rect"]);
 
 // Text is only ever added as text: what a worker or an application is called is nobody's markup.
@@ -19,12 +21,12 @@ let rowsShown = ROWS_SHOWN, whichWhole = new Set(), asking = null, timer = null,
 
 // -- pictures ---------------------------------------------------------------------------------
 
-function spark(values, { top, colour = "var(--write)", label }) {
-  const size = { width: 120, height: 20, top };
+function spark(values, { top, colour = "var(--write)", label, points = 0 }) {
+  const size = { width: 120, height: 20, top, points }, line = linePath(values, size), left = line.slice(1, line.indexOf(" "));
   const svg = make("svg", { viewBox: `0 0 ${size.width} ${size.height}`, preserveAspectRatio: "none", role: "img", "aria-label": label });
   if (values.length > 1) svg.append(
-    make("path", { d: `${linePath(values, size)}L120 20L0 20Z`, fill: colour, opacity: .14 }),
-    make("path", { d: linePath(values, size), fill: "none", stroke: colour, "stroke-width": 1.4, "vector-effect": "non-scaling-stroke" }));
+    make("path", { d: `${line}L120 20L${left} 20Z`, fill: colour, opacity: .14 }),
+    make("path", { d: line, fill: "none", stroke: colour, "stroke-width": 1.4, "vector-effect": "non-scaling-stroke" }));
   return svg;
 }
 function plot(series, { title, form, keys = [], limit = null, spanMs, topOf = scaleTop }) {
@@ -112,7 +114,10 @@ function grid(heads, rows, { caption }) {
   return make("div", { class: "scroll big-list" }, make("table", { "aria-label": caption }, make("thead", {}, make("tr", {}, heads.map(([text, kind]) =>
     make("th", { scope: "col", class: kind ?? null }, text)))), make("tbody", {}, rows)));
 }
+// On a phone there are no heads: what a figure is stands before or behind it, in lines that `turn` ends.
 const cell = (text, kind = null, label = null) => make("td", { class: kind, "data-label": label }, text);
+const named = (name, text, kind = null) => make("td", { class: kind, "data-name": name }, text);
+const turn = () => make("td", { class: "break narrow" });
 function progress(worker) {
   const p = worker.progress;
   if (!p?.step) return "starting";
@@ -127,15 +132,15 @@ function workers(status) {
   const idle = status.idle_workers.map(w => ({ ...w, isIdle: true }));
   return cut("workers", [...busy, ...idle], shown => grid([["Worker", "left"], ["Table", "left"], ["Doing", "left"], ["For"]],
     shown.map(w => make("tr", {}, make("td", { class: "name", title: w.worker_id }, w.worker_id),
-      ...(w.isIdle ? [cell("idle", "left soft"), cell(IDLE[w.reason] ?? w.reason, "left soft"), cell("–", "zero")]
-        : [make("td", { class: "name" }, link(w.table)), cell(progress(w), "left"), cell(age(w.round_ms))]))),
+      ...(w.isIdle ? [cell("idle", "left soft"), turn(), cell(IDLE[w.reason] ?? w.reason, "left soft"), cell("–", "zero")]
+        : [make("td", { class: "name" }, link(w.table)), turn(), cell(progress(w), "left"), cell(age(w.round_ms))]))),
     { caption: "Tiering workers" }),
   ["No worker was heard of in the last minute. Start one with ", make("code", {}, "streamhouse tier"), ", or ", make("code", {}, "serve --tiering embedded"), "."]);
 }
 const lagOf = c => c.lag_ms === null ? "in the lake" : c.lag_rows ? age(c.lag_ms) : "none";
 function readerRows(readers, ofTable) {
   return readers.map(c => make("tr", {}, make("td", { class: "name", title: c.name }, c.name),
-    ...(ofTable ? [make("td", { class: "name" }, link(c.table))] : []),
+    ...(ofTable ? [make("td", { class: "name" }, link(c.table))] : []), turn(),
     cell(whole(c.lag_rows), c.lag_rows ? null : "zero", "unread"), cell(lagOf(c), c.lag_rows ? null : "zero", c.lag_ms === null ? null : "lag"),
     cell(c.rows_at_risk ? whole(c.rows_at_risk) : "–", c.rows_at_risk ? "bad" : "zero", "at risk"),
     cell(`${age(Math.max(0, (seen.now_us - c.reported_us) / 1000))} ago`, "soft")));
@@ -151,10 +156,11 @@ function readers(status) {
 function shards(status) {
   return grid([["Shard", "left"], ["State", "left"], ["Tables"], ["Rows in"], ["Rows out"], ["Write p99"], ["Memory"], ["Cores"], ["Journal lag"], ["Epoch"]],
     status.shards.map(s => { const of = s.service; return make("tr", {}, make("td", { class: "name" }, s.shard),
-      make("td", { class: "left" }, s.answers ? word("answers", "fine") : word("away", "bad")), cell(whole(s.table_count)),
-      ...(of ? [cell(perSecond(of.written_rows_per_s)), cell(perSecond(of.read_rows_per_s)), cell(age(of.latency.write?.p99_ms)),
-        cell(bytes(of.memory_bytes)), cell(of.processor_share.toFixed(2)), cell(age(of.journal?.lag_ms))] : Array.from({ length: 6 }, () => cell("–", "zero"))),
-      cell(whole(s.epoch))); }), { caption: "Shards" });
+      make("td", { class: "left" }, s.answers ? word("answers", "fine") : word("away", "bad")), turn(), cell(whole(s.table_count), null, "tables"),
+      ...(of ? [cell(perSecond(of.written_rows_per_s), null, "in"), cell(perSecond(of.read_rows_per_s), null, "out"),
+        named("write p99", age(of.latency.write?.p99_ms)), cell(bytes(of.memory_bytes)), cell(of.processor_share.toFixed(2), null, "cores"),
+        named("journal lag", age(of.journal?.lag_ms))] : Array.from({ length: 6 }, () => cell("–", "zero"))),
+      named("epoch", whole(s.epoch))); }), { caption: "Shards" });
 }
 const COLUMNS = [["table", "Table", "left"], ["state", "State", "left"], ["shard", "Shard", "left"], ["row_count", "Rows"], ["written_rows_per_s", "In"],
   ["read_rows_per_s", "Out"], [null, "Written, last 10 min", "left trend"], ["log_bytes", "Log"], ["lag_ms", "Lake lag"], [null, "Wanted"]];
@@ -175,10 +181,10 @@ function tableRow(t, ofShards) {
   const rate = (value, kind, label) => cell(value ? perSecond(value) : "–", value ? kind : "zero", label);
   return make("tr", {},
     make("td", { class: "name" }, link(t.table), t.is_primary_key_table ? make("span", { class: "kind", title: "primary key table" }, "key") : null),
-    make("td", { class: "left state" }, word(state, STATES[state].kind)), make("td", { class: "break narrow" }),
+    make("td", { class: "left state" }, word(state, STATES[state].kind)), turn(),
     ofShards ? cell(t.shard ?? "", "left") : null,
     cell(t.damaged ? "–" : short(t.row_count), t.damaged ? "zero" : null, "rows"), rate(t.written_rows_per_s, null, "in"), rate(t.read_rows_per_s, "wide", null),
-    make("td", { class: "trend" }, past.length > 1 && top ? make("span", {}, spark(past, { top, label: `written to ${t.table}, at most ${perSecond(top)}` }),
+    make("td", { class: "trend" }, past.length > 1 && top ? make("span", {}, spark(past, { top, points: TREND_POINTS, label: `written to ${t.table}, at most ${perSecond(top)}` }),
       make("small", {}, `≤${THIN}${perSecond(top)}`)) : ""),
     cell(t.log_bytes ? bytes(t.log_bytes) : "–", t.log_bytes ? "wide" : "zero"),
     cell(t.is_tiered ? t.lag_ms ? age(t.lag_ms) : "none" : "–", t.is_tiered && t.lag_ms ? state === "late" ? "late" : null : "zero", "lag"),
@@ -241,8 +247,8 @@ function buckets(table) {
   if (worst.length === table.buckets.length) worst.sort((a, b) => a.bucket - b.bucket);
   return [make("h2", {}, worst.length < table.buckets.length ? `Buckets: the ${worst.length} most late of ${whole(table.buckets.length)}` : "Buckets"),
     make("div", { class: "sheet" }, grid([["Bucket", "left"], ["Log from"], ["Log to"], ["In the lake to"], ["Lag"]],
-      worst.map(b => make("tr", {}, cell(b.bucket, "left"), cell(whole(b.log_start_offset)), cell(whole(b.high_watermark)), cell(whole(b.tiered_offset)),
-        cell(b.lag_ms ? age(b.lag_ms) : "none", b.lag_ms > table.freshness_ms ? "late" : b.lag_ms ? "" : "zero"))), { caption: "Buckets" }))];
+      worst.map(b => make("tr", {}, named("bucket", b.bucket, "left"), turn(), named("log", whole(b.log_start_offset)), named("to", whole(b.high_watermark)),
+        named("lake", whole(b.tiered_offset)), cell(b.lag_ms ? age(b.lag_ms) : "none", b.lag_ms > table.freshness_ms ? "late" : b.lag_ms ? "" : "zero", "lag"))), { caption: "Buckets" }))];
 }
 function charts(status, table) {
   const past = table.history, spanMs = past.written_rows_per_s.length * status.sample_interval_ms;

@@ -33,8 +33,8 @@ test("short numbers keep three digits", () => {
 });
 
 test("bytes have a unit, and what is not known is a dash", () => {
-  for (const [count, text] of [[null, "–"], [0, "0 B"], [999, "999 B"], [999.6, "1.0 kB"], [1536, "1.5 kB"],
-    [43e9, "43 GB"], [1.24e9, "1.2 GB"], [5e15, "5 000 TB"]]) assert.equal(plain(page.bytes(count)), text);
+  for (const [count, text] of [[null, "–"], [0, "0 B"], [999, "999 B"], [999.6, "1 KiB"], [1536, "1.5 KiB"], [2 ** 31, "2 GiB"],
+    [43e9, "40 GiB"], [1.24e9, "1.2 GiB"], [5e15, "4 547 TiB"]]) assert.equal(plain(page.bytes(count)), text);
 });
 
 test("ages have two units at most, and no number is 60 of a smaller one", () => {
@@ -60,6 +60,9 @@ test("a line stays inside its picture", () => {
   assert.doesNotMatch(page.linePath([0, 0, 0], { width: 120, height: 20, top: 0 }), /NaN/);
   const path = page.linePath([0, 5, 10, 20], { width: 90, height: 20, top: 10 });
   assert.equal(path, "M0.0 19.0L30.0 10.0L60.0 1.0L90.0 1.0");
+  // What is shorter than its time ends at the right: it is no line through all of it.
+  const young = page.linePath([0, 10], { width: 90, height: 20, top: 10, points: 4 });
+  assert.equal(young, "M60.0 19.0L90.0 1.0");
 });
 
 test("routes are read as they are written", () => {

@@ -94,6 +94,23 @@ def test_a_thousand_tables_fit_and_can_be_read(world: World, width: int, is_dark
         assert world.page.run(LOW_CONTRAST) == []
 
 
+def test_on_a_phone_every_figure_says_what_it_is(world: World) -> None:
+    world.page.look(width=390, height=844)
+    world.open("#/billing/alerts_189", ready="document.querySelector('#one h1') !== null")
+    shown = """[...document.querySelectorAll('[aria-label="Buckets"] tbody tr:first-child td')]
+      .filter(td => !td.classList.contains('break')).map(td => ['::before', '::after']
+        .map(part => getComputedStyle(td, part).content.replace(/\\W+/g, ' ').trim())
+        .filter(text => text !== 'none').join())"""
+
+    assert world.page.run(shown) == ["bucket", "log", "to", "lake", "lag"]
+
+    world.open()
+    below = """[...document.querySelectorAll('#readers tbody tr')].map(
+      ({children: [, table, , unread]}) =>
+      unread.getBoundingClientRect().top >= table.getBoundingClientRect().bottom - 2)"""
+    assert world.page.run(below) == [True] * 5
+
+
 @pytest.mark.parametrize("count", [0, 1, 100])
 def test_few_tables_and_none_are_shown(world: World, count: int) -> None:
     world.server.status = status_of(count, consumer_count=0, is_troubled=False)
