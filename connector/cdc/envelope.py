@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     SchemaMismatchError,
@@ -79,7 +80,7 @@ def debezium(
     rows = df.select(
         opened.envelope.alias("e"),
         opened.key.alias("k"),
-        (f.lit("") if is_apart else f.col(_quoted(value))).alias("v"),
+        (f.lit("") if is_apart else f.col(quoted(value))).alias("v"),
     ).where(f.col("v").isNotNull())
     op = f.coalesce(f.col("e.op"), f.lit("?"))
     dropped = [op == "m"]
@@ -157,7 +158,7 @@ def _opened(
         return _of_struct(df.schema, "")
     given = df.schema[value].dataType
     if isinstance(given, t.StructType):
-        prefix = f"{_quoted(value)}."
+        prefix = f"{quoted(value)}."
         payload = given["payload"].dataType if "payload" in given.names else None
         if isinstance(payload, t.StructType):
             given, prefix = payload, f"{prefix}payload."
@@ -226,7 +227,7 @@ def _of_json(
         ]
     )
     whole = t.StructType([*inner, t.StructField("payload", inner, True)])
-    parsed = f.from_json(f.col(_quoted(value)).cast("string"), whole)
+    parsed = f.from_json(f.col(quoted(value)).cast("string"), whole)
 
     def part(name: str) -> Column:
         return f.coalesce(parsed["payload"][name], parsed[name])
@@ -239,7 +240,7 @@ def _of_json(
     )
     keyed = f.lit(None).cast(row_type)
     if key is not None and key in df.columns:
-        text = f.col(_quoted(key)).cast("string")
+        text = f.col(quoted(key)).cast("string")
         beside = t.StructType([t.StructField("payload", read_type, True)])
         plain = f.from_json(text, read_type)
         has_any = f.coalesce(*[plain[x.name].cast("string") for x in row_type]).isNotNull()
@@ -295,7 +296,3 @@ def _value(text: Column, kind: DataType, timestamps: str) -> Column:
         epoch = f.lit("1970-01-01 00:00:00").cast("timestamp_ntz")
         counted = epoch + f.make_dt_interval(secs=seconds)
     return f.when(number.isNotNull(), counted).otherwise(text.cast(kind))
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.storage_service.errors import InvalidRequestError, UnknownColumnError
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
@@ -44,13 +45,13 @@ def scd2(changes: DataFrame, keys: Sequence[str] | str) -> DataFrame:
     _check(changes, names)
     data = [name for name in changes.columns if name not in _NEEDED]
     # A key is in one bucket for life, where offsets say what came first.
-    order = Window.partitionBy(*[f.col(_quoted(name)) for name in names]).orderBy(
+    order = Window.partitionBy(*[f.col(quoted(name)) for name in names]).orderBy(
         BUCKET_COLUMN, OFFSET_COLUMN
     )
     # What a change replaces (-U) is said by the change that replaces it.
     made = changes.where(f.col(CHANGE_TYPE_COLUMN) != "-U")
     versions = made.select(
-        *[f.col(_quoted(name)) for name in data],
+        *[f.col(quoted(name)) for name in data],
         f.col(TIMESTAMP_COLUMN).alias("valid_from"),
         f.lead(TIMESTAMP_COLUMN).over(order).alias("valid_to"),
         f.col(CHANGE_TYPE_COLUMN).alias(CHANGE_TYPE_COLUMN),
@@ -59,7 +60,7 @@ def scd2(changes: DataFrame, keys: Sequence[str] | str) -> DataFrame:
         f.col("valid_to").isNull() | (f.col("valid_to") != f.col("valid_from"))
     )
     return versions.where(is_version).select(
-        *[f.col(_quoted(name)) for name in data],
+        *[f.col(quoted(name)) for name in data],
         "valid_from",
         "valid_to",
         f.col("valid_to").isNull().alias("is_current"),
@@ -89,7 +90,3 @@ def _check(changes: DataFrame, keys: Sequence[str]) -> None:
     taken = [name for name in _ADDED if name in changes.columns]
     if taken:
         raise InvalidRequestError(f"scd2 adds column '{taken[0]}', which the table has: rename it")
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

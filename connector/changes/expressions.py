@@ -11,6 +11,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     UnknownColumnError,
@@ -46,7 +47,7 @@ def _value(given: Any) -> Column:
 
 def named(alias: str, column: str) -> Column:
     """Return a column of one side of a join."""
-    return F.col(f"{alias}.`{column.replace('`', '``')}`")
+    return F.col(f"{alias}.{quoted(column)}")
 
 
 def assignments(

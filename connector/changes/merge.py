@@ -35,6 +35,7 @@ from streamhouse.connector.changes.expressions import (
 )
 from streamhouse.connector.changes.needed_rows import IN_SOURCE, IN_TARGET, matched_by_key
 from streamhouse.connector.options.connection import ConnectionOptions
+from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     UnknownColumnError,
@@ -219,7 +220,7 @@ def changed_rows(
     is_by_key = equalities is not None and set(equalities) == set(key)
     inserts = any(one.kind == INSERTED for one in merge.clauses)
     if inserts and not is_by_key:
-        return _checked(rows, key, str(info.path), existing=target.select(*map(_quoted, key)))
+        return _checked(rows, key, str(info.path), existing=target.select(*map(quoted, key)))
     return _checked(rows, key, str(info.path))
 
 
@@ -398,7 +399,7 @@ def _checked(
     rows: DataFrame, key: Sequence[str], table: str, existing: DataFrame | None = None
 ) -> DataFrame:
     """Add what is wrong with a row: another has its key, or an inserted one is there already."""
-    keys = [F.col(_quoted(name)) for name in key]
+    keys = [F.col(quoted(name)) for name in key]
     shown = F.concat_ws(
         ", ",
         *(F.concat(F.lit(f"{n} = "), k.cast("string")) for n, k in zip(key, keys, strict=True)),
@@ -425,9 +426,5 @@ def _checked(
             F.lit("; match rows by the primary key"),
         )
         cases.append((is_there, message))
-    columns = [F.col(_quoted(name)) for name in rows.columns if name != _EXISTS]
+    columns = [F.col(quoted(name)) for name in rows.columns if name != _EXISTS]
     return rows.select(*columns, first_of(cases, F.lit(None)).alias(PROBLEM_COLUMN))
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

@@ -41,9 +41,10 @@ from streamhouse.connector.lookup.lookup_join import joined_frame
 from streamhouse.connector.lookup.lookup_plan import INNER, LEFT, planned
 from streamhouse.connector.options.connection import ConnectionOptions, client_for
 from streamhouse.connector.options.options import ZONE_MARK
+from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.connector.query.narrowing import Build, QueryTable, narrowed, needs_by_text
 from streamhouse.connector.query.plan_needs import PlanNeeds
-from streamhouse.connector.query.statement import Statement, quoted
+from streamhouse.connector.query.statement import Statement
 from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.connector.where.predicate import And, Compare, Constant, In, Node, Or
 from streamhouse.connector.write.spark_types import check_spark_types

@@ -24,8 +24,8 @@ from streamhouse.connector.format.registration import register, write_batch
 from streamhouse.connector.format.spark_readers import FORMAT
 from streamhouse.connector.options.connection import client_for
 from streamhouse.connector.options.options import as_options
+from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.connector.options.write_options import WriteOptions, write_options
-from streamhouse.connector.query.statement import quoted
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -363,7 +363,7 @@ def _without_windows(df: DataFrame) -> tuple[DataFrame, dict[str, tuple[str, str
     windows: dict[str, tuple[str, str]] = {}
     columns = []
     for field in df.schema:
-        own = f"`{field.name.replace('`', '``')}`"
+        own = quoted(field.name)
         if isinstance(field.dataType, StructType) and field.dataType.names == ["start", "end"]:
             windows[field.name] = (f"{field.name}_start", f"{field.name}_end")
             columns += [

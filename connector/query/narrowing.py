@@ -32,11 +32,12 @@ from streamhouse.connector.format.registration import register
 from streamhouse.connector.format.spark_readers import FORMAT
 from streamhouse.connector.options.connection import TableName, client_for, connection_options
 from streamhouse.connector.options.options import ROW_COUNT, ROW_COUNT_MARK, shape_options
+from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.connector.plan.iceberg_read import source_state
 from streamhouse.connector.plan.row_form import shape_columns
 from streamhouse.connector.query.plan_needs import KEY_OPTION, PlanNeeds, ScanNeeds, needs_of
 from streamhouse.connector.query.relation_needs import RelationTable, needs_of_relation
-from streamhouse.connector.query.statement import Statement, quoted
+from streamhouse.connector.query.statement import Statement
 from streamhouse.connector.query.text_needs import TextTable, needs_of_text
 from streamhouse.connector.where.parser import parse_predicate
 from streamhouse.storage_service.errors import StreamhouseError

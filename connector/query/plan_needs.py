@@ -22,6 +22,8 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
+from streamhouse.connector.options.quoted_names import quoted
+
 __all__ = [
     "KEY_OPTION",
     "MOMENTS",
@@ -30,7 +32,6 @@ __all__ = [
     "each",
     "literal_text",
     "needs_of",
-    "quoted_column",
 ]
 
 KEY_OPTION: Final = "streamhouse"
@@ -211,10 +212,10 @@ def _column(node: Any) -> str | None:
     """Return a column, or a field of a struct, without casts that change no comparison."""
     name = node.getClass().getSimpleName()
     if name == "AttributeReference":
-        return quoted_column(node.name())
+        return quoted(node.name())
     if name == "GetStructField":
         column = _column(node.child())
-        return None if column is None else f"{column}.{quoted_column(node.extractFieldName())}"
+        return None if column is None else f"{column}.{quoted(node.extractFieldName())}"
     if name == "Cast":
         before = node.child().dataType().catalogString()
         if _is_lossless(before, node.dataType().catalogString()):
@@ -235,11 +236,6 @@ def _is_lossless(before: str, after: str) -> bool:
         return False
     before_point = int(wide[1]) - int(wide[2]) >= int(narrow[1]) - int(narrow[2])
     return before_point and int(wide[2]) >= int(narrow[2])
-
-
-def quoted_column(name: str) -> str:
-    """Return a column's name as SQL has it, whatever characters it has."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _literal(node: Any) -> str | None:

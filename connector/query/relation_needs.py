@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.connector.query.plan_needs import (
     MOMENTS,
     PlanNeeds,
     ScanNeeds,
     literal_text,
-    quoted_column,
 )
 
 __all__ = ["RelationTable", "needs_of_relation"]
@@ -215,7 +215,7 @@ def _column(node: Any, table: RelationTable) -> str | None:
     name = name.removeprefix(f"{table.alias}.")
     inner = name[1:-1] if name.startswith("`") and name.endswith("`") else name
     known = {column.lower() for column in table.columns}
-    return quoted_column(inner) if _SIMPLE.fullmatch(inner) and inner.lower() in known else None
+    return quoted(inner) if _SIMPLE.fullmatch(inner) and inner.lower() in known else None
 
 
 def _literal(node: Any) -> str | None:

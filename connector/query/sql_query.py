@@ -12,13 +12,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from streamhouse.connector.names.attached_names import attached, is_attached
 from streamhouse.connector.options.options import BATCH, applicable, as_options, check_keys
+from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.connector.query.narrowing import (
     NarrowedQuery,
     QueryTable,
     narrowed,
     needs_by_text,
 )
-from streamhouse.connector.query.statement import Statement, quoted
+from streamhouse.connector.query.statement import Statement
 from streamhouse.storage_service.errors import InvalidNameError, NotFoundError
 
 __all__ = ["sql"]

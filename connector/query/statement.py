@@ -13,7 +13,9 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-__all__ = ["Statement", "TableUse", "quoted"]
+from streamhouse.connector.options.quoted_names import quoted
+
+__all__ = ["Statement", "TableUse"]
 
 # What may be said of a table between its name and its alias: an alias cannot be put after it.
 _BEFORE_ALIAS = ("sample", "version", "when", "hints", "changes", "partition", "pivots")
@@ -74,11 +76,6 @@ class _Place:
     end: int
     name: tuple[str, ...]
     text: Callable[[str], str]
-
-
-def quoted(name: str) -> str:
-    """Return a name as Spark SQL reads it, whatever characters it has."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _parsed(text: str) -> exp.Query | None:

@@ -18,9 +18,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from streamhouse.connector.options.options import BATCH, as_options, check_keys
+from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.connector.query.narrowing import Build, NarrowedQuery, QueryTable, narrowed
 from streamhouse.connector.query.plan_needs import each
-from streamhouse.connector.query.statement import quoted
 
 __all__ = ["GroupedRead", "TableRead", "read"]
 
