@@ -24,7 +24,7 @@ from streamhouse.connector.format.registration import register, write_batch
 from streamhouse.connector.format.spark_readers import FORMAT
 from streamhouse.connector.options.connection import client_for
 from streamhouse.connector.options.options import as_options
-from streamhouse.connector.options.quoted_names import quoted
+from streamhouse.connector.options.quoted_names import quoted, quoted_list
 from streamhouse.connector.options.write_options import WriteOptions, write_options
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -240,7 +240,7 @@ class Table:
         given = {k: v for k, v in self._options.items() if k != "table"} | as_options(options)
         if keys is not None:
             named = [part for key in keys for part in windows.get(key, (key,))]
-            given["primary.key"] = ",".join(f"`{name}`" for name in named)
+            given["primary.key"] = quoted_list(named)
         given["write.mode"] = str(given.get("write.mode", "upsert"))
         self._check_upserts(given)
         path = self.path

@@ -79,12 +79,13 @@ class _WholeTable:
     def read(self, columns: list[str]) -> pa.Table:
         # Most tasks never need what plans reads.
         from streamhouse.connector.options.options import BATCH, read_options
+        from streamhouse.connector.options.quoted_names import quoted_list
         from streamhouse.connector.plan.table_read import read_table
 
         given = {
             "table": self._plan.table,
             "endpoint": self._plan.endpoint,
-            "columns": ",".join(f"`{name}`" for name in columns),
+            "columns": quoted_list(columns),
         }
         return read_table(self._client, read_options(given, use=BATCH))
 

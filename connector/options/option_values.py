@@ -46,11 +46,17 @@ def parse_long_poll_ms(text: str, *, name: str) -> int:
 
 
 def parse_names(text: str, *, name: str) -> tuple[str, ...]:
-    """Read `a, b, `c,d`` as column names."""
-    names = tuple(part.strip("`") for part in _split(text, quote="`", name=name))
+    """Read `a, b, `c,d`` as column names; in backticks, two of them are one of the name's."""
+    names = tuple(_name(part) for part in _split(text, quote="`", name=name))
     if not all(names) or len(set(names)) != len(names):
         raise InvalidRequestError(f"{name} = '{text}' must name columns, each once, as in 'a,b'")
     return names
+
+
+def _name(part: str) -> str:
+    if len(part) > 1 and part[0] == part[-1] == "`":
+        return part[1:-1].replace("``", "`")
+    return part
 
 
 def parse_expressions(text: str, *, name: str) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ OPTIONS: Final = (
            " every machine; else `STREAMHOUSE_CA_FILE`, else those the machine trusts."),
     Option("table", "", ALL_USES, "The table, where there is no path to give: `database.table`."),
     Option("columns", "", _READS, "Only these columns, as `a,b`: nothing else is read from Parquet"
-           " or sent by the service. Backticks around a name that holds a comma."),
+           " or sent by the service. Backticks around a name that holds a comma; one in it twice."),
     Option("where", "", _READS, "Only rows for which this SQL predicate is true. Exact; skips lake"
            " partitions, files and row groups."),
     Option("includeMetadata", "false", _READS, "Add the columns `__bucket`, `__offset` and"

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["quoted"]
+from collections.abc import Iterable
+
+__all__ = ["quoted", "quoted_list"]
 
 
 def quoted(name: str) -> str:
     """Return a name in backticks, those in it doubled."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def quoted_list(names: Iterable[str]) -> str:
+    """Return names as an option such as `columns` lists them; `parse_names` reads them again."""
+    return ",".join(map(quoted, names))

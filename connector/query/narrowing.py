@@ -32,7 +32,7 @@ from streamhouse.connector.format.registration import register
 from streamhouse.connector.format.spark_readers import FORMAT
 from streamhouse.connector.options.connection import TableName, client_for, connection_options
 from streamhouse.connector.options.options import ROW_COUNT, ROW_COUNT_MARK, shape_options
-from streamhouse.connector.options.quoted_names import quoted
+from streamhouse.connector.options.quoted_names import quoted, quoted_list
 from streamhouse.connector.plan.iceberg_read import source_state
 from streamhouse.connector.plan.row_form import shape_columns
 from streamhouse.connector.query.plan_needs import KEY_OPTION, PlanNeeds, ScanNeeds, needs_of
@@ -160,7 +160,7 @@ class QueryTable:
         if len(columns) == len(fields) and where is None:
             return self.plain, Pushed(self.name)
         options = {key: value for key, value in self.options.items() if key != "includemetadata"}
-        options["columns"] = ",".join(map(_listed, columns))
+        options["columns"] = quoted_list(columns)
         own = self.options.get("where")
         if where is not None:
             options["where"] = where if own is None else f"({own}) AND {where}"
@@ -281,10 +281,6 @@ def _is_understood(condition: str, schema: Schema, table: str) -> bool:
     except StreamhouseError:
         return False
     return True
-
-
-def _listed(name: str) -> str:
-    return f"`{name}`" if set(name) & set(",()") else name
 
 
 def _cheapest(schema: StructType) -> str:

@@ -142,12 +142,19 @@ class StreamhouseClient(StorageClient):
     ) -> ReadOptions:
         from streamhouse.connector.options.options import BATCH, as_options, read_options
 
-        given = as_options(options) | {"table": path, "endpoint": self.endpoint}
-        if columns is not None:
-            given["columns"] = ",".join(f"`{name}`" for name in columns)
-        if where is not None:
-            given["where"] = where
+        given = as_options(options) | self._asked(path, columns, where)
         return read_options(given, use=BATCH)
+
+    def _asked(self, path: str, columns: Sequence[str] | None, where: str | None) -> dict[str, str]:
+        """Return a read's arguments as options of the format."""
+        from streamhouse.connector.options.quoted_names import quoted_list
+
+        asked = {"table": path, "endpoint": self.endpoint}
+        if columns is not None:
+            asked["columns"] = quoted_list(columns)
+        if where is not None:
+            asked["where"] = where
+        return asked
 
     @overload
     def subscribe(
@@ -252,11 +259,7 @@ class StreamhouseClient(StorageClient):
     ) -> Source[TableBatch]:
         from streamhouse.connector.stream.full_subscription import subscribe_full
 
-        given = {"table": path, "endpoint": self.endpoint}
-        if columns is not None:
-            given["columns"] = ",".join(f"`{name}`" for name in columns)
-        if where is not None:
-            given["where"] = where
+        given = self._asked(path, columns, where)
         if consumer is not None:
             given["consumer"] = consumer
         return Source(

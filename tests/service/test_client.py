@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.client import AppendWriter, LogBatch, StorageClient
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -186,14 +187,20 @@ def test_subscribe_starts_where_it_is_told(client: StorageClient) -> None:
     assert got[0].data.column("id").to_pylist() == [1_000] * got[0].data.num_rows
 
 
-def test_columns_may_have_commas_in_their_names(client: StorageClient) -> None:
-    client.create_table("commas", pa.schema([("a,b", pa.int64()), ("c", pa.int64())]))
-    client.append("commas", pa.table({"a,b": [1], "c": [2]}))
+@pytest.mark.parametrize("name", ["a,b", "a`b", "`c`"])
+def test_columns_may_have_commas_and_backticks_in_their_names(
+    client: StorageClient, name: str
+) -> None:
+    client.create_table("marks", pa.schema([(name, pa.int64()), ("c", pa.int64())]))
+    client.append("marks", pa.table({name: [1], "c": [2]}))
 
-    (batch,) = client.fetch("commas", 0, 0, columns=["a,b"])
-    followed = next(client.subscribe("commas", start="earliest", columns=["a,b"]))
+    (batch,) = client.fetch("marks", 0, 0, columns=[name])
+    followed = next(client.subscribe("marks", start="earliest", columns=[name]))
+    with StreamhouseClient(client.endpoint) as reader:
+        read = reader.read("marks", columns=[name])
+    client.drop_table("marks")
 
-    assert batch.data.to_pylist() == followed.data.to_pylist() == [{"a,b": 1}]
+    assert batch.data.to_pylist() == followed.data.to_pylist() == read.to_pylist() == [{name: 1}]
 
 
 def test_read_range_pages_through_exactly_the_range(client: StorageClient) -> None:

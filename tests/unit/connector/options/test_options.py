@@ -19,6 +19,7 @@ from streamhouse.connector.options.options import (
     read_options,
     shape_options,
 )
+from streamhouse.connector.options.quoted_names import quoted_list
 from streamhouse.connector.options.write_options import write_options
 from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError
 from streamhouse.storage_service.model.values.positions import EARLIEST, LATEST
@@ -220,6 +221,12 @@ def test_a_read_ends_at_no_such_place(text: str) -> None:
 
 def test_columns_may_hold_commas_in_backticks() -> None:
     assert shape_options(TABLE | {"columns": "a, `b,c` ,d"}).columns == ("a", "b,c", "d")
+
+
+def test_columns_may_have_any_name() -> None:
+    names = ("a`b", "`a`", "`", "``", "a", " a ", "a,b", "f(a", "a``b`", "null")
+
+    assert shape_options(TABLE | {"columns": quoted_list(names)}).columns == names
 
 
 def test_how_to_create_a_table() -> None:
