@@ -9,16 +9,17 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from streamhouse.storage_service.errors import InvalidRequestError, StreamhouseError
 
-__all__ = ["PositionReports", "ReportedLag", "Send"]
+__all__ = ["PositionReports", "ReportedLag", "ReportsPositions", "Send"]
 
 _logger = logging.getLogger(__name__)
 
@@ -38,8 +39,31 @@ class ReportedLag(NamedTuple):
     at_s: float
 
 
+class ReportsPositions(Protocol):
+    """What is asked of a client here."""
+
+    def report_position(
+        self,
+        path: str,
+        consumer: str,
+        offsets: Mapping[int, int],
+        *,
+        reads_lake: bool = False,
+        is_durable: bool = False,
+    ) -> Mapping[str, int | None]: ...
+
+
 class PositionReports:
     """The reports of one reader, sent by a thread of its own, which ends with it."""
+
+    @classmethod
+    def of(
+        cls, client: ReportsPositions, path: str, consumer: str, *, reads_lake: bool = False
+    ) -> PositionReports:
+        """Return the reports of one consumer of a table, which `client` sends."""
+        send = functools.partial(client.report_position, path, consumer, reads_lake=reads_lake)
+        send_durably = functools.partial(send, is_durable=True)
+        return cls(send, consumer=consumer, send_durably=send_durably)
 
     def __init__(
         self,

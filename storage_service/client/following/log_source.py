@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from streamhouse.storage_service.client.following.log_stream import follow
@@ -11,30 +11,27 @@ from streamhouse.storage_service.client.following.standing import Standing
 from streamhouse.storage_service.client.following.starts import LogStart, offsets_of
 from streamhouse.storage_service.client.http.stop_signal import StopSignal
 from streamhouse.storage_service.client.http.transport import HttpTransport
-from streamhouse.storage_service.client.position_reports import PositionReports
+from streamhouse.storage_service.client.position_reports import (
+    PositionReports,
+    ReportsPositions,
+)
 from streamhouse.storage_service.client.reached_offsets import ReachedOffsets
 from streamhouse.storage_service.client.reads import LogBatch
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.offsets import BucketPositions
+from streamhouse.storage_service.model.table import TablePath
 
 __all__ = ["log_source"]
 
 
-class _Client(Protocol):
-    """What is asked of a `StorageClient` here."""
-
-    @property
-    def transport(self) -> HttpTransport: ...
+class _Client(ReportsPositions, Protocol):
+    """What is asked of a client here."""
 
     def positions(self, path: str) -> dict[int, BucketPositions]: ...
 
     def offsets_for_timestamp(self, path: str, timestamp_us: int) -> dict[int, int]: ...
 
-    def begin_reading(self, path: str, offsets: Mapping[int, int]) -> None: ...
-
     def committed(self, path: str, consumer: str) -> dict[int, int] | None: ...
-
-    def position_reports(self, path: str, consumer: str) -> PositionReports: ...
 
 
 def log_source(
@@ -46,6 +43,7 @@ def log_source(
     schema_id: int,
     consumer: str | None,
     reached: ReachedOffsets,
+    transport: HttpTransport,
 ) -> Source[LogBatch]:
     """Return what a subscription has of one table; `start` is looked up now."""
     by_commit = start == "committed"
@@ -61,16 +59,16 @@ def log_source(
         committed=committed,
     )
     if starts.anew:
-        client.begin_reading(path, starts.anew)
+        reached.forget(str(TablePath.parse(path)), starts.anew)
     standing = None
     if consumer is not None:
-        reports = client.position_reports(path, consumer)
+        reports = PositionReports.of(client, path, consumer)
         standing = Standing(reports, starts.offsets, by_commit=by_commit)
     stop = StopSignal()
     return Source(
         path,
         follow(
-            client.transport,
+            transport,
             path,
             start=starts.offsets,
             columns=columns,
