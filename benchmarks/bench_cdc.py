@@ -26,6 +26,7 @@ from streamhouse.connector.cdc.source.progress import ProgressTable
 from streamhouse.connector.cdc.source.source_address import SourceAddress
 from streamhouse.connector.cdc.source.source_database import SourceDatabase
 from streamhouse.connector.cdc.source.stream_options import StreamOptions
+from streamhouse.storage_service.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
 ROWS: Final = 200_000
@@ -59,7 +60,7 @@ class World:
         password = server.environment()["PGPASSWORD"]
         url = f"postgres://{USER}@127.0.0.1:{server.port}/postgres"
         self.address = SourceAddress.parse(url, password=password)
-        self.positions = ProgressTable(self.client, NAME)
+        self.positions = ProgressTable(StorageClient.of(self.client), NAME)
         server.sql(
             "CREATE TABLE events (id int PRIMARY KEY, customer text, amount float8,"
             " ts timestamptz, status text)",
@@ -76,7 +77,9 @@ class World:
         """Run what the command runs, until our table is there."""
         options = StreamOptions(patterns=["public.*"], database=NAME, name=NAME, snapshot=snapshot)
         stop = threading.Event()
-        follower = Follower(self.client, self.address, options, say=lambda _: None)
+        follower = Follower(
+            StorageClient.of(self.client), self.address, options, say=lambda _: None
+        )
         thread = threading.Thread(target=follower.run, args=(stop,))
         thread.start()
         while thread.is_alive() and not until():

@@ -19,6 +19,7 @@ from streamhouse.connector.options.options import BATCH, read_options
 from streamhouse.connector.plan.row_form import table_columns
 from streamhouse.connector.plan.union_read import plan_batch_read
 from streamhouse.connector.scan.scan import LakePiece, LogPiece, Split
+from streamhouse.storage_service.client import StorageClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -78,7 +79,7 @@ def _report_state(client: StreamhouseClient) -> None:
     state = client.table_state(TABLE)
     options = read_options({"table": TABLE, "endpoint": client.endpoint}, use=BATCH)
     output = table_columns(state.table, columns=None, include_metadata=False, has_change_type=False)
-    plan = plan_batch_read(client, state, options, output)
+    plan = plan_batch_read(StorageClient.of(client), state, options, output)
     size = sum(map(len, _retracted(plan.splits)))
     shipped = sum(len(pickle.dumps(split)) for split in plan.splits)
     report(

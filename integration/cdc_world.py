@@ -18,6 +18,7 @@ from integration.judges.environment import judge_python
 from integration.judges.postgres_server import USER, PostgresServer
 from streamhouse.client import StreamhouseClient
 from streamhouse.connector.cdc.source.progress import ProgressTable
+from streamhouse.storage_service.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
 __all__ = ["CdcCommand", "CdcWorld", "open_world"]
@@ -109,7 +110,7 @@ class CdcWorld:
         """Wait until our tables have all that the source has committed before this call."""
         ((before,),) = [self.sql("SELECT pg_current_wal_lsn() - '0/0'::pg_lsn")]
         self.sql("INSERT INTO marker DEFAULT VALUES")
-        positions = ProgressTable(self.client, self.database)
+        positions = ProgressTable(StorageClient.of(self.client), self.database)
 
         def is_read() -> bool:
             progress = positions.load(self.database)
@@ -123,7 +124,7 @@ class CdcWorld:
 
     def wait_until_followed(self, command: CdcCommand, table: str, *, oid: int = 0) -> None:
         """Wait until a table of the source, if given that with this number, is in the stream."""
-        positions = ProgressTable(self.client, self.database)
+        positions = ProgressTable(StorageClient.of(self.client), self.database)
 
         def is_followed() -> bool:
             progress = positions.load(self.database)

@@ -22,6 +22,7 @@ from integration.judges.duckdb_read import connect
 from integration.judges.engines import read_many_with_spark35
 from integration.judges.every_type import SCHEMA, plain, row
 from streamhouse.client import StreamhouseClient
+from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.model.lake.facts import LakeRole
 from streamhouse.tiering.worker.maintain_job import maintain_table
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
@@ -122,8 +123,8 @@ class History:
         self.note("round")
 
     def maintain(self) -> None:
-        runner = ThreadRunner(2)
-        for _ in maintain_table(self.client, self.client.lake_catalog(), runner, self.case.name):
+        client, runner = StorageClient.of(self.client), ThreadRunner(2)
+        for _ in maintain_table(client, client.lake_catalog(), runner, self.case.name):
             pass
         self.note("maintenance")
 

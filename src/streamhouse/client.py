@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from streamhouse.extras import require
 from streamhouse.storage_service.client import (
+    ApplicationClient,
     LogBatch,
     LogStart,
     Source,
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["StreamhouseClient"]
 
 
-class StreamhouseClient(StorageClient):
-    """A connection to a Streamhouse service; see `StorageClient` for the rest."""
+class StreamhouseClient(ApplicationClient):
+    """A connection to a Streamhouse service; see `ApplicationClient` for the rest."""
 
     def read(
         self,
@@ -51,7 +52,7 @@ class StreamhouseClient(StorageClient):
         # Applications that only write never load what reading the lake needs.
         from streamhouse.connector.plan.table_read import read_table
 
-        return read_table(self, self._read_options(path, columns, where, options))
+        return read_table(StorageClient.of(self), self._read_options(path, columns, where, options))
 
     def scan(
         self,
@@ -81,7 +82,7 @@ class StreamhouseClient(StorageClient):
         from streamhouse.connector.plan.table_read import scan_table
 
         given = self._read_options(path, columns, where, options)
-        return scan_table(self, given, limit=limit)
+        return scan_table(StorageClient.of(self), given, limit=limit)
 
     def count(self, path: str, *, where: str | None = None, **options: object) -> int:
         """Count a table's rows as of one instant.
@@ -103,7 +104,7 @@ class StreamhouseClient(StorageClient):
         is_whole = where is None and not options and not given.connection.name.part
         if is_whole and self.describe_table(path).is_primary_key_table:
             return super().count(path)
-        return count_rows(self, given)
+        return count_rows(StorageClient.of(self), given)
 
     def query(
         self,
@@ -131,7 +132,7 @@ class StreamhouseClient(StorageClient):
         require("sql", "client.query")
         from streamhouse.connector.query.duckdb_query import query_tables
 
-        return query_tables(self, statement, args, options)
+        return query_tables(StorageClient.of(self), statement, args, options)
 
     def _read_options(
         self,
@@ -264,7 +265,7 @@ class StreamhouseClient(StorageClient):
             given["consumer"] = consumer
         return Source(
             path,
-            subscribe_full(self, given, token=token, schema_id=schema_id),
+            subscribe_full(StorageClient.of(self), given, token=token, schema_id=schema_id),
             stop=StopSignal(),
             no_commit=(
                 f"the subscription to '{path}' began with start='full', which commits nothing: keep"

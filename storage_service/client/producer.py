@@ -26,6 +26,7 @@ from typing import Final, Literal
 import pyarrow as pa
 
 from streamhouse.storage_service.backoff import Backoff
+from streamhouse.storage_service.client.application_client import ApplicationClient
 from streamhouse.storage_service.client.rejects import (
     OnError,
     divided_batches,
@@ -150,7 +151,7 @@ class Producer:
 
     def __init__(
         self,
-        client: StorageClient,
+        client: ApplicationClient,
         path: str,
         *,
         operation: Literal["append", "upsert", "delete"] = "append",
@@ -168,7 +169,7 @@ class Producer:
                 "a producer's batch_rows, max_in_flight and buffer_bytes are at least 1, and"
                 " linger_ms at least 0"
             )
-        self._transport = client.transport
+        self._transport = StorageClient.of(client).transport
         known = ("append", "upsert", "delete")
         self._operation = TransactionOperation(choice(operation, known, what="operation"))
         self._columns = None if columns is None else names(columns, what="columns")

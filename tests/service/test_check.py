@@ -16,6 +16,7 @@ from pyiceberg.catalog import load_catalog
 
 from streamhouse.cli.server_commands.check import command
 from streamhouse.client import StreamhouseClient
+from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME
 from streamhouse.storage_service.engine.directory.state_file import StateIdentity, seal
 from streamhouse.storage_service.engine.keys.key_bucket import mark_damaged
@@ -73,7 +74,11 @@ def _tier_all_but_the_batch_layout(client: StreamhouseClient, path: str) -> None
 
     lake = IcebergLake(client.lake_catalog())
     worker = TieringService(
-        client=client, lake=lake, runner=ThreadRunner(1), tables=[path], checkpoint=fail
+        client=StorageClient.of(client),
+        lake=lake,
+        runner=ThreadRunner(1),
+        tables=[path],
+        checkpoint=fail,
     )
     (summary,) = worker.run_once()
     lake.close()

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.client import StreamhouseClient
+from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import ForbiddenError, UnauthorizedError
 from streamhouse.storage_service.server.access.grants import token_hash
 from tests.support.service_process import ServiceProcess
@@ -63,7 +64,7 @@ def test_each_token_does_what_it_is_granted_until_the_file_changes(tmp_path: Pat
             assert client.read("t$lake").num_rows == 100
             assert "of-the-lake" not in client.lake_catalog().properties.values()
             with pytest.raises(ForbiddenError, match="no grant 'write:service'"):
-                client.claim_tiering("me")
+                StorageClient.of(client).claim_tiering("me")
 
             # The file is looked at every second, or when a loaded machine comes to it.
             grants.write_text("broken")

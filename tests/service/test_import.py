@@ -18,6 +18,7 @@ from pyiceberg.table import Table
 
 from streamhouse.client import StreamhouseClient
 from streamhouse.connector.imports.table_import import ImportedStep, TableImport
+from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     SchemaMismatchError,
@@ -52,7 +53,7 @@ class World:
         table.maintenance.expire_snapshots().by_ids(list(snapshot_ids)).commit()
 
     def job(self, target: str = "shop.clicks") -> TableImport:
-        return TableImport(self.client, SOURCE, target, threads=2)
+        return TableImport(StorageClient.of(self.client), SOURCE, target, threads=2)
 
     def run(
         self, target: str = "shop.clicks", *, progress: Progress = NO_PROGRESS, **options: Any

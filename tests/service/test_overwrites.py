@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 import streamhouse
-from streamhouse.storage_service.client import TieringIdle
+from streamhouse.storage_service.client import StorageClient, TieringIdle
 from streamhouse.storage_service.errors import OffsetOutOfRangeError
 from tests.support.command_line import streamhouse as streamhouse_command
 from tests.support.service_process import ServiceProcess
@@ -88,13 +88,13 @@ def test_an_overwritten_log_table_in_both_tiers_and_after_restarts(
         assert _ids(client) == _ids(client, "events$lake") == _in_lake(client) == [30, 31, 32]
         assert _in_lake(client, "$batch" if "batch" in str(properties) else "") == [30, 31, 32]
         assert sorted(client.read("events", where="id > 30").column("id").to_pylist()) == [31, 32]
-        assert isinstance(client.claim_tiering("idle"), TieringIdle)
+        assert isinstance(StorageClient.of(client).claim_tiering("idle"), TieringIdle)
 
         _overwrite(client)
         assert _ids(client) == []
         tier_once(client, "events")
         assert _ids(client) == _in_lake(client) == []
-        assert isinstance(client.claim_tiering("idle"), TieringIdle)
+        assert isinstance(StorageClient.of(client).claim_tiering("idle"), TieringIdle)
         client.append("events", _rows(40))
         assert _ids(client) == [40]
         tier_once(client, "events")

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import TieringIdle
+from streamhouse.storage_service.client import StorageClient, TieringIdle
 from streamhouse.storage_service.errors import (
     HistoryDivergedError,
     StreamhouseError,
@@ -106,7 +106,7 @@ def test_an_old_copy_is_refused_and_stays_so(lake: Lake) -> None:
     with lake.service("old") as (_, client):
         for table in (LOG, KEYED):
             _check_refused(client, table, both)
-            answer = client.claim_tiering("w", tables=[table], force=True)
+            answer = StorageClient.of(client).claim_tiering("w", tables=[table], force=True)
             assert isinstance(answer, TieringIdle)
             assert answer.reason == "history_diverged"
     with lake.service("now") as (_, client):

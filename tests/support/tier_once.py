@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from streamhouse.storage_service.client import StorageClient, TieringIdle
+from streamhouse.storage_service.client import ApplicationClient, StorageClient, TieringIdle
 
 if TYPE_CHECKING:
     from streamhouse.tiering.worker.service import TieringService
@@ -15,7 +15,7 @@ __all__ = ["run_due", "tier_once"]
 
 
 def tier_once(
-    client: StorageClient, *tables: str, token: str | None = None, threads: int = 2
+    client: ApplicationClient, *tables: str, token: str | None = None, threads: int = 2
 ) -> int:
     """Tier `tables` (none: all) and return how many rows went to the lake."""
     with _worker(client, *tables, token=token, threads=threads) as worker:
@@ -26,7 +26,7 @@ def tier_once(
     return sum(summary.row_count for summary in summaries)
 
 
-def run_due(client: StorageClient, *tables: str) -> list[str]:
+def run_due(client: ApplicationClient, *tables: str) -> list[str]:
     """Run the rounds of `tables` (none: all) that are due; return what each did, in order.
 
     That is what a worker gets that comes now and asks for no table by force.
@@ -34,7 +34,7 @@ def run_due(client: StorageClient, *tables: str) -> list[str]:
     done = []
     with _worker(client, *tables) as worker:
         while not isinstance(
-            answer := client.claim_tiering("w", tables=worker.tables), TieringIdle
+            answer := StorageClient.of(client).claim_tiering("w", tables=worker.tables), TieringIdle
         ):
             done.append(f"{answer.state.table.path} {worker._run_round(answer).kind}")
     return done
@@ -42,7 +42,7 @@ def run_due(client: StorageClient, *tables: str) -> list[str]:
 
 @contextlib.contextmanager
 def _worker(
-    client: StorageClient, *tables: str, token: str | None = None, threads: int = 2
+    client: ApplicationClient, *tables: str, token: str | None = None, threads: int = 2
 ) -> Iterator[TieringService]:
     from streamhouse.storage_service.lake.lake_tables import IcebergLake
     from streamhouse.tiering.worker.service import TieringService
@@ -51,7 +51,7 @@ def _worker(
     lake = IcebergLake(client.lake_catalog())
     try:
         yield TieringService(
-            client=client,
+            client=StorageClient.of(client),
             lake=lake,
             runner=ThreadRunner(threads),
             token=token,

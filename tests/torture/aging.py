@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from streamhouse.client import StreamhouseClient
+from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     OffsetOutOfRangeError,
     SnapshotNotFoundError,
@@ -307,7 +308,7 @@ def read_cut(
     for _ in range(_ATTEMPTS):
         state = ages.look(client)
         with contextlib.suppress(OffsetOutOfRangeError, SnapshotNotFoundError):
-            return state, read_layouts(client, state, columns="writer,number")
+            return state, read_layouts(StorageClient.of(client), state, columns="writer,number")
     return None
 
 
@@ -355,7 +356,9 @@ def age_out(client: StreamhouseClient, table: str, ages: TableAges) -> None:
         assert time.monotonic() < deadline_s, f"{table}: {left} rows are old, and do not leave"
         pause.wait(max(0.05, (ages.newest_us + ages.ttl_us - now_us()) / 1e6))
         try:
-            for _ in maintain_table(client, client.lake_catalog(), ThreadRunner(1), table):
+            for _ in maintain_table(
+                StorageClient.of(client), client.lake_catalog(), ThreadRunner(1), table
+            ):
                 pass
         except UnavailableError:
             # A worker that was killed may still have the table.

@@ -17,7 +17,7 @@ from typing import Final
 import pyarrow as pa
 
 from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import LogBatch
+from streamhouse.storage_service.client import LogBatch, StorageClient
 from streamhouse.storage_service.errors import OffsetOutOfRangeError, SnapshotNotFoundError
 from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER
 from streamhouse.storage_service.model.table_state import TableState
@@ -174,7 +174,7 @@ class AgingKeyChecker(KeyChecker):
             state = client.table_state(self.table)
             folded = self._folded_to(client, state)
             try:
-                layouts = read_layouts(client, state, columns="key,version")
+                layouts = read_layouts(StorageClient.of(client), state, columns="key,version")
             except (OffsetOutOfRangeError, SnapshotNotFoundError):
                 # A round moved the rows between the cut and the read, and what had them is gone.
                 continue

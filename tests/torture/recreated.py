@@ -15,6 +15,7 @@ from typing import Final
 import pyarrow as pa
 
 from streamhouse.client import StreamhouseClient
+from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     OffsetOutOfRangeError,
     SnapshotNotFoundError,
@@ -147,7 +148,10 @@ class GenerationChecker:
         for _ in range(_ATTEMPTS):
             try:
                 state = client.table_state(self.table)
-                return [_rows(r) for r in read_layouts(client, state, columns="writer,number")]
+                return [
+                    _rows(r)
+                    for r in read_layouts(StorageClient.of(client), state, columns="writer,number")
+                ]
             except (OffsetOutOfRangeError, SnapshotNotFoundError, TableNotFoundError):
                 continue
         return []

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import click
 
 from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
+from streamhouse.storage_service.client import (
+    ENDPOINT_VARIABLE,
+    ApplicationClient,
+    StorageClient,
+)
 from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
 from streamhouse.storage_service.secret_sources import read_secret
 
-__all__ = ["endpoint_option", "open_client", "open_owner", "read_token", "token_file_option"]
+__all__ = [
+    "endpoint_option",
+    "open_client",
+    "open_owner",
+    "open_reader",
+    "read_token",
+    "token_file_option",
+]
 
 _FIRST_CONTACT_S: Final = 5.0
+
+_Client = TypeVar("_Client", bound=ApplicationClient)
 
 endpoint_option = click.option(
     "--endpoint",
@@ -33,10 +46,18 @@ def read_token(token_file: Path | None) -> str | None:
     return None if token_file is None else read_secret(token_file, kind="token")
 
 
-def open_client(endpoint: str | None, *, token: str | None = None) -> StreamhouseClient:
+def open_client(endpoint: str | None, *, token: str | None = None) -> StorageClient:
     """Return a client for a command: a wrong endpoint is said soon, a takeover is waited for."""
-    client = StreamhouseClient(endpoint, token=token)
-    client.transport.routes.first_contact_s = _FIRST_CONTACT_S
+    return _said_soon(StorageClient(endpoint, token=token))
+
+
+def open_reader(endpoint: str | None, *, token: str | None = None) -> StreamhouseClient:
+    """Return a client as `open_client` does, of an application that reads the lake, too."""
+    return _said_soon(StreamhouseClient(endpoint, token=token))
+
+
+def _said_soon(client: _Client) -> _Client:
+    StorageClient.of(client).transport.routes.first_contact_s = _FIRST_CONTACT_S
     return client
 
 

@@ -9,7 +9,7 @@ import click
 
 from streamhouse.cli.connection import (
     endpoint_option,
-    open_client,
+    open_reader,
     read_token,
     token_file_option,
 )
@@ -31,7 +31,7 @@ def command() -> None:
 @json_option
 def show(*, table: str, endpoint: str | None, token_file: Path | None, is_json: bool) -> None:
     """Count the rejected rows of DB.TABLE by column and reason, the most frequent first."""
-    with open_client(endpoint, token=read_token(token_file)) as client:
+    with open_reader(endpoint, token=read_token(token_file)) as client:
         client.describe_table(table)
         try:
             rows = client.read(f"{table}$rejected", columns=["column", "reason"]).to_pylist()
@@ -63,7 +63,7 @@ def show(*, table: str, endpoint: str | None, token_file: Path | None, is_json: 
 @json_option
 def replay(*, table: str, endpoint: str | None, token_file: Path | None, is_json: bool) -> None:
     """Write the rejected rows of DB.TABLE that fit by now, each once."""
-    with open_client(endpoint, token=read_token(token_file)) as client:
+    with open_reader(endpoint, token=read_token(token_file)) as client:
         result = client.replay_rejected(table)
     if is_json:
         print_json({"table": table, "moved": result.moved, "left": result.left})
