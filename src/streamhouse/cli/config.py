@@ -22,7 +22,7 @@ from streamhouse.cli.settings import (
     variables_of,
 )
 from streamhouse.extras import MissingExtraError
-from streamhouse.storage_service.errors import InvalidRequestError, suggestion
+from streamhouse.storage_service.errors import suggestion
 from streamhouse.storage_service.secret_sources import has_secret, without_secrets
 
 __all__ = ["command"]
@@ -63,13 +63,13 @@ def command(
     """Print the options that are in force for COMMAND, and where each comes from.
 
     What is first in this order counts: command line, environment, file, default. Without COMMAND
-    all that environment and file say, of every command. Exit code 1 for what would be refused.
+    all that environment and file say, of every command. What COMMAND would refuse is refused.
     """
     group = context.find_root().command
     assert isinstance(group, click.Group)
     names = group.list_commands(context)
     if name is not None and name not in names:
-        raise InvalidRequestError(f"there is no command '{name}'{suggestion(name, names)}")
+        raise click.UsageError(f"there is no command '{name}'{suggestion(name, names)}")
     given = () if config_file is None else ("--config", str(config_file))
     found: list[_Setting] = []
     for each in names if name is None else [name]:

@@ -189,7 +189,7 @@ def _checked(context: click.Context, option: click.Option, value: object, *, whe
         taken = _text(value, where=where)
     try:
         option.type_cast_value(context, taken)
-    except (click.BadParameter, InvalidRequestError) as error:
+    except click.UsageError as error:
         raise InvalidRequestError(f"{where}: {error.message}") from error
     return taken
 

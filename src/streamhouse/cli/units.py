@@ -41,9 +41,12 @@ class MeasureType(_TextType):
         self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text; raises `InvalidRequestError`."""
+        """Return the text; raises `click.UsageError`, as for an option that there is not."""
         text = str(value)
-        self._parse(text, name=_whose(param, ctx))
+        try:
+            self._parse(text, name=_whose(param, ctx))
+        except InvalidRequestError as error:
+            raise click.UsageError(error.message, ctx) from error
         return text
 
 

@@ -15,7 +15,6 @@ from streamhouse.cli.connection import (
     token_file_option,
 )
 from streamhouse.cli.output import json_option, print_json
-from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["command"]
@@ -86,12 +85,12 @@ def _alter_properties(
     given: dict[str, Any],
 ) -> TableInfo:
     if any(given.values()):
-        raise InvalidRequestError("change properties and columns one after the other")
+        raise click.UsageError("change properties and columns one after the other")
     pairs = {}
     for text in updates:
         key, equals, value = text.partition("=")
         if not equals:
-            raise InvalidRequestError(f"--set '{text}' must be KEY=VALUE")
+            raise click.UsageError(f"--set '{text}' must be KEY=VALUE")
         pairs[key.strip()] = value.strip()
     with open_client(endpoint, token=read_token(token_file)) as client:
         return client.alter_properties(path, updates=pairs, removals=removals)
@@ -100,11 +99,11 @@ def _alter_properties(
 def _added(text: str) -> tuple[list[str], str]:
     """Return the path and the type of `name type`; a dot leads into a column, unless in backticks.
 
-    Raises `InvalidRequestError` for what is neither.
+    Raises `click.UsageError` for what is neither.
     """
     found = _NEW_COLUMN.fullmatch(text.strip())
     if found is None:
-        raise InvalidRequestError(f"--add '{text}' must be a name and a type, as in 'unit string'")
+        raise click.UsageError(f"--add '{text}' must be a name and a type, as in 'unit string'")
     return _path(found["path"]), found["type"].strip()
 
 
@@ -125,9 +124,9 @@ def _changes(given: dict[str, Any]) -> list[dict[str, Any]]:
         added = {"add": names, "type": data_type, "first": given["first"]}
         changes.append(added | ({"after": given["after"]} if given["after"] else {}))
     elif given["after"] or given["first"]:
-        raise InvalidRequestError("--after and --first say where --add places its column")
+        raise click.UsageError("--after and --first say where --add places its column")
     if given["drop"]:
         changes.append({"drop": given["drop"], "confirm": given["drop"]})
     if not changes:
-        raise InvalidRequestError("nothing to change: see streamhouse alter --help")
+        raise click.UsageError("nothing to change: see streamhouse alter --help")
     return changes

@@ -22,7 +22,6 @@ from streamhouse.cli.output import json_option, print_json
 from streamhouse.cli.units import age_text
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
-    InvalidRequestError,
     TableDamagedError,
     UnavailableError,
 )
@@ -49,7 +48,7 @@ def command(
     """Show how far the readers of all tables, or of TABLE, are: streams and subscriptions that
     report their position. At risk: unread rows that retention takes soon."""
     if forget is not None and path is None:
-        raise InvalidRequestError("--forget needs the TABLE whose consumer it is")
+        raise click.UsageError("--forget needs the TABLE whose consumer it is")
     console = Console()
     with open_client(endpoint, token=read_token(token_file)) as client:
         if forget is not None and path is not None:

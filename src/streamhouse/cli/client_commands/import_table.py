@@ -19,7 +19,7 @@ from streamhouse.cli.connection import endpoint_option, open_client, read_token,
 from streamhouse.cli.progress import ProgressBar, quiet_option
 from streamhouse.cli.units import MeasureType, parse_pause_s
 from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import DatabaseNotFoundError, InvalidRequestError
+from streamhouse.storage_service.errors import DatabaseNotFoundError
 from streamhouse.storage_service.model.lake.facts import parse_catalog_properties
 from streamhouse.storage_service.model.table import TablePath
 
@@ -153,9 +153,9 @@ def _is_adoption(source: str, target: str | None, *, adopt: bool, copy: bool) ->
     """Return whether the table is to go on in place; raises if the options contradict that."""
     is_same = target is None or TablePath.parse(target) == TablePath.parse(source)
     if copy and (is_same or adopt):
-        raise InvalidRequestError("--copy makes another table: give it a name with --as")
+        raise click.UsageError("--copy makes another table: give it a name with --as")
     if adopt and not is_same:
-        raise InvalidRequestError(
+        raise click.UsageError(
             f"an adopted table has the name of its lake table, '{source}': leave out --as, or"
             " --adopt to copy the rows"
         )
@@ -163,7 +163,7 @@ def _is_adoption(source: str, target: str | None, *, adopt: bool, copy: bool) ->
         given = click.get_current_context().params
         for name, option in _OF_COPIES.items():
             if given[name] not in (None, "", (), False):
-                raise InvalidRequestError(
+                raise click.UsageError(
                     f"an adopted table is as it was: leave out {option}, or"
                     " copy the rows into another one with --as"
                 )

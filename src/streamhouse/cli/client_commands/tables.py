@@ -31,7 +31,6 @@ from streamhouse.extras import require
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     ForbiddenError,
-    InvalidRequestError,
     TableDamagedError,
     UnavailableError,
 )
@@ -87,11 +86,11 @@ def command(
 ) -> None:
     """List all tables, or describe the one at PATH (database.table)."""
     if sizes and path is not None:
-        raise InvalidRequestError("--sizes lists all tables: give no PATH with it")
+        raise click.UsageError("--sizes lists all tables: give no PATH with it")
     if path is not None and (patterns or sort != "name"):
-        raise InvalidRequestError("--filter and --sort are for lists: give no PATH with them")
+        raise click.UsageError("--filter and --sort are for lists: give no PATH with them")
     if sizes and sort != "name":
-        raise InvalidRequestError("--sort is for the list without --sizes")
+        raise click.UsageError("--sort is for the list without --sizes")
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         # In a pipe or a file nothing is cut off.
