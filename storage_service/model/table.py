@@ -129,7 +129,8 @@ class TableDescriptor:
         for name in self.primary_key:
             if self.schema.column(name, table=table).nullable:
                 raise InvalidSchemaError(
-                    f"table '{table}': primary key column '{name}' must not be nullable"
+                    f"table '{table}': primary key column '{name}' must not be nullable:"
+                    ' declare it NOT NULL, or "nullable": false in JSON'
                 )
         if self.primary_key and not set(self.bucket_key) <= set(self.primary_key):
             raise InvalidSchemaError(

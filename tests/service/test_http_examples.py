@@ -21,15 +21,6 @@ EXAMPLE: Final = ROOT / "examples" / "javascript"
 TEXT: Final = (ROOT / "docs" / "http_api.md").read_text(encoding="utf-8")
 BLOCKS: Final = re.findall(r"^```sh\n(.*?)^```\n(?:\n```json\n(.*?)^```)?", TEXT, re.M | re.S)
 _TIMEOUT_S: Final = 120
-_TABLES: Final = [
-    {"path": "shop.boxes", "schema": {"id": "bigint", "size": "int"}},
-    {"path": "shop.parcels", "schema": {"id": "bigint", "size": "int"}},
-    {
-        "path": "shop.stock",
-        "schema": {"id": "bigint", "left": "int"},
-        "primary_key": ["id"],
-    },
-]
 
 
 def _without_places(value: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +32,6 @@ def _without_places(value: dict[str, Any]) -> dict[str, Any]:
 def test_the_answers_of_the_documented_calls_are_those_documented(
     service: ServiceProcess, tmp_path: Path
 ) -> None:
-    _make_tables(service)
     documented = [(shell, said) for shell, said in BLOCKS if '"$URL/' in shell]
     assert len(documented) >= 4
 
@@ -51,26 +41,6 @@ def test_the_answers_of_the_documented_calls_are_those_documented(
         if said:
             known = _without_places(json.loads(said))
             assert _without_places(answers[0]) == known, shell
-
-
-def _make_tables(service: ServiceProcess) -> None:
-    for database in ("shop",):
-        _post(service, "/v1/databases", {"name": database})
-    for table in _TABLES:
-        key = table.get("primary_key", [])
-        schema = [
-            {"name": name, "type": kind, "nullable": name not in key}
-            for name, kind in dict(table["schema"]).items()
-        ]
-        _post(service, "/v1/tables", {**table, "schema": schema})
-    _post(service, "/v1/tables/shop.stock/upsert", [{"id": 1, "left": 5}])
-
-
-def _post(service: ServiceProcess, path: str, value: Any) -> None:
-    kind = "Content-Type: application/json"
-    shell = f"curl -X POST \"$URL{path}\" -H '{kind}' -d '{json.dumps(value)}'"
-    (answer,) = _curl(shell, service, Path.cwd())
-    assert "error" not in answer, answer
 
 
 def _curl(shell: str, service: ServiceProcess, directory: Path) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ from streamhouse.storage_service.model.schema import FOUND_COLUMN, empty_batch
 from streamhouse.storage_service.model.values.json_values import row_to_json
 from streamhouse.storage_service.server.data.json_row import JsonRows
 from streamhouse.storage_service.server.data.key_text import (
+    TEXT_BODIES,
     key_rows,
     looked_up_text,
     text_form,
@@ -202,6 +203,7 @@ async def _keys(
         body = await service.read_body(exchange, held)
         where = f"{what} in '{table.path}'"
         return await service.run_blocking(key_rows, body, form, table.info, where)
+    exchange.text_bodies = TEXT_BODIES
     stream = open_request(
         await service.read_body(exchange, held),
         what=f"{what} in '{table.path}'",

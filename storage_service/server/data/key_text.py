@@ -22,16 +22,16 @@ from streamhouse.storage_service.server.http.http_exchange import Body
 from streamhouse.storage_service.server.text.json_text import joined, row_texts
 from streamhouse.storage_service.server.text.ndjson_rows import json_object_lines
 
-__all__ = ["key_rows", "looked_up_text", "text_form"]
+__all__ = ["TEXT_BODIES", "key_rows", "looked_up_text", "text_form"]
 
 # Keys as text are read one by one.
 KEYS_MAX: Final = 65_536
-_FORMS: Final = {form.content_type: form for form in (Body.JSON, Body.NDJSON)}
+TEXT_BODIES: Final = {form.content_type: form for form in (Body.JSON, Body.NDJSON)}
 
 
 def text_form(content_type: bytes) -> Body | None:
     """Return what text a body of keys is; None: it is none that is known."""
-    return _FORMS.get(content_type.partition(b";")[0].strip().lower())
+    return TEXT_BODIES.get(content_type.partition(b";")[0].strip().lower())
 
 
 def key_rows(body: bytes, form: Body, table: TableInfo, what: str) -> pa.RecordBatch:

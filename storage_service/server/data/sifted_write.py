@@ -107,7 +107,7 @@ def sifted_write(
 ) -> SiftedWrite | None:
     """Read what a request asks for; None: its rows are Arrow's, and are stored as they are."""
     given = exchange.header(b"content-type")
-    form = Body.ROWS if given is None or given == ARROW_STREAM else _form(given)
+    form = Body.ROWS if given is None or given == ARROW_STREAM else _form(exchange, given)
     if form is Body.ROWS and (not query or query.keys().isdisjoint(SIFTED_PARAMETERS)):
         return None
     for name, instead in (("writer_id", "transaction_id"), ("columns", "whole rows")):
@@ -144,8 +144,9 @@ def sifted_write(
     )
 
 
-def _form(content_type: bytes) -> Body:
+def _form(exchange: HttpExchange, content_type: bytes) -> Body:
     """Return what a body is; Arrow's, which is refused then, if it is nothing that is known."""
+    exchange.text_bodies = _FORMS
     return _FORMS.get(content_type.partition(b";")[0].strip().lower(), Body.ROWS)
 
 

@@ -10,7 +10,15 @@ import asyncio
 import enum
 import functools
 import json
-from collections.abc import Awaitable, Callable, Container, Iterable, MutableMapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    MutableMapping,
+    Sequence,
+)
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qsl
 
@@ -132,6 +140,8 @@ class HttpExchange:
     # What most requests never change is kept once for all of them.
     route = "unknown"
     body = Body.JSON
+    text_bodies: Collection[bytes] = ()
+    """The content types that are taken beside that of `body`, for who sends another one."""
     need: Callable[[], Need] = staticmethod(_everything)
     """What the request asks of its caller; raises if its path can be no table's."""
     caller = UNKNOWN
@@ -291,8 +301,12 @@ class HttpExchange:
         if given.partition(b";")[0].strip().lower() != wanted:
             raise InvalidRequestError(
                 f"{self.path[:200]}: the body's content type is '{given.decode('latin-1')[:200]}';"
-                f" send it with the header 'Content-Type: {wanted.decode()}'"
+                f" send it with the header 'Content-Type: {wanted.decode()}'{self._or_as_text()}"
             )
+
+    def _or_as_text(self) -> str:
+        types = " or ".join(kind.decode() for kind in self.text_bodies)
+        return f", or as text with {types}" if types else ""
 
     def _too_large(self, bytes_max: int) -> RequestTooLargeError:
         return RequestTooLargeError(

@@ -351,6 +351,7 @@ async def test_a_body_of_another_content_type_is_refused_on_every_route(
 ) -> None:
     """These are what a browser sends anywhere without asking first."""
     arrow = "application/vnd.apache.arrow.stream"
+    texts = "application/json or application/x-ndjson"
 
     async with in_process_service(tmp_path) as service:
         await service.create_table(primary_key=["id"])
@@ -362,14 +363,14 @@ async def test_a_body_of_another_content_type_is_refused_on_every_route(
             ("POST", "/v1/tiering/claim", "application/json"),
             ("POST", "/v1/admin/backup", "application/json"),
             ("POST", "/iceberg/v1/namespaces", "application/json"),
-            ("POST", "/v1/tables/events/upsert", arrow),
-            ("POST", "/v1/tables/events/delete", arrow),
-            ("POST", "/v1/tables/events/lookup", arrow),
+            ("POST", "/v1/tables/events/upsert", f"{arrow}', or as text with {texts} or text/csv"),
+            ("POST", "/v1/tables/events/delete", f"{arrow}', or as text with {texts} or text/csv"),
+            ("POST", "/v1/tables/events/lookup", f"{arrow}', or as text with {texts}"),
         ):
             headers = {"content-type": given}
             answer = await service.call(method, path, body=b'{"name": "x"}', headers=headers)
             assert answer.status == 400, path
-            assert f"send it with the header 'Content-Type: {wanted}'" in answer.body.decode()
+            assert f"send it with the header 'Content-Type: {wanted}" in answer.body.decode()
         listed = await service.call("GET", "/v1/databases")
         assert listed.json() == {"databases": ["default"]}
 
