@@ -48,6 +48,25 @@ loaded = {name.partition(".")[0] for name in sys.modules}
 assert not loaded & {"pyspark", "pyiceberg", "fastapi", "rocksdict", "pandas"}, loaded
 """
 
+# Each example is run, and the extra that its text asks for is what it says it lacks.
+_EXAMPLES: Final = """
+import re, sys
+
+text = open(sys.argv[1], encoding="utf-8").read()
+names, end = {}, 0
+for example in re.finditer(r"^```python\\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+    asked = re.search(r"pyspark-streamhouse\\[(lake|sql)\\]", text[end : example.start()])
+    end = example.end()
+    try:
+        exec(example.group(1), names)
+    except ImportError as error:
+        assert asked is not None and asked.group() in str(error), (str(error), example.group(1))
+        print(asked.group(1))
+    else:
+        assert asked is None, example.group(1)
+names["client"].close()
+"""
+
 
 @pytest.fixture(scope="module")
 def light(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -119,6 +138,17 @@ def test_reading_tiered_rows_says_what_to_install(light: Path, endpoint: str) ->
         "MissingExtraError: reading rows that were tiered needs the lake's libraries"
         " (pyiceberg is not installed): pip install 'pyspark-streamhouse[lake]'"
     )
+
+
+def test_the_documented_examples_run_or_name_the_extra_that_their_text_names(
+    light: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ServiceProcess(tmp_path) as service:
+        monkeypatch.setenv("STREAMHOUSE_ENDPOINT", service.endpoint)
+
+        said = _run(str(light / "python"), "-c", _EXAMPLES, str(ROOT / "docs" / "python.md"))
+
+    assert said.split() == ["lake", "sql"]
 
 
 @pytest.mark.parametrize("name", ["register", "sql", "Table", "cdc"])
