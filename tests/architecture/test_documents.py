@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Final
 
+import click
 import pytest
 
+from streamhouse.cli import cli
 from tests.architecture.source_files import ROOT
 
 DOCUMENTS: Final = sorted(
@@ -23,6 +26,11 @@ _MAKE: Final = re.compile(r"(?:^|`)make ([a-z][a-z-]*)", re.MULTILINE)
 _FILE: Final = re.compile(
     r"`((?:connector|storage_service|tiering|src|tests|integration|benchmarks|examples)/[\w./]*)`"
 )
+_INLINE: Final = re.compile(r"(?<!`)`(streamhouse [a-z][^`]*)`(?!`)")
+# Lines of a shell block, or of an indented one; one that ends in a backslash goes on.
+_COMMAND: Final = re.compile(r"^ *(streamhouse [a-z](?:[^\n\\]|\\\n)*)", re.MULTILINE)
+# What the service prints begins like a command, too.
+_PRINTED: Final = ("streamhouse listening", "streamhouse standing")
 _TARGET: Final = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
 
 
@@ -57,6 +65,38 @@ def test_make_targets_exist(document: Path) -> None:
     targets = set(_TARGET.findall((ROOT / "Makefile").read_text()))
 
     assert set(_MAKE.findall(document.read_text())) <= targets
+
+
+def _left_over(line: str) -> list[str]:
+    """Return what a command line has that its command does not take; raises for no command."""
+    line = re.split(r" [|>&] ", line.replace("\\\n", " ").replace("...", ""))[0]
+    _, name, *arguments = shlex.split(line, comments=True)
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None, line
+    if isinstance(command, click.Group):
+        # A group alone is named; `cdc URL` is `cdc follow URL`.
+        if not arguments:
+            return []
+        is_named = arguments[0] in command.commands
+        command = command.commands[arguments.pop(0) if is_named else "follow"]
+    try:
+        # Nothing is run, and nothing that is missing is asked for.
+        return command.make_context(name, arguments, resilient_parsing=True).args
+    except click.NoSuchOption as error:
+        return [error.option_name]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_our_commands_take_what_they_are_given(document: Path) -> None:
+    text = "" if document.name == "CHANGELOG.md" else document.read_text()
+    lines = [*_INLINE.findall(_FENCE.sub("", text)), *_COMMAND.findall(text)]
+
+    assert not {
+        line: rest
+        for line in lines
+        if not line.startswith(_PRINTED) and not line.startswith("streamhouse config")
+        if (rest := _left_over(line))
+    }
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

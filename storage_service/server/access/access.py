@@ -131,7 +131,7 @@ class AccessControl:
             "the bearer token is wrong"
             if given
             else "this service needs a bearer token: send 'Authorization: Bearer TOKEN', or set"
-            " STREAMHOUSE_TOKEN"
+            " STREAMHOUSE_TOKEN; commands take --token-file"
         )
 
     def _refresh(self, grants: Grants) -> None:

@@ -41,7 +41,7 @@ async def test_only_health_and_a_word_of_readiness_are_answered_without_the_toke
                 401,
                 "unauthorized",
                 "this service needs a bearer token: send 'Authorization: Bearer TOKEN', or set"
-                " STREAMHOUSE_TOKEN",
+                " STREAMHOUSE_TOKEN; commands take --token-file",
             )
             assert answer.headers["www-authenticate"] == "Bearer"
 
