@@ -50,7 +50,7 @@ def main(target: str, checkpoint: str) -> None:
     rest = spark.readStream.format("streamhouse").option("where", "id >= 2500").load(SOURCE)
     writer = rest.writeStream.format("streamhouse").option("checkpointLocation", checkpoint)
     query = writer.trigger(availableNow=True).start(target)
-    query.awaitTermination(120)
+    query.awaitTermination()
     spark.stop()
 
 
