@@ -86,6 +86,9 @@ class AsyncStreamhouseClient:
         self._is_closed = False
         self._threads = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="streamhouse-async")
 
+    def __repr__(self) -> str:
+        return f"Async{self.client!r}"
+
     async def __aenter__(self) -> AsyncStreamhouseClient:
         return self
 
@@ -202,6 +205,9 @@ class AsyncScan:
         self._turn = threading.Lock()
         self._is_broken = False
 
+    def __repr__(self) -> str:
+        return f"Async{self._scan!r}"
+
     async def __aenter__(self) -> AsyncScan:
         return self
 
@@ -247,6 +253,9 @@ class AsyncSubscription(Generic[_B]):
         self._ready = asyncio.Event()
         wake = functools.partial(_wake, asyncio.get_running_loop(), self._ready)
         subscription.on_ready(wake)
+
+    def __repr__(self) -> str:
+        return f"Async{self._subscription!r}"
 
     async def __aenter__(self) -> AsyncSubscription[_B]:
         return self
@@ -296,6 +305,9 @@ class AsyncTransaction:
         self.transaction: Final = transaction
         """What makes the calls; a call of its own blocks."""
         self._client = client
+
+    def __repr__(self) -> str:
+        return f"Async{self.transaction!r}"
 
     async def __aenter__(self) -> AsyncTransaction:
         return self

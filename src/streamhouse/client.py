@@ -18,6 +18,7 @@ from streamhouse.storage_service.client import (
     Subscription,
 )
 from streamhouse.storage_service.client.replay import Replayed, replay_rejected
+from streamhouse.storage_service.client.values.arguments import names
 from streamhouse.storage_service.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class StreamhouseClient(ApplicationClient):
 
         asked = {"table": path, "endpoint": self.endpoint}
         if columns is not None:
-            asked["columns"] = quoted_list(columns)
+            asked["columns"] = quoted_list(names(columns, what="columns"))
         if where is not None:
             asked["where"] = where
         return asked

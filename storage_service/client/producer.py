@@ -202,6 +202,9 @@ class Producer:
         for thread in self._threads:
             thread.start()
 
+    def __repr__(self) -> str:
+        return f"Producer('{self._table.path}', {self._operation})"
+
     def __enter__(self) -> Producer:
         return self
 

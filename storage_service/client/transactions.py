@@ -83,6 +83,9 @@ class Transaction:
         self.last_version: int | None = None
         """Of a transaction begun here: what its application had committed, as is remembered."""
 
+    def __repr__(self) -> str:
+        return f"Transaction('{self._path}', {self.transaction_id or 'skipped'})"
+
     def __enter__(self) -> Transaction:
         return self
 

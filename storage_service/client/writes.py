@@ -28,6 +28,7 @@ from streamhouse.storage_service.client.values.python_rows import rows_as_arrow
 from streamhouse.storage_service.errors import (
     InternalError,
     OutOfOrderSequenceError,
+    SchemaMismatchError,
     StreamhouseError,
     UnknownOutcomeError,
     UnsupportedError,
@@ -80,6 +81,9 @@ class AppendWriter:
         self._next_sequence: dict[int, int] = {}
         self.transactions = 0
         """How many calls went by a transaction, as those do that reject rows."""
+
+    def __repr__(self) -> str:
+        return f"AppendWriter({self.writer_id})"
 
     def next_sequence(self, bucket: int) -> int:
         """Return the sequence of the next batch for `bucket`; the first is 1."""
@@ -261,7 +265,16 @@ def _check_columns(
     casts = castings(given, wanted)
     if casts:
         given = pa.schema([f.with_type(casts.get(f.name, f.type)) for f in given])
-    check_schema(given, wanted, table=name)
+    try:
+        check_schema(given, wanted, table=name)
+    except SchemaMismatchError as error:
+        known = [column.name for column in wanted.columns]
+        is_partial = set(table.descriptor.primary_key) <= set(given.names) < set(known)
+        if operation is not TransactionOperation.UPSERT or not is_partial:
+            raise
+        raise SchemaMismatchError(
+            f"{error.message}; columns={given.names} leaves the others as they are"
+        ) from error
     return casts
 
 

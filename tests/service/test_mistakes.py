@@ -133,7 +133,10 @@ MISTAKES: Final[dict[str, tuple[Mistake, str]]] = {
     "rows under their keys": (_appending({"1": {"id": 1}}), "give many as a list"),
     "a dict of columns": (_appending({"id": [1, 2]}), "pa.table({...})"),
     "the key forgotten": (_appending({"name": "a"}), "'id' must not be null"),
-    "an upsert of some columns": (_upserting({"id": 1, "name": "a"}), "is missing from the data"),
+    "an upsert of some columns": (
+        _upserting({"id": 1, "name": "a"}),
+        "columns=['id', 'name'] leaves the others as they are",
+    ),
     "ragged upserts": (_upserting([{"id": 1, "n": 1}, {"id": 2}]), "row 1 has no column 'n'"),
     "the index of pandas": (
         _upserting(pd.DataFrame({"id": [1], "name": ["a"]}).set_index("id")),
@@ -209,6 +212,12 @@ MISTAKES: Final[dict[str, tuple[Mistake, str]]] = {
     "a path of three parts": (lambda c: c.count("a.b.c"), "write 'database.table'"),
     "arguments the wrong way round": (lambda c: c.append({"id": 1}, "events"), "parse it first"),
     "columns that are none": (lambda c: c.lookup("keyed", {"id": 1}, columns=[5]), "list of names"),
+    "a column to read that is none": (lambda c: c.read("events", columns="nam"), "column 'nam'"),
+    "columns to scan that are none": (lambda c: c.scan("events", columns=5), "list of names"),
+    "a column to follow that is none": (
+        lambda c: c.subscribe("events", start="full", columns="nam").poll(timeout_s=30),
+        "column 'nam'",
+    ),
     "a bucket as a text": (lambda c: c.fetch("events", "zero", 0), "bucket"),
     "positions as a list": (
         lambda c: c.subscribe("events", start=[0, 0]),

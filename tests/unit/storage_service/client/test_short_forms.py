@@ -9,7 +9,15 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse import LogBatch, StreamhouseClient, TableBatch, TableInfo, TableScan
+from streamhouse import (
+    AppendWriter,
+    AsyncStreamhouseClient,
+    LogBatch,
+    StreamhouseClient,
+    TableBatch,
+    TableInfo,
+    TableScan,
+)
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 
@@ -19,6 +27,22 @@ COLUMNS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name"
 def test_a_client_shows_where_it_asks_and_no_token() -> None:
     with StreamhouseClient("http://127.0.0.1:9", token="secret") as client:
         assert repr(client) == "StreamhouseClient('http://127.0.0.1:9')"
+
+
+def test_an_asynchronous_client_shows_where_it_asks() -> None:
+    client = AsyncStreamhouseClient("http://127.0.0.1:9", token="secret")
+
+    assert repr(client) == "AsyncStreamhouseClient('http://127.0.0.1:9')"
+
+
+def test_a_transaction_shows_its_table_and_id() -> None:
+    with StreamhouseClient("http://127.0.0.1:9") as client:
+        assert repr(client.open_transaction("db.t", "7-ab")) == "Transaction('db.t', 7-ab)"
+        assert repr(client.open_transaction("t", "")) == "Transaction('default.t', skipped)"
+
+
+def test_a_writer_shows_its_id() -> None:
+    assert repr(AppendWriter(5)) == "AppendWriter(5)"
 
 
 def test_a_table_shows_its_columns_and_key() -> None:
