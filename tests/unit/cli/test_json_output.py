@@ -73,7 +73,7 @@ def _state(name: str, *, end: int, tiered: int) -> dict[str, Any]:
 
 TABLES = [
     _table("log.z", rows=5, lag_ms=100),
-    _table("shop.a", rows=1, lag_ms=300, written=9.5),
+    {**_table("shop.a", rows=1, lag_ms=300, written=9.5), "freshness_ms": 200},
     _table("shop.b", rows=30, lag_ms=200),
     _table("shop.c", rows=30, lag_ms=0),
 ]
@@ -217,6 +217,17 @@ def test_tables_shows_those_wanted_in_the_order_wanted(
     assert places == sorted(places)
 
 
+def test_tables_says_which_are_late_and_how_late_if_asked(endpoint: str) -> None:
+    _, *lines = _run(endpoint, "tables").stdout.splitlines()
+    heading, first, second, *_ = _run(endpoint, "tables", "--sort", "lag").stdout.splitlines()
+
+    assert [line.split("  ")[0] for line in lines if "late, 300 ms" in line] == ["shop.a"]
+    assert "lag" in heading.split()
+    assert first.count("300 ms") == 2
+    assert second.startswith("shop.b")
+    assert "200 ms" in second
+
+
 def test_tables_are_a_document(endpoint: str) -> None:
     found = json.loads(_run(endpoint, "tables", "--json", "--filter", "shop.b").stdout)
 
@@ -230,6 +241,7 @@ def test_tables_are_a_document(endpoint: str) -> None:
         "untiered_rows": 30,
         "is_tiered": True,
         "lag_ms": 200,
+        "freshness_ms": 180_000,
         "scattered": None,
         "step": "writing",
         "rows_done": 1,

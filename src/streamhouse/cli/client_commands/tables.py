@@ -26,7 +26,7 @@ from streamhouse.cli.output import (
     matches,
     print_json,
 )
-from streamhouse.cli.units import size_text
+from streamhouse.cli.units import age_text, size_text
 from streamhouse.extras import require
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
@@ -113,7 +113,11 @@ def command(
     if is_json:
         print_json({"tables": lines, "not_served": damaged})
         return
-    overview = _sizes_overview(lines, console) if sizes else _overview(lines, console)
+    overview = (
+        _sizes_overview(lines, console)
+        if sizes
+        else _overview(lines, console, with_lag=sort == "lag")
+    )
     troubles = [*damaged, *(line["diverged"] for line in lines if line.get("diverged"))]
     scattered = [line["scattered"] for line in lines if line.get("scattered")]
     console.print(
@@ -130,12 +134,18 @@ def _frame(console: Console, frame: box.Box) -> box.Box | None:
     return frame if console.is_terminal else None
 
 
-def _overview(lines: list[dict[str, Any]], console: Console) -> Group:
-    rows = [_row(line) for line in lines]
-    headings = ("table", "buckets", "rows", "in the log", "in the lake", "untiered", "tiering")
+def _overview(lines: list[dict[str, Any]], console: Console, *, with_lag: bool) -> Group:
+    rows = [_row(line, with_lag=with_lag) for line in lines]
+    headings = (
+        *("table", "buckets", "rows", "in the log", "in the lake", "untiered"),
+        *(("lag",) if with_lag else ()),
+        "tiering",
+    )
     # Narrow: 80 columns are few. Names are folded when they must be, figures never.
     overview = Table(box=_frame(console, box.SIMPLE_HEAD), pad_edge=False, show_edge=False)
-    for heading, cells in zip(headings, zip(*rows, strict=True) if rows else [()] * 7, strict=True):
+    for heading, cells in zip(
+        headings, zip(*rows, strict=True) if rows else [()] * len(headings), strict=True
+    ):
         if heading == "table":
             overview.add_column(heading, overflow="fold")
         elif heading != "tiering":
@@ -196,18 +206,20 @@ def _line(
         "untiered_rows": written - tiered,
         "is_tiered": is_tiered,
         "lag_ms": status["lag_ms"] if is_tiered and status else None,
+        "freshness_ms": status["freshness_ms"] if is_tiered and status else None,
         "scattered": _scattered(status if is_tiered else None),
         **_round(status if is_tiered else None),
         "diverged": state.lake.diverged or None,
     }
 
 
-def _row(line: dict[str, Any]) -> tuple[str, ...]:
+def _row(line: dict[str, Any], *, with_lag: bool) -> tuple[str, ...]:
     figures = ("row_count", "log_rows", "lake_rows", "untiered_rows")
     return (
         line["table"],
         str(line["bucket_count"]),
         *(f"{line[figure]:,}" for figure in figures),
+        *([_lag(line)] if with_lag else []),
         _tiering(line),
     )
 
@@ -239,6 +251,10 @@ def _round(status: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
+def _lag(line: dict[str, Any]) -> str:
+    return "" if line["lag_ms"] is None else age_text(line["lag_ms"])
+
+
 def _tiering(line: dict[str, Any]) -> str:
     """Return the same in a few words."""
     if not line["is_tiered"]:
@@ -247,7 +263,10 @@ def _tiering(line: dict[str, Any]) -> str:
         return f"writing {line['rows_done'] / line['rows_planned']:.0%}"
     if line["step"]:
         return str(line["step"])
-    return f"failed {line['failures']} times" if line["failures"] else ""
+    if line["failures"]:
+        return f"failed {line['failures']} times"
+    is_late = line["lag_ms"] is not None and line["lag_ms"] > line["freshness_ms"]
+    return f"late, {age_text(line['lag_ms'])}" if is_late else ""
 
 
 def _described(state: TableState) -> dict[str, Any]:
