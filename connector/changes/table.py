@@ -21,9 +21,8 @@ from streamhouse.connector.changes.expressions import assignments, condition, fi
 from streamhouse.connector.changes.merge import Merge, On, changed_rows, check_changeable
 from streamhouse.connector.changes.needed_rows import rows_for
 from streamhouse.connector.format.registration import register, write_batch
-from streamhouse.connector.format.spark_readers import FORMAT
 from streamhouse.connector.options.connection import client_for
-from streamhouse.connector.options.options import as_options
+from streamhouse.connector.options.options import FORMAT, as_options
 from streamhouse.connector.options.quoted_names import quoted, quoted_list
 from streamhouse.connector.options.write_options import WriteOptions, write_options
 from streamhouse.storage_service.errors import (

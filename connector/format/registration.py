@@ -9,19 +9,18 @@ made by another language, or by the name of an attached table), the stream says 
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from streamhouse.connector.format.data_source import StreamhouseDataSource
 from streamhouse.connector.format.spark_readers import (
-    FORMAT,
     hand_over_zone,
     mark_streams,
     plan_reads_afresh,
     session_zone,
 )
+from streamhouse.connector.names.asked_first import put_around
 from streamhouse.connector.names.attached_names import (
     AttachedName,
     catalog_name,
@@ -33,6 +32,8 @@ from streamhouse.connector.names.hooks import answer_statements
 from streamhouse.connector.options.connection import client_for, connection_options
 from streamhouse.connector.options.options import (
     BATCH,
+    FORMAT,
+    PROVIDER_PREFIX,
     STREAM,
     WRITE,
     applicable,
@@ -56,8 +57,8 @@ from pyspark.sql.types import StructField, StructType
 
 __all__ = ["attach", "register", "write_batch"]
 
-_PROVIDER_PREFIX: Final = "streamhouse_"
 _REGISTERED: Final = "spark.sql.streamhouse.registered"
+_WITH_COUNTS: Final = "_with_counts"
 _QUERY_ID: Final = "sql.streaming.queryId"
 
 
@@ -105,11 +106,6 @@ def _let_pipelines_end(spark: SparkSession) -> None:
     """
     from pyspark.sql.connect.client.core import PlanObservedMetrics
 
-    client_class: Any = type(spark.client)
-    follow = client_class.execute_command_as_iterator
-    if hasattr(follow, "__wrapped__"):
-        return
-
     class WithoutCounts:
         """The client, without these responses."""
 
@@ -123,11 +119,10 @@ def _let_pipelines_end(spark: SparkSession) -> None:
             responses = self._client._execute_and_fetch_as_iterator(*arguments)
             return (one for one in responses if not isinstance(one, PlanObservedMetrics))
 
-    @functools.wraps(follow)
-    def followed(self: Any, *arguments: Any, **named: Any) -> Any:
+    def followed(self: Any, follow: Any, *arguments: Any, **named: Any) -> Any:
         return follow(WithoutCounts(self), *arguments, **named)
 
-    client_class.execute_command_as_iterator = followed
+    put_around(type(spark.client), "execute_command_as_iterator", followed, mark=_WITH_COUNTS)
 
 
 def _writer_classes(spark: SparkSession) -> tuple[type, ...]:
@@ -202,7 +197,7 @@ def _provider(sql_name: str, baked: dict[str, str]) -> type[StreamhouseDataSourc
 
     Spark hands the options of CREATE TABLE to neither readers nor writers: the class has them.
     """
-    provider_name = _PROVIDER_PREFIX + sql_name.replace(".", "_").lower()
+    provider_name = PROVIDER_PREFIX + sql_name.replace(".", "_").lower()
 
     class Attached(StreamhouseDataSource):
         """The format of one attached table."""
@@ -240,7 +235,7 @@ def _hinting(provider_name: str) -> Iterator[None]:
     try:
         yield
     except UnknownColumnError as error:
-        name = provider_name.removeprefix(_PROVIDER_PREFIX)
+        name = provider_name.removeprefix(PROVIDER_PREFIX)
         raise UnknownColumnError(
             f"{error.message}; Spark's catalog has other columns for the attached name"
             f" ('{name}'): attach it again, or REFRESH TABLE it"

@@ -15,7 +15,6 @@ relation, also to those without it.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from typing import Any, Final
 
@@ -23,7 +22,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from streamhouse.connector.format.decimal_numbers import can_make_decimals, shown
+from streamhouse.connector.names.asked_first import own_method, put_around, session_of
 from streamhouse.connector.options.options import (
+    FORMAT,
     NUMBERS_MARK,
     PLANNED_COLUMN,
     PLANNED_MARK,
@@ -31,12 +32,12 @@ from streamhouse.connector.options.options import (
     ZONE_MARK,
 )
 
-__all__ = ["FORMAT", "hand_over_zone", "mark_streams", "plan_reads_afresh", "session_zone"]
+__all__ = ["hand_over_zone", "mark_streams", "plan_reads_afresh", "session_zone"]
 
-FORMAT: Final = "streamhouse"
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 _ZONE: Final = "spark.sql.session.timeZone"
-_CHANGED: Final = "_changed_by_streamhouse"
+_OWN: Final = "_without_streamhouse"
+"""The mark of what is put around methods here."""
 
 
 def session_zone(spark: SparkSession) -> dict[str, str]:
@@ -46,22 +47,17 @@ def session_zone(spark: SparkSession) -> dict[str, str]:
 
 def mark_streams(reader_class: Any) -> None:
     """Let `reader_class`, Spark's `DataStreamReader`, mark its loads; again changes nothing."""
-    if getattr(reader_class, _CHANGED, False):
-        return
-    choose, load = reader_class.format, reader_class.load
 
-    @functools.wraps(choose)
-    def marked_format(self: Any, source: str) -> Any:
+    def marked_format(self: Any, choose: Any, source: str) -> Any:
         _mark_stream(self, source)
         return choose(self, source)
 
-    @functools.wraps(load)
-    def marked_load(self: Any, *arguments: Any, **options: Any) -> Any:
+    def marked_load(self: Any, load: Any, *arguments: Any, **options: Any) -> Any:
         _mark_stream(self, _format_of_load(arguments, options))
         return load(self, *arguments, **options)
 
-    reader_class.format, reader_class.load = marked_format, marked_load
-    setattr(reader_class, _CHANGED, True)
+    put_around(reader_class, "format", marked_format, mark=_OWN)
+    put_around(reader_class, "load", marked_load, mark=_OWN)
 
 
 def plan_reads_afresh(spark: SparkSession) -> None:
@@ -81,77 +77,59 @@ def hand_over_zone(writer_class: Any) -> None:
 
     A date that is written to a timestamp begins at its midnight there.
     """
-    if getattr(writer_class, _CHANGED, False):
-        return
-    choose = writer_class.format
 
-    @functools.wraps(choose)
-    def zoned_format(self: Any, source: str) -> Any:
+    def zoned_format(self: Any, choose: Any, source: str) -> Any:
         if _is_ours(source):
-            self.options(**session_zone(_session(self)))
+            self.options(**session_zone(session_of(self)))
         return choose(self, source)
 
-    writer_class.format = zoned_format
-    setattr(writer_class, _CHANGED, True)
+    put_around(writer_class, "format", zoned_format, mark=_OWN)
 
 
 def _change(reader_class: Any) -> None:
-    if getattr(reader_class, _CHANGED, False):
-        return
-    choose, choose_schema, load = reader_class.format, reader_class.schema, reader_class.load
+    own_schema = own_method(reader_class, "schema", mark=_OWN)
 
-    @functools.wraps(choose)
-    def noted_format(self: Any, source: str) -> Any:
+    def noted_format(self: Any, choose: Any, source: str) -> Any:
         self._streamhouse_format = _is_ours(source)
         return choose(self, source)
 
-    @functools.wraps(choose_schema)
-    def noted_schema(self: Any, schema: Any) -> Any:
+    def noted_schema(self: Any, choose_schema: Any, schema: Any) -> Any:
         self._streamhouse_schema = schema
         return choose_schema(self, schema)
 
-    @functools.wraps(load)
-    def planned_load(self: Any, *arguments: Any, **options: Any) -> Any:
+    def planned_load(self: Any, load: Any, *arguments: Any, **options: Any) -> Any:
         named = _format_of_load(arguments, options)
         is_ours = getattr(self, "_streamhouse_format", False) if named is None else _is_ours(named)
         if is_ours:
-            self.options(**session_zone(_session(self)))
+            self.options(**session_zone(session_of(self)))
         if not is_ours or not _is_pushdown_on(self):
             return load(self, *arguments, **options)
         given = arguments[2] if len(arguments) > 2 else options.get("schema")
         given = getattr(self, "_streamhouse_schema", None) if given is None else given
         if given is not None:
             arguments, options = arguments[:2], {k: v for k, v in options.items() if k != "schema"}
-            choose_schema(self, _with_planned(given))
-        elif can_make_decimals(_session(self)):
+            own_schema(self, _with_planned(given))
+        elif can_make_decimals(session_of(self)):
             self.option(NUMBERS_MARK, "true")
         self.option(PLANNED_MARK, "true")
         frame: DataFrame = load(self, *arguments, **options)
         return shown(frame.filter(PLANNED_COLUMN))
 
-    reader_class.format, reader_class.schema = noted_format, noted_schema
-    reader_class.load = planned_load
-    setattr(reader_class, _CHANGED, True)
+    put_around(reader_class, "format", noted_format, mark=_OWN)
+    put_around(reader_class, "schema", noted_schema, mark=_OWN)
+    put_around(reader_class, "load", planned_load, mark=_OWN)
 
 
 def _is_pushdown_on(reader: Any) -> bool:
-    if (_session(reader).conf.get(PUSHDOWN, "false") or "").lower() == "true":
+    if (session_of(reader).conf.get(PUSHDOWN, "false") or "").lower() == "true":
         return True
     warnings.warn(
         f"{PUSHDOWN} is off in this session: the DataFrame keeps the rows of its first use, also"
         " where a stream joins it; set it to true, or load again to see newer rows",
-        stacklevel=3,
+        # This function, the one in the place of `load`, what calls that one.
+        stacklevel=4,
     )
     return False
-
-
-def _session(reader: Any) -> SparkSession:
-    # Spark Connect's readers call their session a client, and its stream writer calls it so.
-    names = ("_spark", "_session", "_client")
-    session: SparkSession = next(
-        found for name in names if (found := getattr(reader, name, None)) is not None
-    )
-    return session
 
 
 def _with_planned(schema: StructType | str) -> StructType | str:
@@ -162,7 +140,7 @@ def _with_planned(schema: StructType | str) -> StructType | str:
 
 def _mark_stream(reader: Any, source: Any) -> None:
     if _is_ours(source):
-        reader.options(**{STREAM_MARK: "true"}, **session_zone(_session(reader)))
+        reader.options(**{STREAM_MARK: "true"}, **session_zone(session_of(reader)))
 
 
 def _format_of_load(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:

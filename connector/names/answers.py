@@ -22,7 +22,15 @@ from streamhouse.connector.names.attached_names import (
 from streamhouse.connector.names.definition import Definition, definition_of
 from streamhouse.connector.names.statement import Statement
 from streamhouse.connector.options.connection import client_for, connection_options
-from streamhouse.connector.options.options import BATCH, STREAM, WRITE, applicable, check_keys
+from streamhouse.connector.options.options import (
+    BATCH,
+    FORMAT,
+    PROVIDER_PREFIX,
+    STREAM,
+    WRITE,
+    applicable,
+    check_keys,
+)
 from streamhouse.connector.options.write_options import write_options
 from streamhouse.connector.write.spark_types import check_spark_types
 from streamhouse.connector.write.write_table import existing_or_created
@@ -35,10 +43,8 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.schema import canonical_type, type_to_json
 
-__all__ = ["FORMAT", "Names", "is_ours", "no_such_definition"]
+__all__ = ["Names", "is_ours", "no_such_definition"]
 
-FORMAT: Final = "streamhouse"
-PROVIDER_PREFIX: Final = "streamhouse_"
 _CHANGES: Final = {
     "TRUNCATE TABLE": "truncate",
     "DELETE": "delete",

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from pyspark.sql.types import StructType
 
+from streamhouse.connector.names.asked_first import own_method
 from streamhouse.connector.options.connection import (
     ConnectionOptions,
     client_for,
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 OWN_METHOD: Final = "_of_spark_alone"
-"""Where a method of Spark's that asks us first keeps the one it had."""
+"""The mark of what `hooks.py` puts around Spark's methods."""
 SESSION_CATALOG: Final = "spark_catalog"
 _lock: Final = threading.Lock()
 _names: Final[dict[tuple[str, str], AttachedName]] = {}
@@ -113,8 +114,7 @@ def attached_in(spark: Any, text: str) -> list[AttachedName]:
 
 def run_as_spark(spark: Any, text: str) -> Any:
     """Run a statement without asking us."""
-    method = type(spark).sql
-    return getattr(method, OWN_METHOD, method)(spark, text)
+    return own_method(type(spark), "sql", mark=OWN_METHOD)(spark, text)
 
 
 def refresh(spark: Any, name: AttachedName) -> None:

@@ -15,16 +15,17 @@ from typing import Any, Final
 
 from pyspark.sql.types import StructType
 
-from streamhouse.connector.names.answers import FORMAT, Names, is_ours, no_such_definition
+from streamhouse.connector.names.answers import Names, is_ours, no_such_definition
+from streamhouse.connector.names.asked_first import Around, put_around, session_of
 from streamhouse.connector.names.attached_names import OWN_METHOD, attached, attached_in, refresh
 from streamhouse.connector.names.statement import name_parts, statement_of
+from streamhouse.connector.options.options import FORMAT
 from streamhouse.storage_service.errors import UnsupportedError
 
 __all__ = ["answer_statements"]
 
 _CONNECT: Final = "pyspark.sql.connect"
 Attach = Callable[..., Any]
-Around = Callable[..., Any]
 
 
 def answer_statements(spark: Any, attach: Attach) -> None:
@@ -38,47 +39,35 @@ def answer_statements(spark: Any, attach: Attach) -> None:
     def classes(module: str, name: str) -> Any:
         return getattr(importlib.import_module(f"{package}.{module}"), name)
 
-    _change(type(spark), "sql", functools.partial(_sql, attach=attach))
-    _change(type(spark), "table", _table)
-    _change(type(spark.read), "table", _table)
-    _change(type(spark.readStream), "table", _table)
+    change = functools.partial(put_around, mark=OWN_METHOD)
+    change(type(spark), "sql", functools.partial(_sql, attach=attach))
+    change(type(spark), "table", _table)
+    change(type(spark.read), "table", _table)
+    change(type(spark.readStream), "table", _table)
     writer, writer_v2 = (
         classes("readwriter", "DataFrameWriter"),
         classes("readwriter", "DataFrameWriterV2"),
     )
-    _change(writer, "format", _noted("format"))
-    _change(writer, "mode", _noted("mode"))
-    _change(writer, "saveAsTable", _save_as_table)
-    _change(writer, "insertInto", _insert_into)
-    _change(writer_v2, "using", _noted("format"))
+    change(writer, "format", _noted("format"))
+    change(writer, "mode", _noted("mode"))
+    change(writer, "saveAsTable", _save_as_table)
+    change(writer, "insertInto", _insert_into)
+    change(writer_v2, "using", _noted("format"))
     for method in ("create", "replace", "createOrReplace"):
-        _change(writer_v2, method, functools.partial(_define_v2, method=method))
+        change(writer_v2, method, functools.partial(_define_v2, method=method))
     stream_writer = classes("streaming.readwriter", "DataStreamWriter")
-    _change(stream_writer, "format", _noted("format"))
-    _change(stream_writer, "toTable", _to_table)
+    change(stream_writer, "format", _noted("format"))
+    change(stream_writer, "toTable", _to_table)
     catalog = type(spark.catalog)
     for method in ("createTable", "createExternalTable"):
-        _change(catalog, method, functools.partial(_create_table, method=method))
-    _change(catalog, "truncateTable", _truncate_table)
-    _change(catalog, "refreshTable", _refresh_table)
+        change(catalog, method, functools.partial(_create_table, method=method))
+    change(catalog, "truncateTable", _truncate_table)
+    change(catalog, "refreshTable", _refresh_table)
     frame = importlib.import_module(
         f"{_CONNECT}.dataframe" if is_connect else "pyspark.sql.classic.dataframe"
     ).DataFrame
-    _change(frame, "writeTo", _write_to)
-    _change(frame, "mergeInto", _merge_into)
-
-
-def _change(owner: Any, name: str, around: Around) -> None:
-    own = getattr(owner, name, None)
-    if own is None or hasattr(own, OWN_METHOD):
-        return
-
-    @functools.wraps(own)
-    def changed(self: Any, *arguments: Any, **options: Any) -> Any:
-        return around(self, own, *arguments, **options)
-
-    setattr(changed, OWN_METHOD, own)
-    setattr(owner, name, changed)
+    change(frame, "writeTo", _write_to)
+    change(frame, "mergeInto", _merge_into)
 
 
 def _sql(self: Any, own: Around, *arguments: Any, attach: Attach, **options: Any) -> Any:
@@ -100,7 +89,7 @@ def _refresh_mentioned(spark: Any, text: str) -> None:
 def _table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
     text = arguments[0] if arguments else options.get("tableName")
     if isinstance(text, str):
-        _refresh_mentioned(_session_of(self), text)
+        _refresh_mentioned(session_of(self), text)
     return own(self, *arguments, **options)
 
 
@@ -118,7 +107,7 @@ def _save_as_table(self: Any, own: Around, *arguments: Any, **options: Any) -> A
     name = str(given.get("name"))
     source = given.get("format") or getattr(self, "_streamhouse_format", None)
     mode = given.get("mode") or getattr(self, "_streamhouse_mode", None)
-    spark = _session_of(self)
+    spark = session_of(self)
     if attached(spark, name_parts(name)) is None:
         if is_ours(source):
             raise no_such_definition("saveAsTable", name)
@@ -135,7 +124,7 @@ def _save_as_table(self: Any, own: Around, *arguments: Any, **options: Any) -> A
 
 
 def _insert_into(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
-    _refresh_mentioned(_session_of(self), str(arguments[0] if arguments else options))
+    _refresh_mentioned(session_of(self), str(arguments[0] if arguments else options))
     return own(self, *arguments, **options)
 
 
@@ -152,7 +141,7 @@ def _define_v2(self: Any, own: Around, *, method: str) -> Any:
     source = getattr(self, "_streamhouse_format", None)
     if is_ours(source):
         raise no_such_definition(f"writeTo(...).{method}()", name)
-    if method != "create" and attached(_session_of(self), name_parts(name)) is not None:
+    if method != "create" and attached(session_of(self), name_parts(name)) is not None:
         raise UnsupportedError(
             f"writeTo('{name}').{method}() would put a table of Spark's in place of the name: use"
             f" .write.insertInto('{name}', overwrite=True), which replaces its rows"
@@ -175,7 +164,7 @@ def _to_table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
     given = dict(zip(("tableName", "format"), arguments, strict=False)) | options
     name = str(given.get("tableName"))
     source = given.get("format") or getattr(self, "_streamhouse_format", None)
-    spark = _session_of(self)
+    spark = session_of(self)
     if attached(spark, name_parts(name)) is None:
         if is_ours(source):
             raise no_such_definition("toTable", name)
@@ -194,7 +183,7 @@ def _create_table(self: Any, own: Around, *arguments: Any, method: str, **option
 
 def _truncate_table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
     name = str(arguments[0] if arguments else options.get("tableName"))
-    found = attached(_session_of(self), name_parts(name))
+    found = attached(session_of(self), name_parts(name))
     if found is not None:
         raise UnsupportedError(
             f"truncateTable('{name}'): PySpark lets no Python source change rows; use"
@@ -204,14 +193,5 @@ def _truncate_table(self: Any, own: Around, *arguments: Any, **options: Any) -> 
 
 
 def _refresh_table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
-    _refresh_mentioned(_session_of(self), str(arguments[0] if arguments else options))
+    _refresh_mentioned(session_of(self), str(arguments[0] if arguments else options))
     return own(self, *arguments, **options)
-
-
-def _session_of(holder: Any) -> Any:
-    """Return the session of a reader, a writer, a catalog, or a session itself."""
-    for attribute in ("_sparkSession", "_spark", "_session", "_client"):
-        found = getattr(holder, attribute, None)
-        if found is not None and hasattr(found, "catalog"):
-            return found
-    return holder

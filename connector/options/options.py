@@ -170,6 +170,11 @@ _SOURCE_OPTIONS: Final = (
 )
 """Those of a read of any Iceberg table (`db.table$iceberg`)."""
 
+FORMAT: Final = "streamhouse"
+
+PROVIDER_PREFIX: Final = "streamhouse_"
+"""How the formats of attached names begin: each has one of its own."""
+
 STREAM_MARK: Final = "__streamhouse_stream"
 """What `readStream` adds, so that the source can give a stream its columns (spark_readers.py)."""
 

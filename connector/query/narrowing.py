@@ -29,9 +29,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, StructType
 
 from streamhouse.connector.format.registration import register
-from streamhouse.connector.format.spark_readers import FORMAT
 from streamhouse.connector.options.connection import TableName, client_for, connection_options
-from streamhouse.connector.options.options import ROW_COUNT, ROW_COUNT_MARK, shape_options
+from streamhouse.connector.options.options import FORMAT, ROW_COUNT, ROW_COUNT_MARK, shape_options
 from streamhouse.connector.options.quoted_names import quoted, quoted_list
 from streamhouse.connector.plan.iceberg_read import source_state
 from streamhouse.connector.plan.row_form import shape_columns

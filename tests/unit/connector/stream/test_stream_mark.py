@@ -15,7 +15,9 @@ def reader_class() -> Any:
 
         def __init__(self) -> None:
             self.given: dict[str, str] = {}
-            self._spark = SimpleNamespace(conf={"spark.sql.session.timeZone": "Asia/Tokyo"})
+            self._spark = SimpleNamespace(
+                conf={"spark.sql.session.timeZone": "Asia/Tokyo"}, catalog=None
+            )
 
         def options(self, **given: str) -> Reader:
             self.given |= given
