@@ -8,7 +8,6 @@ time says what it costs to be idle. The limit is how many rounds that freshness 
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from benchmarks.harness import SCHEMA, make_rows, percentile, report
+from benchmarks.harness import SCHEMA, make_rows, percentile, process_cpu_seconds, report
 from streamhouse.storage_service.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
@@ -67,14 +66,17 @@ def _report_busy(
     writer.start()
     try:
         time.sleep(WARM_UP_S)
-        before, cpu_s = _rounds(service.endpoint), _cpu_seconds(worker_pid)
-        service_s = _cpu_seconds(service.pid)
+        before, cpu_s = _rounds(service.endpoint), process_cpu_seconds(worker_pid)
+        service_s = process_cpu_seconds(service.pid)
         lags = []
         for _ in range(int(SECONDS)):
             time.sleep(1)
             lags.extend(_lags(service.endpoint))
         after = _rounds(service.endpoint)
-        cpu_s, service_s = _cpu_seconds(worker_pid) - cpu_s, _cpu_seconds(service.pid) - service_s
+        cpu_s, service_s = (
+            process_cpu_seconds(worker_pid) - cpu_s,
+            process_cpu_seconds(service.pid) - service_s,
+        )
     finally:
         stop.set()
         writer.join()
@@ -100,9 +102,9 @@ def _report_idle(worker_pid: int, endpoint: str) -> None:
     deadline = time.monotonic() + 10 * FRESHNESS_S
     while any(_lags(endpoint)) and time.monotonic() < deadline:
         time.sleep(0.5)
-    before_s, start = _cpu_seconds(worker_pid), time.perf_counter()
+    before_s, start = process_cpu_seconds(worker_pid), time.perf_counter()
     time.sleep(IDLE_SECONDS)
-    share = (_cpu_seconds(worker_pid) - before_s) / (time.perf_counter() - start)
+    share = (process_cpu_seconds(worker_pid) - before_s) / (time.perf_counter() - start)
     report(
         f"an idle worker, {TABLES} tables",
         measured=f"{share:.2%} of a core",
@@ -135,11 +137,6 @@ def _rounds(endpoint: str) -> dict[str, float]:
 
 def _lags(endpoint: str) -> list[float]:
     return [value for _, value in _metrics(endpoint, "streamhouse_table_lag_seconds")]
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

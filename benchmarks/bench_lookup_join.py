@@ -11,13 +11,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import median, report, timed
+from benchmarks.harness import family_cpu_seconds, median, report, timed
 from streamhouse.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 
@@ -100,12 +99,12 @@ def _compare(spark: SparkSession, client: StreamhouseClient, kind: str, column: 
     processor: dict[str, list[float]] = {name: [] for name in work}
     for repeat in range(REPEATS + 1):
         for name, make in work.items() if repeat % 2 else reversed(work.items()):
-            before = _cpu_seconds()
+            before = family_cpu_seconds()
             frame = make()
             took = timed(lambda frame=frame: _run(frame))
             if repeat:
                 seconds[name].append(took)
-                processor[name].append(_cpu_seconds() - before)
+                processor[name].append(family_cpu_seconds() - before)
     cpu = {name: median(values) for name, values in processor.items()}
     wall = {name: median(values) for name, values in seconds.items()}
     ratio = cpu["lookup"] / cpu["empty"]
@@ -153,27 +152,6 @@ def _with_a_number(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 def _run(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
-
-
-def _cpu_seconds() -> float:
-    """Return the processor time of Java, Python's workers and the service, ended ones included."""
-    ticks = sum(map(_ticks, _descendants(os.getpid())))
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _ticks(pid: int) -> int:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
-        return 0
-    return sum(map(int, fields[11:15]))
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    yield pid
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            yield from _descendants(int(child))
 
 
 if __name__ == "__main__":

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import median, report, timed
+from benchmarks.harness import family_cpu_seconds, median, report, timed
 from streamhouse.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 
@@ -58,10 +56,10 @@ def _compare(spark: SparkSession, endpoint: str) -> None:
             source = spark.range(ROWS).selectExpr(
                 f"(id * 7919 + {repeat}) % {KEYS} AS k", "1L AS n"
             )
-            before = _cpu_seconds()
+            before = family_cpu_seconds()
             took = timed(lambda kind=kind, source=source: _merge(table, source, kind))
             if repeat:
-                seconds[kind].append(_cpu_seconds() - before)
+                seconds[kind].append(family_cpu_seconds() - before)
                 wall[kind].append(took)
     cpu = {kind: median(found) for kind, found in seconds.items()}
     ratio = cpu["lookup"] / cpu["join"]
@@ -93,26 +91,6 @@ def _fill(client: StreamhouseClient) -> None:
         keys = np.arange(start, start + _CHUNK)
         names = pa.array([f"name {key}" for key in keys])
         client.upsert(TABLE, pa.table([pa.array(keys), names, pa.array(keys)], schema=schema))
-
-
-def _cpu_seconds() -> float:
-    """Return the processor time of Java, Python's workers and the service, ended ones included."""
-    return sum(map(_ticks, _descendants(os.getpid()))) / os.sysconf("SC_CLK_TCK")
-
-
-def _ticks(pid: int) -> int:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
-        return 0
-    return sum(map(int, fields[11:15]))
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    yield pid
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            yield from _descendants(int(child))
 
 
 if __name__ == "__main__":

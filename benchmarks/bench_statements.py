@@ -13,10 +13,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
-from benchmarks.harness import make_rows, median, report
+from benchmarks.harness import family_cpu_seconds, make_rows, median, report
 from streamhouse.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 
@@ -109,28 +108,12 @@ def _take_turns(spark: SparkSession, ways: dict[str, tuple[bool, _Way]]) -> dict
         # Every other turn goes the other way round: what one leaves to the next is shared fairly.
         for name, (is_on, statement) in list(ways.items())[:: 1 if turn % 2 else -1]:
             spark.conf.set(PUSHDOWN, str(is_on).lower())
-            before_s = _family_cpu_seconds()
+            before_s = family_cpu_seconds()
             for _ in range(STATEMENTS):
                 statement()
             if turn >= WARM_UP:
-                taken_ms[name].append((_family_cpu_seconds() - before_s) / STATEMENTS * 1e3)
+                taken_ms[name].append((family_cpu_seconds() - before_s) / STATEMENTS * 1e3)
     return taken_ms
-
-
-def _family_cpu_seconds() -> float:
-    """Return the processor time of this process and all below it, also of those that ended."""
-    times: dict[int, tuple[int, int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = stat.read_text()
-        except OSError:  # ended meanwhile
-            continue
-        fields = text.rpartition(")")[2].split()
-        times[int(stat.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
-    family = {os.getpid()}
-    while more := {pid for pid, (parent, _) in times.items() if parent in family} - family:
-        family |= more
-    return sum(times[pid][1] for pid in family) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -16,13 +16,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.harness import median, report, timed
+from benchmarks.harness import family_cpu_seconds, median, report, timed
 from streamhouse.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
@@ -224,9 +223,9 @@ def _compare(spark: SparkSession, endpoint: str, number: int) -> None:
     processor: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(REPEATS):
         for name, query in sides.items():
-            before = _processor_seconds()
+            before = family_cpu_seconds()
             wall[name].append(timed(_answered(query)))
-            processor[name].append(_processor_seconds() - before)
+            processor[name].append(family_cpu_seconds() - before)
     for what, found in (("seconds", wall), ("processor seconds", processor)):
         mine, theirs, least = (median(found[name]) for name in sides)
         report(
@@ -242,28 +241,6 @@ def _compare(spark: SparkSession, endpoint: str, number: int) -> None:
 
 def _answered(query: Callable[[], DataFrame]) -> Callable[[], object]:
     return lambda: query().collect()
-
-
-def _processor_seconds() -> float:
-    """Return the processor time of this process and its children: the JVM and Python workers."""
-    children = {os.getpid()}
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        # Those that have ended count too, with their parent.
-        parents[int(entry.name)] = (int(fields[1]), sum(map(int, fields[11:15])))
-    is_found = True
-    while is_found:
-        found = {pid for pid, (parent, _) in parents.items() if parent in children} - children
-        children |= found
-        is_found = bool(found)
-    ticks = sum(parents[pid][1] for pid in children if pid in parents)
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _session() -> SparkSession:

@@ -26,6 +26,7 @@ __all__ = [
     "SCHEMA",
     "Result",
     "changing_calls",
+    "family_cpu_seconds",
     "fsynced_write_seconds",
     "make_rows",
     "median",
@@ -152,6 +153,22 @@ def process_cpu_seconds(pid: int) -> float:
     """Return the processor time that another process has taken, all its threads together."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def family_cpu_seconds() -> float:
+    """Return the processor time of this process and all below it, also of those that ended."""
+    times: dict[int, tuple[int, int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:  # ended meanwhile
+            continue
+        fields = text.rpartition(")")[2].split()
+        times[int(stat.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    family = {os.getpid()}
+    while more := {pid for pid, (parent, _) in times.items() if parent in family} - family:
+        family |= more
+    return sum(times[pid][1] for pid in family) / os.sysconf("SC_CLK_TCK")
 
 
 def report(
