@@ -40,6 +40,7 @@ __all__ = [
     "OnError",
     "RejectingCall",
     "Rejects",
+    "RejectsClient",
     "divided_batches",
     "is_rejecting",
     "send_divided",
@@ -49,7 +50,7 @@ OnError = Literal["refuse", "reject"]
 _BATCH_ROWS: Final = 4_096
 
 
-class _Client(Protocol):
+class RejectsClient(Protocol):
     """What is asked of a `StorageClient` here."""
 
     def keep_rejected(self, path: str) -> TableInfo: ...
@@ -72,7 +73,7 @@ class Rejects:
     by the other's id.
     """
 
-    def __init__(self, client: _Client, transaction: Transaction, *, path: str) -> None:
+    def __init__(self, client: RejectsClient, transaction: Transaction, *, path: str) -> None:
         self._client = client
         self._transaction = transaction
         self._path = path

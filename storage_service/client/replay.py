@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from streamhouse.storage_service.client.rejects import Rejects
-from streamhouse.storage_service.client.transactions import StagedRejects, Transaction
+from streamhouse.storage_service.client.rejects import Rejects, RejectsClient
+from streamhouse.storage_service.client.transactions import StagedRejects
 from streamhouse.storage_service.errors import TableNotFoundError
 from streamhouse.storage_service.model.rejected.companion import ID_COLUMN, rejected_path
 from streamhouse.storage_service.model.rejected.division import divide_rows
@@ -38,22 +38,10 @@ class Replayed:
     left: int
 
 
-class _Client(Protocol):
+class _Client(RejectsClient, Protocol):
     """What is asked of a client here."""
 
     def describe_table(self, path: str) -> TableInfo: ...
-
-    def keep_rejected(self, path: str) -> TableInfo: ...
-
-    def begin_transaction(
-        self,
-        path: str,
-        *,
-        operation: str = ...,
-        app_id: str | None = ...,
-        version: int | None = ...,
-        join: bool = ...,
-    ) -> Transaction: ...
 
 
 def replay_rejected(
