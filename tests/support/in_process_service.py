@@ -133,10 +133,12 @@ class InProcessService:
         call = AsgiCall(self.app, method, path, query=query, headers=headers)
         return call, asyncio.ensure_future(call.run())
 
-    async def create_table(self, path: str = "events", **fields: Any) -> dict[str, Any]:
-        """Create a table with `EVENTS` as its schema."""
+    async def create_table(
+        self, path: str = "events", schema: pa.Schema = EVENTS, **fields: Any
+    ) -> dict[str, Any]:
+        """Create a table as `table_descriptor` has it."""
         answer = await self.call(
-            "POST", "/v1/tables", json_body=table_descriptor(path, **fields).to_json()
+            "POST", "/v1/tables", json_body=table_descriptor(path, schema, **fields).to_json()
         )
         assert answer.status == 201, answer.body
         created: dict[str, Any] = answer.json()
@@ -239,9 +241,11 @@ async def in_process_service(
             await manager.close()
 
 
-def table_descriptor(path: str = "events", **fields: Any) -> TableDescriptor:
-    """Return a descriptor of a table of `EVENTS`."""
-    return TableDescriptor(path=TablePath.parse(path), schema=Schema.from_arrow(EVENTS), **fields)
+def table_descriptor(
+    path: str = "events", schema: pa.Schema = EVENTS, **fields: Any
+) -> TableDescriptor:
+    """Return a descriptor of a table, of `EVENTS` if nothing else is said."""
+    return TableDescriptor(path=TablePath.parse(path), schema=Schema.from_arrow(schema), **fields)
 
 
 def event_rows(start: int, end: int) -> pa.RecordBatch:

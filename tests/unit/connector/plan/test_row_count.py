@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 
 from streamhouse.connector.plan.row_count import exact_rows
-from streamhouse.connector.plan.scan_schema import SYSTEM_COLUMNS, change_type_column
 from streamhouse.connector.scan.retraction import UPSERTS
 from streamhouse.connector.scan.scan import (
     DeleteFile,
@@ -21,20 +19,9 @@ from streamhouse.connector.scan.scan import (
 )
 from streamhouse.connector.where.predicate import Constant, Predicate
 from streamhouse.storage_service.model.offsets import OffsetRange
+from tests.support.scan_context import scan_context
 
-_BUCKET, _OFFSET, _TIMESTAMP = SYSTEM_COLUMNS
-CONTEXT = ScanContext(
-    table="db.t",
-    table_id=1,
-    schema_id=0,
-    endpoint="",
-    token=None,
-    output=(),
-    bucket_column=_BUCKET,
-    offset_column=_OFFSET,
-    timestamp_column=_TIMESTAMP,
-    change_type_column=change_type_column(has_changelog=False),
-)
+CONTEXT = scan_context()
 LOG = LogPiece(bucket=0, start=10, end=25)
 LAKE = LakePiece(path="f", file_bytes=100, start_byte=0, end_byte=100, row_count=7)
 RETRACTED = RetractedOffsets(bucket=0, first=12, gap_bytes=1, gaps=b"")
@@ -46,7 +33,6 @@ def test_whole_pieces_know_their_rows() -> None:
     assert exact_rows(LOG, CONTEXT) == 15
     assert exact_rows(LAKE, CONTEXT) == 7
     assert exact_rows(RowsPiece(stream=b"", row_count=3), CONTEXT) == 3
-    assert pa.types.is_integer(_BUCKET.type)
 
 
 @pytest.mark.parametrize(

@@ -10,28 +10,16 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from streamhouse.connector.plan.scan_schema import SYSTEM_COLUMNS, change_type_column
 from streamhouse.connector.plan.splits_read import read_splits, stream_splits
 from streamhouse.connector.plan.table_read import TableScan
 from streamhouse.connector.plan.tier_plan import ReadPlan
 from streamhouse.connector.scan.scan import RowsPiece, ScanContext, Split
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import InvalidRequestError, OffsetOutOfRangeError
+from tests.support.scan_context import scan_context
 
-_BUCKET, _OFFSET, _TIMESTAMP = SYSTEM_COLUMNS
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
-CONTEXT = ScanContext(
-    table="db.t",
-    table_id=1,
-    schema_id=0,
-    endpoint="",
-    token=None,
-    output=(),
-    bucket_column=_BUCKET,
-    offset_column=_OFFSET,
-    timestamp_column=_TIMESTAMP,
-    change_type_column=change_type_column(has_changelog=False),
-)
+CONTEXT = scan_context()
 CLIENT = cast(StorageClient, None)
 
 

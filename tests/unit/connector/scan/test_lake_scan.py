@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streamhouse.connector.plan.scan_schema import SYSTEM_COLUMNS, change_type_column
+from streamhouse.connector.plan.scan_schema import SYSTEM_COLUMNS
 from streamhouse.connector.scan.lake_scan import read_lake_piece, row_group_start
 from streamhouse.connector.scan.scan import DeleteFile, LakePiece, ScanColumn, ScanContext
 from streamhouse.connector.where.parser import parse_predicate
@@ -20,6 +20,7 @@ from streamhouse.storage_service.errors import CorruptDataError, SnapshotNotFoun
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import Schema
+from tests.support.scan_context import scan_context
 
 FILES = LakeFilesystem({})
 ID = ScanColumn(name="id", type=pa.int64(), nullable=False, field_id=1)
@@ -28,22 +29,7 @@ BUCKET, OFFSET, TIMESTAMP = SYSTEM_COLUMNS
 
 
 def context(*output: ScanColumn, **more: Any) -> ScanContext:
-    return replace(
-        ScanContext(
-            table="db.t",
-            table_id=1,
-            schema_id=0,
-            endpoint="",
-            token=None,
-            output=output or (ID, NAME),
-            bucket_column=BUCKET,
-            offset_column=OFFSET,
-            timestamp_column=TIMESTAMP,
-            change_type_column=change_type_column(has_changelog=False),
-            lake_snapshot_id=77,
-        ),
-        **more,
-    )
+    return scan_context(**{"output": output or (ID, NAME), "lake_snapshot_id": 77, **more})
 
 
 def lake_rows(count: int, *, bucket: int = 0) -> dict[ScanColumn, pa.Array]:

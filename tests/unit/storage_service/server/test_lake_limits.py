@@ -34,14 +34,8 @@ def _rows(price: int = 1, at: int = 0, id_: int = 1) -> pa.RecordBatch:
 
 
 async def _create(service: InProcessService, path: str, **fields: Any) -> None:
-    descriptor = TableDescriptor(
-        path=TablePath.parse(path),
-        schema=Schema.from_arrow(SCHEMA),
-        partitioned_by=(PartitionField.parse("hour(at)"), PartitionField.parse("truncate(10, id)")),
-        **fields,
-    )
-    answer = await service.call("POST", "/v1/tables", json_body=descriptor.to_json())
-    assert answer.status == 201, answer.body
+    partitioned_by = (PartitionField.parse("hour(at)"), PartitionField.parse("truncate(10, id)"))
+    await service.create_table(path, SCHEMA, partitioned_by=partitioned_by, **fields)
 
 
 async def _stage(service: InProcessService, path: str, body: bytes) -> Any:

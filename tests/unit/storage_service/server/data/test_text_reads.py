@@ -11,8 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
 from tests.support.in_process_service import InProcessService, in_process_service
 
@@ -29,11 +27,7 @@ async def service(tmp_path: Path) -> AsyncIterator[InProcessService]:
 
 
 async def _create(service: InProcessService, primary_key: tuple[str, ...] = ()) -> None:
-    descriptor = TableDescriptor(
-        path=TablePath.parse("sizes"), schema=Schema.from_arrow(SIZES), primary_key=primary_key
-    )
-    answer = await service.call("POST", "/v1/tables", json_body=descriptor.to_json())
-    assert answer.status == 201, answer.body
+    await service.create_table("sizes", SIZES, primary_key=primary_key)
 
 
 async def _write(service: InProcessService, verb: str, *rows: Mapping[str, Any]) -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from tests.support.asgi_call import AsgiAnswer
 from tests.support.in_process_service import InProcessService, in_process_service
 
@@ -32,14 +30,8 @@ async def service(tmp_path: Path) -> AsyncIterator[InProcessService]:
 
 
 async def _create(service: InProcessService, verb: str) -> None:
-    descriptor = TableDescriptor(
-        path=TablePath.parse("sizes"),
-        schema=Schema.from_arrow(SIZES),
-        primary_key=("id",) if verb == "upsert" else (),
-        bucket_count=2,
-    )
-    answer = await service.call("POST", "/v1/tables", json_body=descriptor.to_json())
-    assert answer.status == 201, answer.body
+    key = ("id",) if verb == "upsert" else ()
+    await service.create_table("sizes", SIZES, primary_key=key, bucket_count=2)
 
 
 async def _write(
