@@ -83,7 +83,7 @@ def run(
     writer = frame.writeStream.foreachBatch(sink).options(**checkpointed(folder))
     query: StreamingQuery = writer.trigger(availableNow=True).start()
     if wait:
-        query.awaitTermination(180)
+        query.awaitTermination()
     return query
 
 
@@ -182,7 +182,7 @@ def test_a_stream_resumes_in_the_middle_of_its_bootstrap(world: SparkWorld, tmp_
 
     query = run(world.stream(table.path, maxOffsetsPerTrigger=1_000), first, tmp_path, wait=False)
     with pytest.raises(Exception, match="as planned"):
-        query.awaitTermination(180)
+        query.awaitTermination()
     # What is read next has changed meanwhile, and the lake has moved on.
     table.change()
     world.tier(table.path)
@@ -221,6 +221,6 @@ def test_the_changes_of_one_table_make_another(world: SparkWorld, tmp_path: Path
 
     writer = world.stream(table.path).writeStream.format("streamhouse")
     writer = writer.option("endpoint", world.endpoint).options(**checkpointed(tmp_path))
-    writer.trigger(availableNow=True).start(copy).awaitTermination(180)
+    writer.trigger(availableNow=True).start(copy).awaitTermination()
 
     assert found(world.load(copy)) == table.expected

@@ -53,7 +53,7 @@ def run_available(
     world: SparkWorld, path: str, sink: Batches, checkpoint: Path, **options: Any
 ) -> StreamingQuery:
     query = start(world, path, sink, checkpoint, trigger={"availableNow": True}, **options)
-    assert query.awaitTermination(120)
+    query.awaitTermination()
     return query
 
 
@@ -89,7 +89,7 @@ def test_a_failed_batch_is_replayed_from_the_lake_when_its_rows_left_the_log(
     first = Batches(fail_at=1)
     query = start(world, path, first, tmp_path, maxOffsetsPerTrigger=1_000)
     with pytest.raises(Exception, match="as planned"):
-        query.awaitTermination(120)
+        query.awaitTermination()
     failed = first.seen[-1]
     world.tier(path)
     world.append(path, 3_000, 6_000)

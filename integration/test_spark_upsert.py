@@ -138,7 +138,7 @@ def test_a_stream_upserts(world: SparkWorld, tmp_path: Path) -> None:
 
     query = writer.trigger(availableNow=True).start(path)
 
-    assert query.awaitTermination(120)
+    query.awaitTermination()
     assert rows_of(world, path, range(100)) == [(id_, 900 + id_) for id_ in range(100)]
 
 
@@ -161,7 +161,7 @@ def test_the_changes_of_one_table_feed_another(world: SparkWorld, tmp_path: Path
         frame = world.stream(source, maxOffsetsPerTrigger=150)
         writer = frame.writeStream.format("streamhouse").option("endpoint", world.endpoint)
         writer = writer.option("checkpointLocation", str(tmp_path))
-        assert writer.trigger(availableNow=True).start(followed).awaitTermination(120)
+        writer.trigger(availableNow=True).start(followed).awaitTermination()
 
     change(0)
     world.tier(source)
