@@ -67,7 +67,7 @@ QUIET_MS: Final = 10 * 60 * 1000
 """A lake table that another service tiered to less than this ago may still be in use."""
 
 ATTEMPTS_MAX: Final = 3
-_ELSE: Final = "import it as another table, which copies the rows"
+_ELSE: Final = "import it as another table (`--as DB.TABLE`), which copies the rows"
 
 
 @dataclass(frozen=True, kw_only=True)
