@@ -23,15 +23,20 @@ from tests.support.service_process import ServiceProcess
 pytestmark = pytest.mark.slow
 
 
-def _refused(*arguments: str) -> str:
-    """Start a service that must refuse to start; return its one line on stderr."""
-    done = subprocess.run(
+def _started(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Start a service that must refuse to start."""
+    return subprocess.run(
         [sys.executable, "-c", "from streamhouse.cli import main; main()", "serve", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+def _refused(*arguments: str) -> str:
+    """Start a service that must refuse to start; return its one line on stderr."""
+    done = _started(*arguments)
     assert done.returncode == 1, done
     assert done.stdout == ""
     (line,) = done.stderr.strip().splitlines()
@@ -137,7 +142,6 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
     [
         (["--host", "0.0.0.0"], "host '0.0.0.0' is reachable from other machines: give --token-f"),
         (["--token-file", "nope"], "token file nope cannot be read"),
-        (["--tables-max", "many"], "--tables-max = 'many' must be a number of tables"),
         (["--catalog-property", "uri"], "--catalog-property 'uri' must be KEY=VALUE"),
     ],
 )
@@ -145,6 +149,16 @@ def test_a_wrong_option_is_one_clear_line(
     tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     assert _refused("--data-dir", str(tmp_path), *arguments).startswith(f"streamhouse: {message}")
+
+
+def test_a_value_that_cannot_be_read_is_refused_as_an_option_that_there_is_not(
+    tmp_path: Path,
+) -> None:
+    done = _started("--data-dir", str(tmp_path), "--tables-max", "many")
+
+    assert done.returncode == 2, done
+    assert done.stderr.endswith("\nError: --tables-max = 'many' must be a number of tables\n")
+    assert done.stdout == ""
 
 
 def test_an_empty_token_file_is_refused(tmp_path: Path) -> None:
