@@ -100,10 +100,12 @@ class Shards:
         *,
         each: Each = map,
         figures: Callable[[], dict[str, Any] | None] = lambda: None,
+        load_millicores: Callable[[], int] | None = None,
     ) -> None:
         """Know the others by what is in the store.
 
-        `each` reads many leases, as it does for `ShardDirectory`; `figures` are of the own journal.
+        `each` reads many leases, as it does for `ShardDirectory`; `figures` are of the own journal;
+        `load_millicores` is of this shard, without it of this process.
         """
         self.peers = peers
         self.figures = figures
@@ -113,7 +115,7 @@ class Shards:
         self._owners = owners
         self._manager = manager
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="shards")
-        self._load = _Load()
+        self._load_millicores = load_millicores or _Load().millicores
         self._recorded: ShardRecord | None = None
         self._elsewhere_last: dict[TablePath, str] = {}
         self._endpoints: list[str] = []
@@ -271,7 +273,7 @@ class Shards:
         """Say how this shard is, if it is otherwise than it said last; release what is left."""
         record = ShardRecord(
             shard=self.own,
-            load_millicores=self._load.millicores(),
+            load_millicores=self._load_millicores(),
             table_count=len(self._manager.list_tables(None)),
         )
         await self._manager.release_names()

@@ -217,7 +217,8 @@ async def in_process_service(
         )
         shards, moves = None, None
         if directory is not None and owners is not None and peers is not None:
-            shards = Shards(directory, owners, manager, peers)
+            # All are this process: its load says nothing of one of them.
+            shards = Shards(directory, owners, manager, peers, load_millicores=lambda: 0)
             if store is not None:
                 moves = MoveDesk(TableMoves(manager, directory, store), shards, settings)
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
@@ -60,21 +59,24 @@ class ThreadRunner:
         on_rows: Callable[[int], None],
         is_cancelled: Callable[[], bool],
     ) -> list[_Result]:
-        has_failed = threading.Event()
-        with ThreadPoolExecutor(self._parallelism, thread_name_prefix="tiering-task") as pool:
-            futures = [
-                pool.submit(
-                    function,
-                    task,
-                    on_rows=on_rows,
-                    is_cancelled=lambda: has_failed.is_set() or is_cancelled(),
-                )
-                for task in tasks
-            ]
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            errors = [error for future in done if (error := future.exception()) is not None]
+        errors: list[BaseException] = []
+
+        def attempt(task: Any) -> _Result:
             if errors:
-                has_failed.set()
+                raise errors[0]
+            try:
+                return function(
+                    task, on_rows=on_rows, is_cancelled=lambda: bool(errors) or is_cancelled()
+                )
+            except BaseException as error:
+                # Here, not where it is waited for: the next task must not begin meanwhile.
+                errors.append(error)
+                raise
+
+        with ThreadPoolExecutor(self._parallelism, thread_name_prefix="tiering-task") as pool:
+            futures = [pool.submit(attempt, task) for task in tasks]
+            wait(futures, return_when=FIRST_EXCEPTION)
+            if errors:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise errors[0]
             return [future.result() for future in futures]
