@@ -30,7 +30,7 @@ class Follower:
         stream = self._world.stream(self._path, maxOffsetsPerTrigger="100", **self._options)
         writer = stream.writeStream.foreachBatch(self._collect).trigger(availableNow=True)
         query = writer.option("checkpointLocation", self._checkpoint).start()
-        assert query.awaitTermination(120)
+        query.awaitTermination()
         return sorted(self.seen)
 
     def _collect(self, frame: DataFrame, _: int) -> None:

@@ -161,7 +161,7 @@ def test_a_micro_batch_committed_but_not_checkpointed_is_replayed_to_nothing(
 
     def run() -> None:
         frame = world.stream(source, maxOffsetsPerTrigger=600, columns="id")
-        assert start(frame, tmp_path).awaitTermination(120)
+        start(frame, tmp_path).awaitTermination()
 
     run()
     commits = sorted((int(p.name), p) for p in (tmp_path / "commits").iterdir()
@@ -184,7 +184,7 @@ def test_tasks_of_a_micro_batch_that_are_retried_write_once(
     source, path = world.table(rows=2_000, bucket_count=2), log_table(world, "once.stream_retries")
     frame = failing(world.stream(source, maxOffsetsPerTrigger=600, columns="id"), attempts=1)
 
-    assert sink_writer(world, path)(frame, tmp_path).awaitTermination(120)
+    sink_writer(world, path)(frame, tmp_path).awaitTermination()
 
     assert world.ids(world.load(path)) == list(range(2_000))
 

@@ -19,7 +19,7 @@ def _run(world: SparkWorld, path: str, checkpoint: Path, **options: object) -> S
     writer = world.stream(path, **options).writeStream.format("noop")
     writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
     query = writer.start()
-    assert query.awaitTermination(300)
+    query.awaitTermination()
     return query
 
 

@@ -112,7 +112,7 @@ def test_a_stream_behind_an_overwrite_says_so_or_skips(world: SparkWorld, tmp_pa
         writer = frame.writeStream.format("streamhouse").option("endpoint", world.endpoint)
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.trigger(availableNow=True).start(path)
-        assert query.awaitTermination(120)
+        query.awaitTermination()
 
     run()
     world.append(source, 10, 20)
@@ -134,7 +134,7 @@ def test_a_stream_writes_every_row_once(world: SparkWorld, tmp_path: Path) -> No
         writer = frame.writeStream.format("streamhouse").option("endpoint", world.endpoint)
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.trigger(availableNow=True).start(path)
-        assert query.awaitTermination(120)
+        query.awaitTermination()
 
     run()
     world.append(source, 3_000, 3_500)
