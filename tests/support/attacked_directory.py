@@ -23,6 +23,7 @@ from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.runtime import clock_us
+from streamhouse.storage_service.engine.transactions.open_transaction import check_parts
 from streamhouse.storage_service.engine.upkeep.retention import apply_retention
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
@@ -437,7 +438,7 @@ async def _judge_table(
     try:
         for transaction_id, parts in truth.staged.items():
             transactions.status(transaction_id)
-            transactions._check_parts(transactions._open[transaction_id], parts)
+            check_parts(transactions._open[transaction_id], parts, table=path)
     except StreamhouseError as error:
         # Nothing of it was committed, and who stages it again loses nothing.
         return Verdict("refused", error.message)
