@@ -52,20 +52,23 @@ def shown(loaded: DataFrame) -> DataFrame:
         return loaded.drop(PLANNED_COLUMN)
     from pyspark.sql.classic.column import Column
 
-    spark = loaded.sparkSession
-    jvm: Any = spark._jvm
+    # Each part of such a name is a call to the JVM.
+    catalyst: Any = loaded.sparkSession._jvm.org.apache.spark.sql  # type: ignore[union-attr]
+    make_decimal = catalyst.catalyst.expressions.MakeDecimal
+    column_of = catalyst.classic.ExpressionUtils.column
     made: Any = loaded
     output = made._jdf.queryExecution().analyzed().output()
     columns = []
     for place, field in enumerate(fields):
+        if field.name == PLANNED_COLUMN:
+            continue
         found = output.apply(place)
         if _PRECISION in field.metadata:
-            found = jvm.org.apache.spark.sql.catalyst.expressions.MakeDecimal(
-                found, field.metadata[_PRECISION], field.metadata[_SCALE], False
-            )
-        if field.name != PLANNED_COLUMN:
-            column = Column(jvm.org.apache.spark.sql.classic.ExpressionUtils.column(found))
-            columns.append(column.alias(field.name) if _PRECISION in field.metadata else column)
+            precision, scale = field.metadata[_PRECISION], field.metadata[_SCALE]
+            found = column_of(make_decimal(found, precision, scale, False)).alias(field.name)
+        else:
+            found = column_of(found)
+        columns.append(Column(found))
     return loaded.select(*columns)
 
 

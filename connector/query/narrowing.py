@@ -164,10 +164,10 @@ class QueryTable:
         if where is not None:
             options["where"] = where if own is None else f"({own}) AND {where}"
         frame = self._load(options)
+        nothing = F.lit(None)
+        nulls = {kind: nothing.cast(kind) for kind in {f.dataType for f in fields}}
         shown = [
-            F.col(quoted(found.name))
-            if found.name in columns
-            else F.lit(None).cast(found.dataType).alias(found.name)
+            quoted(found.name) if found.name in columns else nulls[found.dataType].alias(found.name)
             for found in fields
         ]
         return frame.select(*shown), Pushed(self.name, columns, options.get("where"))
