@@ -298,6 +298,9 @@ class RocksdbStore:
         except (MemoryError, TypeError, ValueError):
             raise
         except Exception as error:
+            if self._closed and not is_closing and "mutably borrowed" in str(error):
+                # Who closes has it at this moment.
+                raise UnavailableError(f"{self._path} is closed") from error
             ours = _translated(self._path, error)
             if isinstance(ours, CorruptDataError):
                 ours = self.on_damage(ours)

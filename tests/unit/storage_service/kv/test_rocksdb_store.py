@@ -78,6 +78,23 @@ def test_who_closes_waits_for_reads_under_way_and_lets_go_of_the_files(tmp_path:
     RocksdbStore(tmp_path / "kv", table_id=3, bucket=1).close()
 
 
+def test_a_read_at_the_moment_of_closing_says_that_it_is_closed(tmp_path: Path) -> None:
+    store = RocksdbStore(tmp_path / "kv", table_id=3, bucket=1)
+
+    class Closing:
+        def get(self, keys: list[bytes]) -> list[bytes]:
+            store.close()
+            raise RuntimeError("Already mutably borrowed")
+
+        def close(self) -> None:
+            pass
+
+    store._db = Closing()  # type: ignore[assignment]
+
+    with pytest.raises(UnavailableError, match="is closed"):
+        store.get_few([b"a", b"b"])
+
+
 def test_a_scan_that_is_not_read_to_its_end_keeps_no_files_of_a_closed_store(
     tmp_path: Path,
 ) -> None:
