@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,20 +17,23 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.rejected.division import Divided
 from streamhouse.storage_service.model.rejected.row_splitter import BadRow, cast_values
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = [
-    "NOTHING_DELETED",
-    "NOTHING_WRITTEN",
     "DividedText",
     "TextBounds",
     "as_values",
-    "row_width",
+    "nested_bytes",
+    "nothing_done",
     "unhexed",
+    "width_of",
 ]
 
-NOTHING_WRITTEN: Final = "nothing was written, and on_error=reject would keep such rows"
-NOTHING_DELETED: Final = "nothing was deleted"
+
+def nothing_done(*, is_delete: bool) -> str:
+    """Return how the refusal of a row ends: the rows before it are not stored either."""
+    if is_delete:
+        return "nothing was deleted"
+    return "nothing was written, and on_error=reject would keep such rows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,7 @@ class DividedText:
         column = "" if row.column is None else f", column '{row.column}'"
         return SchemaMismatchError(
             f"{self.bounds.what}: line {line}{column}: {row.reason};"
-            f" {NOTHING_DELETED if self.bounds.key else NOTHING_WRITTEN}"
+            f" {nothing_done(is_delete=bool(self.bounds.key))}"
         )
 
     def divided(self) -> Divided:
@@ -107,9 +110,41 @@ def _with_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.append_column(CHANGE_TYPE_COLUMN, pa.array(["+U"] * batch.num_rows, pa.string()))
 
 
-def row_width(table: TableInfo) -> int:
-    """Return at most how many bytes a row without values takes."""
-    return sum(_width(column.type) for column in table.schema.columns)
+def width_of(types: Iterable[pa.DataType]) -> int:
+    """Return at most how many bytes a row of such columns takes that has no values."""
+    return sum(_width(t) for t in types)
+
+
+def nested_bytes(row: Mapping[str, Any], types: Mapping[str, pa.DataType]) -> int:
+    """Return about how many bytes the elements in a row's lists and maps take as Arrow's.
+
+    A null in a list is as wide as its other elements, and was four letters.
+    """
+    return sum(
+        _elements_bytes(row[name], t)
+        for name, t in types.items()
+        if pa.types.is_nested(t) and row.get(name) is not None
+    )
+
+
+def _elements_bytes(value: Any, t: pa.DataType) -> int:
+    if pa.types.is_struct(t):
+        return nested_bytes(value, {f.name: f.type for f in t}) if isinstance(value, dict) else 0
+    if not isinstance(value, list | dict):
+        return 0
+    if pa.types.is_map(t):
+        inner = t.item_type
+        items = list(value.values()) if isinstance(value, dict) else [_item(p) for p in value]
+    else:
+        inner, items = t.value_type, list(value)
+    inside = 0
+    if pa.types.is_nested(inner):
+        inside = sum(_elements_bytes(item, inner) for item in items if item is not None)
+    return len(items) * _width(inner) + inside
+
+
+def _item(pair: Any) -> Any:
+    return pair[1] if isinstance(pair, list) and len(pair) > 1 else None
 
 
 def _width(t: pa.DataType) -> int:

@@ -26,9 +26,10 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.rejected.division import Divided, divide
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.server.text.text_rows import (
+from streamhouse.storage_service.text.text_rows import (
     DividedText,
     TextBounds,
+    nothing_done,
     unhexed,
 )
 
@@ -104,7 +105,8 @@ def _header(body: bytes, table: TableInfo, bounds: TextBounds) -> Sequence[str]:
             continue
         if bounds.key and name not in bounds.key:
             raise UnknownColumnError(
-                f"{what}: line 1: {bounds.whose} has no column '{name[:100]}'; nothing was deleted"
+                f"{what}: line 1: {bounds.whose} has no column '{name[:100]}';"
+                f" {nothing_done(is_delete=True)}"
             )
         column = table.schema.column(name, table=str(table.path))
         if pa.types.is_nested(column.type):
