@@ -17,11 +17,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final
 
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import InvalidSchemaError, UnknownOptionError, suggestion
+from streamhouse.storage_service.model.property_choice import property_choice
 from streamhouse.storage_service.model.schema import Column, Schema
 
 __all__ = [
@@ -141,10 +142,10 @@ class MergeRules:
                 f"table '{table}': property {next(iter(given))} needs a primary key, and the table"
                 " has none"
             )
-        engine = _choice(MergeEngine, given, _ENGINE, MergeEngine.LAST_ROW, table=table)
+        engine = property_choice(MergeEngine, given, _ENGINE, MergeEngine.LAST_ROW, table=table)
         return cls(
             engine=engine,
-            image=_choice(ChangelogImage, given, _IMAGE, ChangelogImage.FULL, table=table),
+            image=property_choice(ChangelogImage, given, _IMAGE, ChangelogImage.FULL, table=table),
             delete_behavior=_delete_behavior(given, engine, table=table),
             version_column=_version_column(given, engine, schema, primary_key, table=table),
             aggregates=_aggregates(given, engine, schema, primary_key, table=table),
@@ -160,28 +161,11 @@ def is_merge_property(key: str) -> bool:
     )
 
 
-_Choice = TypeVar("_Choice", bound=StrEnum)
-
-
-def _choice(
-    kind: type[_Choice], given: Mapping[str, str], key: str, default: _Choice, *, table: str
-) -> _Choice:
-    text = given.get(key, default.value).strip().lower()
-    try:
-        return kind(text)
-    except ValueError:
-        known = [choice.value for choice in kind]
-        raise UnknownOptionError(
-            f"table '{table}': property {key} = '{given[key]}' is not one of"
-            f" {', '.join(known)}{suggestion(text, known)}"
-        ) from None
-
-
 def _delete_behavior(
     given: Mapping[str, str], engine: MergeEngine, *, table: str
 ) -> DeleteBehavior:
     default = DeleteBehavior.ALLOW if engine is MergeEngine.LAST_ROW else DeleteBehavior.IGNORE
-    behavior = _choice(DeleteBehavior, given, _DELETE, default, table=table)
+    behavior = property_choice(DeleteBehavior, given, _DELETE, default, table=table)
     if behavior is DeleteBehavior.ALLOW and engine in (
         MergeEngine.FIRST_ROW,
         MergeEngine.VERSIONED,

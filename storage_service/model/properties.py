@@ -8,6 +8,10 @@ from typing import Any, Final
 
 from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError, suggestion
 from streamhouse.storage_service.model.merge_engine import MERGE_PROPERTY_HELP, is_merge_property
+from streamhouse.storage_service.model.records.record_format import (
+    RECORD_PROPERTY_HELP,
+    is_record_property,
+)
 from streamhouse.storage_service.model.values.units import (
     parse_boolean,
     parse_bytes,
@@ -156,7 +160,7 @@ class TableProperties:
     """The typed properties of one table, defaults filled in.
 
     How a primary key table merges rows is in `MergeRules`, what its batch layout is in
-    `BatchLayout`; here those properties are only known.
+    `BatchLayout`, what Kafka's records are to it in `RecordFormat`; here those are only known.
 
     A `datalake_batch_freshness_ms` of 0: the batch layout gets its rows in every round.
     """
@@ -192,8 +196,9 @@ class TableProperties:
     def parse(cls, properties: Mapping[str, str], *, table: str) -> TableProperties:
         """Read and check `properties`; raises for an unknown key or a bad value, naming both."""
         for key in properties:
-            if key not in _PROPERTIES and not is_merge_property(key):
-                known = [*_PROPERTIES, *MERGE_PROPERTY_HELP]
+            is_of_others = is_merge_property(key) or is_record_property(key)
+            if key not in _PROPERTIES and not is_of_others:
+                known = [*_PROPERTIES, *MERGE_PROPERTY_HELP, *RECORD_PROPERTY_HELP]
                 raise UnknownOptionError(
                     f"table '{table}': unknown property '{key}'"
                     f"{suggestion(key, known)} (known: {', '.join(known)})"

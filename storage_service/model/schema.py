@@ -286,6 +286,16 @@ class Column:
         return value | ({"comment": self.comment} if self.comment else {})
 
 
+def _has_required_part(t: pa.DataType) -> bool:
+    """Whether something inside values of a type must not be null, as the keys of a map."""
+    if not pa.types.is_nested(t):
+        return False
+    if pa.types.is_map(t):
+        return True
+    parts = list(t) if pa.types.is_struct(t) else [t.value_field]
+    return any(not part.nullable or _has_required_part(part.type) for part in parts)
+
+
 @dataclass(frozen=True, slots=True)
 class Schema:
     """The columns of a table in user order."""
@@ -298,14 +308,14 @@ class Schema:
     strict_columns: Sequence[tuple[int, Column]] = dataclasses.field(
         init=False, repr=False, compare=False
     )
-    """Those in which a null may be wrong, with their positions: required ones, and nested ones."""
+    """Those in which a null may be wrong, with their positions: required, or with such a part."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {column.name: column for column in self.columns})
         strict = [
             (position, column)
             for position, column in enumerate(self.columns)
-            if not column.nullable or pa.types.is_nested(column.type)
+            if not column.nullable or _has_required_part(column.type)
         ]
         object.__setattr__(self, "strict_columns", strict)
         if not self.columns:

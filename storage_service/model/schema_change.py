@@ -40,6 +40,10 @@ from streamhouse.storage_service.model.nested_fields import (
     with_field,
     with_type,
 )
+from streamhouse.storage_service.model.records.record_format import (
+    record_columns,
+    with_renamed_column,
+)
 from streamhouse.storage_service.model.schema import (
     Column,
     Schema,
@@ -54,6 +58,7 @@ __all__ = [
     "convert_rows",
     "in_current_version",
     "read_stored",
+    "replace_columns",
     "stored_version_of",
     "version_of",
 ]
@@ -92,6 +97,24 @@ def change_schema(info: TableInfo, changes: Sequence[Mapping[str, Any]]) -> Tabl
     versions = {**info.schema_versions, info.schema_id + 1: state.descriptor.schema}
     return dataclasses.replace(
         info, descriptor=state.descriptor, schema_id=info.schema_id + 1, schema_versions=versions
+    )
+
+
+def replace_columns(info: TableInfo, descriptor: TableDescriptor) -> TableInfo:
+    """Return a table that never had a row with the columns and properties of another description.
+
+    The earlier versions of its schema are left out: rows of them, which somebody may still send,
+    are refused. The new columns have ids of their own.
+    """
+    next_id = max(info.column_ids) + 1
+    columns = tuple(
+        dataclasses.replace(column, id=column_id)
+        for column_id, column in enumerate(descriptor.schema.columns, start=next_id)
+    )
+    changed = dataclasses.replace(descriptor, schema=Schema(columns))
+    check_new_schema(changed.schema, table=str(info.path))
+    return dataclasses.replace(
+        info, descriptor=changed, schema_id=info.schema_id + 1, schema_versions={}
     )
 
 
@@ -361,7 +384,9 @@ class _Change:
             bucket_key=renamed(descriptor.bucket_key),
             partitioned_by=partitioned_by,
             properties={
-                **_renamed_properties(descriptor.properties, name, new),
+                **with_renamed_column(
+                    _renamed_properties(descriptor.properties, name, new), name, new
+                ),
                 **({} if layout is None else layout.renamed(name, new)),
             },
         )
@@ -414,6 +439,10 @@ class _Change:
             "the lake partitioning": [field.column for field in descriptor.partitioned_by],
             "the batch layout": () if layout is None else layout.columns,
             "property " + _VERSION_COLUMN: [descriptor.properties.get(_VERSION_COLUMN)],
+            **{
+                f"property {key}": named
+                for key, named in record_columns(descriptor.properties).items()
+            },
         }
         for use, names in uses.items():
             if name in names:

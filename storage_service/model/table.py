@@ -25,6 +25,7 @@ from streamhouse.storage_service.model.merge_engine import (
 from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
 from streamhouse.storage_service.model.partitioning import BatchLayout, PartitionField
 from streamhouse.storage_service.model.properties import TableProperties
+from streamhouse.storage_service.model.records.record_format import RecordFormat, is_record_property
 from streamhouse.storage_service.model.schema import Schema, type_name
 from streamhouse.storage_service.model.values.notebook import html_table
 
@@ -114,6 +115,7 @@ class TableDescriptor:
     bucket_key: tuple[str, ...] = ()
     partitioned_by: tuple[PartitionField, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
+    _record_format: RecordFormat = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         table = str(self.path)
@@ -148,6 +150,10 @@ class TableDescriptor:
         self._check_lake_properties()
         self.batch_layout()
         self.merge_rules()
+        record_format = RecordFormat.parse(
+            self.properties, schema=self.schema, primary_key=self.primary_key, table=table
+        )
+        object.__setattr__(self, "_record_format", record_format)
 
     def _check_lake_properties(self) -> None:
         where = f"table '{self.path}': property"
@@ -181,6 +187,10 @@ class TableDescriptor:
             primary_key=self.primary_key,
             table=str(self.path),
         )
+
+    def record_format(self) -> RecordFormat:
+        """Return what Kafka's records are to the table."""
+        return self._record_format
 
     @property
     def effective_bucket_key(self) -> tuple[str, ...]:
@@ -304,11 +314,14 @@ class TableInfo:
 
     `table_id` is never reused, so a table dropped and created again is another table.
     `schema_versions` has every schema the table ever had, by schema id, the current one too; rows
-    in the log are of the version they were written with.
+    in the log are of the version they were written with. Only versions that never had a row are
+    left out (`replace_columns`).
     `nodes` maps every bucket to the endpoint serving it, one for all buckets of a table; clients
     route by it. An empty string is the endpoint that answered. `adopted_from` has the ids under
     which other services had the table, each with the end offsets per bucket up to which the rows of
-    that one are this one's.
+    that one are this one's. `partition_names` has the names of partition fields that lake tables of
+    it may have had before its last change, in lower case, each with the id of the column that it is
+    the identity of, else None.
     """
 
     descriptor: TableDescriptor
@@ -318,6 +331,7 @@ class TableInfo:
     nodes: Mapping[int, str] = field(default_factory=dict)
     schema_versions: Mapping[int, Schema] = field(default_factory=dict)
     adopted_from: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    partition_names: Mapping[str, int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.schema_versions:
@@ -404,8 +418,8 @@ class TableInfo:
     def in_version(self, schema_id: int) -> TableInfo:
         """Return the table as readers of this version of its schema know it.
 
-        Keys have their names of that version. How rows are merged is left out: it does not concern
-        readers, and its properties name columns of the current version.
+        Keys have their names of that version. How rows are merged and what records are is left
+        out: it does not concern readers, and its properties name columns of the current version.
         """
         if schema_id == self.schema_id:
             return self
@@ -425,7 +439,7 @@ class TableInfo:
             properties={
                 key: value
                 for key, value in self.descriptor.properties.items()
-                if not is_merge_property(key)
+                if not is_merge_property(key) and not is_record_property(key)
             },
         )
         return replace(self, descriptor=descriptor, schema_id=schema_id)
@@ -434,9 +448,11 @@ class TableInfo:
         """Return one version of the schema; raises `InvalidRequestError` if there is none."""
         schema = self.schema_versions.get(schema_id)
         if schema is None:
+            first = min(self.schema_versions)
+            replaced = ", which took the place of columns that never had a row" if first else ""
             raise InvalidRequestError(
-                f"table '{self.path}' has no schema version {schema_id}; it has 0 to"
-                f" {self.schema_id}"
+                f"table '{self.path}' has no schema version {schema_id}; it has {first} to"
+                f" {self.schema_id}{replaced}"
             )
         return schema
 
@@ -453,6 +469,7 @@ class TableInfo:
         return {
             **self.descriptor.to_json(),
             **({"adopted_from": adopted_from} if adopted_from else {}),
+            **({"partition_names": dict(self.partition_names)} if self.partition_names else {}),
             "table_id": self.table_id,
             "schema_id": self.schema_id,
             "created_at_us": self.created_at_us,
@@ -474,6 +491,7 @@ class TableInfo:
             "nodes",
             "schema_versions",
             "adopted_from",
+            "partition_names",
         }
         descriptor = TableDescriptor.from_json({k: v for k, v in value.items() if k not in own})
         schema_id = int(value["schema_id"])
@@ -491,5 +509,9 @@ class TableInfo:
             adopted_from={
                 int(table_id): offsets_from_json(ends)
                 for table_id, ends in value.get("adopted_from", {}).items()
+            },
+            partition_names={
+                str(name): None if source is None else int(source)
+                for name, source in value.get("partition_names", {}).items()
             },
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["Convert", "Places", "converted", "first_bad"]
+__all__ = ["Convert", "Places", "converted", "entries_of", "first_bad", "offsets_of"]
 
 Convert = Callable[[pa.Array, pa.DataType], pa.Array]
 """Makes values that are not nested those of another type; raises `ArrowInvalid`."""
@@ -39,13 +39,12 @@ def converted(
         )
     if pa.types.is_list(wanted) and pa.types.is_list(given):
         values = converted(array.flatten(), wanted.value_type, convert, places=places)
-        return pa.ListArray.from_arrays(_offsets(array), values, wanted, mask=array.is_null())
+        return pa.ListArray.from_arrays(offsets_of(array), values, wanted, mask=array.is_null())
     if pa.types.is_map(wanted) and pa.types.is_map(given):
-        fields = [pa.field("key", given.key_type), pa.field("value", given.item_type)]
-        entries = array.cast(pa.list_(pa.struct(fields)))
+        entries = entries_of(array)
         keys, items = entries.flatten().flatten()
         return pa.MapArray.from_arrays(
-            _offsets(entries),
+            offsets_of(entries),
             converted(keys, wanted.key_type, convert, places=places),
             converted(items, wanted.item_type, convert, places=places),
             type=wanted,
@@ -68,6 +67,13 @@ def first_bad(array: pa.Array, convert: Callable[[pa.Array], object]) -> int | N
     return start if end > start else None
 
 
-def _offsets(array: pa.Array) -> pa.Array:
+def entries_of(array: pa.MapArray) -> pa.ListArray:
+    """Return the entries of maps as lists of structs of `key` and `value`."""
+    fields = [pa.field("key", array.type.key_type), pa.field("value", array.type.item_type)]
+    return array.cast(pa.list_(pa.struct(fields)))
+
+
+def offsets_of(array: pa.ListArray) -> pa.Array:
+    """Return where each list begins in the flattened array, and the end; a null has no values."""
     lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))

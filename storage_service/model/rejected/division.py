@@ -19,7 +19,7 @@ from streamhouse.storage_service.model.rejected.row_text import column_of
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["Divided", "divide", "divide_rows"]
+__all__ = ["Arranged", "Divided", "arranged", "divide", "divide_arranged", "divide_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,40 @@ def divide(
     return Divided(good, bad)
 
 
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """Rows as columns of the wanted types, before it is seen whether they fit a table.
+
+    `bad` has those with a value that is none of its column, or with a column that is not wanted,
+    by their positions: the column, and the reason.
+    """
+
+    rows: pa.RecordBatch
+    bad: Mapping[int, tuple[str | None, str]]
+
+
+def arranged(
+    types: Mapping[str, pa.DataType],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    whose: str = "the table",
+    defaults: Mapping[str, str] | None = None,
+) -> Arranged:
+    """Return rows as columns `types`; one that a row does not name is its default, else null."""
+    bad: dict[int, tuple[str | None, str]] = {}
+    for at, row in enumerate(rows):
+        if not row.keys() <= types.keys():
+            name = next(name for name in row if name not in types)
+            bad[at] = (None, f"{whose} has no column {name[:100]!a}")
+    arrays: dict[str, pa.Array] = {}
+    for name, t in types.items():
+        default = None if defaults is None else defaults.get(name)
+        arrays[name], wrong = _column([row.get(name, default) for row in rows], t)
+        for at, reason in wrong.items():
+            bad.setdefault(at, (name, reason))
+    return Arranged(pa.RecordBatch.from_pydict(arrays), bad)
+
+
 def divide_rows(
     table: TableInfo, rows: Sequence[Mapping[str, Any]], *, whose: str = "the table"
 ) -> Divided:
@@ -79,33 +113,25 @@ def divide_rows(
     A column that a row does not name is null in it. Rows of a table with a primary key may say with
     `__change_type` what they change. `whose` the columns are is said of one that is not there.
     """
-    columns = table.schema.columns
-    known = {column.name for column in columns}
-    if table.is_primary_key_table:
-        known.add(CHANGE_TYPE_COLUMN)
-    bad: dict[int, tuple[str | None, str]] = {}
-    for at, row in enumerate(rows):
-        if not row.keys() <= known:
-            name = next(name for name in row if name not in known)
-            bad[at] = (None, f"{whose} has no column {name[:100]!a}")
-    arrays: dict[str, pa.Array] = {}
-    for column in columns:
-        arrays[column.name], wrong = _column([row.get(column.name) for row in rows], column.type)
-        for at, reason in wrong.items():
-            bad.setdefault(at, (column.name, reason))
-    if CHANGE_TYPE_COLUMN in known and any(CHANGE_TYPE_COLUMN in row for row in rows):
-        changes = [row.get(CHANGE_TYPE_COLUMN, "+U") for row in rows]
-        arrays[CHANGE_TYPE_COLUMN], wrong = _column(changes, pa.string())
-        for at, reason in wrong.items():
-            bad.setdefault(at, (CHANGE_TYPE_COLUMN, reason))
-    batch = pa.RecordBatch.from_pydict(arrays)
-    kept = [at for at in range(len(rows)) if at not in bad]
+    types = {column.name: column.type for column in table.schema.columns}
+    if table.is_primary_key_table and any(CHANGE_TYPE_COLUMN in row for row in rows):
+        types[CHANGE_TYPE_COLUMN] = pa.string()
+    found = arranged(types, rows, whose=whose, defaults={CHANGE_TYPE_COLUMN: "+U"})
+    return divide_arranged(table, found, rows)
+
+
+def divide_arranged(
+    table: TableInfo, found: Arranged, given: Sequence[Mapping[str, Any]]
+) -> Divided:
+    """Divide rows that are arranged already, and were `given` so; they are one batch."""
+    batch, bad = found.rows, dict(found.bad)
+    kept = [at for at in range(len(given)) if at not in bad]
     if bad:
         batch = batch.take(pa.array(kept, pa.int64()))
     fit, misfits = RowSplitter(table).split(batch)
     bad |= {kept[misfit.position]: (misfit.column, misfit.reason) for misfit in misfits}
     misfitting = [
-        BadRow(position=at, column=why[0], reason=why[1], values=dict(rows[at]))
+        BadRow(position=at, column=why[0], reason=why[1], values=dict(given[at]))
         for at, why in sorted(bad.items())
     ]
     return Divided([fit] if fit.num_rows else [], [(0, misfitting)] if bad else [])

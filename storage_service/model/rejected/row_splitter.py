@@ -98,6 +98,7 @@ class RowSplitter:
         self._wanted = table.schema.to_arrow()
         self._limits = LakeLimits.of_table(table, table.schema_id)
         self._key = table.descriptor.primary_key
+        self._strict = table.schema.strict_columns
         self._is_delete = is_delete
         self._row_bytes_max = ROW_BYTES_MAX if self._key else LOG_ROW_BYTES_MAX
 
@@ -105,8 +106,10 @@ class RowSplitter:
         """Return the rows that fit, with the table's types, and those that do not."""
         cast, bad = self._cast(rows)
         self._find_nulls(cast, bad)
-        left = np.setdiff1d(np.arange(rows.num_rows), np.fromiter(bad, np.int64, len(bad)))
-        good = cast if not bad else cast.take(pa.array(left))
+        left, good = np.arange(rows.num_rows), cast
+        if bad:
+            left = np.setdiff1d(left, np.fromiter(bad, np.int64, len(bad)))
+            good = cast.take(pa.array(left))
         for position, message in _refused(good, self._check):
             column = _COLUMN.search(message)
             bad[int(left[position])] = (column and column[1], _OWN_WORDS.sub("", message))
@@ -121,6 +124,8 @@ class RowSplitter:
     def _cast(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, _Bad]:
         """Cast each column; what cannot be is null in the result, and says why."""
         bad: _Bad = {}
+        if rows.schema.equals(self._wanted):
+            return rows, bad
         arrays, fields = [], []
         for field, array in zip(rows.schema, rows.columns, strict=True):
             position = self._wanted.get_field_index(field.name)
@@ -133,17 +138,17 @@ class RowSplitter:
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), bad
 
     def _find_nulls(self, rows: pa.RecordBatch, bad: _Bad) -> None:
-        deletes = self._deletes(rows)
-        for name in rows.schema.names:
-            position = self._wanted.get_field_index(name)
-            if position < 0:
+        for _, required in self._strict:
+            name = required.name
+            position = rows.schema.get_field_index(name)
+            if required.nullable or position < 0:
                 continue
-            array = rows.column(name)
-            if array.null_count == 0 or self._table.schema.columns[position].nullable:
+            array = rows.column(position)
+            if array.null_count == 0:
                 continue
             nulls = array.is_null().to_numpy(zero_copy_only=False)
             if name not in self._key:
-                nulls = nulls & ~deletes
+                nulls = nulls & ~self._deletes(rows)
             for at in np.flatnonzero(nulls):
                 what = "the key" if name in self._key else "the column"
                 bad.setdefault(int(at), (name, f"null, and {what} '{name}' must not be null"))
@@ -166,19 +171,23 @@ class RowSplitter:
 
     def _check(self, rows: pa.RecordBatch) -> None:
         """Raise for rows that the service would refuse."""
-        deletes = self._deletes(rows)
-        if CHANGE_TYPE_COLUMN in rows.schema.names:
+        kept = rows
+        has_types = CHANGE_TYPE_COLUMN in rows.schema.names
+        if has_types:
             operations_of(rows.column(CHANGE_TYPE_COLUMN), table=self._name)
-        kept = rows.filter(pa.array(~deletes)) if deletes.any() else rows
-        if kept.num_rows and set(self._wanted.names) <= set(kept.schema.names):
+        if has_types or self._is_delete:
+            deletes = self._deletes(rows)
+            kept = rows.filter(pa.array(~deletes)) if deletes.any() else rows
+        if self._strict and kept.num_rows and set(self._wanted.names) <= set(kept.schema.names):
             # Of required columns no nulls are left: this looks into nested ones.
             check_nulls(kept.select(self._wanted.names), self._table.schema, table=self._name)
         self._limits.check(kept, table=self._name)
-        if rows.nbytes > self._row_bytes_max and rows.num_rows == 1:
+        byte_count = rows.nbytes
+        if byte_count > self._row_bytes_max and rows.num_rows == 1:
             raise SchemaMismatchError(
-                f"the row has {rows.nbytes} bytes; at most {self._row_bytes_max}"
+                f"the row has {byte_count} bytes; at most {self._row_bytes_max}"
             )
-        if rows.nbytes > self._row_bytes_max // 2 and rows.num_rows > 1:
+        if byte_count > self._row_bytes_max // 2 and rows.num_rows > 1:
             raise RequestTooLargeError("rows that may be too large: look closer")
         if self._key and rows.num_rows:
             longest = pc.max(pc.binary_length(encode_key([rows.column(n) for n in self._key])))

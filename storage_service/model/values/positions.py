@@ -7,7 +7,6 @@ and starts of subscriptions are read here, so that they take the same.
 from __future__ import annotations
 
 import json
-import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from typing import Any, Final, Literal
 
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.values.calendar import DAY_US, days_of
+from streamhouse.storage_service.model.values.numbers import whole_number
 from streamhouse.storage_service.model.values.zone import parse_zone
 
 __all__ = [
@@ -35,6 +35,7 @@ LATEST: Final = -1
 """In a mapping of offsets: the end at the time of planning."""
 
 _NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}
+_BUCKET: Final = re.compile(r"[0-9]{1,10}")
 _MICROSECOND: Final = timedelta(microseconds=1)
 _YEAR_LAST: Final = 2262
 _END_US: Final = days_of(_YEAR_LAST + 1, 1, 1) * DAY_US
@@ -87,7 +88,7 @@ def parse_ending_offsets(text: str, *, name: str) -> dict[int, int]:
         )
     offsets = _offsets(value, name=name)
     if EARLIEST in offsets.values():
-        raise InvalidRequestError(f"{name} = '{text}': a read cannot end at 'earliest'")
+        raise InvalidRequestError(f"{name} = '{text[:200]}': a read cannot end at 'earliest'")
     return offsets
 
 
@@ -95,9 +96,19 @@ def from_json_text(value: object, *, name: str) -> object:
     """Return what a text says that is a JSON object; any other value as it is."""
     if not isinstance(value, str) or not value.strip().startswith("{"):
         return value
+
+    def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        # Python would take the last one: rows would be left out, or read again.
+        found: dict[str, Any] = {}
+        for key, said in pairs:
+            if key in found:
+                raise InvalidRequestError(f"{name} = '{value[:200]}' names '{key[:80]}' twice")
+            found[key] = said
+        return found
+
     try:
-        return json.loads(value)
-    except ValueError as error:
+        return json.loads(value, object_pairs_hook=each_once)
+    except (ValueError, RecursionError) as error:
         raise InvalidRequestError(
             f"{name} = '{value[:200]}' must be JSON from bucket to offset, like"
             ' {"0": 12, "1": "earliest"}'
@@ -118,8 +129,8 @@ def parse_timestamp_us(text: str, *, name: str, zone: str = "UTC") -> int:
             moment = datetime.fromisoformat(text)
         except ValueError as error:
             raise InvalidRequestError(
-                f"{name} = '{text}' is not a time: write ISO-8601 like '2026-01-31T12:00:00Z', or"
-                " milliseconds or microseconds since 1970"
+                f"{name} = '{text[:200]}' is not a time: write ISO-8601 like"
+                " '2026-01-31T12:00:00Z', or milliseconds or microseconds since 1970"
             ) from error
         wall = (moment.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // _MICROSECOND
         if (offset := moment.utcoffset()) is not None:
@@ -128,7 +139,7 @@ def parse_timestamp_us(text: str, *, name: str, zone: str = "UTC") -> int:
             timestamp_us = parse_zone(zone, name="the time zone").moment_of(wall)
     if not 0 <= timestamp_us < _END_US:
         raise InvalidRequestError(
-            f"{name} = '{text}' is a time before 1970 or after {_YEAR_LAST}, when no row was"
+            f"{name} = '{text[:200]}' is a time before 1970 or after {_YEAR_LAST}, when no row was"
             " written: check the unit and the sign"
         )
     return timestamp_us
@@ -142,8 +153,8 @@ def _of_number(text: str, *, name: str) -> int:
         return int(text)
     hint = "multiply seconds by 1000" if digits < 11 else "divide nanoseconds by 1000"
     raise InvalidRequestError(
-        f"{name} = '{text}' has {digits} digits, so it is neither milliseconds since 1970 (11 to 13"
-        f" digits) nor microseconds (14 to 16): {hint}, or write ISO-8601 like"
+        f"{name} = '{text[:200]}' has {digits} digits, so it is neither milliseconds since 1970"
+        f" (11 to 13 digits) nor microseconds (14 to 16): {hint}, or write ISO-8601 like"
         " '2026-01-31T12:00:00Z'"
     )
 
@@ -151,8 +162,10 @@ def _of_number(text: str, *, name: str) -> int:
 def _offsets(value: Mapping[Any, Any], *, name: str) -> dict[int, int]:
     found = {}
     for bucket, offset in value.items():
-        number = int(bucket) if isinstance(bucket, str) and bucket.isdecimal() else bucket
+        number = int(bucket) if isinstance(bucket, str) and _BUCKET.fullmatch(bucket) else bucket
         at = _whole(number, what=f"{name}: a bucket is a whole number from 0 on")
+        if at in found:
+            raise InvalidRequestError(f"{name} names bucket {at} twice, also as {bucket!r:.80}")
         if isinstance(offset, str):
             offset = _NAMED.get(offset.lower(), offset)
         what = f"{name}: the offset of bucket {at} is a whole number, 'earliest' or 'latest'"
@@ -161,11 +174,7 @@ def _offsets(value: Mapping[Any, Any], *, name: str) -> dict[int, int]:
 
 
 def _whole(value: Any, *, what: str, least: int = 0) -> int:
-    """Return a whole number, which may be numpy's."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or number < least:
+    number = whole_number(value, least=least)
+    if number is None:
         raise InvalidRequestError(f"{what}, not {value!r:.80}")
     return number

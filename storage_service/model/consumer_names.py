@@ -1,0 +1,16 @@
+"""What a consumer can be called: a reader that says how far it is, a consumer group of Kafka's."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ["CONSUMER_NAME_RULE", "is_consumer_name"]
+
+CONSUMER_NAME_RULE: Final = "1 to 200 letters, digits, '.', '_', ':', '@' and '-'"
+_NAME: Final = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
+
+
+def is_consumer_name(name: str) -> bool:
+    """Whether the name is by the rule."""
+    return _NAME.fullmatch(name) is not None
