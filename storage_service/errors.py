@@ -247,14 +247,23 @@ class RequestTooLargeError(StreamhouseError):
 
 
 class OutOfOrderSequenceError(StreamhouseError):
-    """An idempotent writer skipped a sequence, or repeated one too old to remember."""
+    """An idempotent writer skipped a sequence, or repeated one too old to remember.
+
+    With `is_unknown_writer` it began in the middle: what it wrote before is not remembered at all.
+    """
 
     code = "out_of_order_sequence"
     http_status = 409
 
+    def __init__(
+        self, message: str, *, request_id: str | None = None, is_unknown_writer: bool = False
+    ) -> None:
+        super().__init__(message, request_id=request_id)
+        self.is_unknown_writer = is_unknown_writer
+
 
 class FencedError(StreamhouseError):
-    """A newer tiering epoch exists; this worker must stop its round."""
+    """A newer epoch exists, of tiering or of a Kafka producer; who has the older one must stop."""
 
     code = "fenced"
     http_status = 409

@@ -32,8 +32,13 @@ LOG_FORMATS: Final = ("text", "json")
 RESERVED_FIELDS: Final = ("time", "level", "logger", "trace")
 """What every line has besides the fields of its message, which may not be called so."""
 
-# uvicorn reports what we answer and log ourselves; only its own failures are news.
-_QUIET: Final = {"uvicorn.error": logging.CRITICAL, "asyncio": logging.WARNING}
+# uvicorn reports what we answer and log ourselves; only its own failures are news. OpenTelemetry
+# shows the headers of callers that are wrong, which is theirs to mend and may be any text.
+_QUIET: Final = {
+    "uvicorn.error": logging.CRITICAL,
+    "asyncio": logging.WARNING,
+    "opentelemetry.trace": logging.ERROR,
+}
 # A value is quoted, or has no spaces.
 _FIELD: Final = re.compile(r"([a-z][a-z0-9_]*)=('[^']*'|[^\s']+)(?:\s+|$)")
 _PLACEHOLDER: Final = re.compile(r"%[-#0 +]*[0-9]*(?:\.[0-9]+)?([a-zA-Z])")

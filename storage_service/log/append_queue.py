@@ -13,6 +13,7 @@ from streamhouse.storage_service.log.writer_state import (
     TRANSACTION_WRITER,
     WriterStates,
 )
+from streamhouse.storage_service.model.records.record_sequence import Continuity
 
 __all__ = ["AppendQueue", "AppendResult", "RoutedBatch", "checked_payload"]
 
@@ -33,6 +34,7 @@ class RoutedBatch(NamedTuple):
     writer_id: int = 0
     sequence: int = 0
     timestamp_us: int = 0
+    continuity: Continuity = Continuity.EXACT
 
 
 class AppendResult(NamedTuple):
@@ -95,12 +97,19 @@ class AppendQueue:
         return self._last_timestamp_us
 
     def find(
-        self, writer_id: int, *, sequence: int, row_count: int | None = None
+        self,
+        writer_id: int,
+        *,
+        sequence: int,
+        row_count: int | None = None,
+        continuity: Continuity = Continuity.EXACT,
     ) -> AppendResult | None:
         """Return where the batch is that a writer repeats; see `WriterStates.find`."""
         if writer_id in (0, TRANSACTION_WRITER):
             return None
-        known = self._writers.find(writer_id, sequence=sequence, row_count=row_count)
+        known = self._writers.find(
+            writer_id, sequence=sequence, row_count=row_count, continuity=continuity
+        )
         return None if known is None else AppendResult(*known[1:], is_duplicate=True)
 
     def add(

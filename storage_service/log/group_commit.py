@@ -84,13 +84,6 @@ class CommitTimes:
         """How long writing and syncing took."""
         return self.synced_s - self.begun_s
 
-    def tell(self, stages: Stages) -> None:
-        """Tell who follows a call what its rows have waited for."""
-        stages.end("queue", self.begun_s)
-        stages.end("sync", self.synced_s)
-        if self.stored_s is not None:
-            stages.end("journal", self.stored_s)
-
 
 class CommitOutcome(NamedTuple):
     """What became of a unit: one result for each of its batches, or the error that refused it.
@@ -101,6 +94,15 @@ class CommitOutcome(NamedTuple):
     results: tuple[AppendResult, ...]
     error: StreamhouseError | None
     times: CommitTimes | None = None
+
+    def tell(self, stages: Stages | None) -> None:
+        """Tell who follows a call, if anybody does, what its rows have waited for."""
+        if stages is None or self.times is None:
+            return
+        stages.end("queue", self.times.begun_s)
+        stages.end("sync", self.times.synced_s)
+        if self.times.stored_s is not None:
+            stages.end("journal", self.times.stored_s)
 
 
 Submit = Callable[[Unit, Callable[[CommitOutcome], None]], None]

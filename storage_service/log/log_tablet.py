@@ -37,6 +37,7 @@ from streamhouse.storage_service.log.segments.segment import StoredBatch
 from streamhouse.storage_service.log.segments.segment_chain import SegmentChain
 from streamhouse.storage_service.log.segments.segment_format import PAYLOAD_BYTES_LIMIT, LogIdentity
 from streamhouse.storage_service.log.segments.segment_roll import RollFailedError, SegmentRoll
+from streamhouse.storage_service.model.records.record_sequence import Continuity
 
 __all__ = ["AppendResult", "LogOptions", "LogTablet", "StoredBatch"]
 
@@ -181,6 +182,11 @@ class LogTablet:
         """Bytes of all segment files."""
         return sum(segment.size_bytes for segment in self._chain.segments)
 
+    def bytes_estimate(self, row_count: int) -> int:
+        """Return about how many bytes so many of the rows take."""
+        rows = self.log_end_offset - self.log_start_offset
+        return self.size_bytes * row_count // max(rows, 1)
+
     def durable_files(self) -> list[tuple[Path, int]]:
         """Return the segments' files, and of each how many bytes are durable: these stay.
 
@@ -215,7 +221,10 @@ class LogTablet:
         timestamp_us = batch.timestamp_us or now_us
         with self._lock:
             if known := self._queue.find(
-                batch.writer_id, sequence=batch.sequence, row_count=batch.row_count
+                batch.writer_id,
+                sequence=batch.sequence,
+                row_count=batch.row_count,
+                continuity=batch.continuity,
             ):
                 return known
             self._check_writable()
@@ -233,13 +242,15 @@ class LogTablet:
         with self._lock:
             return self._queue.now_us()
 
-    def find_batch(self, writer_id: int, *, sequence: int) -> AppendResult | None:
+    def find_batch(
+        self, writer_id: int, *, sequence: int, continuity: Continuity = Continuity.EXACT
+    ) -> AppendResult | None:
         """Return where the batch is that `sequence` repeats; else as `WriterStates.find`.
 
         For a writer none of whose batches is on its way. It waits for no sync.
         """
         # What is known of a writer is replaced as a whole, and only by its own batches.
-        return self._queue.find(writer_id, sequence=sequence)
+        return self._queue.find(writer_id, sequence=sequence, continuity=continuity)
 
     def last_sequence(self, writer_id: int, *, since: int) -> int:
         """Return the sequence of a writer's latest batch, 0 if that begins below offset `since`.

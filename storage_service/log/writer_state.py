@@ -5,6 +5,14 @@ sequence that is still remembered is a repetition and is answered with the offse
 time; the one after the last is new; anything else is refused, because accepting it could lose or
 double rows.
 
+Sequences that count records (`record_sequence.py`) go on where the last batch ends, or with a
+higher epoch from 0 on, as those of a Kafka producer do on a broker. An unknown writer must begin
+with 0, too: a broker takes any, because its retention forgets producers together with their
+records. Here one is forgotten only when it was idle for long, and it learns that by its error.
+
+A writer may leave out buckets, if its batches are divided over them or change nothing: `Continuity`
+says what is asked of a sequence then.
+
 Snapshot file `<offset, 20 digits>.writers`: the state before the row at that offset.
 
     0 magic 'SHWS' | 4 version u16 | 6 header bytes u16 | 8 table id u64 | 16 bucket u32
@@ -22,13 +30,19 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from streamhouse.storage_service.errors import OutOfOrderSequenceError
+from streamhouse.storage_service.errors import FencedError, OutOfOrderSequenceError
 from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,
     LogIdentity,
     MalformedError,
     seal_header,
     unseal_header,
+)
+from streamhouse.storage_service.model.records.record_sequence import (
+    RECORD_COUNTED,
+    RECORDS_MAX,
+    Continuity,
+    RecordSequence,
 )
 
 __all__ = [
@@ -77,14 +91,24 @@ class WriterStates:
         return len(self._windows)
 
     def find(
-        self, writer_id: int, *, sequence: int, row_count: int | None = None
+        self,
+        writer_id: int,
+        *,
+        sequence: int,
+        row_count: int | None = None,
+        continuity: Continuity = Continuity.EXACT,
     ) -> RememberedBatch | None:
         """Return the batch that `sequence` repeats, or None if it is the writer's next one.
 
+        Another `continuity` than the exact one is for sequences that count records. A repetition of
+        what left nothing here is a batch without rows.
+
         Raises OutOfOrderSequenceError for everything else, and for a repetition with another
-        `row_count`, if that is given.
+        `row_count`, if that is given; FencedError for an epoch before the writer's.
         """
         window = self._windows.get(writer_id)
+        if sequence >= RECORD_COUNTED:
+            return self._find_records(window, writer_id, sequence, row_count, continuity)
         if window is None:
             if sequence == FIRST_SEQUENCE:
                 return None
@@ -103,6 +127,55 @@ class WriterStates:
             f"writer {writer_id:x} sent sequence {sequence}; expected {last + 1},"
             f" or a repetition of {first} to {last}"
         )
+
+    def _find_records(
+        self,
+        window: bytes | None,
+        writer_id: int,
+        sequence: int,
+        row_count: int | None,
+        continuity: Continuity,
+    ) -> RememberedBatch | None:
+        asked = RecordSequence.unpacked(sequence)
+        is_exact = continuity is Continuity.EXACT
+        if window is None:
+            if asked.base == 0 or not is_exact:
+                return None
+            raise OutOfOrderSequenceError(
+                f"the producer of writer {writer_id:x} starts with record {asked.base} and is not"
+                " known here; begin with a higher epoch, or as a new producer, and record 0",
+                is_unknown_writer=True,
+            )
+        batches = [RememberedBatch(*fields) for fields in _BATCH.iter_unpack(window)]
+        # A writer that counts batches does not go on by counting records.
+        if batches[-1].sequence < RECORD_COUNTED:
+            raise OutOfOrderSequenceError(
+                f"writer {writer_id:x} counts batches here, not records; begin as a new producer"
+            )
+        last = RecordSequence.unpacked(batches[-1].sequence)
+        if asked.epoch < last.epoch:
+            raise FencedError(
+                f"the producer of writer {writer_id:x} has epoch {last.epoch} by now, not"
+                f" {asked.epoch}; another one goes on in its place"
+            )
+        if asked.epoch > last.epoch:
+            if asked.base == 0 or not is_exact:
+                return None
+            raise _out_of_order(writer_id, asked, expected=0)
+        for batch in batches:
+            if batch.sequence == sequence:
+                return self._same(batch, writer_id, row_count)
+        if asked.base == last.next_base:
+            return None
+        if is_exact:
+            raise _out_of_order(writer_id, asked, expected=last.next_base)
+        in_flight_max = self._window_bytes // _BATCH.size * RECORDS_MAX
+        is_behind = asked.records_until(last.next_base) <= in_flight_max
+        if continuity is Continuity.ORDERED or not is_behind:
+            return None
+        # The writer's last batch would not be here, had this one not come before it.
+        at = batches[-1]._replace(sequence=sequence, end_offset=batches[-1].base_offset)
+        return self._same(at, writer_id, row_count)
 
     def last_sequence(self, writer_id: int, *, since: int) -> int:
         """Return the sequence of a writer's latest batch, 0 if that begins below offset `since`."""
@@ -174,6 +247,16 @@ class WriterStates:
         self._windows[writer_id] = window[-self._window_bytes :]
         if len(self._windows) > self._writers_max:
             del self._windows[next(iter(self._windows))]
+
+
+def _out_of_order(
+    writer_id: int, asked: RecordSequence, *, expected: int
+) -> OutOfOrderSequenceError:
+    return OutOfOrderSequenceError(
+        f"the producer of writer {writer_id:x} sent {asked.record_count} records from {asked.base}"
+        f" on in epoch {asked.epoch}; expected {expected}, or a repetition of a batch that"
+        " is remembered"
+    )
 
 
 def _last(window: bytes) -> RememberedBatch:

@@ -31,6 +31,7 @@ from streamhouse.storage_service.kv.rows.stored_rows import only_written_in
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
 from streamhouse.storage_service.model.hashing.key_hash import HashedKeys
+from streamhouse.storage_service.model.records.record_sequence import Continuity
 
 __all__ = ["KeyWrite", "PlannedPart", "delete_of", "halves", "plan_writes"]
 
@@ -48,6 +49,7 @@ class KeyWrite(NamedTuple):
     sequence: int = 0
     row_numbers: npt.NDArray[np.int64] | None = None
     versions: range | None = None
+    continuity: Continuity = Continuity.EXACT
 
 
 def delete_of(bucket: int, keys: pa.RecordBatch, *, written_below: int | None = None) -> KeyWrite:
