@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -27,6 +26,7 @@ from streamhouse.storage_service.errors import (
     OverloadedError,
     StreamhouseError,
 )
+from streamhouse.storage_service.model.consumer_names import CONSUMER_NAME_RULE, is_consumer_name
 from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
 
 __all__ = ["Consumer", "ConsumerKey", "Consumers"]
@@ -37,7 +37,6 @@ CONSUMERS_MAX: Final = 200
 OWNER_CONSUMERS_MAX: Final = 100
 SAVE_MS: Final = 10_000
 _SAVE_UNMOVED_MS: Final = 600_000
-_NAME: Final = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
 
 ConsumerKey: TypeAlias = tuple[str, str]
 """Owner and name."""
@@ -108,6 +107,8 @@ class Consumers:
         self._consumers = _load(file, table)
         self._saved = dict(self._consumers)
         self._saved_us = 0
+        self._changes = 0
+        self._changes_saved = 0
         self._lock = asyncio.Lock()
         self._end: StreamhouseError | None = None
         self.written_us: dict[tuple[int, int], int] = {}
@@ -141,37 +142,46 @@ class Consumers:
         reads_lake: bool,
         ttl_ms: int,
         is_durable: bool = False,
+        is_part: bool = False,
     ) -> Consumer:
         """Note that the consumer has read every row below `offsets`; on disk if `is_durable`.
+
+        If they are but a part of what it reads, it is in other buckets where it said last.
 
         Raises:
             InvalidRequestError: the name is not a possible one.
             OverloadedError: the table, or this owner, has as many consumers as it may have.
         """
-        if not _NAME.fullmatch(name):
+        if not is_consumer_name(name):
             raise InvalidRequestError(
-                f"table '{self._table}': a consumer is named by 1 to 200 letters, digits, '.', '_',"
-                f" ':', '@' and '-', not {name[:80]!r}"
+                f"table '{self._table}': a consumer is named by {CONSUMER_NAME_RULE}, not"
+                f" {name[:80]!r}"
             )
-        async with self._lock:
-            self._check_not_ended()
-            known = {consumer.key: consumer for consumer in self.current(ttl_ms)}
-            is_new = (owner, name) not in known
-            if is_new:
-                self._check_room(known, owner)
-            said = Consumer(
-                owner=owner,
-                name=name,
-                offsets=dict(offsets),
-                reported_us=self._runtime.clock_us(),
-                reads_lake=reads_lake,
-            )
-            self._consumers = {**known, said.key: said}
-            saved = self._saved.get(said.key)
-            is_behind = saved is None or saved.offsets != said.offsets
-            if is_new or saved is None or (is_durable and is_behind) or self._is_due():
-                await self._save()
-            return said
+        self._check_not_ended()
+        known = {consumer.key: consumer for consumer in self.current(ttl_ms)}
+        before = known.get((owner, name))
+        if before is None:
+            self._check_room(known, owner)
+        kept = before.offsets if is_part and before is not None else {}
+        said = Consumer(
+            owner=owner,
+            name=name,
+            offsets={**kept, **offsets},
+            reported_us=self._runtime.clock_us(),
+            reads_lake=reads_lake,
+        )
+        self._change({**known, said.key: said})
+        saved = self._saved.get(said.key)
+        is_behind = saved is None or saved.offsets != said.offsets
+        if before is None or saved is None or (is_durable and is_behind) or self._is_due():
+            await self._save_since(self._changes)
+        return said
+
+    def find(self, name: str, *, owner: str, ttl_ms: int) -> Consumer | None:
+        """Return a consumer that has reported within `ttl_ms`."""
+        found = self._consumers.get((owner, name))
+        oldest_us = self._runtime.clock_us() - ttl_ms * 1_000
+        return found if found is not None and found.reported_us > oldest_us else None
 
     async def forget(self, name: str, *, owner: str, of_others: bool = False) -> None:
         """Forget the owner's consumer of this name; there being none is fine.
@@ -184,7 +194,7 @@ class Consumers:
             if not gone and of_others:
                 gone = {key for key in self._consumers if key[1] == name}
             if gone:
-                self._consumers = {k: one for k, one in self._consumers.items() if k not in gone}
+                self._change({k: one for k, one in self._consumers.items() if k not in gone})
                 await self._save()
 
     async def save(self, *, is_last: bool = False) -> None:
@@ -193,6 +203,17 @@ class Consumers:
             return
         async with self._lock:
             if self._end is None and (is_last or self._is_due()):
+                await self._save()
+
+    def _change(self, consumers: dict[ConsumerKey, Consumer]) -> None:
+        self._consumers = consumers
+        self._changes += 1
+
+    async def _save_since(self, change: int) -> None:
+        """Return when this change is on disk: one save is for all that waited for the last one."""
+        async with self._lock:
+            self._check_not_ended()
+            if self._changes_saved < change:
                 await self._save()
 
     def _check_not_ended(self) -> None:
@@ -220,10 +241,11 @@ class Consumers:
         return now != then or age_ms >= _SAVE_UNMOVED_MS
 
     async def _save(self) -> None:
-        consumers = self._consumers
+        consumers, changes = self._consumers, self._changes
         content = {"consumers": [one.to_json() for _, one in sorted(consumers.items())]}
         await self._runtime.run(self._file.save, content)
         self._saved, self._saved_us = consumers, self._runtime.clock_us()
+        self._changes_saved = changes
 
 
 def _load(file: StateFile, table: str) -> dict[ConsumerKey, Consumer]:

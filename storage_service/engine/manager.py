@@ -274,6 +274,10 @@ class TabletManager:
         """The paths of all tables, or of one database's, sorted; damaged ones too."""
         return self.registry.paths(database)
 
+    def has_table(self, path: TablePath) -> bool:
+        """Whether there is such a table; a damaged one is one, too."""
+        return self.registry.has(path)
+
     @property
     def strangers(self) -> list[str]:
         """A sentence for everything among the tables' directories that is none, and stays."""
@@ -299,9 +303,12 @@ class TabletManager:
         return table
 
     def check_open(self, table: OpenTable) -> None:
-        """Raise `TableNotFoundError` if `table` was dropped since it was looked up."""
+        """Raise `TableNotFoundError` if `table` was dropped, `UnavailableError` if it is moved."""
         if table.is_dropped:
             self._check_not_away(table.path)
+            now = self._tables.get(table.path)
+            if now is not None and now.info.table_id == table.info.table_id:
+                raise UnavailableError(f"the move of '{table.path}' was given up; try again")
             error = self.registry.not_found(table.path)
             error.table = str(table.path)
             raise error

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.engine.consumers import Consumer, Consumers
 from streamhouse.storage_service.engine.lake_pins import LakePins
+from streamhouse.storage_service.engine.record_schemas import RecordSchemas
 from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.engine.wakeups import Wakeups
 from streamhouse.storage_service.engine.write_gate import WriteGate
@@ -25,6 +26,7 @@ from streamhouse.storage_service.errors import (
     HistoryDivergedError,
     StorageFailedError,
     StreamhouseError,
+    UnavailableError,
 )
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import CommitOutcome, Submit
@@ -66,6 +68,7 @@ class OpenTable(abc.ABC):
         lake: LakeState,
         lake_pins: LakePins,
         consumers: Consumers,
+        record_schemas: RecordSchemas,
         wakeups: Wakeups,
     ) -> None:
         assert len(tablets) == info.bucket_count, "every bucket has its log"
@@ -73,6 +76,7 @@ class OpenTable(abc.ABC):
         self.tablets = tuple(tablets)
         self.lake_pins = lake_pins
         self.consumers = consumers
+        self.record_schemas = record_schemas
         self.wakeups = wakeups
         self.gate = WriteGate()
         """Passed by every write."""
@@ -113,6 +117,18 @@ class OpenTable(abc.ABC):
             self.gate.stop(HistoryDivergedError(lake.diverged))
         else:
             self.gate.resume()
+
+    def check_versions(self, batches: Sequence[RoutedBatch]) -> None:
+        """Raise unless rows have a version of the schema that the table has; for who writes them.
+
+        They may have been made for columns that were replaced since.
+        """
+        known = self.info.schema_versions
+        if any(batch.schema_id not in known for batch in batches):
+            raise UnavailableError(
+                f"table '{self.path}' has got other columns just now, those of a schema that was"
+                " registered; send the rows again"
+            )
 
     def tablet(self, bucket: int) -> LogTablet:
         """Return the log of `bucket`; raises `BucketNotFoundError` naming the valid ones."""
@@ -284,14 +300,16 @@ class OpenTable(abc.ABC):
         """Raise if a write to the bucket would be refused until a restart."""
 
     async def end_saves(self, why: StreamhouseError) -> None:
-        """Return when no pin or consumer is being saved, and none will be: who asks gets `why`."""
+        """Return when no pin, consumer or schema is being saved or will be: who asks gets `why`."""
         await self.lake_pins.end(why)
         await self.consumers.end(why)
+        await self.record_schemas.end(why)
 
     def go_on_saving(self) -> None:
         """Take pins and reports after `end_saves` as before it."""
         self.lake_pins.go_on()
         self.consumers.go_on()
+        self.record_schemas.go_on()
 
     @abc.abstractmethod
     async def settle(self) -> None:
@@ -358,15 +376,15 @@ class LogTable(OpenTable):
         await self.gate.enter()
         stage_ended("gate")
         try:
+            self.check_versions(batches)
             submit(unit, on_done)
         except BaseException:
             self.gate.leave()
             raise
         outcome = await done
-        stages = STAGES.get()
-        if stages is not None and outcome.times is not None:
-            outcome.times.tell(stages)
-            stages.end("publish")
+        outcome.tell(STAGES.get())
+        if outcome.times is not None:
+            stage_ended("publish")
         if outcome.error is not None:
             raise outcome.error
         ranges: dict[int, tuple[int, int]] = {}

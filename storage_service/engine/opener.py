@@ -43,6 +43,7 @@ from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
 from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
+from streamhouse.storage_service.engine.record_schemas import RecordSchemas
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.tiering_desk.lake_history import check_history, covered_by
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
@@ -151,6 +152,7 @@ class TableOpener:
         """Open a table; if `is_new`, some of its files may never have been made."""
         pins = await self._runtime.run(self._load_pins, info)
         consumers = await self._runtime.run(self._load_consumers, info)
+        schemas = await self._runtime.run(self._load_schemas, info)
         opened = await asyncio.gather(
             *(
                 self._runtime.run(self._open_bucket, info, bucket, lake, is_new)
@@ -163,7 +165,7 @@ class TableOpener:
             if isinstance(error, BaseException):
                 await self._runtime.run(_close_buckets, buckets)
                 raise error
-        table = self._table(info, buckets, lake, pins, consumers)
+        table = self._table(info, buckets, lake, pins, consumers, schemas)
         try:
             await self._check_history(table)
         except BaseException:
@@ -179,13 +181,20 @@ class TableOpener:
         lake: LakeState,
         pins: LakePins,
         consumers: Consumers,
+        schemas: RecordSchemas,
     ) -> OpenTable:
         wakeups = Wakeups(self._waiter_limit)
         keys = [bucket.keys for bucket in buckets if bucket.keys is not None]
         if not keys:
             tablets = [bucket.tablet for bucket in buckets]
             return LogTable(
-                info, tablets, lake=lake, lake_pins=pins, consumers=consumers, wakeups=wakeups
+                info,
+                tablets,
+                lake=lake,
+                lake_pins=pins,
+                consumers=consumers,
+                record_schemas=schemas,
+                wakeups=wakeups,
             )
         writer = KeyWriter(
             keys,
@@ -196,7 +205,14 @@ class TableOpener:
             frame_bytes_max=self._frame_bytes_max,
         )
         return KeyTable(
-            info, keys, writer, lake=lake, lake_pins=pins, consumers=consumers, wakeups=wakeups
+            info,
+            keys,
+            writer,
+            lake=lake,
+            lake_pins=pins,
+            consumers=consumers,
+            record_schemas=schemas,
+            wakeups=wakeups,
         )
 
     async def _check_history(self, table: OpenTable) -> None:
@@ -223,6 +239,14 @@ class TableOpener:
         return Consumers(
             self._directory.consumers_file(info.table_id),
             table=str(info.path),
+            runtime=self._runtime,
+        )
+
+    def _load_schemas(self, info: TableInfo) -> RecordSchemas:
+        return RecordSchemas(
+            self._directory.record_schemas_file(info.table_id),
+            table=str(info.path),
+            table_id=info.table_id,
             runtime=self._runtime,
         )
 

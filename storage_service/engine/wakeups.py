@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from streamhouse.storage_service.errors import OverloadedError
 
-__all__ = ["ANY_BUCKET", "WaiterLimit", "Wakeups"]
+__all__ = ["ANY_BUCKET", "WaiterLimit", "Wakeups", "joint_waiter"]
 
 ANY_BUCKET: Final = -1
 """Waits for every bucket of the table."""
@@ -41,28 +41,11 @@ class Wakeups:
 
         Raises `OverloadedError` when too many wait. Awaiting or cancelling it frees its place.
         """
-        if self._limit.count >= self._limit.waiters_max:
-            raise OverloadedError(
-                f"{self._limit.waiters_max} requests are already waiting for new rows"
-                " (waiting_fetches_max); try again later"
-            )
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        timer = None if timeout_s is None else loop.call_later(timeout_s, _finish, future)
-        waiting = self._waiters.setdefault(bucket, set())
-        waiting.add(future)
-        self.count += 1
-        self._limit.count += 1
+        return joint_waiter(self._limit, {self: (bucket,)}, timeout_s=timeout_s)
 
-        def forget(_: asyncio.Future[None]) -> None:
-            self.count -= 1
-            self._limit.count -= 1
-            waiting.discard(future)
-            if timer is not None:
-                timer.cancel()
-
-        future.add_done_callback(forget)
-        return future
+    def waiting(self, bucket: int) -> set[asyncio.Future[None]]:
+        """Return those who wait for `bucket`, to be added to and taken from."""
+        return self._waiters.setdefault(bucket, set())
 
     def wake(self, buckets: Iterable[int]) -> None:
         """Wake who waits for one of `buckets` or for any."""
@@ -75,6 +58,41 @@ class Wakeups:
         for waiting in tuple(self._waiters.values()):
             for future in tuple(waiting):
                 _finish(future)
+
+
+def joint_waiter(
+    limit: WaiterLimit, buckets: Mapping[Wakeups, Iterable[int]], *, timeout_s: float | None
+) -> asyncio.Future[None]:
+    """Return one future for buckets of several tables, as `Wakeups.waiter` does.
+
+    All tables of a service share `limit`. Without any bucket only the time wakes it.
+    """
+    if limit.count >= limit.waiters_max:
+        raise OverloadedError(
+            f"{limit.waiters_max} requests are already waiting for new rows"
+            " (waiting_fetches_max); try again later"
+        )
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    timer = None if timeout_s is None else loop.call_later(timeout_s, _finish, future)
+    places = [wakeups.waiting(bucket) for wakeups, own in buckets.items() for bucket in own]
+    for waiting in places:
+        waiting.add(future)
+    for wakeups in buckets:
+        wakeups.count += 1
+    limit.count += 1
+
+    def forget(_: asyncio.Future[None]) -> None:
+        limit.count -= 1
+        for wakeups in buckets:
+            wakeups.count -= 1
+        for waiting in places:
+            waiting.discard(future)
+        if timer is not None:
+            timer.cancel()
+
+    future.add_done_callback(forget)
+    return future
 
 
 def _finish(future: asyncio.Future[None]) -> None:

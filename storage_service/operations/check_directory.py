@@ -20,6 +20,7 @@ from streamhouse.storage_service.engine.directory.service_state import (
 from streamhouse.storage_service.engine.directory.state_file import StateFile
 from streamhouse.storage_service.engine.directory.table_files import load_lake_state, load_table
 from streamhouse.storage_service.engine.directory.table_folders import find_strangers
+from streamhouse.storage_service.engine.record_schemas import load_schemas
 from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -164,6 +165,10 @@ def _check_table(
                 file.load()
         except StreamhouseError as error:
             report.error(where, error.message)
+    try:
+        load_schemas(directory.record_schemas_file(info.table_id), info.table_id)
+    except StreamhouseError as error:
+        report.error(where, error.message)
     if info.is_primary_key_table:
         _check_ages(directory.row_ages_file(info.table_id), facts, report)
     check_transactions(directory, info, lake, facts, report)

@@ -6,6 +6,7 @@
     tables/<table_id>/lake.json   lake snapshot, tiered offsets, tiering epoch
     tables/<table_id>/lake_pins.json  lake snapshots that readers have pinned
     tables/<table_id>/consumers.json  how far readers say that they have read
+    tables/<table_id>/record_schemas.json  schemas of Avro that records name by their ids
     tables/<table_id>/row_ages.json  offsets by time, of a primary key table whose rows age
     tables/<table_id>/bucket-<b>/ the log of one bucket
     tables/<table_id>/bucket-<b>/kv/ the rows by key of one bucket of a primary key table
@@ -168,6 +169,10 @@ class DataDirectory:
     def consumers_file(self, table_id: int) -> StateFile:
         """Where it is kept how far a table's readers are; made with the first of them."""
         return self._table_state(table_id, "consumers")
+
+    def record_schemas_file(self, table_id: int) -> StateFile:
+        """Where the schemas of a table's records are kept; made with the first of them."""
+        return self._table_state(table_id, "record_schemas")
 
     def row_ages_file(self, table_id: int) -> StateFile:
         """Where a primary key table keeps which offsets were written before which times."""

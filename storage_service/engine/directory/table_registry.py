@@ -55,6 +55,10 @@ from streamhouse.storage_service.errors import (
     suggestion,
 )
 from streamhouse.storage_service.model.lake.limits import check_lake_schema
+from streamhouse.storage_service.model.lake.partition_fields import (
+    check_column_names,
+    partition_names,
+)
 from streamhouse.storage_service.model.merge_engine import is_merge_property
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.properties import (
@@ -143,6 +147,10 @@ class TableRegistry:
             self._check_database(database)
         known = {*self._tables, *self._damaged}
         return sorted(path for path in known if database is None or path.database == database)
+
+    def has(self, path: TablePath) -> bool:
+        """Whether there is such a table; a damaged one is one, too."""
+        return path in self._tables or path in self._damaged
 
     def damaged(self) -> list[DamagedTable]:
         """The tables that cannot be served, sorted by path."""
@@ -308,6 +316,8 @@ class TableRegistry:
         """Take the place of a table by the same table, changed."""
         table_id = changed.table_id
         known = self._state.tables[table_id]
+        names = partition_names(self._tables[changed.path])
+        changed = replace(changed, partition_names=names)
         generation = known.generation + 1
         write_table(self._directory.table_file(table_id), changed, generation=generation)
         self._tables[changed.path] = changed
@@ -343,8 +353,10 @@ class TableRegistry:
 
     def alter_schema(self, path: TablePath, changes: Sequence[Mapping[str, Any]]) -> TableInfo:
         """Change the schema; raises and changes nothing if any change is wrong."""
-        changed = change_schema(self.table(path), changes)
+        info = self.table(path)
+        changed = change_schema(info, changes)
         check_lake_schema(changed.descriptor)
+        check_column_names(info, changed)
         return self.keep(changed)
 
     def alter_partitioning(self, path: TablePath, partitioned_by: Sequence[str]) -> TableInfo:

@@ -205,7 +205,9 @@ class KeyPlanner:
         bucket.check_writable()
         if not request.writer_id:
             return None
-        known = bucket.log.find_batch(request.writer_id, sequence=write.sequence)
+        known = bucket.log.find_batch(
+            request.writer_id, sequence=write.sequence, continuity=write.continuity
+        )
         if known is None:
             return None
         return KeyPart(write.bucket, known.base_offset, known.end_offset, known.timestamp_us)
@@ -229,6 +231,7 @@ class KeyPlanner:
             writer_id=request.writer_id,
             sequence=write.sequence,
             timestamp_us=request.timestamp_us or 0,
+            continuity=write.continuity,
         )
         return KeyPart(write.bucket, start, end, 0, planned.write, batch)
 

@@ -11,6 +11,7 @@ from streamhouse.storage_service.engine.keys.key_lookup import KeyLookup
 from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
 from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.open_table import Appended, OpenTable
+from streamhouse.storage_service.engine.record_schemas import RecordSchemas
 from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.engine.wakeups import Wakeups
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
@@ -36,11 +37,18 @@ class KeyTable(OpenTable):
         lake: LakeState,
         lake_pins: LakePins,
         consumers: Consumers,
+        record_schemas: RecordSchemas,
         wakeups: Wakeups,
     ) -> None:
         logs = [bucket.log for bucket in buckets]
         super().__init__(
-            info, logs, lake=lake, lake_pins=lake_pins, consumers=consumers, wakeups=wakeups
+            info,
+            logs,
+            lake=lake,
+            lake_pins=lake_pins,
+            consumers=consumers,
+            record_schemas=record_schemas,
+            wakeups=wakeups,
         )
         self.key_buckets = tuple(buckets)
         self.key_writer = writer

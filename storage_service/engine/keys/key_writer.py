@@ -98,9 +98,8 @@ class _Round:
 
     def end_commit(self, outcome: CommitOutcome) -> None:
         """Tell who follows its requests what storing it took."""
-        if outcome.times is not None:
-            for stages in self._followed:
-                outcome.times.tell(stages)
+        for stages in self._followed:
+            outcome.tell(stages)
 
     @property
     def is_published(self) -> bool:

@@ -223,6 +223,7 @@ class TableTransactions:
         Raises TransactionNotFoundError, or TransactionClosedError when it is being committed.
         """
         self._table.gate.check_open()
+        self._table.check_versions(batches)
         transaction = self._staging(transaction_id)
         known = None if token is None else transaction.tokens.get(token)
         if known is not None:

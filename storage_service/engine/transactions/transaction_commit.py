@@ -264,9 +264,7 @@ class _LogSink:
         done: asyncio.Future[CommitOutcome] = asyncio.get_running_loop().create_future()
         self._services.submit(unit, done.set_result)
         outcome = await done
-        stages = STAGES.get()
-        if stages is not None and outcome.times is not None:
-            outcome.times.tell(stages)
+        outcome.tell(STAGES.get())
         if outcome.error is not None:
             raise outcome.error
 
