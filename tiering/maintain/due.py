@@ -8,7 +8,7 @@ from typing import Final
 
 from streamhouse.storage_service.lake.snapshots.inventory import Head, Inventory, InventoryReader
 from streamhouse.storage_service.model.lake.facts import LakeDebt, LakeRole
-from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
+from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits, RewritePlan
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintain.reads import ReadCost, least_files
 
@@ -143,6 +143,10 @@ class TableMemory:
             maintained_at_us=None if at_ms is None else at_ms * 1000,
             maintenance_error=self.error,
         )
+
+    def planned(self, plan: RewritePlan, *, at: int, limits: RewriteLimits) -> None:
+        """Remember that all of a plan is done by the snapshot with this sequence number."""
+        self.planned_at, self.planned_for, self.has_more = at, limits, plan.has_more
 
     def rewritten(self, *, began_s: float, ended_s: float) -> None:
         """Remember how long a rewrite took."""

@@ -365,16 +365,14 @@ class Maintainer:
             plan = plan_rewrite(inventory.files, inventory.deletes, rules.rewrite)
         else:
             plan = _planned(inventory, rules)
-        memory.planned_at, memory.has_more = inventory.sequence_number, plan.has_more
-        memory.planned_for = rules.rewrite
         self.checkpoint("rewrite-planned")
         if plan.is_empty:
+            memory.planned(plan, at=inventory.sequence_number, limits=rules.rewrite)
             self._look(lake_table, memory, rules)
             head = lake_table.head
             if not is_resting:
                 memory.hopeless_units = ReadCost(head.file_count, head.row_count).units
             return None
-        memory.hopeless_units = 0
         began_s = self.monotonic_s()
         rewritten = Rewrite(
             table=lake_table.name,
@@ -388,7 +386,9 @@ class Maintainer:
             is_cancelled=claim.is_cancelled,
             checkpoint=self.checkpoint,
         ).run()
-        memory.planned_at = lake_table.head.sequence_number
+        # Only now: what a rewrite that failed was due for is due still.
+        memory.planned(plan, at=lake_table.head.sequence_number, limits=rules.rewrite)
+        memory.hopeless_units = 0
         memory.rewritten(began_s=began_s, ended_s=self.monotonic_s())
         self._look(lake_table, memory, rules)
         claim.on_snapshot(rewritten.snapshot_id)

@@ -209,7 +209,11 @@ def _groups(files: Sequence[LiveFile], limits: RewriteLimits) -> Iterator[Rewrit
         for position, file in enumerate(files)
     ]
     for run in [*runs, *_spans(worn)]:
-        yield from _pieces([files[position] for position in run], limits.target_bytes)
+        for piece in _pieces([files[position] for position in run], limits.target_bytes):
+            # A file by itself would be written again as it is, but for its deleted rows.
+            alone = piece.files[0]
+            if len(piece.files) > 1 or alone.deleted_share >= limits.deleted_share_min:
+                yield piece
 
 
 def _pieces(files: Sequence[LiveFile], target_bytes: int) -> Iterator[RewriteGroup]:

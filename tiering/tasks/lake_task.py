@@ -26,12 +26,14 @@ from streamhouse.storage_service.lake.files.parquet_writer import (
     PartitionedParquetWriter,
     WrittenFile,
 )
-from streamhouse.storage_service.lake.files.partition_layout import LakePartitionField
 from streamhouse.storage_service.lake.files.position_deletes import (
     LakeFile,
     WrittenDeletes,
     locate_offsets,
     write_position_deletes,
+)
+from streamhouse.storage_service.model.lake.partition_fields import (
+    LakePartitionField,
 )
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.partitioning import Clustering

@@ -26,10 +26,12 @@ from streamhouse.storage_service.lake.files.parquet_writer import (
     WrittenFile,
 )
 from streamhouse.storage_service.lake.files.partition_layout import (
-    LakePartitionField,
     PartitionValues,
 )
 from streamhouse.storage_service.lake.files.projection import project
+from streamhouse.storage_service.model.lake.partition_fields import (
+    LakePartitionField,
+)
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.partitioning import Clustering
 from streamhouse.storage_service.model.schema import BUCKET_COLUMN, OFFSET_COLUMN

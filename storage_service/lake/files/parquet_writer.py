@@ -25,9 +25,11 @@ from streamhouse.storage_service.lake.files.lake_filesystem import (
     file_name_metadata,
 )
 from streamhouse.storage_service.lake.files.partition_layout import (
-    LakePartitionField,
     PartitionValues,
     split_by_partition,
+)
+from streamhouse.storage_service.model.lake.partition_fields import (
+    LakePartitionField,
 )
 from streamhouse.storage_service.model.partitioning import Clustering
 from streamhouse.storage_service.model.schema import OFFSET_COLUMN

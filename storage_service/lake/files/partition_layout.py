@@ -7,7 +7,6 @@ Everything is computed a column at a time by Iceberg's own transforms.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -16,15 +15,16 @@ import pyarrow.compute as pc
 
 from streamhouse.storage_service.model.lake.facts import LakeRole
 from streamhouse.storage_service.model.lake.limits import least_value, time_units
-from streamhouse.storage_service.model.partitioning import Clustering, is_bucketable
+from streamhouse.storage_service.model.lake.partition_fields import (
+    LakePartitionField,
+)
+from streamhouse.storage_service.model.partitioning import Clustering
 from streamhouse.storage_service.model.schema import BUCKET_COLUMN
 from streamhouse.storage_service.model.table import TableDescriptor
 
 __all__ = [
-    "LakePartitionField",
     "PartitionValues",
     "lake_clustering",
-    "lake_partitioning",
     "split_by_partition",
 ]
 
@@ -32,82 +32,10 @@ PartitionValues = tuple[Any, ...]
 """One value per field of the partitioning, None where the source is null."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LakePartitionField:
-    """One field of the lake table's partition spec."""
-
-    name: str
-    source: str
-    transform: str
-    parameter: int | None = None
-
-    @property
-    def iceberg_transform(self) -> str:
-        """The transform as Iceberg's metadata writes it."""
-        if self.parameter is None:
-            return self.transform
-        return f"{self.transform}[{self.parameter}]"
-
-
-def lake_partitioning(
-    descriptor: TableDescriptor, *, role: LakeRole = LakeRole.ROWS
-) -> tuple[LakePartitionField, ...]:
-    """Return the partition fields: the user's, then the one that keeps buckets apart.
-
-    A full history is read in the order of its buckets: it has no others. A batch layout has its
-    own instead of the user's.
-
-    The last is `bucket[N]` of the bucket key where that is one column Iceberg can bucket, because
-    engines prune by it; else the bucket's number. A name that a column already has gets a number,
-    as Iceberg refuses it.
-    """
-    by_number = LakePartitionField(name=BUCKET_COLUMN, source=BUCKET_COLUMN, transform="identity")
-    if role is LakeRole.CHANGES:
-        return (by_number,)
-    given = descriptor.partitioned_by
-    if role is LakeRole.BATCH:
-        layout = descriptor.batch_layout()
-        given = () if layout is None else layout.partitioned_by
-    taken = {name.lower() for name in descriptor.schema.names}
-    fields = [
-        LakePartitionField(
-            name=_free_name(field.name, taken, is_identity=field.transform == "identity"),
-            source=field.column,
-            transform=field.transform,
-            parameter=field.parameter,
-        )
-        for field in given
-    ]
-    key = descriptor.effective_bucket_key
-    table = str(descriptor.path)
-    if len(key) == 1 and is_bucketable(descriptor.schema.column(key[0], table=table).type):
-        bucketing = LakePartitionField(
-            name=_free_name(f"{key[0]}_bucket", taken, is_identity=False),
-            source=key[0],
-            transform="bucket",
-            parameter=descriptor.bucket_count,
-        )
-        there = {(f.source, f.transform, f.parameter) for f in fields}
-        if (bucketing.source, bucketing.transform, bucketing.parameter) in there:
-            return tuple(fields)
-    else:
-        bucketing = by_number
-    return (*fields, bucketing)
-
-
 def lake_clustering(descriptor: TableDescriptor, *, role: LakeRole) -> Clustering:
     """Return the order of rows in a file: a batch layout has its own, others none of ours."""
     layout = descriptor.batch_layout() if role is LakeRole.BATCH else None
     return Clustering() if layout is None else layout.clustering
-
-
-def _free_name(wanted: str, taken: set[str], *, is_identity: bool) -> str:
-    """Return `wanted`, numbered if need be, and take it; identity keeps its column's name."""
-    name, number = wanted, 2
-    while not is_identity and name.lower() in taken:
-        name, number = f"{wanted}_{number}", number + 1
-    taken.add(name.lower())
-    return name
 
 
 def split_by_partition(

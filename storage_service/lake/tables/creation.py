@@ -35,9 +35,7 @@ from streamhouse.storage_service.lake.files.field_ids import (
     lake_arrow_schema,
 )
 from streamhouse.storage_service.lake.files.partition_layout import (
-    LakePartitionField,
     lake_clustering,
-    lake_partitioning,
 )
 from streamhouse.storage_service.lake.tables.schema import (
     known_nested_ids,
@@ -47,6 +45,10 @@ from streamhouse.storage_service.lake.tables.schema import (
     lake_sort_order,
 )
 from streamhouse.storage_service.model.lake.facts import SYSTEM_FIELD_ID_FIRST, LakeRole
+from streamhouse.storage_service.model.lake.partition_fields import (
+    LakePartitionField,
+    lake_partitioning,
+)
 from streamhouse.storage_service.model.partitioning import Clustering
 from streamhouse.storage_service.model.table import TableInfo
 

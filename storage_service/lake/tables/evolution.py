@@ -24,13 +24,14 @@ from pyiceberg.table.update import (
     TableRequirement,
     TableUpdate,
 )
+from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.types import NestedField
 
+from streamhouse.storage_service.errors import InvalidSchemaError
 from streamhouse.storage_service.lake.files.field_ids import (
     NESTED_FIELD_ID_FIRST,
     assign_nested_ids,
 )
-from streamhouse.storage_service.lake.files.partition_layout import lake_partitioning
 from streamhouse.storage_service.lake.landing import StagedChange, land
 from streamhouse.storage_service.lake.tables.schema import (
     description_properties,
@@ -39,6 +40,9 @@ from streamhouse.storage_service.lake.tables.schema import (
     lake_schema,
 )
 from streamhouse.storage_service.model.lake.facts import SYSTEM_FIELD_ID_FIRST, LakeRole
+from streamhouse.storage_service.model.lake.partition_fields import (
+    lake_partitioning,
+)
 from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["evolve_lake_table", "evolve_partitioning"]
@@ -175,10 +179,29 @@ def _wanted(lake_table: Table, table: TableInfo, *, role: LakeRole) -> IcebergSc
     fields = (*ours.fields, *foreign, *_sources_kept(lake_table, table, (*ours.fields, *foreign)))
     if _same(fields, found.fields):
         return None
+    _check_names(lake_table, table, fields)
     schema_id = max(schema.schema_id for schema in lake_table.metadata.schemas) + 1
     return IcebergSchema(
         *fields, schema_id=schema_id, identifier_field_ids=ours.identifier_field_ids
     )
+
+
+def _check_names(lake_table: Table, table: TableInfo, fields: tuple[NestedField, ...]) -> None:
+    """Raise `InvalidSchemaError` rather than commit columns with which engines open no table.
+
+    The service refuses them before; it does not know the specs that other engines made.
+    """
+    by_name = {field.name.lower(): field for field in fields}
+    for spec in lake_table.metadata.partition_specs:
+        for partition in spec.fields:
+            column = by_name.get(partition.name.lower())
+            is_same = isinstance(partition.transform, IdentityTransform | VoidTransform)
+            if column is not None and not (is_same and column.field_id == partition.source_id):
+                raise InvalidSchemaError(
+                    f"table '{table.path}': its lake table cannot get column '{column.name}',"
+                    f" because a partition field of its spec {spec.spec_id} has this name, and"
+                    " engines open no table with both; rename the column"
+                )
 
 
 def _sources_kept(

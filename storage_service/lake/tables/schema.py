@@ -21,13 +21,15 @@ from pyiceberg.table.sorting import (
 from pyiceberg.transforms import IdentityTransform, parse_transform
 
 from streamhouse.storage_service.lake.files.field_ids import FieldPath, lake_arrow_schema
-from streamhouse.storage_service.lake.files.partition_layout import LakePartitionField
 from streamhouse.storage_service.lake.tables.column_types import iceberg_field, nested_fields
 from streamhouse.storage_service.lake.tables.description import TABLE_PROPERTY, description_of
 from streamhouse.storage_service.model.lake.facts import (
     LAKE_SYSTEM_FIELDS,
     SERVICE_ID_PROPERTY,
     LakeRole,
+)
+from streamhouse.storage_service.model.lake.partition_fields import (
+    LakePartitionField,
 )
 from streamhouse.storage_service.model.partitioning import Clustering
 from streamhouse.storage_service.model.schema import (
