@@ -1,0 +1,383 @@
+"""Schemas of Avro as types of columns.
+
+The library that reads and writes Avro gets each schema without what it does not know: logical
+types, and bytes, in whose place it gets texts. `avro_arrays` makes of whole columns what they mean.
+The library believes what a schema says: one whose values may have no bytes would let a few bytes of
+data be any number of rows. Those are refused, as is what no column can have.
+
+Source: Apache Avro 1.11, specification.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from streamhouse.storage_service.errors import InvalidSchemaError, UnsupportedError
+from streamhouse.storage_service.text.text_rows import width_of
+
+__all__ = ["AvroField", "AvroSchema", "AvroType", "avro_schema", "avro_text_of"]
+
+_SCHEMA_CHARACTERS_MAX: Final = 1 << 20
+_DEPTH_MAX: Final = 32
+_FIELDS_MAX: Final = 2_000
+_DECIMAL_DIGITS_MAX: Final = 38
+_INT_BITS: Final = 32
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_RULE: Final = "is no name of Avro: letters, digits and underscores, no digit first"
+_ITEM: Final = "element"
+WRAPPED: Final = "value"
+"""The one field of a record that is made of a schema that is none."""
+
+_PRIMITIVES: Final[dict[str, pa.DataType]] = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+_RESERVED: Final = frozenset((*_PRIMITIVES, "null", "record", "enum", "array", "map", "fixed"))
+_LOGICAL: Final[dict[tuple[str, str], pa.DataType]] = {
+    ("int", "date"): pa.date32(),
+    ("long", "timestamp-millis"): pa.timestamp("us", tz="UTC"),
+    ("long", "timestamp-micros"): pa.timestamp("us", tz="UTC"),
+    ("long", "local-timestamp-millis"): pa.timestamp("us"),
+    ("long", "local-timestamp-micros"): pa.timestamp("us"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AvroType:
+    """One type of a schema.
+
+    `plain` is its JSON as the library gets it, `arrow` the type of a column that has its values.
+    `logical` is Avro's name of what values mean, if the library does not know it. `parts` are what
+    is in a record, an array or a map.
+    """
+
+    plain: Any
+    arrow: pa.DataType
+    logical: str = ""
+    is_nullable: bool = False
+    parts: Sequence[AvroField] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AvroField:
+    """A field of a record, the element of an array, or the value of a map."""
+
+    name: str
+    type: AvroType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AvroSchema:
+    """A schema whose values are records.
+
+    `is_wrapped`: it was of another type, and is the one field of a record now, which has the same
+    bytes.
+    """
+
+    fields: Sequence[AvroField]
+    plain: str
+    is_wrapped: bool
+
+    @property
+    def width(self) -> int:
+        """At most how many bytes a row takes that has no values."""
+        return width_of(field.type.arrow for field in self.fields)
+
+    @property
+    def growth(self) -> int:
+        """At most how many bytes of a column a byte of data becomes, in an array or a map.
+
+        A null in an array is one byte, and as wide as any other of its elements.
+        """
+        return max(_growth(field.type) for field in self.fields)
+
+
+def _growth(t: AvroType) -> int:
+    inside = max((_growth(part.type) for part in t.parts), default=1)
+    if pa.types.is_list(t.arrow) or pa.types.is_map(t.arrow):
+        item = t.parts[0].type
+        return max(inside, -(-width_of([item.arrow]) // _bytes_min(item)))
+    return inside
+
+
+def _bytes_min(t: AvroType) -> int:
+    """Return the least bytes that a value has."""
+    if t.is_nullable or not pa.types.is_struct(t.arrow):
+        return 1
+    return sum(_bytes_min(part.type) for part in t.parts)
+
+
+def avro_schema(text: str) -> AvroSchema:
+    """Read a schema; raises `InvalidSchemaError` or `UnsupportedError` naming the part."""
+    if len(text) > _SCHEMA_CHARACTERS_MAX:
+        raise InvalidSchemaError(f"an Avro schema of {len(text)} characters is too long")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidSchemaError(f"an Avro schema is no JSON: {error}") from error
+    found = _Parser().type(value, where="schema")
+    is_record = pa.types.is_struct(found.arrow) and not found.is_nullable
+    if not is_record:
+        field = AvroField(WRAPPED, found)
+        plain = {
+            "type": "record",
+            "name": "wrapped",
+            "fields": [{"name": WRAPPED, "type": found.plain}],
+        }
+        return AvroSchema(fields=[field], plain=json.dumps(plain), is_wrapped=True)
+    return AvroSchema(fields=found.parts, plain=json.dumps(found.plain), is_wrapped=False)
+
+
+class _Parser:
+    def __init__(self) -> None:
+        self._named: dict[str, AvroType | None] = {}
+        self._field_count = 0
+
+    def type(self, value: Any, *, where: str, space: str = "", depth: int = 0) -> AvroType:
+        if depth > _DEPTH_MAX:
+            raise UnsupportedError(f"Avro schema: {where} is nested too deep")
+        if isinstance(value, list):
+            return self._union(value, where, space, depth)
+        if isinstance(value, str):
+            return self._by_name(value, where, space, depth)
+        if not isinstance(value, Mapping):
+            raise InvalidSchemaError(f"Avro schema: {where} is no type")
+        kind = value.get("type")
+        if kind == "record":
+            return self._record(value, where, space, depth)
+        if kind == "enum":
+            return self._enum(value, where, space)
+        if kind == "fixed":
+            raise UnsupportedError(f"Avro schema: {where} is fixed, which is not read; use bytes")
+        if kind == "array":
+            item = self.type(value.get("items"), where=f"{where}[]", space=space, depth=depth + 1)
+            arrow = pa.list_(pa.field(_ITEM, item.arrow, nullable=item.is_nullable))
+            plain = {"type": "array", "items": item.plain}
+            return AvroType(plain=plain, arrow=arrow, parts=[AvroField(_ITEM, item)])
+        if kind == "map":
+            item = self.type(
+                value.get("values"), where=f"{where}{{}}", space=space, depth=depth + 1
+            )
+            arrow = pa.map_(pa.string(), pa.field("value", item.arrow, nullable=item.is_nullable))
+            plain = {"type": "map", "values": item.plain}
+            return AvroType(plain=plain, arrow=arrow, parts=[AvroField("value", item)])
+        inner = self.type(kind, where=where, space=space, depth=depth + 1)
+        return _logical(inner, value, where)
+
+    def _by_name(self, name: str, where: str, space: str, depth: int) -> AvroType:
+        if name in _PRIMITIVES:
+            # Both are the same in Avro, and the library does not know bytes.
+            plain = "string" if name == "bytes" else name
+            return AvroType(plain=plain, arrow=_PRIMITIVES[name])
+        if name == "null":
+            raise UnsupportedError(f"Avro schema: {where} is null only, which no column can be")
+        full = name if "." in name or not space else f"{space}.{name}"
+        for known in (full, name):
+            if known in self._named:
+                found = self._named[known]
+                if found is None:
+                    raise UnsupportedError(f"Avro schema: {where} has itself inside of it")
+                self._count_again(found, where, depth)
+                return AvroType(
+                    plain=_reference(found.plain),
+                    arrow=found.arrow,
+                    logical=found.logical,
+                    parts=found.parts,
+                )
+        raise InvalidSchemaError(f"Avro schema: {where} has the unknown type '{name[:80]}'")
+
+    def _count_again(self, found: AvroType, where: str, depth: int) -> None:
+        """Count what a name stands for as if it were written there: columns have all of it.
+
+        Types of types would be any number of columns, by a few names.
+        """
+        field_count, more_depth = _extent(found)
+        if depth + more_depth > _DEPTH_MAX:
+            raise UnsupportedError(f"Avro schema: {where} is nested too deep")
+        self._add_fields(field_count)
+
+    def _add_fields(self, field_count: int) -> None:
+        self._field_count += field_count
+        if self._field_count > _FIELDS_MAX:
+            raise UnsupportedError(f"Avro schema: more than {_FIELDS_MAX} fields")
+
+    def _union(self, branches: Sequence[Any], where: str, space: str, depth: int) -> AvroType:
+        others = [branch for branch in branches if branch != "null"]
+        if len(others) != 1 or len(branches) > 2:
+            raise UnsupportedError(
+                f"Avro schema: {where} is a union of several types, which no column can be; unions"
+                " of null and one type can"
+            )
+        found = self.type(others[0], where=where, space=space, depth=depth + 1)
+        plain = ["null" if branch == "null" else found.plain for branch in branches]
+        return AvroType(
+            plain=plain,
+            arrow=found.arrow,
+            logical=found.logical,
+            is_nullable=len(branches) == 2,
+            parts=found.parts,
+        )
+
+    def _define(self, value: Mapping[str, Any], where: str, space: str) -> tuple[str, str]:
+        name = value.get("name")
+        if not isinstance(name, str) or not name:
+            raise InvalidSchemaError(f"Avro schema: {where} has no name")
+        given = value.get("namespace")
+        if "." in name:
+            full, space = name, name.rpartition(".")[0]
+        else:
+            space = given if isinstance(given, str) else space
+            full = f"{space}.{name}" if space else name
+        if not all(map(_NAME.fullmatch, full.split("."))) or full in _RESERVED:
+            raise InvalidSchemaError(f"Avro schema: {where} is called '{full[:80]}', which {_RULE}")
+        if full in self._named:
+            raise InvalidSchemaError(f"Avro schema: {where} defines '{full[:80]}' again")
+        self._named[full] = None
+        return full, space
+
+    def _record(self, value: Mapping[str, Any], where: str, space: str, depth: int) -> AvroType:
+        full, space = self._define(value, where, space)
+        given = value.get("fields")
+        if not isinstance(given, list) or not given:
+            raise UnsupportedError(f"Avro schema: {where} is a record without fields")
+        self._add_fields(len(given))
+        parts: list[AvroField] = []
+        for field in given:
+            name = field.get("name") if isinstance(field, Mapping) else None
+            if not isinstance(name, str) or any(name == part.name for part in parts):
+                raise InvalidSchemaError(f"Avro schema: a field of {where} has no name of its own")
+            if not _NAME.fullmatch(name):
+                raise InvalidSchemaError(f"Avro schema: field '{name[:80]}' of {where} {_RULE}")
+            inner = self.type(
+                field.get("type"), where=f"{where}.{name}", space=space, depth=depth + 1
+            )
+            parts.append(AvroField(name, inner))
+        found = AvroType(
+            plain={
+                "type": "record",
+                "name": full,
+                "fields": [{"name": part.name, "type": part.type.plain} for part in parts],
+            },
+            arrow=pa.struct(
+                [pa.field(p.name, p.type.arrow, nullable=p.type.is_nullable) for p in parts]
+            ),
+            parts=parts,
+        )
+        self._named[full] = found
+        return found
+
+    def _enum(self, value: Mapping[str, Any], where: str, space: str) -> AvroType:
+        full, _ = self._define(value, where, space)
+        symbols = value.get("symbols")
+        if (
+            not symbols
+            or not isinstance(symbols, list)
+            or not all(isinstance(s, str) for s in symbols)
+        ):
+            raise InvalidSchemaError(f"Avro schema: {where} is an enum without symbols")
+        if len(set(symbols)) < len(symbols) or not all(map(_NAME.fullmatch, symbols)):
+            raise InvalidSchemaError(f"Avro schema: a symbol of {where} is there twice, or {_RULE}")
+        plain = {"type": "enum", "name": full, "symbols": symbols}
+        found = AvroType(plain=plain, arrow=pa.string())
+        self._named[full] = found
+        return found
+
+
+def _extent(t: AvroType) -> tuple[int, int]:
+    """Return how many fields a type has, inside of each other too, and how deep that goes."""
+    inside = [_extent(part.type) for part in t.parts]
+    fields = sum(count for count, _ in inside) + len(inside)
+    return fields, 1 + max((depth for _, depth in inside), default=-1)
+
+
+def _reference(plain: Any) -> Any:
+    """Return how a type is named where it is used again."""
+    return plain["name"] if isinstance(plain, Mapping) and "name" in plain else plain
+
+
+def _logical(inner: AvroType, value: Mapping[str, Any], where: str) -> AvroType:
+    """Return a type with the meaning that its schema gives it; an unknown one has none."""
+    name = value.get("logicalType")
+    kind = inner.plain if isinstance(inner.plain, str) else ""
+    arrow = _LOGICAL.get((kind, str(name)))
+    if arrow is not None:
+        return AvroType(plain=inner.plain, arrow=arrow, logical=str(name))
+    if name == "decimal" and inner.arrow == pa.binary():
+        precision, scale = value.get("precision"), value.get("scale", 0)
+        if (
+            not isinstance(precision, int)
+            or not isinstance(scale, int)
+            or not 1 <= precision <= _DECIMAL_DIGITS_MAX
+            or not 0 <= scale <= precision
+        ):
+            raise UnsupportedError(
+                f"Avro schema: {where} is decimal({precision},{scale}); up to"
+                f" {_DECIMAL_DIGITS_MAX} digits are possible, with a scale from 0 to the precision"
+            )
+        return AvroType(
+            plain=inner.plain,
+            arrow=pa.decimal128(precision, scale),
+            logical="decimal",
+        )
+    return inner
+
+
+def avro_text_of(columns: Sequence[pa.Field], *, name: str) -> str:
+    """Return a schema that has the values of columns; `name` is that of its record.
+
+    Raises `UnsupportedError` for a column that Avro cannot name or cannot have.
+    """
+    return json.dumps(_record_of(columns, name=name, where=name))
+
+
+def _record_of(fields: Sequence[pa.Field], *, name: str, where: str) -> dict[str, Any]:
+    made = []
+    for field in fields:
+        part = f"{where}.{field.name}"
+        if not _NAME.fullmatch(field.name):
+            raise UnsupportedError(
+                f"column '{part}': Avro has names of letters, digits and underscores only"
+            )
+        t = _written_type(field.type, name=f"{name}_{field.name}", where=part)
+        made.append(
+            {"name": field.name, "type": t}
+            if not field.nullable
+            else {"name": field.name, "type": ["null", t], "default": None}
+        )
+    return {"type": "record", "name": name, "fields": made}
+
+
+def _written_type(t: pa.DataType, *, name: str, where: str) -> Any:
+    if pa.types.is_struct(t):
+        return _record_of(list(t), name=name, where=where)
+    if pa.types.is_list(t):
+        return {"type": "array", "items": _inner_type(t.value_field, name=name, where=where)}
+    if pa.types.is_map(t):
+        if not pa.types.is_string(t.key_type):
+            raise UnsupportedError(f"column '{where}': the keys of a map of Avro are texts")
+        return {"type": "map", "values": _inner_type(t.item_field, name=name, where=where)}
+    if pa.types.is_decimal(t):
+        decimal = {"logicalType": "decimal", "precision": t.precision, "scale": t.scale}
+        return {"type": "bytes", **decimal}
+    if pa.types.is_integer(t) and t.bit_width < _INT_BITS:
+        return "int"
+    for (kind, logical), arrow in _LOGICAL.items():
+        if arrow == t and not logical.endswith("-millis"):
+            return {"type": kind, "logicalType": logical}
+    return next(kind for kind, arrow in _PRIMITIVES.items() if arrow == t)
+
+
+def _inner_type(field: pa.Field, *, name: str, where: str) -> Any:
+    t = _written_type(field.type, name=f"{name}_{field.name}", where=f"{where}.{field.name}")
+    return ["null", t] if field.nullable else t

@@ -1,0 +1,491 @@
+"""One consumer group: who is in it, which generation it is in, and what each call is answered.
+
+```text
+ EMPTY -- first member --> PREPARING -- all have joined, or the time is over --> COMPLETING
+   ^                        ^     |                                                  |
+   '-- nobody is left ------|-----'           somebody comes, goes, changes          |
+                            |<-------------------------------------------------------|
+                            |<--------------------------- STABLE <-- the leader's assignment
+```
+
+Invariants:
+- a generation has one leader, one protocol and one assignment: each of its members gets of it what
+  the leader said of that member, or nothing if the leader said nothing
+- only members of the current generation commit, and none between its join and its assignment
+- a wait ends: with the next generation, its assignment, an error, or the member's removal
+- after every call `due_s` is not after the next moment at which time alone changes something
+Not thread-safe; `now_s` is of one clock that never goes back.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+
+from streamhouse.storage_service.kafka.groups.member import Member
+from streamhouse.storage_service.kafka.groups.messages import (
+    NO_GENERATION,
+    Identity,
+    JoinAnswer,
+    JoinedMember,
+    JoinRequest,
+    Leaving,
+    OnJoined,
+    OnSynced,
+    SyncAnswer,
+    SyncRequest,
+)
+
+__all__ = ["Group", "GroupState"]
+
+_NAME_CHARACTERS_KEPT: Final = 100
+# An id of up to so many characters, when it is forgotten, and what Python's objects take.
+_GIVEN_ID_BYTES: Final = 400
+
+
+class GroupState(enum.Enum):
+    """Kafka's states; the values are its names of them."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class Group:
+    """The members of one group. An empty one without waiting ids is worth nothing."""
+
+    def __init__(
+        self, *, members_max: int, initial_delay_s: float, new_id: Callable[[], str]
+    ) -> None:
+        """`new_id` makes ids that nobody can guess and that are never made again."""
+        self.state = GroupState.EMPTY
+        self.generation = 0
+        self.protocol_type: str | None = None
+        self.protocol: str | None = None
+        self.leader: str | None = None
+        self.due_s = math.inf
+        """When `tick` is to be called."""
+        self._members_max = members_max
+        self._initial_delay_s = initial_delay_s
+        self._new_id = new_id
+        self._members: dict[str, Member] = {}
+        self._statics: dict[str, str] = {}
+        self._given_ids: dict[str, float] = {}
+        """Ids that nobody has joined with yet, and when each is forgotten."""
+        self._join_due_s = math.inf
+        self._delay_left_s = 0.0
+        self._is_first_delay = False
+        self._has_newcomer = False
+        self._sync_due_s = math.inf
+        self._unsynced: set[str] = set()
+
+    # -- what it is ------------------------------------------------------------------------------
+
+    def is_unused(self) -> bool:
+        """Whether it has neither members nor ids that may become some."""
+        return not self._members and not self._given_ids
+
+    def size(self) -> int:
+        """Return how many bytes are kept for its members, and for ids that may become some."""
+        of_members = sum(member.size() for member in self._members.values())
+        return of_members + _GIVEN_ID_BYTES * len(self._given_ids)
+
+    def member_count(self) -> int:
+        """Return how many members it has, with those that have only got an id."""
+        return len(self._members) + len(self._given_ids)
+
+    def members(self) -> tuple[JoinedMember, ...]:
+        """Return its members, with what they said and got while it is stable."""
+        shown = self.protocol or "" if self.state is GroupState.STABLE else ""
+        return tuple(member.seen_under(shown) for member in self._members.values())
+
+    # -- joining ---------------------------------------------------------------------------------
+
+    def join(self, request: JoinRequest, on_joined: OnJoined, now_s: float) -> None:
+        """Take a member into the next generation; answered when that begins, or at once."""
+        member_id, instance_id = request.who.member_id, request.who.instance_id
+        if not self._supports(request):
+            on_joined(_refused(request, ErrorCode.inconsistent_group_protocol))
+        elif not member_id and instance_id is not None and instance_id in self._statics:
+            self._replace_static(request, instance_id, on_joined, now_s)
+        elif not member_id and self.member_count() >= self._members_max:
+            on_joined(_refused(request, ErrorCode.group_max_size_reached))
+        elif not member_id:
+            self._join_new(request, on_joined, now_s)
+        elif member_id in self._given_ids and instance_id is None:
+            del self._given_ids[member_id]
+            self._add(member_id, request, on_joined, now_s)
+        elif (error := self._stranger(request.who)) is not None:
+            on_joined(_refused(request, error))
+        else:
+            self._join_known(self._members[member_id], request, on_joined, now_s)
+        self._settle(now_s)
+
+    def _supports(self, request: JoinRequest) -> bool:
+        if not request.protocols or not request.protocol_type:
+            return False
+        if not self._members:
+            return True
+        is_of_type = request.protocol_type == self.protocol_type
+        return is_of_type and not self._candidates().isdisjoint(request.protocols)
+
+    def _candidates(self) -> set[str]:
+        """The protocols that all members have; at least one, if there are members."""
+        return set.intersection(*(set(member.protocols) for member in self._members.values()))
+
+    def _best_protocol(self) -> str:
+        """Each member has one vote, for what it likes best of what all can do."""
+        candidates = self._candidates()
+        votes = Counter(
+            next(name for name in member.protocols if name in candidates)
+            for member in self._members.values()
+        )
+        return votes.most_common(1)[0][0]
+
+    def _join_new(self, request: JoinRequest, on_joined: OnJoined, now_s: float) -> None:
+        named = request.who.instance_id or request.client_id
+        member_id = f"{named[:_NAME_CHARACTERS_KEPT]}-{self._new_id()}"
+        if request.who.instance_id is None and request.requires_member_id:
+            self._given_ids[member_id] = now_s + request.session_timeout_s
+            on_joined(JoinAnswer(error=ErrorCode.member_id_required, member_id=member_id))
+        else:
+            self._add(member_id, request, on_joined, now_s)
+
+    def _add(self, member_id: str, request: JoinRequest, on_joined: OnJoined, now_s: float) -> None:
+        if not self._members:
+            self.protocol_type = request.protocol_type
+        member = self._members[member_id] = Member(member_id, request, now_s)
+        if member.instance_id is not None:
+            self._statics[member.instance_id] = member_id
+        if self.leader is None:
+            self.leader = member_id
+        self._has_newcomer = True
+        member.wait_for_join(on_joined)
+        self._rebalance(now_s)
+
+    def _join_known(
+        self, member: Member, request: JoinRequest, on_joined: OnJoined, now_s: float
+    ) -> None:
+        """Take a member back. What has not changed is answered with the generation there is.
+
+        A leader that joins a stable group wants a new assignment: it may know of new partitions.
+        """
+        member.hear(now_s)
+        is_same = member.is_same(request)
+        is_leader = member.member_id == self.leader
+        if is_same and (
+            self.state is GroupState.COMPLETING
+            or (self.state is GroupState.STABLE and not is_leader)
+        ):
+            on_joined(self._joined(member))
+            return
+        member.update(request)
+        member.wait_for_join(on_joined)
+        self._rebalance(now_s)
+
+    def _replace_static(
+        self, request: JoinRequest, instance_id: str, on_joined: OnJoined, now_s: float
+    ) -> None:
+        """Let a static member go on that has started anew: it keeps its place and assignment.
+
+        Whoever has its old id is fenced off. In a stable group nothing changes for the others.
+        """
+        old_id = self._statics[instance_id]
+        member = self._members.pop(old_id)
+        member.answer_join(JoinAnswer(error=ErrorCode.fenced_instance_id, member_id=old_id))
+        member.answer_sync(SyncAnswer(error=ErrorCode.fenced_instance_id))
+        member.member_id = f"{instance_id[:_NAME_CHARACTERS_KEPT]}-{self._new_id()}"
+        member.update(request)
+        member.hear(now_s)
+        self._members[member.member_id] = member
+        self._statics[instance_id] = member.member_id
+        is_leader = self.leader == old_id
+        if is_leader:
+            self.leader = member.member_id
+        if old_id in self._unsynced:
+            self._unsynced.remove(old_id)
+            self._unsynced.add(member.member_id)
+        if self.state is GroupState.STABLE and self._best_protocol() == self.protocol:
+            # One that cannot be told to assign nothing is told that another one leads.
+            leader = old_id if is_leader and not request.can_skip else None
+            on_joined(self._joined(member, leader=leader, is_assigned=is_leader and leader is None))
+            return
+        member.wait_for_join(on_joined)
+        self._rebalance(now_s)
+
+    def _joined(
+        self, member: Member, *, leader: str | None = None, is_assigned: bool = False
+    ) -> JoinAnswer:
+        assert self.protocol is not None
+        leads = leader is None and member.member_id == self.leader
+        seen = (each.seen_under(self.protocol) for each in self._members.values()) if leads else ()
+        return JoinAnswer(
+            member_id=member.member_id,
+            generation=self.generation,
+            protocol_type=self.protocol_type,
+            protocol=self.protocol,
+            leader=leader or self.leader or "",
+            is_assigned=is_assigned,
+            members=tuple(seen),
+        )
+
+    # -- assignments -----------------------------------------------------------------------------
+
+    def sync(self, request: SyncRequest, on_synced: OnSynced, now_s: float) -> None:
+        """Answer a member with its assignment, once the leader has brought it."""
+        error = self._not_of_now(request.who, request.generation)
+        if error is None and not self._is_agreed(request):
+            error = ErrorCode.inconsistent_group_protocol
+        if error is None and self.state is GroupState.PREPARING:
+            error = ErrorCode.rebalance_in_progress
+        if error is not None:
+            on_synced(SyncAnswer(error=error))
+            return
+        member = self._members[request.who.member_id]
+        member.hear(now_s)
+        self._unsynced.discard(member.member_id)
+        if self.state is GroupState.STABLE:
+            on_synced(self._synced(member))
+        else:
+            member.wait_for_sync(on_synced)
+            if member.member_id == self.leader:
+                self._assign(request, now_s)
+        self._settle(now_s)
+
+    def _is_agreed(self, request: SyncRequest) -> bool:
+        return request.protocol_type in (None, self.protocol_type) and request.protocol in (
+            None,
+            self.protocol,
+        )
+
+    def _assign(self, request: SyncRequest, now_s: float) -> None:
+        self.state = GroupState.STABLE
+        for member in self._members.values():
+            member.assignment = request.assignments.get(member.member_id, b"")
+            if member.answer_sync(self._synced(member)):
+                member.hear(now_s)
+
+    def _synced(self, member: Member) -> SyncAnswer:
+        return SyncAnswer(
+            protocol_type=self.protocol_type,
+            protocol=self.protocol,
+            assignment=member.assignment,
+        )
+
+    # -- being there -----------------------------------------------------------------------------
+
+    def heartbeat(self, who: Identity, generation: int, now_s: float) -> ErrorCode:
+        """Note that a member is there; tell it if it is to join anew."""
+        error = self._not_of_now(who, generation)
+        if error is not None:
+            return error
+        self._members[who.member_id].hear(now_s)
+        if self.state is GroupState.PREPARING:
+            return ErrorCode.rebalance_in_progress
+        return ErrorCode.none
+
+    def check_commit(self, who: Identity, generation: int, now_s: float) -> ErrorCode:
+        """Return whether positions are taken from this member now; it is noted to be there.
+
+        Who is in no group keeps its positions in an empty one. While the next generation is being
+        made, members of this one still say how far they are.
+        """
+        if generation <= NO_GENERATION and not self._members:
+            return ErrorCode.none
+        error = self._not_of_now(who, generation)
+        if error is not None:
+            return error
+        self._members[who.member_id].hear(now_s)
+        if self.state is GroupState.COMPLETING:
+            return ErrorCode.rebalance_in_progress
+        return ErrorCode.none
+
+    def gave_up(self, member_id: str, answer: OnJoined | OnSynced, now_s: float) -> None:
+        """Note that nobody hears the answer that this member waits for: its connection is gone.
+
+        It is a member for as long as its session: it comes back, or counts as gone.
+        """
+        for member in self._waiting_for(member_id, answer):
+            if member.on_joined == answer:
+                member.on_joined = None
+            if member.on_synced == answer:
+                member.on_synced = None
+            member.hear(now_s)
+        self._settle(now_s)
+
+    def _waiting_for(self, member_id: str, answer: OnJoined | OnSynced) -> Iterator[Member]:
+        # A new member does not know the id that it waits under.
+        found = self._members.get(member_id)
+        for member in (found,) if found is not None else tuple(self._members.values()):
+            if answer in (member.on_joined, member.on_synced):
+                yield member
+
+    # -- going -----------------------------------------------------------------------------------
+
+    def leave(self, leaving: Iterable[Identity], now_s: float) -> tuple[Leaving, ...]:
+        """Let members go at once; an operator names a static one by its instance id alone."""
+        gone = tuple(Leaving(who=who, error=self._leave(who, now_s)) for who in leaving)
+        self._settle(now_s)
+        return gone
+
+    def _leave(self, who: Identity, now_s: float) -> ErrorCode:
+        if who.instance_id is not None and not who.member_id:
+            member_id = self._statics.get(who.instance_id)
+            if member_id is None:
+                return ErrorCode.unknown_member_id
+        elif who.instance_id is None and self._given_ids.pop(who.member_id, None) is not None:
+            return ErrorCode.none
+        elif (error := self._stranger(who)) is not None:
+            return error
+        else:
+            member_id = who.member_id
+        self._remove(self._members[member_id], now_s)
+        return ErrorCode.none
+
+    def end(self, error: ErrorCode) -> None:
+        """Answer all waits with `error`, and have no members any more."""
+        for member in tuple(self._members.values()):
+            self._drop(member, error)
+        self._given_ids.clear()
+        self.state, self.due_s = GroupState.DEAD, math.inf
+
+    def _stranger(self, who: Identity) -> ErrorCode | None:
+        """Return why this is none of the members; None if it is one."""
+        if who.instance_id is not None:
+            known = self._statics.get(who.instance_id)
+            if known is not None and known != who.member_id:
+                return ErrorCode.fenced_instance_id
+            if known is None:
+                return ErrorCode.unknown_member_id
+        return None if who.member_id in self._members else ErrorCode.unknown_member_id
+
+    def _not_of_now(self, who: Identity, generation: int) -> ErrorCode | None:
+        error = self._stranger(who)
+        if error is None and generation != self.generation:
+            return ErrorCode.illegal_generation
+        return error
+
+    # -- from one generation to the next ---------------------------------------------------------
+
+    def _rebalance(self, now_s: float) -> None:
+        """Let all members join anew, if they are not about to."""
+        if self.state is GroupState.PREPARING:
+            return
+        for member in self._members.values():
+            if member.answer_sync(SyncAnswer(error=ErrorCode.rebalance_in_progress)):
+                member.hear(now_s)
+        self._unsynced.clear()
+        self._sync_due_s = math.inf
+        timeout_s = self._rebalance_timeout_s()
+        # The processes of one application start together: one generation for all of them.
+        self._is_first_delay = self.state is GroupState.EMPTY and self._initial_delay_s > 0
+        if self._is_first_delay:
+            delay_s = min(self._initial_delay_s, timeout_s)
+            self._join_due_s, self._delay_left_s = now_s + delay_s, timeout_s - delay_s
+            self._has_newcomer = False
+        else:
+            self._join_due_s = now_s + timeout_s
+        self.state = GroupState.PREPARING
+
+    def _rebalance_timeout_s(self) -> float:
+        return max((m.rebalance_timeout_s for m in self._members.values()), default=0.0)
+
+    def _have_all_joined(self) -> bool:
+        if self._is_first_delay or self._given_ids:
+            return False
+        return all(member.on_joined is not None for member in self._members.values())
+
+    def _complete_join(self, now_s: float) -> None:
+        """Begin the next generation with those that have joined.
+
+        A static member that has not is still one: it may be starting anew, until its session ends.
+        """
+        for member in tuple(self._members.values()):
+            if member.on_joined is None and member.instance_id is None:
+                self._drop(member, ErrorCode.unknown_member_id)
+        joined = [m for m in self._members.values() if m.on_joined is not None]
+        if self._members and not joined:
+            # All may be starting anew. Sessions that end make the group empty.
+            self._join_due_s = now_s + self._rebalance_timeout_s()
+            return
+        self._is_first_delay, self._join_due_s = False, math.inf
+        self.generation += 1
+        if not joined:
+            self.state, self.protocol, self.protocol_type = GroupState.EMPTY, None, None
+            return
+        if all(member.member_id != self.leader for member in joined):
+            self.leader = joined[0].member_id
+        self.state, self.protocol = GroupState.COMPLETING, self._best_protocol()
+        for member in self._members.values():
+            member.assignment = b""
+        self._sync_due_s = now_s + self._rebalance_timeout_s()
+        self._unsynced = {member.member_id for member in joined}
+        for member in joined:
+            member.is_new = False
+            member.hear(now_s)
+            member.answer_join(self._joined(member))
+
+    def _remove(self, member: Member, now_s: float) -> None:
+        """Let a member be none any more; the others share what it had."""
+        self._drop(member, ErrorCode.unknown_member_id)
+        if self.state in (GroupState.STABLE, GroupState.COMPLETING):
+            self._rebalance(now_s)
+
+    def _drop(self, member: Member, error: ErrorCode) -> None:
+        member.answer_join(JoinAnswer(error=error))
+        member.answer_sync(SyncAnswer(error=error))
+        del self._members[member.member_id]
+        self._unsynced.discard(member.member_id)
+        if member.instance_id is not None:
+            del self._statics[member.instance_id]
+        if self.leader == member.member_id:
+            self.leader = next(iter(self._members), None)
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> None:
+        """Do what time alone brings: sessions end, a join or a sync has taken long enough."""
+        for member_id, due_s in tuple(self._given_ids.items()):
+            if due_s <= now_s:
+                del self._given_ids[member_id]
+        for member in tuple(self._members.values()):
+            if member.due_s() <= now_s:
+                self._remove(member, now_s)
+        if self._sync_due_s <= now_s:
+            # Also who leads and assigns nothing: without it the others would wait for ever.
+            for member_id in tuple(self._unsynced):
+                self._remove(self._members[member_id], now_s)
+        if self.state is GroupState.PREPARING and self._join_due_s <= now_s:
+            if self._is_first_delay and self._has_newcomer and self._delay_left_s > 0:
+                delay_s = min(self._initial_delay_s, self._delay_left_s)
+                self._join_due_s, self._delay_left_s = now_s + delay_s, self._delay_left_s - delay_s
+                self._has_newcomer = False
+            else:
+                self._complete_join(now_s)
+        self._settle(now_s)
+
+    def _settle(self, now_s: float) -> None:
+        """Begin the next generation if nobody is waited for; find the next moment to look."""
+        if self.state is GroupState.PREPARING and (not self._members or self._have_all_joined()):
+            self._complete_join(now_s)
+        if not self._unsynced:
+            self._sync_due_s = math.inf
+        self.due_s = min(
+            (
+                self._join_due_s if self.state is GroupState.PREPARING else math.inf,
+                self._sync_due_s,
+                *self._given_ids.values(),
+                *(member.due_s() for member in self._members.values()),
+            )
+        )
+
+
+def _refused(request: JoinRequest, error: ErrorCode) -> JoinAnswer:
+    return JoinAnswer(error=error, member_id=request.who.member_id)

@@ -1,0 +1,22 @@
+"""Record batches, the bytes in which Kafka's clients send and get records, and their columns."""
+
+from __future__ import annotations
+
+from streamhouse.storage_service.kafka.records.batches import (
+    Compression,
+    ReadBatch,
+    read_batch,
+    read_batches,
+    write_batch,
+)
+from streamhouse.storage_service.kafka.records.columns import HEADERS_TYPE, RecordColumns
+
+__all__ = [
+    "HEADERS_TYPE",
+    "Compression",
+    "ReadBatch",
+    "RecordColumns",
+    "read_batch",
+    "read_batches",
+    "write_batch",
+]

@@ -1,0 +1,226 @@
+"""The records of a batch as columns: one step of Python a record, to find where it ends.
+
+A record (KIP-98), its numbers being varints:
+
+    bytes that follow | attributes i8, unused | timestamp delta | offset delta
+    | key bytes, -1 is null | key | value bytes, -1 is null | value | header count | headers
+    header: key bytes | key, UTF-8 | value bytes, -1 is null | value
+
+Records lie side by side, so their parts come in one order from the first byte to the last. Every
+position is found from the one before by adding what is not negative, and the last one is compared
+with the end of the record: no part can lie outside its record then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from streamhouse.storage_service.kafka.errors import InvalidRecordsError
+from streamhouse.storage_service.kafka.records.columns import HEADERS_TYPE
+from streamhouse.storage_service.kafka.records.varints import (
+    VARINT_BYTES_MAX,
+    VARLONG_BYTES_MAX,
+    VarintBytes,
+    read_varint,
+    read_varints,
+)
+
+__all__ = ["RECORD_BYTES_MIN", "ReadRecords", "read_records"]
+
+Numbers = NDArray[np.int64]
+
+RECORD_BYTES_MIN: Final = 7
+"""A length of one byte, and six numbers of one."""
+_HEADER_BYTES_MIN: Final = 2
+_ENDS_ELSEWHERE: Final = "its parts end elsewhere than itself"
+# Of the headers that come after the first ones, only few records have some.
+_FEW_RECORDS: Final = 8
+# As many as small batches have: making it takes longer than a part of one.
+_EVERY_SECOND: Final = pa.array(np.arange(0, 2 << 12, 2, dtype=np.int32))
+
+
+class ReadRecords(NamedTuple):
+    """Records of a batch, in columns; see `RecordColumns`."""
+
+    timestamp_deltas_ms: Numbers
+    offset_deltas: Numbers
+    keys: pa.BinaryArray
+    values: pa.BinaryArray
+    headers: pa.ListArray | None
+
+
+class _Part(NamedTuple):
+    """Bytes of each record, or of each header: from where, to where, and which are null."""
+
+    start: Numbers
+    end: Numbers
+    is_null: NDArray[np.bool_]
+
+    def null_count(self) -> int:
+        return int(np.count_nonzero(self.is_null))
+
+
+def read_records(records: bytes, record_count: int) -> ReadRecords:
+    """Return the records that `records` consists of, or raise InvalidRecordsError.
+
+    Memory is bounded by the bytes of `records`: what they cannot hold is refused first.
+    """
+    if not 0 <= record_count <= len(records) // RECORD_BYTES_MIN:
+        raise InvalidRecordsError(f"{len(records)} bytes cannot hold {record_count} records")
+    ends = _record_ends(records, record_count)
+    data = VarintBytes(records)
+    begins = np.empty(record_count, dtype=np.int64)
+    begins[:1] = 0
+    begins[1:] = ends[:-1]
+    size, at = read_varints(data, begins, bytes_max=VARINT_BYTES_MAX)
+    # The quick walk takes the size of a record for one that is not negative.
+    _check(at + size == ends, "its size is negative")
+    timestamp_deltas, at = read_varints(data, at + 1, bytes_max=VARLONG_BYTES_MAX)
+    offset_deltas, at = read_varints(data, at, bytes_max=VARINT_BYTES_MAX)
+    keys = _read_part(data, at)
+    values = _read_part(data, keys.end)
+    header_counts, at = read_varints(data, values.end, bytes_max=VARINT_BYTES_MAX)
+    headers = None
+    buffer = pa.py_buffer(records)
+    if np.count_nonzero(header_counts):
+        headers = _headers(records, data, at, ends, header_counts)
+    else:
+        _check(at == ends, _ENDS_ELSEWHERE)
+    return ReadRecords(
+        timestamp_deltas, offset_deltas, _binary(buffer, keys), _binary(buffer, values), headers
+    )
+
+
+def _record_ends(records: bytes, record_count: int) -> Numbers:
+    try:
+        ends = np.fromiter(_walk(records, record_count), dtype=np.int64, count=record_count)
+    except IndexError:
+        raise InvalidRecordsError(
+            f"fewer than the {record_count} records that the batch says"
+        ) from None
+    end = int(ends[-1]) if record_count else 0
+    if end != len(records):
+        raise InvalidRecordsError(
+            f"{record_count} records end at byte {end}, the batch at {len(records)}"
+        )
+    return ends
+
+
+def _walk(records: bytes, record_count: int) -> Iterator[int]:
+    """Yield where each record ends, if its size is not negative."""
+    position = 0
+    for _ in range(record_count):
+        size = records[position]
+        position += 1
+        if size > 0x7F:
+            byte = records[position]
+            position += 1
+            size = size & 0x7F | byte << 7
+            if byte > 0x7F:
+                number, position = read_varint(records, position - 2)
+                size = number << 1
+        position += size >> 1
+        yield position
+
+
+def _read_part(data: VarintBytes, at: Numbers) -> _Part:
+    size, start = read_varints(data, at, bytes_max=VARINT_BYTES_MAX)
+    is_null = size < 0
+    if np.count_nonzero(is_null):
+        _check(size >= -1, "a key or a value has fewer bytes than none")
+        size = np.maximum(size, 0)
+    return _Part(start, start + size, is_null)
+
+
+def _check(is_right: NDArray[np.bool_], what: str) -> None:
+    """Raise InvalidRecordsError of the first record that is not right."""
+    # Counting is quicker than `all`, of few records.
+    if np.count_nonzero(is_right) < len(is_right):
+        raise InvalidRecordsError(f"record {int(is_right.argmin())} of the batch: {what}")
+
+
+def _binary(buffer: pa.Buffer, part: _Part) -> pa.BinaryArray:
+    """Return a part of each record, or of each header, as a column of its own."""
+    count = len(part.start)
+    null_count = part.null_count()
+    if null_count == count:
+        return pa.nulls(count, pa.binary())
+    # An array of these bytes and of what lies between them, of which Arrow takes every second one.
+    bounds = np.empty(2 * count + 1, dtype=np.int32)
+    bounds[0:-1:2] = part.start
+    bounds[1::2] = part.end
+    bounds[-1] = bounds[-2]
+    pieces = pa.BinaryArray.from_buffers(
+        pa.binary(), 2 * count, [None, pa.py_buffer(bounds), buffer]
+    )
+    if null_count or count > len(_EVERY_SECOND):
+        chosen = np.arange(0, 2 * count, 2, dtype=np.int32)
+        return pieces.take(pa.array(chosen, mask=part.is_null if null_count else None))
+    return pieces.take(_EVERY_SECOND.slice(0, count))
+
+
+def _headers(
+    records: bytes, data: VarintBytes, at: Numbers, ends: Numbers, counts: Numbers
+) -> pa.ListArray:
+    """Return the headers of all records; those of a record begin at its `at`, and end with it."""
+    _check((counts >= 0) & (counts <= (ends - at) // _HEADER_BYTES_MIN), "no such count of headers")
+    firsts = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=firsts[1:])
+    keys, values = _empty_part(int(firsts[-1])), _empty_part(int(firsts[-1]))
+    rows = np.flatnonzero(counts)
+    index = 0
+    # One step for the n-th header of all records that have as many.
+    while len(rows) > _FEW_RECORDS:
+        for part in (keys, values):
+            one = _read_part(data, at[rows])
+            for slots, column in zip(part, one, strict=True):
+                slots[firsts[rows] + index] = column
+            at[rows] = one.end
+        index += 1
+        rows = rows[counts[rows] > index]
+    for row in rows.tolist():
+        at[row] = _walk_headers(
+            records, int(at[row]), range(firsts[row] + index, firsts[row + 1]), keys, values
+        )
+    _check(at == ends, _ENDS_ELSEWHERE)
+    if keys.null_count():
+        raise InvalidRecordsError("a header of a record has no key")
+    return _header_lists(pa.py_buffer(records), firsts, keys, values)
+
+
+def _empty_part(count: int) -> _Part:
+    start, end = np.empty((2, count), dtype=np.int64)
+    return _Part(start, end, np.empty(count, dtype=np.bool_))
+
+
+def _walk_headers(records: bytes, at: int, slots: range, keys: _Part, values: _Part) -> int:
+    """Fill the slots of one record's headers; return where they end."""
+    try:
+        for slot in slots:
+            for part in (keys, values):
+                size, at = read_varint(records, at)
+                if size < -1:
+                    raise InvalidRecordsError(f"a header of a record has {size} bytes")
+                part.start[slot] = at
+                at += max(size, 0)
+                part.end[slot] = at
+                part.is_null[slot] = size < 0
+    except IndexError:
+        raise InvalidRecordsError("the headers of a record end behind the batch") from None
+    return at
+
+
+def _header_lists(buffer: pa.Buffer, firsts: Numbers, keys: _Part, values: _Part) -> pa.ListArray:
+    try:
+        names = _binary(buffer, keys).cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise InvalidRecordsError("the key of a record's header is not UTF-8") from error
+    headers = pa.StructArray.from_arrays(
+        [names, _binary(buffer, values)], fields=list(HEADERS_TYPE.value_type)
+    )
+    return pa.ListArray.from_arrays(pa.array(firsts, pa.int32()), headers, type=HEADERS_TYPE)

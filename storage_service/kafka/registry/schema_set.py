@@ -1,0 +1,211 @@
+"""The schemas of one table's records, and their ids.
+
+An id is 1000 times the table's id, plus the schema's number in the table. Table ids are unique in a
+service, also over its shards, and are never given again; so are the numbers of a table, because
+none of its schemas is ever taken away. So an id names one schema for ever, says which table has it
+without any index, and nobody has to agree on it. In the framing of records it has 31 bits: tables
+with ids above 2,147,483 can have no schemas.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    InvalidSchemaError,
+    NotFoundError,
+    OverloadedError,
+    RequestTooLargeError,
+    UnsupportedError,
+)
+from streamhouse.storage_service.kafka.registry.subjects import Part
+from streamhouse.storage_service.model.table import TablePath
+
+__all__ = ["RegisteredSchema", "SchemaSet", "compact", "table_id_of"]
+
+_NUMBERS: Final = 1_000
+SCHEMAS_MAX: Final = _NUMBERS - 1
+SCHEMA_BYTES_MAX: Final = 256 << 10
+BYTES_MAX: Final = 4 << 20
+"""Of all schemas of a table: they are one file, written anew with each of them."""
+_ID_MAX: Final = (1 << 31) - 1
+_VERSION_MEMBER: Final = "streamhouse.version"
+"""Avro lets a schema have members of any other name, which mean nothing to its readers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredSchema:
+    """A schema; `number` counts those of the table, `version` those of the part, both from 1."""
+
+    part: Part
+    number: int
+    version: int
+    text: str
+    canonical: str = field(init=False, compare=False, repr=False)
+    """The text as it is compared: without white space, members sorted."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "canonical", _canonical(self.text))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "part": str(self.part),
+            "number": self.number,
+            "version": self.version,
+            "schema": self.text,
+        }
+
+
+@dataclass(frozen=True)
+class SchemaSet:
+    """The schemas of the table with this id, in the order of their numbers. Any thread."""
+
+    table_id: int
+    schemas: tuple[RegisteredSchema, ...] = ()
+
+    @classmethod
+    def from_json(cls, table_id: int, value: Mapping[str, Any]) -> SchemaSet:
+        """Read the JSON form; raises `ValueError` or `KeyError` if it is of no such set."""
+        found = tuple(
+            RegisteredSchema(
+                part=Part(one["part"]),
+                number=int(one["number"]),
+                version=int(one["version"]),
+                text=str(one["schema"]),
+            )
+            for one in value["schemas"]
+        )
+        versions = dict.fromkeys(Part, 0)
+        for number, one in enumerate(found, start=1):
+            versions[one.part] += 1
+            if (one.number, one.version) != (number, versions[one.part]):
+                raise ValueError(f"schema {number} says that it is another one")
+        if len(found) > SCHEMAS_MAX or len({(o.part, o.canonical) for o in found}) < len(found):
+            raise ValueError("it has too many schemas, or one of them twice")
+        return cls(table_id, found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"schemas": [one.to_json() for one in self.schemas]}
+
+    def id_of(self, schema: RegisteredSchema) -> int:
+        """Return the id that records name a schema by."""
+        return self.table_id * _NUMBERS + schema.number
+
+    def of(self, part: Part) -> Sequence[RegisteredSchema]:
+        """Return the schemas of a part, by version."""
+        return [one for one in self.schemas if one.part is part]
+
+    def find(self, part: Part, text: str) -> RegisteredSchema | None:
+        """Return the schema of a part that is the same but for white space and order of members."""
+        wanted = _canonical(text)
+        return next((one for one in self.of(part) if one.canonical == wanted), None)
+
+    def with_id(self, schema_id: int) -> RegisteredSchema:
+        """Return the schema with an id; raises `NotFoundError` if it is none of the table's."""
+        table_id, number = divmod(schema_id, _NUMBERS)
+        if table_id != self.table_id or not 1 <= number <= len(self.schemas):
+            raise NotFoundError(f"schema {schema_id} is none of this table's")
+        return self.schemas[number - 1]
+
+    def schema(self, schema_id: int, /) -> str:
+        """See `SchemaSource`."""
+        return self.with_id(schema_id).text
+
+    def latest(self, path: TablePath, part: str, /) -> tuple[int, str]:
+        """See `SchemaSource`."""
+        own = self.of(Part(part))
+        if not own:
+            raise NotFoundError(
+                f"table '{path}' has no schema of Avro for its {part}; register one, as serializers"
+                " do"
+            )
+        return self.id_of(own[-1]), own[-1].text
+
+    def with_newest(self, part: Part, text: str) -> SchemaSet:
+        """Return the set with a record's schema as the newest of a part; raises as `with_schema`.
+
+        One that is there already, behind which another one came, is there twice then: the second
+        one says its version, since no two have the same text.
+        """
+        of_part = self.of(part)
+        if of_part and self.find(part, text) not in (None, of_part[-1]):
+            named = {**json.loads(text), _VERSION_MEMBER: len(of_part) + 1}
+            text = json.dumps(named, separators=(",", ":"))
+        return self.with_schema(part, text)
+
+    def with_schema(self, part: Part, text: str) -> SchemaSet:
+        """Return the set with one more schema, or itself if it has that one.
+
+        Raises `OverloadedError` or `RequestTooLargeError` if that is too much, `UnsupportedError`
+        if the table's id is too large.
+        """
+        if self.find(part, text) is not None:
+            return self
+        number = len(self.schemas) + 1
+        if number > SCHEMAS_MAX:
+            raise OverloadedError(
+                f"the table has {SCHEMAS_MAX} schemas of records, the most there may be; schemas"
+                " that differ with every producer do not belong here"
+            )
+        size = len(text.encode())
+        if size > SCHEMA_BYTES_MAX:
+            raise RequestTooLargeError(
+                f"the schema has {size} bytes; at most {SCHEMA_BYTES_MAX} are possible"
+            )
+        if size + sum(len(one.text.encode()) for one in self.schemas) > BYTES_MAX:
+            raise OverloadedError(
+                f"the schemas of the table would have more than {BYTES_MAX} bytes together"
+            )
+        if self.table_id * _NUMBERS + number > _ID_MAX:
+            raise UnsupportedError(
+                f"the table's id {self.table_id} is too large for ids of schemas, which have 31"
+                " bits"
+            )
+        added = RegisteredSchema(
+            part=part, number=number, version=len(self.of(part)) + 1, text=text
+        )
+        return SchemaSet(self.table_id, (*self.schemas, added))
+
+
+def table_id_of(schema_id: int) -> int:
+    """Return the id of the table that may have the schema with an id."""
+    return schema_id // _NUMBERS
+
+
+def compact(text: str) -> str:
+    """Return a schema without white space; raises `InvalidSchemaError` for what is no JSON."""
+    if len(text) > SCHEMA_BYTES_MAX:
+        raise RequestTooLargeError(
+            f"the schema has {len(text)} characters; at most {SCHEMA_BYTES_MAX} bytes are possible"
+        )
+    try:
+        value = json.loads(text)
+        made = json.dumps(value, separators=(",", ":"))
+        # Whoever names half a surrogate pair can be told nothing of it.
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        bare = text.strip()
+        if bare.replace("_", "").isalnum():
+            return json.dumps(bare)
+        raise InvalidSchemaError(f"the schema is no JSON: {error}") from error
+    if not isinstance(value, str | dict | list):
+        raise InvalidRequestError("the schema is no schema of Avro: it is a text, object or list")
+    return made
+
+
+def _canonical(text: str) -> str:
+    value = json.loads(text)
+    return json.dumps(_unnested(value), sort_keys=True, separators=(",", ":"))
+
+
+def _unnested(value: Any) -> Any:
+    """Return a type as it is named shortest: `{"type": "string"}` is `"string"`."""
+    if isinstance(value, Mapping) and set(value) == {"type"} and isinstance(value["type"], str):
+        return value["type"]
+    return value

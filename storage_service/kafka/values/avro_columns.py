@@ -1,0 +1,290 @@
+"""Avro behind the five bytes of Confluent's framing, as columns of a table and back.
+
+The framing is a zero byte, then the schema's id as four bytes, the highest first. Records with one
+id are read together, by whole columns; a field of the schema is the column of its name.
+
+Source: Confluent, "Schema Registry wire format".
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    SchemaMismatchError,
+    StreamhouseError,
+    UnsupportedError,
+)
+from streamhouse.storage_service.kafka.avro_schema import AvroSchema, avro_schema
+from streamhouse.storage_service.kafka.values.avro_arrays import from_plain, to_plain
+from streamhouse.storage_service.kafka.values.draft import Bad, DraftBounds, spread_out
+from streamhouse.storage_service.model.casts.lossless import castings, fitted, may_fit
+from streamhouse.storage_service.model.schema import Column, Schema, empty_batch
+from streamhouse.storage_service.model.table import TableInfo, TablePath
+
+__all__ = ["SchemaSource", "avro_columns", "avro_records"]
+
+_HEAD: Final = struct.Struct(">BI")
+_HEAD_BYTES: Final = _HEAD.size
+_SCHEMAS_MAX: Final = 1_024
+# Of records that are decoded together, at worst: then their real bytes are known.
+_STEP_BYTES: Final = 32 << 20
+
+
+class SchemaSource(Protocol):
+    """Where schemas of Avro are found; answers at once."""
+
+    def schema(self, schema_id: int, /) -> str:
+        """Return a schema by its id; raises `NotFoundError` if there is none."""
+
+    def latest(self, path: TablePath, part: str, /) -> tuple[int, str]:
+        """Return id and text of the newest schema of a table's `key` or `value`.
+
+        Raises `NotFoundError` if there is none.
+        """
+
+
+@functools.lru_cache(maxsize=_SCHEMAS_MAX)
+def _parsed(text: str) -> AvroSchema:
+    return avro_schema(text)
+
+
+def avro_columns(
+    values: pa.BinaryArray,
+    types: Mapping[str, pa.DataType],
+    bounds: DraftBounds,
+    *,
+    schemas: SchemaSource | None,
+    what_each: str,
+) -> tuple[pa.RecordBatch, Bad]:
+    """Return values as rows of columns `types`; a null is a row of nulls."""
+    bounds.check(types, len(values))
+    reader = _Reader(types, bounds, schemas, what_each)
+    return spread_out(values, reader.rows)
+
+
+class _Reader:
+    def __init__(
+        self,
+        types: Mapping[str, pa.DataType],
+        bounds: DraftBounds,
+        schemas: SchemaSource | None,
+        what_each: str,
+    ) -> None:
+        self._types = types
+        self._wanted = Schema(
+            tuple(Column(id=n, name=name, type=t) for n, (name, t) in enumerate(types.items(), 1))
+        )
+        self._bounds = bounds
+        self._schemas = schemas
+        self._what_each = what_each
+        self._byte_count = 0
+
+    def rows(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, Bad]:
+        """Return the rows of values, none of which is null."""
+        bad: Bad = {}
+        ids = _schema_ids(values)
+        for at in np.flatnonzero(ids < 0):
+            bad[int(at)] = (
+                None,
+                f"the {self._what_each} is no Avro in Confluent's framing: a zero byte and the"
+                " schema's id come first",
+            )
+        parts: list[pa.RecordBatch] = []
+        order: list[npt.NDArray[np.int64]] = []
+        for schema_id in np.unique(ids[ids >= 0]):
+            places = np.flatnonzero(ids == schema_id)
+            try:
+                schema = self._schema(int(schema_id))
+                found, wrong = self._decoded(values.take(pa.array(places)), schema, int(schema_id))
+            except StreamhouseError as error:
+                if not isinstance(error, InvalidRequestError | NotFoundError):
+                    raise
+                bad |= {int(at): (None, error.message) for at in places}
+                continue
+            bad |= {int(places[at]): why for at, why in wrong.items()}
+            good = np.delete(places, list(wrong))
+            parts += found
+            order.append(good)
+        whole = pa.Table.from_batches(parts, schema=self._wanted.to_arrow()).combine_chunks()
+        indices = np.full(len(values), -1, np.int64)
+        if order:
+            places = np.concatenate(order)
+            indices[places] = np.arange(len(places))
+        rows = whole.take(pa.array(indices, mask=indices < 0)).combine_chunks()
+        batches = rows.to_batches()
+        if not batches:
+            return empty_batch(whole.schema), bad
+        return batches[0], bad
+
+    def _schema(self, schema_id: int) -> AvroSchema:
+        """Return a schema whose fields are columns; raises `InvalidRequestError` otherwise."""
+        if self._schemas is None:
+            raise UnsupportedError("the service has no schemas of Avro")
+        text = self._schemas.schema(schema_id)
+        schema = _parsed(text)
+        if schema.is_wrapped and len(self._types) != 1:
+            raise SchemaMismatchError(
+                f"schema {schema_id} is no record, and the {self._what_each} has several columns"
+            )
+        for name, column, arrow in self._pairs(schema):
+            if column is None:
+                raise SchemaMismatchError(
+                    f"the table has no column '{name[:100]}', which schema {schema_id} has"
+                )
+            if not may_fit(arrow, self._types[column]):
+                raise SchemaMismatchError(
+                    f"field '{name}' of schema {schema_id} is {arrow}, and column '{column}' is"
+                    f" {self._types[column]}"
+                )
+        return schema
+
+    def _pairs(self, schema: AvroSchema) -> Sequence[tuple[str, str | None, pa.DataType]]:
+        """Return every field with its column, and the type that its values are read as."""
+        if schema.is_wrapped:
+            return [(schema.fields[0].name, next(iter(self._types)), schema.fields[0].type.arrow)]
+        return [
+            (field.name, field.name if field.name in self._types else None, field.type.arrow)
+            for field in schema.fields
+        ]
+
+    def _decoded(
+        self, values: pa.BinaryArray, schema: AvroSchema, schema_id: int
+    ) -> tuple[list[pa.RecordBatch], Bad]:
+        """Return the rows of one schema in their order, without those that are bad."""
+        lengths = pc.binary_length(values).to_numpy().astype(np.int64)
+        worst = schema.width + lengths * schema.growth
+        done: list[pa.RecordBatch] = []
+        bad: Bad = {}
+        # What is decoded is in memory before it is counted.
+        for at in np.flatnonzero(worst > self._bounds.bytes_max):
+            bad[int(at)] = (
+                None,
+                f"the {self._what_each} has {int(lengths[at])} bytes, which by schema {schema_id}"
+                f" may be more than {self._bounds.bytes_max} bytes of rows (body_bytes_max)",
+            )
+        if bad:
+            places = np.delete(np.arange(len(values)), list(bad))
+            done, wrong = self._decoded(values.take(pa.array(places)), schema, schema_id)
+            return done, {**bad, **{int(places[at]): why for at, why in wrong.items()}}
+        worst = np.cumsum(worst)
+        first = 0
+        while first < len(values):
+            used = int(worst[first - 1]) if first else 0
+            end = max(int(np.searchsorted(worst, used + _STEP_BYTES, side="right")), first + 1)
+            self._decode_step(values, first, end, schema, schema_id, done, bad)
+            first = end
+        return done, bad
+
+    def _decode_step(
+        self,
+        values: pa.BinaryArray,
+        first: int,
+        end: int,
+        schema: AvroSchema,
+        schema_id: int,
+        done: list[pa.RecordBatch],
+        bad: Bad,
+    ) -> None:
+        waiting = [(first, end)]
+        while waiting:
+            start, stop = waiting.pop()
+            try:
+                rows = self._read(values.slice(start, stop - start), schema)
+            except (ValueError, pa.ArrowException, StreamhouseError) as error:
+                if stop - start == 1:
+                    said = error.message if isinstance(error, StreamhouseError) else str(error)
+                    bad[start] = (
+                        None,
+                        f"the {self._what_each} is no Avro of schema {schema_id}"
+                        f" that the table can have: {said[:300]}",
+                    )
+                    continue
+                half = (start + stop) // 2
+                waiting += [(half, stop), (start, half)]
+                continue
+            self._byte_count += rows.nbytes
+            self._bounds.check_bytes(len(values), self._byte_count)
+            done.append(rows)
+
+    def _read(self, values: pa.BinaryArray, schema: AvroSchema) -> pa.RecordBatch:
+        import pyruhvro
+
+        bodies = pc.binary_slice(values, _HEAD_BYTES).to_pylist()
+        plain = pyruhvro.deserialize_array(bodies, schema.plain)
+        plain.validate()
+        arrays = dict(zip(plain.schema.names, plain.columns, strict=True))
+        found: dict[str, pa.Array] = {}
+        for field, (_, column, _) in zip(schema.fields, self._pairs(schema), strict=True):
+            assert column is not None, "seen by _schema"
+            found[column] = from_plain(arrays[field.name], field.type)
+        given = pa.RecordBatch.from_pydict(found)
+        # Texts may be none: the library does not look.
+        given.validate(full=True)
+        rows = fitted(given, castings(given.schema, self._wanted), table=self._what_each)
+        columns = [
+            rows.column(name).cast(t) if name in found else pa.nulls(len(values), t)
+            for name, t in self._types.items()
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._wanted.to_arrow())
+
+
+def _schema_ids(values: pa.BinaryArray) -> npt.NDArray[np.int64]:
+    """Return the schema id of every value; -1 where there is none."""
+    lengths = pc.binary_length(values).to_numpy().astype(np.int64)
+    heads = pc.binary_join_element_wise(
+        pc.binary_slice(values, 0, _HEAD_BYTES), pa.scalar(b"\1" * _HEAD_BYTES), pa.scalar(b"")
+    )
+    # Shorter ones get ones behind them, so that all have five bytes.
+    whole = b"".join(pc.binary_slice(heads, 0, _HEAD_BYTES).to_pylist())
+    table = np.frombuffer(whole, np.uint8).reshape(-1, _HEAD_BYTES)
+    ids = table[:, 1:].astype(np.int64) @ np.array([1 << 24, 1 << 16, 1 << 8, 1])
+    return np.where((lengths >= _HEAD_BYTES) & (table[:, 0] == 0), ids, -1)
+
+
+def avro_records(
+    rows: pa.RecordBatch, table: TableInfo, *, schemas: SchemaSource | None, what_each: str
+) -> pa.BinaryArray:
+    """Return rows as Avro of the newest schema of the table's key or value, framed.
+
+    Raises `SchemaMismatchError` for a row that this schema cannot say.
+    """
+    import pyruhvro
+
+    if schemas is None:
+        raise UnsupportedError(f"table '{table.path}': the service has no schemas of Avro")
+    schema_id, text = schemas.latest(table.path, what_each)
+    schema = _parsed(text)
+    where = f"table '{table.path}', schema {schema_id} of its {what_each}"
+    arrays, fields = [], []
+    for number, field in enumerate(schema.fields):
+        name = rows.schema.names[number] if schema.is_wrapped else field.name
+        if name in rows.schema.names:
+            array = rows.column(name)
+        else:
+            array = pa.nulls(rows.num_rows, field.type.arrow)
+        if not may_fit(array.type, field.type.arrow):
+            raise SchemaMismatchError(
+                f"{where}: column '{name}' is {array.type}, and its field is {field.type.arrow}"
+            )
+        wanted = Schema((Column(id=1, name=name, type=field.type.arrow),))
+        one = pa.RecordBatch.from_arrays([array], names=[name])
+        one = fitted(one, castings(one.schema, wanted), table=str(table.path))
+        arrays.append(to_plain(one.column(0), field.type, where=where))
+        fields.append(pa.field(field.name, arrays[-1].type, nullable=field.type.is_nullable))
+    if not rows.num_rows:
+        return pa.array([], pa.binary())
+    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+    written = pyruhvro.serialize_record_batch(batch, schema.plain, 1)
+    head = pa.scalar(_HEAD.pack(0, schema_id), pa.binary())
+    return pc.binary_join_element_wise(head, pa.concat_arrays(written), pa.scalar(b""))

@@ -1,0 +1,329 @@
+"""Debezium's envelopes as changes of rows, as `streamhouse.cdc.debezium` takes them in Spark.
+
+An envelope is `{op, before, after}`, alone or as the payload beside its schema.
+
+- `c`, `r` and `u` become their `after`; `d` deletes its `before`, or the record's key.
+- A tombstone, the empty record behind a delete, and a message (`m`) become nothing.
+- `t` (truncate) and what is no envelope make no row, and say why.
+- A time is a text or a number since 1970: of days or microseconds, or of what the schema beside the
+  envelope says, as columns of MySQL with less than four digits of a second are milliseconds.
+- Bytes are base64.
+- Columns that the table has not are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.storage_service.errors import SchemaMismatchError
+from streamhouse.storage_service.kafka.values.draft import Bad, Draft, DraftBounds, spread_out
+from streamhouse.storage_service.kafka.values.json_columns import texts_of
+from streamhouse.storage_service.model.rejected.division import arranged
+from streamhouse.storage_service.model.schema import empty_batch
+from streamhouse.storage_service.text.base64_columns import from_base64
+from streamhouse.storage_service.text.json_texts import (
+    JsonTexts,
+    arrow_rows,
+    check_finite,
+    json_object,
+    plain_values,
+    read_type,
+    runs_of,
+)
+from streamhouse.storage_service.text.text_rows import as_values, nested_bytes, width_of
+
+__all__ = ["debezium_draft", "debezium_keys"]
+
+_WRITES: Final = ("c", "r", "u")
+_DELETE: Final = "d"
+_OTHER: Final = ("t", "m")
+_TRUNCATED: Final = (
+    "the source's table was truncated, which no row says: empty the table yourself, then produce"
+    " the records behind this one"
+)
+_ROW_PARTS: Final = ("before", "after")
+_UNITS: Final = {
+    "io.debezium.time.Timestamp": "ms",
+    "org.apache.kafka.connect.data.Timestamp": "ms",
+    "io.debezium.time.NanoTimestamp": "ns",
+}
+"""What a schema calls times that are no microseconds, and what they count."""
+_UNIT_MARKS: Final = tuple(name.encode() for name in _UNITS)
+_PER_US: Final = 1_000
+_Units = Mapping[str, str]
+
+
+def debezium_draft(
+    values: pa.BinaryArray, types: Mapping[str, pa.DataType], bounds: DraftBounds
+) -> Draft:
+    """Return what envelopes say of rows with columns `types`."""
+    # Rows before and after, alone and as payload.
+    bounds.check(types, 4 * len(values))
+    reader = _Reader(types, parts=_ROW_PARTS, bounds=bounds, what_each="value")
+    rows, bad = spread_out(values, reader.rows)
+    ops = rows.column("op")
+    is_write = _is_in(ops, _WRITES)
+    is_delete = _is_in(ops, (_DELETE,))
+    is_known = is_write | is_delete | _is_in(ops, _OTHER)
+    is_there = values.is_valid().to_numpy(zero_copy_only=False)
+    has_after = rows.column("has_after").fill_null(False).to_numpy(zero_copy_only=False)
+    said: Bad = {int(at): (None, _TRUNCATED) for at in np.flatnonzero(_is_in(ops, ("t",)))}
+    for at in np.flatnonzero(is_there & ~is_known):
+        said[int(at)] = (None, f"the value is no envelope of Debezium: its op is {ops[int(at)]}")
+    for at in np.flatnonzero(is_write & ~has_after):
+        said[int(at)] = (None, f"the envelope of a change '{ops[int(at)]}' has no 'after'")
+    from_before = pa.array(is_delete)
+    columns = {
+        name: pc.if_else(from_before, rows.column(f"before.{name}"), rows.column(f"after.{name}"))
+        if is_delete.any()
+        else rows.column(f"after.{name}")
+        for name in types
+    }
+    return Draft(
+        columns=columns,
+        bad={**said, **bad},
+        deletes=is_delete,
+        skipped=~is_there | _is_in(ops, ("m",)),
+    )
+
+
+def debezium_keys(
+    keys: pa.BinaryArray, types: Mapping[str, pa.DataType], bounds: DraftBounds
+) -> tuple[pa.RecordBatch, Bad]:
+    """Return keys as columns `types`: objects, alone or as the payload beside their schema."""
+    bounds.check(types, 2 * len(keys))
+    reader = _Reader(types, parts=(), bounds=bounds, what_each="key")
+    return spread_out(keys, reader.rows)
+
+
+def _is_in(ops: pa.Array, known: Sequence[str]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    found = pc.is_in(ops, value_set=pa.array(known, pa.string()))
+    return np.asarray(found.to_numpy(zero_copy_only=False))
+
+
+class _Reader:
+    """Reads objects whose columns `types` are in each of `parts`; no parts: in the object itself.
+
+    What it makes of them are columns named `part.column`, beside `op` and `has_after`, or named as
+    the columns are.
+    """
+
+    def __init__(
+        self,
+        types: Mapping[str, pa.DataType],
+        *,
+        parts: Sequence[str],
+        bounds: DraftBounds,
+        what_each: str,
+    ) -> None:
+        self._types = types
+        self._parts = parts
+        self._bounds = bounds
+        self._what_each = what_each
+        self._width = width_of(types.values()) * 2 * max(len(parts), 1)
+        # Debezium's own way first: days and microseconds are numbers, moments of a zone texts.
+        guesses = [
+            self._schema(lambda t: not _has_zone(t)),
+            self._schema(lambda _: False),
+            self._schema(lambda _: True),
+        ]
+        self._guesses = [guess for guess in guesses if guess is not None]
+        names = [f"{part}.{name}" for part in parts for name in types] or list(types)
+        flags = [("op", pa.string()), ("has_after", pa.bool_())] if parts else []
+        row_types = list(types.values()) * max(len(parts), 1)
+        self._result = pa.schema([*flags, *zip(names, row_types, strict=True)])
+
+    def _schema(self, is_number: Any) -> pa.Schema | None:
+        """Return what Arrow is to read, times as numbers if `is_number` says so."""
+        row = []
+        for name, t in self._types.items():
+            read_as = pa.int64() if _is_time(t) and is_number(t) else read_type(t)
+            if read_as is None:
+                return None
+            row.append(pa.field(name, read_as))
+        inner = row
+        if self._parts:
+            inner = [pa.field("op", pa.string())]
+            inner += [pa.field(part, pa.struct(row)) for part in self._parts]
+        return pa.schema([*inner, pa.field("payload", pa.struct(inner))])
+
+    def rows(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, Bad]:
+        """Return the columns of all values, none of which is null."""
+        if not len(values):
+            return empty_batch(self._result), {}
+        texts = texts_of(values)
+        bad: Bad = {}
+        batches = []
+        for first, _, (rows, wrong) in runs_of(
+            texts,
+            width=self._width,
+            read=lambda start, end: self._read(texts, start, end),
+            read_few=lambda start, end: self._read_few(texts, start, end),
+            what=self._bounds.what,
+        ):
+            batches.append(rows)
+            bad |= {first + at: why for at, why in wrong.items()}
+        return (batches[0] if len(batches) == 1 else pa.concat_batches(batches)), bad
+
+    def _read(self, texts: JsonTexts, first: int, end: int) -> tuple[pa.RecordBatch, Bad] | None:
+        units = self._units_of_run(texts, first, end)
+        if units is None:
+            return None
+        for guess in self._guesses:
+            rows = arrow_rows(texts, first, end, guess, width=self._width, unexpected="ignore")
+            if rows is None:
+                continue
+            try:
+                made = self._made(rows, units)
+            except (pa.ArrowException, SchemaMismatchError):
+                continue
+            # The next run is likely to be as this one.
+            self._guesses = [guess, *(other for other in self._guesses if other is not guess)]
+            return made, {}
+        return None
+
+    def _units_of_run(self, texts: JsonTexts, first: int, end: int) -> _Units | None:
+        """Return what times count by the schema beside the envelopes; None: they have several."""
+        run = texts.run(first, end)
+        if run is None:
+            return None
+        whole = run.to_pybytes()
+        if not any(mark in whole for mark in _UNIT_MARKS):
+            return {}
+        text = texts.text(first)
+        head, mark, _ = text.partition(b'"payload"')
+        try:
+            units = self._units(json_object(text))
+        except ValueError:
+            return None
+        return units if mark and texts.begin_with(head + mark, first, end) else None
+
+    def _units(self, envelope: Mapping[str, Any]) -> _Units:
+        """Return what times count by the schema beside an envelope, where no microseconds."""
+        schema = envelope.get("schema")
+        if self._parts:
+            schema = next((f for f in _fields(schema) if f.get("field") == "after"), None)
+        return {
+            str(field.get("field")): _UNITS[str(field.get("name"))]
+            for field in _fields(schema)
+            if field.get("name") in _UNITS
+        }
+
+    def _made(self, rows: pa.RecordBatch, units: _Units) -> pa.RecordBatch:
+        payload = rows.column("payload")
+        inside = dict(zip([f.name for f in payload.type], payload.flatten(), strict=True))
+
+        def part(name: str) -> pa.Array:
+            outside = rows.column(name)
+            return (
+                outside
+                if payload.null_count == len(payload)
+                else pc.coalesce(inside[name], outside)
+            )
+
+        if not self._parts:
+            arrays = [_value(part(name), t, units.get(name)) for name, t in self._types.items()]
+            return pa.RecordBatch.from_arrays(arrays, schema=self._result)
+        arrays = [part("op"), part("after").is_valid()]
+        for name in self._parts:
+            found = part(name).flatten()
+            arrays += [
+                _value(array, t, units.get(column))
+                for array, (column, t) in zip(found, self._types.items(), strict=True)
+            ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._result)
+
+    def _read_few(self, texts: JsonTexts, first: int, end: int) -> tuple[pa.RecordBatch, Bad]:
+        bad: Bad = {}
+        envelopes: list[Mapping[str, Any]] = []
+        units: list[_Units] = []
+        for at in range(first, end):
+            try:
+                envelope = json_object(texts.text(at))
+            except ValueError as error:
+                bad[at - first] = (None, f"the {self._what_each} {error}")
+                envelope = {}
+            units.append(self._units(envelope))
+            payload = envelope.get("payload")
+            envelopes.append({**envelope, **payload} if isinstance(payload, dict) else envelope)
+        if not self._parts:
+            found = self._arranged(envelopes, units)
+            return found[0], {**found[1], **bad}
+        ops = [e.get("op") if isinstance(e.get("op"), str) else None for e in envelopes]
+        has_after = [isinstance(e.get("after"), dict) for e in envelopes]
+        arrays = [pa.array(ops, pa.string()), pa.array(has_after)]
+        for part in self._parts:
+            rows, wrong = self._arranged([_object(e.get(part)) for e in envelopes], units)
+            for at, why in wrong.items():
+                bad.setdefault(at, why)
+            arrays += rows.columns
+        return pa.RecordBatch.from_arrays(arrays, schema=self._result), bad
+
+    def _arranged(
+        self, rows: Sequence[Mapping[str, Any]], units: Sequence[_Units]
+    ) -> tuple[pa.RecordBatch, Bad]:
+        types = self._types
+        plain = [
+            {
+                name: _plain(value, types[name], counted.get(name))
+                for name, value in plain_values(row, types).items()
+                if name in types
+            }
+            for row, counted in zip(rows, units, strict=True)
+        ]
+        nested = sum(nested_bytes(row, types) for row in plain)
+        self._bounds.check_bytes(len(plain), nested)
+        found = arranged(types, plain)
+        return found.rows, dict(found.bad)
+
+
+def _fields(schema: Any) -> list[Mapping[str, Any]]:
+    """Return the fields of a schema of Kafka Connect; none of what is no such schema."""
+    fields = schema.get("fields") if isinstance(schema, dict) else None
+    return [f for f in fields if isinstance(f, dict)] if isinstance(fields, list) else []
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _is_time(t: pa.DataType) -> bool:
+    return bool(pa.types.is_date(t) or pa.types.is_timestamp(t))
+
+
+def _has_zone(t: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(t) and t.tz is not None)
+
+
+def _value(array: pa.Array, t: pa.DataType, unit: str | None) -> pa.Array:
+    """Return what Arrow has read as values of a column, numbers of time counted in `unit`."""
+    if pa.types.is_binary(t):
+        return from_base64(array)
+    if _is_time(t) and pa.types.is_integer(array.type):
+        if pa.types.is_date(t):
+            return array.cast(pa.int32()).view(t)
+        if unit == "ms":
+            array = pc.multiply_checked(array, _PER_US)
+        elif unit == "ns":
+            ns = array.fill_null(0).to_numpy(zero_copy_only=False)
+            array = pc.if_else(array.is_valid(), pa.array(ns // _PER_US), None)
+        return array.view(t)
+    check_finite(array)
+    return array if array.type == t else as_values(array, t)
+
+
+def _plain(value: Any, t: pa.DataType, unit: str | None) -> Any:
+    """Return a value of JSON as the table's own JSON has it."""
+    if unit is not None and isinstance(value, int) and pa.types.is_timestamp(t):
+        return value * _PER_US if unit == "ms" else value // _PER_US
+    if pa.types.is_binary(t) and isinstance(value, str):
+        try:
+            return from_base64(pa.array([value]))[0].as_py()
+        except (SchemaMismatchError, UnicodeEncodeError):
+            return f"{value} (no base64)"
+    return value

@@ -1,0 +1,337 @@
+"""Records as rows of a table.
+
+Every part of a record is read for all records at once: values, keys, timestamps, headers. Their
+columns are put together, and divided into rows that fit the table and records that do not, by the
+same checks as rows of any other write. A batch that has nothing wrong is never looked at record by
+record; raw values are not even copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.storage_service.kafka.records.columns import RecordColumns
+from streamhouse.storage_service.kafka.values.avro_columns import (
+    SchemaSource,
+    avro_columns,
+)
+from streamhouse.storage_service.kafka.values.debezium import debezium_draft, debezium_keys
+from streamhouse.storage_service.kafka.values.draft import (
+    Bad,
+    Draft,
+    DraftBounds,
+    first_that_differs,
+)
+from streamhouse.storage_service.kafka.values.json_columns import json_columns, json_keys
+from streamhouse.storage_service.model.changelog import (
+    DELETE,
+    OPERATION_DELETE,
+    OPERATION_UPSERT,
+    UPDATE_AFTER,
+)
+from streamhouse.storage_service.model.records.record_format import (
+    KeyFormat,
+    OnError,
+    RecordFormat,
+    ValueFormat,
+)
+from streamhouse.storage_service.model.rejected.row_splitter import BadRow, RowSplitter
+from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.values.calendar import python_value
+from streamhouse.storage_service.text.json_texts import json_object
+
+__all__ = ["RecordRows", "rows_of"]
+
+_US_PER_MS: Final = 1_000
+_MS_MAX: Final = (1 << 63) // _US_PER_MS - 1
+_NO_TIMESTAMP: Final = -1
+_SHOWN_BYTES: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRows:
+    """What a batch of records is to a table.
+
+    `rows` have the table's columns, in the order of their records; `records` has the number of
+    each row's record, from 0 on. `operations` (`model.changelog`) is set for tables with a primary
+    key; of a row that is deleted only the key matters. `bad` has the records that are no rows, with
+    their numbers as positions, and what they have if it is to be kept (`kafka.on.error`). A record
+    in neither changes nothing.
+    """
+
+    rows: pa.RecordBatch
+    records: npt.NDArray[np.int64]
+    operations: npt.NDArray[np.int8] | None
+    bad: Sequence[BadRow]
+
+
+def rows_of(
+    records: RecordColumns,
+    table: TableInfo,
+    *,
+    bytes_max: int,
+    schemas: SchemaSource | None = None,
+) -> RecordRows:
+    """Read records as rows. On any thread.
+
+    Args:
+        bytes_max: what the rows may take as Arrow's.
+        schemas: where schemas of Avro are found.
+
+    Raises `RequestTooLargeError` for more than that; what a record has that does not fit is in the
+    result.
+    """
+    form = table.descriptor.record_format()
+    bounds = DraftBounds(what=f"produce to '{table.path}'", bytes_max=bytes_max)
+    reading = _Reading(records, table, form, bounds, schemas)
+    draft = reading.draft()
+    return _fitted(draft, reading)
+
+
+@dataclass(slots=True)
+class _Reading:
+    records: RecordColumns
+    table: TableInfo
+    form: RecordFormat
+    bounds: DraftBounds
+    schemas: SchemaSource | None
+
+    def draft(self) -> Draft:
+        """Return all columns of the table, over all records."""
+        draft = self._values()
+        self._add_keys(draft)
+        self._add_timestamps(draft)
+        self._add_headers(draft)
+        for column in self.table.schema.columns:
+            if column.name not in draft.columns:
+                draft.columns[column.name] = pa.nulls(len(self.records), column.type)
+        if draft.deletes is not None:
+            self._check_deletes(draft)
+        return draft
+
+    def _values(self) -> Draft:
+        form, values = self.form, self.records.values
+        deletes = None
+        if self.table.is_primary_key_table and values.null_count:
+            deletes = values.is_null().to_numpy(zero_copy_only=False)
+        if form.value is ValueFormat.RAW:
+            assert form.value_column is not None
+            return Draft(columns={form.value_column: values}, deletes=deletes)
+        types = self._types()
+        if form.value is ValueFormat.DEBEZIUM_JSON:
+            return debezium_draft(values, types, self.bounds)
+        if form.value is ValueFormat.AVRO:
+            rows, bad = avro_columns(
+                values, types, self.bounds, schemas=self.schemas, what_each="value"
+            )
+        else:
+            rows, bad = json_columns(
+                values, types, self.bounds, whose="the table", what_each="value"
+            )
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        return Draft(columns=columns, bad=bad, deletes=deletes)
+
+    def _types(self, names: Sequence[str] | None = None) -> dict[str, pa.DataType]:
+        return {
+            column.name: column.type
+            for column in self.table.schema.columns
+            if names is None or column.name in names
+        }
+
+    def _add_keys(self, draft: Draft) -> None:
+        form, keys = self.form, self.records.keys
+        if not form.key_columns or keys.null_count == len(keys):
+            return
+        types = self._types(form.key_columns)
+        found: Mapping[str, pa.Array]
+        bad: Bad = {}
+        if form.key is KeyFormat.RAW:
+            found = {form.key_columns[0]: keys}
+        else:
+            if form.key is KeyFormat.AVRO:
+                rows, bad = avro_columns(
+                    keys, types, self.bounds, schemas=self.schemas, what_each="key"
+                )
+            elif form.value is ValueFormat.DEBEZIUM_JSON:
+                rows, bad = debezium_keys(keys, types, self.bounds)
+            else:
+                rows, bad = json_keys(keys, types, self.bounds)
+            found = dict(zip(rows.schema.names, rows.columns, strict=True))
+        for at, why in bad.items():
+            draft.bad.setdefault(at, why)
+        for name, array in found.items():
+            self._merge(draft, name, array)
+
+    def _merge(self, draft: Draft, name: str, keys: pa.Array) -> None:
+        """Let a column have what keys say, where values say nothing; both must be the same."""
+        values = draft.columns.get(name)
+        if values is None or values.null_count == len(values):
+            draft.columns[name] = keys
+            return
+        if keys.type != values.type:
+            keys, bad = _as_text(name, keys)
+            draft.bad = {**bad, **draft.bad}
+        for at in first_that_differs(keys, values):
+            of_key, of_value = (str(python_value(array[int(at)]))[:80] for array in (keys, values))
+            reason = f"the record's key has {of_key!r}, and its value has {of_value!r}"
+            draft.bad.setdefault(int(at), (name, reason))
+        draft.columns[name] = pc.coalesce(values, keys) if values.null_count else values
+
+    def _add_timestamps(self, draft: Draft) -> None:
+        name = self.form.timestamp_column
+        if name is None:
+            return
+        ms = self.records.timestamps_ms
+        least = int(ms.min(initial=0))
+        if least < -_MS_MAX or ms.max(initial=0) > _MS_MAX:
+            for at in np.flatnonzero((ms > _MS_MAX) | (ms < -_MS_MAX)):
+                reason = f"the record's timestamp {int(ms[at])} is out of range"
+                draft.bad.setdefault(int(at), (name, reason))
+        with np.errstate(over="ignore"):
+            us = ms * _US_PER_MS
+        t = self._types((name,))[name]
+        if least < 0 and (is_null := ms == _NO_TIMESTAMP).any():
+            found = pa.array(us, mask=is_null).view(t)
+        else:
+            found = pa.Array.from_buffers(t, len(us), [None, pa.py_buffer(us)])
+        values = draft.columns.get(name)
+        draft.columns[name] = (
+            found
+            if values is None or not values.null_count < len(values)
+            else pc.coalesce(values, found)
+        )
+
+    def _add_headers(self, draft: Draft) -> None:
+        name, headers = self.form.headers_column, self.records.headers
+        if name is None or headers is None:
+            return
+        # No headers are null, whether a record has an empty list of them or none.
+        has_any = pc.greater(pc.list_value_length(headers), 0)
+        found = pc.if_else(has_any, headers, None).cast(self._types()[name])
+        values = draft.columns.get(name)
+        draft.columns[name] = found if values is None else pc.coalesce(values, found)
+
+    def _check_deletes(self, draft: Draft) -> None:
+        """A record without a value needs a key."""
+        assert draft.deletes is not None
+        for name in self.table.descriptor.primary_key:
+            nulls = draft.columns[name].is_null().to_numpy(zero_copy_only=False)
+            for at in np.flatnonzero(draft.deletes & nulls):
+                reason = f"the record deletes a row, and its key does not say '{name}'"
+                draft.bad.setdefault(int(at), (name, reason))
+
+    def given(self, at: int, draft: Draft) -> dict[str, Any]:
+        """Return what a record has, as columns of the table as far as it could be read."""
+        form, records = self.form, self.records
+        row: dict[str, Any] = {}
+        value = records.values[at].as_py()
+        if form.value is ValueFormat.RAW:
+            row[str(form.value_column)] = value
+        elif form.value is ValueFormat.JSON and value is not None:
+            try:
+                row.update(json_object(value))
+            except ValueError:
+                row["kafka.value"] = _shown(value)
+        elif value is not None:
+            row["kafka.value"] = _shown(value)
+        for name in form.key_columns:
+            found = draft.columns[name]
+            if name not in row and at < len(found) and found[at].is_valid:
+                row[name] = python_value(found[at])
+        key = records.keys[at].as_py()
+        if key is not None and not all(name in row for name in form.key_columns):
+            row["kafka.key"] = _shown(key)
+        for part in (form.timestamp_column, form.headers_column):
+            if part is not None and part not in row:
+                row[part] = python_value(draft.columns[part][at])
+        return row
+
+
+def _as_text(name: str, keys: pa.Array) -> tuple[pa.Array, Bad]:
+    """Return raw keys as texts, and which are none."""
+    try:
+        return keys.cast(pa.string()), {}
+    except pa.ArrowInvalid:
+        pass
+    bad: Bad = {}
+    texts: list[str | None] = []
+    for at, key in enumerate(keys.to_pylist()):
+        try:
+            texts.append(None if key is None else key.decode())
+        except UnicodeDecodeError:
+            texts.append(None)
+            bad[at] = (name, f"the record's key {key[:80]!r} is no text")
+    return pa.array(texts, pa.string()), bad
+
+
+def _shown(data: bytes) -> str:
+    """Return bytes as JSON can have them: as a text, or as hexadecimal digits."""
+    cut = data[:_SHOWN_BYTES]
+    try:
+        return cut.decode()
+    except UnicodeDecodeError:
+        return cut.hex()
+
+
+def _fitted(draft: Draft, reading: _Reading) -> RecordRows:
+    """Return the rows that fit, by the checks that every write has."""
+    table, count = reading.table, len(reading.records)
+    wanted = table.schema.to_arrow()
+    arrays = [draft.columns[name] for name in wanted.names]
+    if [array.type for array in arrays] == wanted.types:
+        # As they are to be stored: nothing is cast then.
+        rows = pa.RecordBatch.from_arrays(arrays, schema=wanted)
+    else:
+        rows = pa.RecordBatch.from_arrays(arrays, names=wanted.names)
+    if draft.deletes is not None:
+        codes = np.where(draft.deletes, DELETE, UPDATE_AFTER).astype(np.int8)
+        rows = rows.append_column(CHANGE_TYPE_COLUMN, pa.array(codes))
+    left = np.arange(count)
+    if draft.bad or draft.skipped is not None:
+        out = np.zeros(count, np.bool_) if draft.skipped is None else draft.skipped.copy()
+        out[np.fromiter(draft.bad, np.int64, len(draft.bad))] = True
+        left = np.flatnonzero(~out)
+        rows = rows.take(pa.array(left))
+    fit, misfits = RowSplitter(table).split(rows)
+    bad = {
+        **{int(left[row.position]): (row.column, row.reason) for row in misfits},
+        **draft.bad,
+    }
+    if misfits:
+        left = np.delete(left, [row.position for row in misfits])
+    operations = None
+    if table.is_primary_key_table:
+        operations = np.full(len(left), OPERATION_UPSERT, np.int8)
+    if draft.deletes is None:
+        if not fit.schema.equals(wanted):
+            fit = pa.RecordBatch.from_arrays(fit.columns, schema=wanted)
+    else:
+        assert operations is not None
+        operations[draft.deletes[left]] = OPERATION_DELETE
+        # Of a row that is deleted required columns are null, too.
+        fit = fit.select(wanted.names)
+    reading.bounds.check_bytes(count, fit.nbytes)
+    # Where a bad record refuses its batch, nobody asks what it had.
+    is_kept = reading.form.on_error is OnError.REJECT
+    return RecordRows(
+        rows=fit,
+        records=left,
+        operations=operations,
+        bad=[
+            BadRow(
+                position=at,
+                column=why[0],
+                reason=why[1],
+                values=reading.given(at, draft) if is_kept else {},
+            )
+            for at, why in sorted(bad.items())
+        ],
+    )
