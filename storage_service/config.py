@@ -36,7 +36,7 @@ from streamhouse.storage_service.model.values.units import (
     size_as_option,
 )
 
-__all__ = ["DEFAULT_PORT", "ConfigOption", "ServiceConfig"]
+__all__ = ["DEFAULT_PORT", "ConfigOption", "ServiceConfig", "kafka_address"]
 
 DEFAULT_PORT: Final = 8765
 DEFAULT_CATALOG_NAME: Final = "streamhouse"
@@ -46,6 +46,8 @@ ANY_HOST: Final = "*"
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,253}", re.ASCII)
 SHARED_SOCKET_VARIABLE: Final = "STREAMHOUSE_SHARED_SOCKET"
 """The descriptor of a socket that several shards listen on, each beside its own."""
+_ADVERTISED_HOST: Final = re.compile(r"[A-Za-z0-9_.:-]{1,253}", re.ASCII)
+_EVERY_ADDRESS: Final = ("0.0.0.0", "::", "[::]", "")
 _MIB: Final = 1 << 20
 _DIGITS_MAX: Final = 18
 MEMORY: Final = "Memory limits"
@@ -54,6 +56,7 @@ TABLES: Final = "Table limits"
 THREADS: Final = "Threads"
 LAKE: Final = "Tiering and catalog"
 JOURNAL: Final = "Journal"
+KAFKA: Final = "Kafka clients"
 JOURNAL_ACKS: Final = ("journal", "disk")
 _IMPL: Final = "py-catalog-impl"
 _CATALOG_KIND_PROPERTIES: Final = ("type", "uri", _IMPL)
@@ -139,6 +142,10 @@ class ServiceConfig:
     is_standby: bool = False
     advertised_endpoint: str | None = None
     """Where others reach this process, if that is not the address it listens on."""
+    kafka_port: int | None = None
+    """Where Kafka clients are served, on the same host; None: they are not."""
+    kafka_advertised: str | None = None
+    """`host:port` where Kafka clients reach this process, if not at the address it listens on."""
 
     body_bytes_max: int = _option(MEMORY, 64 * _MIB, "bytes", "Largest body of an append.")
     bodies_bytes_max: int = _option(
@@ -260,6 +267,10 @@ class ServiceConfig:
         "How long the owner of a shard may be silent before another process takes over.",
     )
 
+    kafka_partitions: int = _option(
+        KAFKA, 1, "partitions", "Buckets of a topic that is made without saying how many it has."
+    )
+
     # No option: nobody has needed another value. Tests make them small, to reach them.
     # Room for a table of 2,000 columns and 10,000 nested fields.
     control_body_bytes_max: int = _fixed(
@@ -278,6 +289,14 @@ class ServiceConfig:
     # Less than `keep_alive_timeout_ms`, after which a silent connection is closed.
     fetch_wait_ms_max: int = _fixed(
         60_000, "ms", "Upper bound of a long poll's max_wait_ms; a larger one is lowered to it."
+    )
+    # As long as a broker of Kafka waits: its clients need not connect anew for each batch of rows.
+    kafka_idle_timeout_ms: int = _fixed(
+        600_000, "ms", "How long a connection of a Kafka client may be idle."
+    )
+    # Enough for a producer that does not wait for acknowledgements.
+    kafka_pipelined_max: int = _fixed(
+        8, "requests", "Most writes of one connection of a Kafka client in progress."
     )
     # One address leaves a fifth of all connections to the others.
     address_connections_max: int = _fixed(
@@ -393,6 +412,7 @@ class ServiceConfig:
             )
         self._check_access()
         self._check_journal()
+        self._check_kafka()
 
     def _check_journal(self) -> None:
         if self.journal_url is None:
@@ -426,6 +446,23 @@ class ServiceConfig:
                 "with --journal the lake must outlive this machine, too, and by default its catalog"
                 " and warehouse are in the data directory: give --catalog-property type=... (or"
                 " uri=...) of a catalog elsewhere, and --warehouse"
+            )
+
+    def _check_kafka(self) -> None:
+        if self.kafka_port is None:
+            if self.kafka_advertised is not None:
+                raise InvalidRequestError("--kafka-advertise needs --kafka-port")
+            return
+        if not 0 <= self.kafka_port <= 65_535:
+            raise InvalidRequestError(
+                f"--kafka-port {self.kafka_port} is not in 0..65535 (0 picks a free one)"
+            )
+        if self.kafka_advertised is not None:
+            kafka_address(self.kafka_advertised)
+        elif self.host in _EVERY_ADDRESS:
+            raise InvalidRequestError(
+                f"--kafka-port with --host {self.host}: Kafka clients are told where to connect to,"
+                " and this is no such address; give --kafka-advertise HOST:PORT"
             )
 
     @property
@@ -527,6 +564,18 @@ class ServiceConfig:
         files = {k: v for k, v in catalog.properties.items() if k.startswith(_FILE_PROPERTIES)}
         own = {"type": "rest", "uri": REST_CATALOG_PATH}
         return self._catalog({**files, **own})
+
+
+def kafka_address(text: str) -> tuple[str, int]:
+    """Read `host:port` or `[host]:port`, where Kafka clients connect to."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65_535
+    if not is_port or not _ADVERTISED_HOST.fullmatch(host):
+        raise InvalidRequestError(
+            f"--kafka-advertise '{text[:200]}' must be HOST:PORT, as in lake.example:9092"
+        )
+    return host, int(port)
 
 
 def is_loopback(host: str) -> bool:

@@ -35,6 +35,7 @@ from streamhouse.storage_service.server.control.iceberg_route import (
     IcebergRoutes,
     answer_error,
 )
+from streamhouse.storage_service.server.control.registry.registry_route import answer_registry
 from streamhouse.storage_service.server.data.key_read_route import (
     answer_count,
     answer_lookup,
@@ -202,6 +203,9 @@ class ServiceApp:
         elif found.route.answer is Answer.CATALOG:
             exchange.route = found.route.name
             await self._iceberg.answer(exchange)
+        elif found.route.answer is Answer.REGISTRY:
+            exchange.route = found.route.name
+            await answer_registry(exchange, self._service, found)
         else:
             # Also what no route answers: FastAPI says so, after the body is found in order.
             async with self._service.held_body(exchange) as body:

@@ -25,14 +25,15 @@ async def kept_companion(service: Service, path: str) -> OpenTable:
     """Return the table of a table's rejected rows; it is made where the table is."""
     descriptor = companion_descriptor(service.table(path).info)
     try:
-        found = service.readable(str(descriptor.path))
+        # Not while it leaves this shard, though it can be read.
+        found = service.table(str(descriptor.path))
     except TableNotFoundError:
         if service.shards is not None:
             await _check_nowhere_else(service.shards, path, descriptor.path)
             await service.shards.claim(descriptor.path)
         with contextlib.suppress(TableExistsError):
             await service.manager.create_table(descriptor)
-        found = service.readable(str(descriptor.path))
+        found = service.table(str(descriptor.path))
     check_companion(found.info)
     return found
 

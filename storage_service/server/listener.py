@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import gc
 import logging
-import os
 import resource
 import signal
 import socket
@@ -20,20 +19,22 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import uvicorn
 import uvloop
 from prometheus_client.core import Metric
 
-from streamhouse.storage_service.config import SHARED_SOCKET_VARIABLE, ServiceConfig
+from streamhouse.extras import require
+from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.table_moves import TableMoves
-from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
+from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.storage_service.journal.store.object_store import ObjectStoreError
+from streamhouse.storage_service.model.lake.older_rows import LakeHistory
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.gauges import read_state
 from streamhouse.storage_service.server.http.http_exchange import Tenure
@@ -50,6 +51,7 @@ from streamhouse.storage_service.server.ownership.taking import ShardTaker
 from streamhouse.storage_service.server.peers import HttpPeers
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards import Shards
+from streamhouse.storage_service.server.sockets import bound_socket, endpoint_of, shared_sockets
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from streamhouse.storage_service.shards.chain import DirectoryObjects, Each
 from streamhouse.storage_service.shards.directory import ShardDirectory
@@ -81,47 +83,58 @@ def run_service(
     *,
     on_ready: Callable[[str], Callable[[], None]],
     on_standby: Callable[[str], None] = lambda _: None,
+    on_kafka: Callable[[str], None] = lambda _: None,
     recovery: KeyRecovery | None = None,
+    open_history: Callable[[], LakeHistory] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish what was begun and return.
 
     `on_ready` gets the endpoint once requests are answered. What it returns is called, on another
     thread, when the service begins to stop and still answers everything. `on_standby` gets the
-    endpoint once a standby follows. `recovery` says how lost rows by key are got back; without it
-    from the changelog alone.
+    endpoint once a standby follows, `on_kafka` the address for Kafka clients right after the
+    endpoint, if they are served. `recovery` says how lost rows by key are got back; without it from
+    the changelog alone. `open_history` gives what reads rows that have left the log for Kafka
+    clients; without it they read the log.
     Raises `InvalidRequestError` or `UnavailableError` if the service cannot start.
     """
     certificate = Certificate.of(config)
-    with contextlib.closing(_bound_socket(config.host, config.port)) as listening:
+    _require_kafka(config)
+    with contextlib.ExitStack() as stack:
+        listening = bound_socket(config.host, config.port, option="--port")
+        stack.enter_context(contextlib.closing(listening))
+        kafka: _KafkaSocket | None = None
+        if config.kafka_port is not None:
+            bound = bound_socket(config.host, config.kafka_port, option="--kafka-port")
+            stack.enter_context(contextlib.closing(bound))
+            kafka = _KafkaSocket(bound, on_kafka, open_history)
         config = _within_open_files(config)
         # A thread that decodes rows must give way to the event loop at once, not after 5 ms.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         with opened_spans("streamhouse") as spans:
-            serving = _serve(config, listening, certificate, on_ready, on_standby, recovery, spans)
+            process = functools.partial(
+                _Process,
+                config,
+                listening,
+                certificate,
+                on_ready=on_ready,
+                on_standby=on_standby,
+                kafka=kafka,
+                spans=spans,
+            )
+            serving = _serve(process, recovery)
             uvloop.run(serving)
 
 
-async def _serve(
-    config: ServiceConfig,
-    listening: socket.socket,
-    certificate: Certificate | None,
-    on_ready: Callable[[str], Callable[[], None]],
-    on_standby: Callable[[str], None],
-    recovery: KeyRecovery | None,
-    spans: Spans | None,
-) -> None:
+def _require_kafka(config: ServiceConfig) -> None:
+    if config.kafka_port is not None:
+        require("kafka", "--kafka-port")
+
+
+async def _serve(make_process: Callable[..., _Process], recovery: KeyRecovery | None) -> None:
     # First of all: a caller may send a signal as soon as it has seen the ready line.
-    process = _Process(
-        config,
-        listening,
-        certificate,
-        signals=_StopSignals(),
-        on_ready=on_ready,
-        on_standby=on_standby,
-        spans=spans,
-    )
+    process = make_process(signals=_StopSignals())
     try:
-        if config.journal_url is None:
+        if process.config.journal_url is None:
             await _serve_alone(process, recovery)
         else:
             await _serve_shard(process, recovery or KeyRecovery())
@@ -253,6 +266,14 @@ def _give_up_after(config: ServiceConfig) -> threading.Timer:
     return timer
 
 
+class _KafkaSocket(NamedTuple):
+    """Where Kafka clients will be served, who is told once they are, and what older rows are in."""
+
+    listening: socket.socket
+    on_kafka: Callable[[str], None]
+    open_history: Callable[[], LakeHistory] | None
+
+
 class _Process:
     """What there is of a service before its tables are open."""
 
@@ -265,18 +286,20 @@ class _Process:
         signals: _StopSignals,
         on_ready: Callable[[str], Callable[[], None]],
         on_standby: Callable[[str], None],
+        kafka: _KafkaSocket | None,
         spans: Spans | None,
     ) -> None:
         self.config = config
+        self._kafka = kafka
         self._spans = spans
         self.signals = signals
-        self.endpoint = _endpoint(listening, config)
+        self.endpoint = endpoint_of(listening, config)
         self.metrics = ServiceMetrics()
         # Two pools: making a table with thousands of buckets must not keep rows waiting.
         self.workers = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="rows")
         self.disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
         self.runtime = Runtime(executor=self.disk, observer=self.metrics)
-        self._listening = [listening, *_shared_sockets()]
+        self._listening = [listening, *shared_sockets()]
         self._certificate = certificate
         self._on_ready = on_ready
         self._on_standby = on_standby
@@ -384,9 +407,34 @@ class _Process:
     async def serve_until_stopped(self, service: Service) -> None:
         """Say that requests are answered, and return when a signal has ended that."""
         assert self._server is not None
-        on_stop = self._on_ready(self.endpoint)
-        await _until_stopped(self.signals, service, self._server, on_stop)
+        async with self._kafka_door(service) as address:
+            on_stop = self._on_ready(self.endpoint)
+            if self._kafka is not None:
+                self._kafka.on_kafka(address)
+            await _until_stopped(self.signals, service, self._server, on_stop)
         await self.close()
+
+    @contextlib.asynccontextmanager
+    async def _kafka_door(self, service: Service) -> AsyncIterator[str]:
+        """Serve Kafka clients meanwhile, if that is asked; gives the address they are told."""
+        if self._kafka is None:
+            yield ""
+            return
+        require("kafka", "--kafka-port")
+        from streamhouse.storage_service.server.kafka.door import KafkaDoor
+
+        door = KafkaDoor(
+            service,
+            self._kafka.listening,
+            connections=self._connections,
+            certificate=self._certificate,
+            open_history=self._kafka.open_history,
+        )
+        await door.open()
+        try:
+            yield str(door.address)
+        finally:
+            await door.close()
 
 
 async def _read_all(service: Service, standing: Standing | None) -> list[Metric]:
@@ -498,40 +546,6 @@ def http_config(config: ServiceConfig, app: App, connections: OpenConnections) -
         backlog=_BACKLOG,
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
     )
-
-
-def _bound_socket(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        # Without the protocol, asyncio would not set TCP_NODELAY: 44 ms for every answer.
-        bound = socket.socket(family, kind, socket.IPPROTO_TCP)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as error:
-        raise InvalidRequestError(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another --port (0 picks"
-            " a free one)"
-        ) from error
-    return bound
-
-
-def _shared_sockets() -> list[socket.socket]:
-    """Return the socket that a supervisor has given to all its shards, if there is one."""
-    descriptor = os.environ.pop(SHARED_SOCKET_VARIABLE, None)
-    if descriptor is None:
-        return []
-    shared = socket.socket(fileno=int(descriptor))
-    # All shards wait for its connections, and only one gets each.
-    shared.setblocking(False)
-    return [shared]
-
-
-def _endpoint(listening: socket.socket, config: ServiceConfig) -> str:
-    scheme = "http" if config.tls_certificate_file is None else "https"
-    host, port = listening.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _within_open_files(config: ServiceConfig) -> ServiceConfig:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from streamhouse.storage_service.kafka.registry.subjects import REGISTRY_PATH
 from streamhouse.storage_service.model.lake.facts import REST_CATALOG_PATH
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.caller import Level, Need
@@ -77,6 +78,8 @@ class Answer(enum.Enum):
     """The description of the control routes, which FastAPI makes."""
     CATALOG = enum.auto()
     """The Iceberg REST catalog."""
+    REGISTRY = enum.auto()
+    """Schemas of records, as Kafka's serializers ask for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +177,18 @@ def _catalog(method: str, path: str, need: str, body: Body = Body.JSON) -> Route
     )
 
 
+def _registry(method: str, path: str) -> Route:
+    # What is needed is a table's, which the subject or the schema's id names.
+    return Route(
+        method=method,
+        path=REGISTRY_PATH + path,
+        need=ANY_TOKEN,
+        name="schema_registry",
+        answer=Answer.REGISTRY,
+        body=Body.SCHEMA,
+    )
+
+
 def _nothing(path: str, need: str, changing: str = "", *, about: bool = False) -> tuple[Route, ...]:
     """Return what is needed where nothing else is: to read, and to change."""
     return (
@@ -209,6 +224,7 @@ _CONTROL: Final = (
         ("GET", "/v1/status", "read:service", "status"),
         ("GET", "/v1/shards", ANY_TOKEN, "list_shards"),
         ("GET", "/v1/shards/targets", "read:service", "shard_targets"),
+        ("GET", "/v1/kafka/topics", ANY_TOKEN, "kafka_topics"),
         about=True,
     ),
     *_control("service", "/v1/lake", ("GET", "/catalog", ANY_TOKEN, "lake_catalog")),
@@ -311,12 +327,34 @@ _LAKE_CATALOG: Final = (
     _catalog(ANY, "/...", "admin:*"),
 )
 
+_REGISTRY: Final = (
+    _registry("GET", "/schemas/types"),
+    _registry("GET", "/schemas/ids/{id}"),
+    _registry("GET", "/schemas/ids/{id}/versions"),
+    _registry("GET", "/schemas/ids/{id}/subjects"),
+    _registry("GET", "/subjects"),
+    _registry("POST", "/subjects/{subject}"),
+    _registry("GET", "/subjects/{subject}/versions"),
+    _registry("POST", "/subjects/{subject}/versions"),
+    _registry("GET", "/subjects/{subject}/versions/{version}"),
+    _registry("POST", "/compatibility/subjects/{subject}/versions/{version}"),
+    _registry("GET", "/config"),
+    _registry("PUT", "/config"),
+    _registry("GET", "/config/{subject}"),
+    _registry("PUT", "/config/{subject}"),
+    _registry("GET", "/mode"),
+    _registry("GET", "/mode/{subject}"),
+    # What there is not, is said in the registry's own form.
+    _registry(ANY, "/..."),
+)
+
 _NOTHING: Final = (
     *_nothing("/...", "admin:*"),
     *_nothing(READY_PATH, ANY_TOKEN, about=True),
     *_nothing("/v1/status", "read:service", about=True),
     *_nothing("/v1/shards", ANY_TOKEN, about=True),
     *_nothing("/v1/shards/targets", "read:service", about=True),
+    *_nothing("/v1/kafka/topics", ANY_TOKEN, about=True),
     *_nothing(METRICS_PATH, "read:service", about=True),
     *_nothing("/v1/lake/catalog", ANY_TOKEN),
     *_nothing("/docs", ANY_TOKEN),
@@ -339,7 +377,7 @@ _NOTHING: Final = (
     *_nothing("/v1/admin/...", "admin:service", about=True),
 )
 
-ROUTES: Final = (*_PROCESS, *_DATA, *_CONTROL, *_PAGES, *_LAKE_CATALOG, *_NOTHING)
+ROUTES: Final = (*_PROCESS, *_DATA, *_CONTROL, *_PAGES, *_LAKE_CATALOG, *_REGISTRY, *_NOTHING)
 
 
 @dataclass(slots=True)

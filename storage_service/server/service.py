@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
 from streamhouse.storage_service.engine.upkeep.jobs import Job
 from streamhouse.storage_service.errors import (
     ForbiddenError,
@@ -29,6 +30,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.access.access import AccessControl, ForeignRequests
+from streamhouse.storage_service.server.exchange import Exchange
 from streamhouse.storage_service.server.http.answer_memory import AnswerMemory
 from streamhouse.storage_service.server.http.body_memory import BodyMemory, HeldBody
 from streamhouse.storage_service.server.http.fair_shares import FairTurns
@@ -115,6 +117,8 @@ class Service:
             held=lambda: self.answers.held + self.body_memory.bytes_held,
             ever=lambda: self.answers.held_ever,
         )
+        self.kafka_address: tuple[str, int] | None = None
+        """Where Kafka clients are told to connect, of a service that serves them."""
         self.open_requests = 0
         self._requests_by_share: dict[str, int] = {}
         self.catalog_requests = 0
@@ -123,6 +127,8 @@ class Service:
         self.subscriptions: set[HttpExchange] = set()
         """Those that are open."""
         self.is_draining = False
+        self.on_drain: list[Callable[[], None]] = []
+        """Called when stopping begins, by who ends the waits of clients then."""
         self._executor = executor
         self.turns = FairTurns(config.worker_threads)
         """On worker threads."""
@@ -136,6 +142,11 @@ class Service:
     def readable(self, path: str) -> OpenTable:
         """Return the table a URL names, for who only reads; raises as the registry does."""
         return self._found(path, self.manager.readable)
+
+    def transactions_of(self, table: OpenTable) -> TableTransactions:
+        """Return the transactions of a table; raises if it is open no more."""
+        self.manager.check_open(table)
+        return self.manager.transactions.of(table)
 
     def _found(self, path: str, find: Callable[[TablePath], OpenTable]) -> OpenTable:
         parsed = TablePath.parse(path)
@@ -188,7 +199,7 @@ class Service:
         return function(body, *args)
 
     async def wait_for_rows(
-        self, exchange: HttpExchange, table: OpenTable, bucket: int, *, deadline: float
+        self, exchange: Exchange, table: OpenTable, bucket: int, *, deadline: float
     ) -> bool:
         """Wait until `bucket` of `table` may have changed; False at once if waiting is over.
 
@@ -298,7 +309,7 @@ class Service:
         stage_ended("body")
         return body
 
-    def report(self, exchange: HttpExchange, error: StreamhouseError) -> None:
+    def report(self, exchange: Exchange, error: StreamhouseError) -> None:
         """Count an error that is answered; log it if somebody has to look after the service."""
         self.metrics.errors.labels(error.code).inc()
         if isinstance(error, OverloadedError | RequestTooLargeError):
@@ -322,6 +333,8 @@ class Service:
         """Refuse new requests, end waits and subscriptions, return when the others are done."""
         self.is_draining = True
         self.manager.wake_all()
+        for end_waits in self.on_drain:
+            end_waits()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SUBSCRIPTION_END_S):
                 await self._idle.wait()

@@ -45,7 +45,13 @@ def opened_spans(service_name: str) -> Iterator[Spans | None]:
         return
     from streamhouse.storage_service.traces.spans import exporting_spans
 
-    spans = exporting_spans(service_name)
+    try:
+        spans = exporting_spans(service_name)
+    except (OSError, RuntimeError, ValueError) as error:
+        # OpenTelemetry goes on with a default for most values that are none, but not for all.
+        _logger.warning("event=no_traces why=%r", f"a variable of OpenTelemetry: {error}")
+        yield None
+        return
     _logger.info("event=traces service_name=%s", spans.service_name)
     try:
         yield spans

@@ -7,6 +7,7 @@ the span's children once it has ended, so that a call that nobody follows pays f
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -30,6 +31,7 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _CARRIED: Final = (b"traceparent", b"tracestate")
 _SERVER_ERRORS: Final = 500
 _FLUSH_MS: Final = 2_000
+_SAID_AGAIN_S: Final = 60.0
 
 
 class FollowedCall:
@@ -75,10 +77,12 @@ class Spans:
         self, method: str, route: str, headers: Iterable[tuple[bytes, bytes]]
     ) -> FollowedCall | None:
         """Begin the span of a call; None if its headers name no trace, or it is not recorded."""
-        carried = {
-            name.decode(): value.decode("latin-1") for name, value in headers if name in _CARRIED
-        }
-        if "traceparent" not in carried:
+        carried: dict[str, list[str]] = {}
+        for name, value in headers:
+            if name in _CARRIED:
+                carried.setdefault(name.decode(), []).append(value.decode("latin-1"))
+        # Of two parents neither is believed, as the standard says.
+        if len(carried.get("traceparent", ())) != 1:
             return None
         parent = _PROPAGATOR.extract(carried)
         if not trace.get_current_span(parent).get_span_context().is_valid:
@@ -111,13 +115,43 @@ class Spans:
 
 
 def exporting_spans(service_name: str) -> Spans:
-    """Return what sends spans where the variables of OpenTelemetry say."""
+    """Return what sends spans where the variables of OpenTelemetry say.
+
+    Raises `ValueError` or `RuntimeError` for what the library refuses of them.
+    """
+    logging.getLogger(OTLPSpanExporter.__module__).addFilter(_seldom)
+    logging.getLogger("opentelemetry.util.re").addFilter(_without_values)
     resource = Resource.create({"service.version": _release()})
     if not _is_named():
         resource = resource.merge(Resource({SERVICE_NAME: service_name}))
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return Spans(provider)
+
+
+class _Seldom(logging.Filter):
+    """Lets a line of code log once a minute: each batch that is not sent says the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said_s: dict[tuple[str, int], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        where, now_s = (record.pathname, record.lineno), time.monotonic()
+        if now_s - self._said_s.get(where, -_SAID_AGAIN_S) < _SAID_AGAIN_S:
+            return False
+        self._said_s[where] = now_s
+        return True
+
+
+_seldom: Final = _Seldom()
+
+
+def _without_values(record: logging.LogRecord) -> bool:
+    """Leave out of a line what it is about: a header of the exporter's is often a token."""
+    if record.args:
+        record.args = ("(not shown)",) * len(record.args)
+    return True
 
 
 def _is_named() -> bool:

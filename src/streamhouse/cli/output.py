@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-__all__ = ["filter_option", "json_option", "largest_first", "matches", "print_json"]
+__all__ = [
+    "filter_option",
+    "json_option",
+    "largest_first",
+    "matches",
+    "print_json",
+    "sort_option",
+]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 json_option = click.option("--json", "is_json", is_flag=True, help="For programs: JSON.")
 filter_option = click.option(
@@ -19,6 +28,20 @@ filter_option = click.option(
     metavar="PATTERN",
     help="Only tables whose name is like this, as in 'shop.*'; may be repeated.",
 )
+
+_Figures = Mapping[str, Callable[[dict[str, Any]], float]]
+"""By what tables are ordered, besides names: each figure of a table's line, by its name."""
+
+
+def sort_option(figures: _Figures) -> Callable[[_Command], _Command]:
+    """Return the option `--sort` of a command that shows these figures."""
+    return click.option(
+        "--sort",
+        type=click.Choice(["name", *figures]),
+        default="name",
+        show_default=True,
+        help="By a figure: the largest first.",
+    )
 
 
 def print_json(document: object) -> None:

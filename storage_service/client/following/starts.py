@@ -41,10 +41,10 @@ def starts_of(path: str | Sequence[str], start: Any) -> dict[str, Any]:
     if not isinstance(start, Mapping):
         return dict.fromkeys(paths, start)
     given = {_path(table) if isinstance(table, str) else table: s for table, s in start.items()}
-    if given.keys() != set(paths):
+    if given.keys() != set(paths) or len(given) != len(start):
         raise InvalidRequestError(
             "subscribe: of several tables start is one for all of them, or a dict with each of them"
-            f" ({', '.join(paths)}), not with {', '.join(map(repr, given)) or 'none'}"
+            f" once ({', '.join(paths)}), not with {', '.join(map(repr, given)) or 'none'}"
         )
     return {table: from_json_text(given[table], name=_WHAT) for table in paths}
 

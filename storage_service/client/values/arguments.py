@@ -5,11 +5,11 @@ What has only one meaning is taken: a name alone for a list of one, numbers of n
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.model.values.numbers import whole_number
 
 __all__ = ["choice", "names", "property_texts", "seconds", "whole"]
 
@@ -28,11 +28,8 @@ def names(value: Any, *, what: str) -> tuple[str, ...]:
 
 def whole(value: Any, *, what: str, least: int = 0) -> int:
     """Return a whole number from `least` on."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or number < least:
+    number = whole_number(value, least=least)
+    if number is None:
         raise InvalidRequestError(f"{what} is a whole number from {least} on, not {value!r:.80}")
     return number
 

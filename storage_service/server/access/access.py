@@ -16,6 +16,7 @@ concerns browsers only.
 
 from __future__ import annotations
 
+import base64
 import hmac
 import ipaddress
 import logging
@@ -27,8 +28,10 @@ from typing import Final
 
 from streamhouse.storage_service.config import ANY_HOST, ServiceConfig
 from streamhouse.storage_service.errors import ForbiddenError, UnauthorizedError
+from streamhouse.storage_service.kafka.registry.subjects import REGISTRY_PATH
 from streamhouse.storage_service.server.access.grants import Grants
 from streamhouse.storage_service.server.caller import OWNER, Caller, Level, Need
+from streamhouse.storage_service.server.exchange import Exchange
 from streamhouse.storage_service.server.http.fair_shares import SHARE
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 
@@ -56,10 +59,15 @@ class AccessControl:
         """How often a changed grants file was broken and the one before it kept."""
         return 0 if self._grants is None else self._grants.reload_failures
 
+    @property
+    def is_open(self) -> bool:
+        """Whether every caller is trusted: none is asked for a token."""
+        return self._token is None and self._grants is None
+
     def admit(self, exchange: HttpExchange) -> None:
         """Set the exchange's caller; raises `UnauthorizedError` or `ForbiddenError`."""
         exchange.caller = self._caller(exchange)
-        exchange.share = self._share(exchange)
+        exchange.share = self.share_of(exchange.caller, exchange.client_address)
         SHARE.set(exchange.share)
         if exchange.caller is OWNER:
             return
@@ -74,16 +82,13 @@ class AccessControl:
         """
         return (
             exchange.method in ("GET", "HEAD")
-            and (self._token is not None or self._grants is not None)
+            and not self.is_open
             and exchange.header(b"authorization") is None
         )
 
-    def _share(self, exchange: HttpExchange) -> str:
+    def share_of(self, caller: Caller, address: str) -> str:
         """Whose share of what all callers share a request uses: its token's, else its address's."""
-        if self._token is None and self._grants is None:
-            client = exchange.scope.get("client") or ("unknown",)
-            return f"client {client[0]}"
-        return f"token {exchange.caller.name}"
+        return f"client {address}" if self.is_open else f"token {caller.name}"
 
     def is_still_admitted(self, exchange: HttpExchange) -> bool:
         """Whether a request that goes on for long would be admitted now."""
@@ -93,40 +98,37 @@ class AccessControl:
             return False
         return True
 
-    def require(self, exchange: HttpExchange, level: Level, scope: str) -> None:
+    def require(self, exchange: Exchange, level: Level, scope: str) -> None:
         """Raise `ForbiddenError` unless the exchange's caller has `level` on `scope`."""
         if not exchange.caller.may(level, scope):
             raise ForbiddenError(
                 f"token '{exchange.caller.name}' has no grant '{Need(level, scope)}'"
             )
 
-    def record_refusal(self, exchange: HttpExchange, code: str) -> None:
+    def record_refusal(self, exchange: Exchange, code: str) -> None:
         """Write the audit line of a refused call."""
-        client = exchange.scope.get("client") or ("unknown",)
         _audit.warning(
             "event=refused code=%s client=%s token_name=%s method=%s path=%r",
             code,
-            client[0],
+            exchange.client_address,
             exchange.caller.name,
             exchange.method,
             exchange.path[:300],
         )
 
     def _caller(self, exchange: HttpExchange) -> Caller:
-        if self._token is None and self._grants is None:
+        if self.is_open:
             return OWNER
         given = exchange.header(b"authorization") or b""
         kind, _, token = given.partition(b" ")
         token = token.strip()
-        if kind.lower() == b"bearer" and token:
-            # Compared as bytes and in full, so that the time taken says nothing about the token.
-            if self._token is not None and hmac.compare_digest(token, self._token):
-                return OWNER
-            if self._grants is not None:
-                self._refresh(self._grants)
-                caller = self._grants.caller(token)
-                if caller is not None:
-                    return caller
+        if kind.lower() == b"basic" and exchange.path.startswith(f"{REGISTRY_PATH}/"):
+            token = _password(token)
+        elif kind.lower() != b"bearer":
+            token = b""
+        caller = self.caller_of(token) if token else None
+        if caller is not None:
+            return caller
         raise UnauthorizedError(
             "the bearer token is wrong"
             if given
@@ -134,11 +136,35 @@ class AccessControl:
             " STREAMHOUSE_TOKEN; commands take --token-file"
         )
 
+    def caller_of(self, token: bytes) -> Caller | None:
+        """Return who has a token, None if nobody has; where none is asked for it is not looked at.
+
+        Compared as bytes and in full, so that the time taken says nothing about a right token.
+        """
+        if self.is_open:
+            return OWNER
+        if not token:
+            return None
+        if self._token is not None and hmac.compare_digest(token, self._token):
+            return OWNER
+        if self._grants is None:
+            return None
+        self._refresh(self._grants)
+        return self._grants.caller(token)
+
     def _refresh(self, grants: Grants) -> None:
         now = time.monotonic()
         if now - self._checked_at >= self._check_interval_s:
             self._checked_at = now
             grants.refresh()
+
+
+def _password(given: bytes) -> bytes:
+    """Return the password of Basic authentication, empty if it is none; the user may be anybody."""
+    try:
+        return base64.b64decode(given, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 class ForeignRequests:

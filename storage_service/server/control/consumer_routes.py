@@ -48,6 +48,7 @@ def consumer_routes(routes: ControlRoutes, service: Service) -> None:
             offsets=body.offsets,
             reads_lake=body.reads_lake,
             is_durable=body.durable,
+            is_part=body.part,
             ttl_ms=table.properties.log_consumers_ttl_ms,
         )
         lag = await lag_now(table, said, runtime)

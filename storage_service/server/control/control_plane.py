@@ -26,6 +26,7 @@ from streamhouse.storage_service.server.control.adoption_route import adoption_r
 from streamhouse.storage_service.server.control.api_page import api_page_routes
 from streamhouse.storage_service.server.control.consumer_routes import consumer_routes
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
+from streamhouse.storage_service.server.control.kafka_routes import kafka_routes
 from streamhouse.storage_service.server.control.move_routes import move_routes
 from streamhouse.storage_service.server.control.request_bodies import CreateDatabase, TakeBackup
 from streamhouse.storage_service.server.control.table_routes import (
@@ -70,6 +71,7 @@ def build_control_plane(service: Service) -> FastAPI:
     state_routes(routes, service)
     lake_pin_routes(routes, service)
     consumer_routes(routes, service)
+    kafka_routes(routes, service)
     transaction_routes(routes, service)
     tiering_routes(routes, service)
     _backup_routes(routes, service)

@@ -32,10 +32,12 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
+from streamhouse.storage_service.kafka.registry.subjects import REGISTRY_PATH
 from streamhouse.storage_service.lake.guards.live_tables import LiveTable
 from streamhouse.storage_service.model.lake.facts import REST_CATALOG_PATH, VIA_HEADER
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
+from streamhouse.storage_service.server.control.registry.registry_errors import registry_error
 from streamhouse.storage_service.server.control.whole_service import handed_on
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange, short
 from streamhouse.storage_service.server.service import Service
@@ -261,6 +263,9 @@ def iceberg_error(error: StreamhouseError) -> tuple[int, dict[str, Any]]:
 async def answer_error(exchange: HttpExchange, error: StreamhouseError) -> None:
     """Send `error` in the form that the caller understands: the catalog's protocol has its own."""
     path = exchange.path
+    if path.startswith(f"{REGISTRY_PATH}/"):
+        status, body = registry_error(error)
+        return await exchange.answer_error(error, form=(status, body))
     if path != REST_CATALOG_PATH and not path.startswith(f"{REST_CATALOG_PATH}/"):
         return await exchange.answer_error(error)
     status, body = iceberg_error(error)

@@ -120,12 +120,13 @@ class ReportPosition(_RequestBody):
     """How far a consumer is: every row below these offsets is read.
 
     With `reads_lake` it finds rows that have left the log in the lake. With `durable` the answer
-    comes when that is on disk.
+    comes when that is on disk. With `part` it stays where it is in the buckets left out.
     """
 
     offsets: _Offsets
     reads_lake: bool = False
     durable: bool = False
+    part: bool = False
 
 
 class ReceiveTable(_RequestBody):

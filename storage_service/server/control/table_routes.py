@@ -56,7 +56,7 @@ def table_routes(routes: ControlRoutes, service: Service) -> None:
     ) -> dict[str, Any]:
         parsed = _checked(descriptor)
         service.access.require(exchange_of(request), Level.ADMIN, str(parsed.path))
-        if service.shards is not None and parsed.path not in manager.list_tables(None):
+        if service.shards is not None and not manager.has_table(parsed.path):
             await service.shards.place(parsed.path)
         table = await manager.create_table(parsed)
         return table.info.to_json()

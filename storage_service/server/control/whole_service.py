@@ -153,7 +153,7 @@ async def handed_on(
         return None
     endpoints = set()
     for path in catalog_tables(request):
-        is_here = path in service.manager.list_tables(None)
+        is_here = service.manager.has_table(path)
         endpoints.add(None if is_here else await shards.endpoint_of(path))
     if len(endpoints) > 1:
         raise ForbiddenError("one commit cannot change lake tables of several shards")

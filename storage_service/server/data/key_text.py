@@ -19,8 +19,8 @@ from streamhouse.storage_service.model.schema import FOUND_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.server.data.log_text import LogForm
 from streamhouse.storage_service.server.http.http_exchange import Body
-from streamhouse.storage_service.server.text.json_text import joined, row_texts
-from streamhouse.storage_service.server.text.ndjson_rows import json_object_lines
+from streamhouse.storage_service.text.json_text import joined, row_texts
+from streamhouse.storage_service.text.ndjson_rows import json_object_lines
 
 __all__ = ["TEXT_BODIES", "key_rows", "looked_up_text", "text_form"]
 

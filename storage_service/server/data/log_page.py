@@ -90,7 +90,7 @@ class LogReader:
             is_small = expected * weight <= service.config.inline_bytes_max
             return read() if is_small else await service.run_blocking(read)
 
-        estimate = min(_bytes_estimate(tablet, end - offset), bytes_max)
+        estimate = min(tablet.bytes_estimate(end - offset), bytes_max)
         return await service.answers.build(self._exchange, estimate, build)
 
     def heartbeat(self, positions: Mapping[int, int]) -> list[bytes | memoryview]:
@@ -208,11 +208,6 @@ class LogReader:
                 return frame.payload
             return project_payload(frame.payload, self._schema, self._columns)
         return encode_payload(self._rows(frame, info))
-
-
-def _bytes_estimate(tablet: LogTablet, row_count: int) -> int:
-    rows = tablet.log_end_offset - tablet.log_start_offset
-    return tablet.size_bytes * row_count // max(rows, 1)
 
 
 # The same object each time: what is worked out of it is remembered, too.

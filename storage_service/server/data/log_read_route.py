@@ -88,6 +88,8 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
             break
         if not await service.wait_for_rows(exchange, table, number, deadline=deadline):
             break
+        # The token may have been revoked, and the table dropped.
+        service.access.admit(exchange)
         service.manager.check_readable(table)
     stage_ended("wait")
     form = wanted_form(exchange)

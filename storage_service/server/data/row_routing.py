@@ -30,6 +30,7 @@ from streamhouse.storage_service.model.bucketing import (
 from streamhouse.storage_service.model.casts.conform import conform
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE, operations_of
 from streamhouse.storage_service.model.lake.limits import LakeLimits
+from streamhouse.storage_service.model.records.record_sequence import RECORD_COUNTED
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.schema_change import in_current_version, version_of
 from streamhouse.storage_service.model.table import TableInfo
@@ -41,7 +42,7 @@ from streamhouse.storage_service.wire.request_stream import (
     open_request,
 )
 
-__all__ = ["RowsRequest", "routed_batches", "routed_writes"]
+__all__ = ["RowsRequest", "routed_batches", "routed_changes", "routed_rows", "routed_writes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +104,48 @@ def routed_batches(body: bytes, request: RowsRequest) -> list[RoutedBatch]:
                 )
             )
     return routed
+
+
+def routed_rows(
+    rows: pa.RecordBatch, request: RowsRequest, *, bucket: int, sequence: int = 0
+) -> list[RoutedBatch]:
+    """Return rows, of which `RowSplitter` has found that they fit the table, with their buckets.
+
+    That is `bucket`, unless the table has a bucket key. All have the writer's `sequence`.
+    """
+    table = request.table
+    schema_id = table.schema_id
+    _check_is_bucket(table, bucket)
+    key, count = table.bucket_key_of(schema_id), table.bucket_count
+    parts = split_by_bucket(rows, key, count) if key and count > 1 else {bucket: rows}
+    return [
+        RoutedBatch(
+            bucket=own,
+            row_count=part.num_rows,
+            payload=encode_payload(part),
+            schema_id=schema_id,
+            writer_id=request.writer_id,
+            sequence=sequence,
+        )
+        for own, part in parts.items()
+    ]
+
+
+def routed_changes(
+    rows: pa.RecordBatch,
+    operations: npt.NDArray[np.int8] | None,
+    request: RowsRequest,
+    *,
+    sequence: int = 0,
+) -> list[KeyWrite]:
+    """Return changes by key, which have all the table's columns, as the changes of each bucket.
+
+    All have the writer's `sequence`.
+    """
+    if not rows.num_rows:
+        return []
+    write = KeyWrite(0, rows, operations, sequence)
+    return list(_by_bucket([(None, write)], request))
 
 
 def _check_bucket(part: RequestBatch, bucket: int, request: RowsRequest, schema_id: int) -> None:
@@ -252,9 +295,12 @@ def _split(write: KeyWrite, buckets: npt.NDArray[np.int32], start: int) -> Itera
     """Yield the rows of each bucket; the first row of `write` has the number `start`."""
     for bucket in distinct(buckets):
         chosen = np.flatnonzero(buckets == bucket)
-        operations = None if write.operations is None else write.operations[chosen]
-        rows = write.rows.take(pa.array(chosen))
-        yield KeyWrite(int(bucket), rows, operations, row_numbers=chosen + start)
+        yield write._replace(
+            bucket=int(bucket),
+            rows=write.rows.take(pa.array(chosen)),
+            operations=None if write.operations is None else write.operations[chosen],
+            row_numbers=chosen + start,
+        )
 
 
 def _bucket_numbers(
@@ -302,6 +348,11 @@ def _check_sequence(part: RequestBatch, request: RowsRequest) -> None:
         raise InvalidRequestError(
             f"{request.what}: a batch with a sequence must name its bucket, because sequences"
             " count per bucket"
+        )
+    if part.sequence >= RECORD_COUNTED:
+        raise InvalidRequestError(
+            f"{request.what}: {part.sequence} is no sequence; they count batches from 1 on, and are"
+            f" below {RECORD_COUNTED}"
         )
 
 

@@ -51,18 +51,26 @@ from streamhouse.storage_service.server.http.http_exchange import (
 )
 from streamhouse.storage_service.server.http.parameters import integer
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.server.text.csv_rows import divide_csv
-from streamhouse.storage_service.server.text.ndjson_rows import divide_ndjson
-from streamhouse.storage_service.server.text.text_rows import (
-    NOTHING_DELETED,
-    NOTHING_WRITTEN,
+from streamhouse.storage_service.text.csv_rows import divide_csv
+from streamhouse.storage_service.text.ndjson_rows import divide_ndjson
+from streamhouse.storage_service.text.text_rows import (
+    DividedText,
     TextBounds,
+    nested_bytes,
+    nothing_done,
+    width_of,
 )
 from streamhouse.storage_service.traces.stages import stage_ended
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 from streamhouse.storage_service.wire.request_stream import open_request
 
-__all__ = ["SIFTED_PARAMETERS", "SiftedWrite", "answer_sifted", "sifted_write"]
+__all__ = [
+    "SIFTED_PARAMETERS",
+    "SiftedWrite",
+    "answer_sifted",
+    "sifted_write",
+    "write_divided",
+]
 
 SIFTED_PARAMETERS: Final = (
     "on_error",
@@ -95,6 +103,8 @@ class SiftedWrite:
     version: int | None
     source: str
     first_row: int
+    bucket: int | None = None
+    """That of the rows that fit; None: they are spread, or their keys say it."""
 
     @property
     def is_once(self) -> bool:
@@ -171,7 +181,7 @@ async def answer_sifted(
             raise _refusal(table.info, asked, divided)
         service.check_write()
         if divided.bad or asked.is_once:
-            result = await _in_one_transaction(service, table, asked, divided)
+            result = await write_divided(service, table, asked, divided)
         else:
             result = await _like_any_others(service, table, asked, divided)
     service.check_written()
@@ -189,17 +199,22 @@ def _divided(body: bytes, table: TableInfo, asked: SiftedWrite, config: ServiceC
     key: tuple[str, ...] = ()
     if asked.operation is TransactionOperation.DELETE:
         key, table = table.descriptor.primary_key, _of_keys(table)
+    bounds = TextBounds(
+        what=what,
+        rows_max=ROWS_MAX if asked.is_rejecting else config.append_rows_max,
+        bytes_max=config.body_bytes_max,
+        is_rejecting=asked.is_rejecting,
+        key=key,
+    )
     if asked.form is Body.JSON:
-        whose = "the table" if not key else f"the key ({', '.join(key)})"
-        return divide_rows(table, _json_rows(body, what=what), whose=whose)
+        rows = _json_rows(body, what=what)
+        types = {column.name: column.type for column in table.schema.columns}
+        # Four letters of null, or none, are as wide as any other value is in Arrow.
+        empty_bytes = len(rows) * width_of(types.values())
+        nested = sum(nested_bytes(row, types) for row in rows)
+        DividedText(bounds).check(0, empty_bytes + nested)
+        return divide_rows(table, rows, whose=bounds.whose)
     if asked.form is not Body.ROWS:
-        bounds = TextBounds(
-            what=what,
-            rows_max=ROWS_MAX if asked.is_rejecting else config.append_rows_max,
-            bytes_max=config.body_bytes_max,
-            is_rejecting=asked.is_rejecting,
-            key=key,
-        )
         return (divide_csv if asked.form is Body.CSV else divide_ndjson)(body, table, bounds)
     stream = open_request(
         body,
@@ -250,8 +265,7 @@ def _refusal(table: TableInfo, asked: SiftedWrite, divided: Divided) -> SchemaMi
     first, rows = divided.bad[0]
     row = rows[0]
     column = "" if row.column is None else f", column '{row.column}'"
-    is_delete = asked.operation is TransactionOperation.DELETE
-    ending = NOTHING_DELETED if is_delete else NOTHING_WRITTEN
+    ending = nothing_done(is_delete=asked.operation is TransactionOperation.DELETE)
     return SchemaMismatchError(
         f"{asked.operation} of '{table.path}': row {first + row.position}{column}: {row.reason};"
         f" {ending}"
@@ -282,10 +296,14 @@ async def _like_any_others(
     )
 
 
-async def _in_one_transaction(
+async def write_divided(
     service: Service, table: OpenTable, asked: SiftedWrite, divided: Divided
 ) -> CommitResult:
-    transactions = service.manager.transactions.of(table)
+    """Write the rows that fit and keep the others, all or nothing.
+
+    It happens once for its transaction id, or app id and version.
+    """
+    transactions = service.transactions_of(table)
     transaction_id, status = await transactions.begin(
         asked.operation,
         columns=None,
@@ -318,18 +336,19 @@ async def _commit(
     divided: Divided,
     transaction_id: str,
 ) -> CommitResult:
-    transactions = service.manager.transactions.of(table)
+    transactions = service.transactions_of(table)
     spare = contextlib.ExitStack()
     # Whatever is committed or decided stays as it is.
     spare.callback(_abort, service, table, transaction_id)
     with spare:
         parts = []
         if divided.good:
-            parts.append(await _stage(service, table, transaction_id, divided.good))
+            staged = await _stage(service, table, transaction_id, divided.good, bucket=asked.bucket)
+            parts.append(staged)
         linked = None
         if divided.bad:
             companion = await kept_companion(service, str(table.path))
-            others = service.manager.transactions.of(companion)
+            others = service.transactions_of(companion)
             linked_id, _ = await others.begin(
                 TransactionOperation.UPSERT,
                 columns=None,
@@ -339,9 +358,9 @@ async def _commit(
             )
             spare.callback(_abort, service, companion, linked_id)
             rows = await service.run_blocking(_rejected, divided, asked)
-            staged = [await _stage(service, companion, linked_id, [batch]) for batch in rows]
+            kept = [await _stage(service, companion, linked_id, [batch]) for batch in rows]
             linked = LinkedCommit(
-                table=str(companion.path), transaction_id=linked_id, parts=tuple(staged)
+                table=str(companion.path), transaction_id=linked_id, parts=tuple(kept)
             )
         service.check_write()
         try:
@@ -363,10 +382,12 @@ async def _stage(
     table: OpenTable,
     transaction_id: str,
     batches: Sequence[pa.RecordBatch],
+    *,
+    bucket: int | None = None,
 ) -> str:
-    transactions = service.manager.transactions.of(table)
+    transactions = service.transactions_of(table)
     spec = transactions.spec(transaction_id)
-    body = _body(table.info, batches)
+    body = _body(table.info, batches, bucket=bucket)
     first = table.next_spread_bucket(1)
     staged = await service.run_by_size(read_staged, body, table.info, spec, first, service.config)
     part_id, _ = await transactions.stage(transaction_id, *staged, token=None)
@@ -389,10 +410,12 @@ def _rejected(divided: Divided, asked: SiftedWrite) -> list[pa.RecordBatch]:
     ]
 
 
-def _body(table: TableInfo, batches: Sequence[pa.RecordBatch]) -> bytes:
+def _body(
+    table: TableInfo, batches: Sequence[pa.RecordBatch], *, bucket: int | None = None
+) -> bytes:
     """Return rows as the body of a request, which has all its checks before it."""
     schema = batches[0].schema if batches else table.schema.to_arrow()
-    parts = [(None, 0, part) for part in _cut(batches)]
+    parts = [(bucket, 0, part) for part in _cut(batches)]
     body: bytes = encode_append_body(schema, parts).to_pybytes()
     return body
 

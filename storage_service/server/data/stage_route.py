@@ -57,7 +57,7 @@ async def answer_stage(
         raise InvalidRequestError(
             f"{exchange.path}: token must be 1 to 64 letters, digits, '-' and '_'"
         )
-    transactions = service.manager.transactions.of(table)
+    transactions = service.transactions_of(table)
     spec = transactions.spec(transaction_id)
     with service.body_memory.body(exchange.caller.name) as held:
         body = await service.rows_body(exchange, held)

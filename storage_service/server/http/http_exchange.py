@@ -119,6 +119,7 @@ class Body(enum.Enum):
     """What a request's body is: its content type, and the limit of its bytes."""
 
     JSON = (b"application/json", "control_body_bytes_max")
+    SCHEMA = (b"application/vnd.schemaregistry.v1+json", "control_body_bytes_max")
     FORM = (b"application/x-www-form-urlencoded", "control_body_bytes_max")
     ROWS = (ARROW_STREAM, "body_bytes_max")
     NDJSON = (b"application/x-ndjson", "body_bytes_max")
@@ -177,6 +178,12 @@ class HttpExchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self._connection: Connection = scope[CONNECTION_KEY]
+
+    @property
+    def client_address(self) -> str:
+        """The address that the request came from."""
+        client = self.scope.get("client") or ("unknown",)
+        return str(client[0])
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first header called `name` (lower case)."""

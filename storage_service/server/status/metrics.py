@@ -55,6 +55,7 @@ class ServiceMetrics(Collector):
             "Time from the request's first byte to its answer's last, waits included.",
             "route",
         )
+        self._kafka_requests, self._kafka_seconds = self._of_kafka_clients()
         self._by_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self.received_bytes = self._counter("received_bytes", "Bytes of append bodies.")
         self.sent_bytes = self._counter("sent_bytes", "Bytes of fetch answers and subscriptions.")
@@ -102,6 +103,20 @@ class ServiceMetrics(Collector):
         )
         self.errors = self._counter("errors", "Errors answered, by their stable code.", "code")
 
+    def _of_kafka_clients(self) -> tuple[Counter, Histogram]:
+        requests = self._counter(
+            "kafka_requests",
+            "Requests of Kafka clients answered, by API and by the first error of the answer.",
+            "api",
+            "error",
+        )
+        seconds = self._histogram(
+            "kafka_request_seconds",
+            "Time from a Kafka client's whole request to its answer, waits included.",
+            "api",
+        )
+        return requests, seconds
+
     def _histogram(
         self, name: str, text: str, *labels: str, buckets: Sequence[float] = _SECONDS
     ) -> Histogram:
@@ -132,6 +147,11 @@ class ServiceMetrics(Collector):
             self._by_route[route, status] = counters
         counters[0].inc()
         counters[1].observe(seconds)
+
+    def count_kafka_request(self, api: str, error: str, seconds: float) -> None:
+        """Count one request of a Kafka client; `error` is "none" where there was none."""
+        self._kafka_requests.labels(api, error).inc()
+        self._kafka_seconds.labels(api).observe(seconds)
 
     def request_buckets(self) -> dict[str, dict[float, float]]:
         """Return route -> bound in seconds -> requests that took at most that long."""

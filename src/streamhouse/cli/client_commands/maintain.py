@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import click
 
 from streamhouse.cli.connection import endpoint_option, open_client, read_token, token_file_option
+from streamhouse.cli.output import matches
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     NotFoundError,
@@ -82,7 +82,7 @@ def _chosen(client: StorageClient, patterns: Sequence[str]) -> list[str]:
     chosen: set[str] = set()
     for pattern in patterns:
         whole = pattern if "." in pattern else f"{DEFAULT_DATABASE}.{pattern}"
-        found = fnmatch.filter(paths, whole)
+        found = [path for path in paths if matches(path, [whole])]
         if not found:
             raise NotFoundError(f"there is no table '{pattern}'; 'streamhouse tables' lists them")
         chosen.update(found)

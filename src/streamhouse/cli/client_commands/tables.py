@@ -25,6 +25,7 @@ from streamhouse.cli.output import (
     largest_first,
     matches,
     print_json,
+    sort_option,
 )
 from streamhouse.cli.units import age_text, size_text
 from streamhouse.extras import require
@@ -54,6 +55,7 @@ _FIGURES: Final[dict[str, Callable[[dict[str, Any]], float]]] = {
     "lag": lambda line: -1 if line["lag_ms"] is None else line["lag_ms"],
 }
 """By what `--sort` orders, besides names."""
+_NO_ROUND: Final[dict[str, Any]] = {"step": None, "rows_done": None, "rows_planned": None}
 _PIPE_COLUMNS: Final = 10_000
 _OF_KEY_TABLES: Final = (
     "Of a table with a primary key 'rows' counts rows, and the columns after it count changes."
@@ -66,13 +68,7 @@ _OF_KEY_TABLES: Final = (
 @token_file_option
 @click.option("--sizes", is_flag=True, help="Bytes on the service's disk and in the lake.")
 @filter_option
-@click.option(
-    "--sort",
-    type=click.Choice(["name", *_FIGURES]),
-    default="name",
-    show_default=True,
-    help="By a figure: the largest first.",
-)
+@sort_option(_FIGURES)
 @json_option
 def command(
     *,
@@ -240,8 +236,8 @@ def _statuses(client: StorageClient) -> dict[str, dict[str, Any]]:
 def _round(status: dict[str, Any] | None) -> dict[str, Any]:
     """Return what a table's tiering does now."""
     if status is None:
-        return {"step": None, "rows_done": None, "rows_planned": None, "failures": None}
-    progress = status["progress"] or {"step": None, "rows_done": None, "rows_planned": None}
+        return {**_NO_ROUND, "failures": None}
+    progress = status["progress"] or _NO_ROUND
     step = None if status["progress"] is None else progress["step"] or "in a round"
     return {
         "step": step,

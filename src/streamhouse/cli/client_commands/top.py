@@ -21,7 +21,13 @@ from streamhouse.cli.connection import (
     read_token,
     token_file_option,
 )
-from streamhouse.cli.output import filter_option, json_option, largest_first, matches
+from streamhouse.cli.output import (
+    filter_option,
+    json_option,
+    largest_first,
+    matches,
+    sort_option,
+)
 from streamhouse.cli.units import age_text, size_text
 from streamhouse.storage_service.client import StorageClient
 
@@ -45,13 +51,7 @@ _WIDE_CHARACTERS: Final = 110
 @token_file_option
 @click.option("--once", is_flag=True, help="Print one picture and return.")
 @filter_option
-@click.option(
-    "--sort",
-    type=click.Choice(["name", *_FIGURES]),
-    default="name",
-    show_default=True,
-    help="By a figure: the largest first.",
-)
+@sort_option(_FIGURES)
 @json_option
 def command(
     *,

@@ -24,7 +24,9 @@ from streamhouse.storage_service.config import (
     DEFAULT_CATALOG_NAME,
     DEFAULT_PORT,
     JOURNAL_ACKS,
+    KAFKA,
     ServiceConfig,
+    kafka_address,
 )
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.journal.names import DEFAULT_SHARD
@@ -41,6 +43,7 @@ from streamhouse.storage_service.secret_sources import catalog_properties_from, 
 
 if TYPE_CHECKING:
     from streamhouse.storage_service.engine.keys.key_recovery import LakeBucket, LakeRows
+    from streamhouse.storage_service.model.lake.older_rows import LakeHistory
 
 __all__ = ["command", "help_sections"]
 
@@ -50,9 +53,12 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 # Of these each one is a field of the configuration, as it is given.
 _JOURNAL: Final = ("journal_url", "shard", "journal_ack", "is_standby", "advertised_endpoint")
 
+_KAFKA: Final = ("kafka_port", "kafka_advertised")
+_AS_GIVEN: Final = (*_JOURNAL, *_KAFKA)
+
 _GIVEN: Final = "streamhouse.serve.arguments"
 # What each shard is given for itself.
-_OF_ONE_SHARD: Final = ("--data-dir", "--port", "--shards")
+_OF_ONE_SHARD: Final = ("--data-dir", "--port", "--shards", "--kafka-port", "--kafka-advertise")
 
 # What `--help` shows under which heading, by the options' names here; the limits follow.
 _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -65,6 +71,7 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Disk and damage": ("disk_max", "is_strict", "rebuild"),
     "Journal": (*_JOURNAL, "shards"),
+    KAFKA: _KAFKA,
 }
 
 
@@ -153,6 +160,26 @@ def _journal_options(command: _F) -> _F:
             "advertised_endpoint",
             metavar="URL",
             help="Where others reach this process, if not at the address it listens on.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _kafka_options(command: _F) -> _F:
+    options = (
+        click.option(
+            "--kafka-port",
+            type=int,
+            metavar="PORT",
+            help="Serve Kafka clients, too, at this port; 0 picks a free one.",
+        ),
+        click.option(
+            "--kafka-advertise",
+            "kafka_advertised",
+            metavar="HOST:PORT",
+            help="Where Kafka clients reach this process, if not at the address it listens on.",
         ),
     )
     for option in reversed(options):
@@ -260,6 +287,7 @@ def _journal_options(command: _F) -> _F:
 )
 @log_options("info")
 @_journal_options
+@_kafka_options
 @_limit_options
 def command(
     *,
@@ -298,7 +326,7 @@ def command(
     if lake_credentials == "shared":
         properties = {**s3_properties_from_environment(os.environ), **properties}
     config = ServiceConfig.from_texts(
-        {name: text for name, text in given.items() if text is not None and name not in _JOURNAL},
+        {name: text for name, text in given.items() if text is not None and name not in _AS_GIVEN},
         data_dir=data_dir,
         host=host,
         port=port,
@@ -313,7 +341,7 @@ def command(
         catalog_access=catalog_access,
         warehouse=warehouse,
         is_strict=is_strict,
-        **{name: given[name] for name in _JOURNAL},
+        **{name: given[name] for name in _AS_GIVEN},
         disk_bytes_max=None if disk_max is None else parse_bytes(disk_max, name="--disk-max"),
     )
     tables = frozenset(TablePath.parse(text) for text in rebuild)
@@ -341,8 +369,19 @@ def _serve_one(config: ServiceConfig, *, rebuild: frozenset[TablePath], is_tieri
         click.echo(f"streamhouse standing by on {endpoint}")
         sys.stdout.flush()
 
-    recovery = KeyRecovery(lake_rows=_lake_rows(config.lake_catalog()), rebuild=rebuild)
-    run_service(config, on_ready=on_ready, on_standby=on_standby, recovery=recovery)
+    def on_kafka(address: str) -> None:
+        click.echo(f"streamhouse serving Kafka clients on {address}")
+        sys.stdout.flush()
+
+    catalog = config.lake_catalog()
+    run_service(
+        config,
+        on_ready=on_ready,
+        on_standby=on_standby,
+        on_kafka=on_kafka,
+        recovery=KeyRecovery(lake_rows=_lake_rows(catalog), rebuild=rebuild),
+        open_history=lambda: _lake_history(catalog),
+    )
 
 
 def _serve_shards(config: ServiceConfig, count: int) -> None:
@@ -377,10 +416,15 @@ def _serve_shards(config: ServiceConfig, count: int) -> None:
             data_dir=config.data_dir,
             has_own_catalog=config.has_own_catalog,
             has_warehouse=config.warehouse is not None,
+            kafka_port=config.kafka_port,
+            kafka_advertised=None
+            if config.kafka_advertised is None
+            else kafka_address(config.kafka_advertised),
         ),
         host=config.host,
         port=config.port,
         scheme="http" if config.tls_certificate_file is None else "https",
+        is_kafka=config.kafka_port is not None,
         program=(sys.executable, "-c", "from streamhouse.cli import main; main()", "serve"),
     )
 
@@ -413,6 +457,13 @@ def _lake_rows(catalog: LakeCatalog) -> LakeRows:
         return LakeBucket(*lake_bucket_rows(catalog, table, lake, bucket))
 
     return lake_rows
+
+
+def _lake_history(catalog: LakeCatalog) -> LakeHistory:
+    """Return what reads rows that have left the log: as above."""
+    from streamhouse.connector.plan.lake_history import IcebergHistory
+
+    return IcebergHistory(catalog)
 
 
 def _start_tiering(endpoint: str, config: ServiceConfig) -> Callable[[], None]:

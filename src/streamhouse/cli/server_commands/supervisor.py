@@ -32,6 +32,8 @@ _logger = logging.getLogger(__name__)
 SUPERVISOR_VARIABLE: Final = "STREAMHOUSE_SUPERVISOR_PIPE"
 """The descriptor that ends when the supervisor is gone."""
 READY_PREFIX: Final = "streamhouse listening on "
+KAFKA_PREFIX: Final = "streamhouse serving Kafka clients on "
+_PORT_MAX: Final = 65_535
 
 _BACKOFF: Final = Backoff(first_s=0.5, most_s=30.0)
 # Who has run for so long starts anew: what made it die before is over.
@@ -57,10 +59,13 @@ def shard_commands(
     data_dir: Path,
     has_own_catalog: bool,
     has_warehouse: bool,
+    kafka_port: int | None = None,
+    kafka_advertised: tuple[str, int] | None = None,
 ) -> list[ShardCommand]:
     """Return the commands of `count` shards, given the arguments of `serve` for all of them.
 
     `arguments` are those that every shard has; environment and file they have from this process.
+    Kafka clients are told of every shard by itself: its port is the first one's and its number.
     Shard 0 of a data directory that was one service's stays where it is; without a catalog of their
     own the shards share one beside them.
     """
@@ -84,11 +89,30 @@ def shard_commands(
                 *("--shard", str(number), "--port", "0"),
                 *catalog,
                 *warehouse,
+                *_kafka_arguments(number, kafka_port, kafka_advertised),
                 *arguments,
             ),
         )
         for number in range(count)
     ]
+
+
+def _kafka_arguments(
+    number: int, port: int | None, advertised: tuple[str, int] | None
+) -> tuple[str, ...]:
+    if port is None:
+        return ()
+    own = port + number if port else 0
+    there = advertised[1] + number if advertised is not None else 0
+    if max(own, there) > _PORT_MAX:
+        raise InvalidRequestError(
+            f"--kafka-port: shard {number} would have port {max(own, there)}, which is none; give a"
+            " lower one"
+        )
+    found = ("--kafka-port", str(own))
+    return (
+        found if advertised is None else (*found, "--kafka-advertise", f"{advertised[0]}:{there}")
+    )
 
 
 def _data_dir(root: Path, number: int) -> Path:
@@ -123,11 +147,12 @@ def supervise(
     port: int,
     scheme: str,
     program: Sequence[str],
+    is_kafka: bool = False,
 ) -> None:
     """Run the shards until SIGTERM or Ctrl-C, and stop them all.
 
-    `program` is how `streamhouse serve` is started. Raises `UnavailableError` if a shard ends
-    before it has ever served.
+    `is_kafka`: each serves Kafka clients, too. `program` is how `streamhouse serve` is started.
+    Raises `UnavailableError` if a shard ends before it has ever served.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -138,7 +163,11 @@ def supervise(
             " a free one)"
         ) from error
     with contextlib.closing(listening):
-        asyncio.run(_Supervisor(commands, listening, scheme=scheme, program=program).run())
+        asyncio.run(
+            _Supervisor(
+                commands, listening, scheme=scheme, program=program, is_kafka=is_kafka
+            ).run()
+        )
 
 
 class _Supervisor:
@@ -149,7 +178,10 @@ class _Supervisor:
         *,
         scheme: str,
         program: Sequence[str],
+        is_kafka: bool,
     ) -> None:
+        self._is_kafka = is_kafka
+        self._kafka: dict[str, str] = {}
         self._commands = commands
         self._listening = listening
         self._program = program
@@ -238,12 +270,19 @@ class _Supervisor:
 
     def _said(self, shard: str, text: str) -> None:
         _say(shard, text)
-        if text.startswith(READY_PREFIX) and shard in self._waiting_for:
+        if text.startswith(KAFKA_PREFIX):
+            self._kafka[shard] = text.removeprefix(KAFKA_PREFIX)
+        # With Kafka's clients it is the line after the one that says that HTTP is answered.
+        last = KAFKA_PREFIX if self._is_kafka else READY_PREFIX
+        if text.startswith(last) and shard in self._waiting_for:
             self._waiting_for.discard(shard)
             if shard == self._first:
                 self._may_begin.set()
             if not self._waiting_for:
                 sys.stdout.write(f"{READY_PREFIX}{self._endpoint}\n")
+                if self._is_kafka:
+                    addresses = ",".join(self._kafka[c.shard] for c in self._commands)
+                    sys.stdout.write(f"{KAFKA_PREFIX}{addresses}\n")
                 sys.stdout.flush()
 
 

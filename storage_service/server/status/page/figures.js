@@ -175,12 +175,12 @@ function together(status) {
 
 const JOURNAL_LAG_MS_HIGH = 5000;
 
-// What somebody has to look after, the worst first.
 // The lag is that of the last sample: by now there may be nothing left to wait.
 function waiting(rows) {
   return rows ? `; ${whole(rows)} ${rows === 1 ? "row waits" : "rows wait"}` : "";
 }
 
+// What somebody has to look after, the worst first.
 function troubles(status) {
   const found = [], add = (rank, kind, word, text, table = null, weight = 0) =>
     found.push({ rank, kind, word, text, table, weight });

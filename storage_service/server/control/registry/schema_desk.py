@@ -1,0 +1,217 @@
+"""Schemas registered, found and kept up with their tables, for who may do that with the table."""
+
+from __future__ import annotations
+
+from streamhouse.storage_service.engine.column_replacement import (
+    is_untouched,
+    with_other_columns,
+)
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.errors import (
+    InvalidNameError,
+    NotFoundError,
+    TableExistsError,
+    TableNotFoundError,
+)
+from streamhouse.storage_service.kafka.avro_schema import AvroSchema, avro_schema
+from streamhouse.storage_service.kafka.registry.fitting import (
+    TableChange,
+    change_for,
+    check_says_all,
+    new_table,
+    reading_schema,
+    table_in_place_of,
+)
+from streamhouse.storage_service.kafka.registry.schema_set import (
+    RegisteredSchema,
+    SchemaSet,
+    compact,
+    table_id_of,
+)
+from streamhouse.storage_service.kafka.registry.subjects import Part, Subject
+from streamhouse.storage_service.kafka.topics import is_same_topic, topic_name_of
+from streamhouse.storage_service.model.records.record_format import KeyFormat, ValueFormat
+from streamhouse.storage_service.model.rejected.companion import is_rejecting
+from streamhouse.storage_service.model.table import TableDescriptor
+from streamhouse.storage_service.server.caller import Level
+from streamhouse.storage_service.server.exchange import Exchange
+from streamhouse.storage_service.server.service import Service
+
+__all__ = [
+    "check_fits",
+    "keep_reading_schemas",
+    "register",
+    "subject_table",
+    "table_with_schema",
+]
+
+
+def subject_table(service: Service, exchange: Exchange, subject: Subject) -> OpenTable:
+    """Return the table of a subject, for who may read it.
+
+    Raises `ForbiddenError`, whether it exists or not, and `TableNotFoundError`.
+    """
+    service.access.require(exchange, Level.READ, str(subject.path))
+    table = service.readable(str(subject.path))
+    _check_topic(subject, table)
+    return table
+
+
+def table_with_schema(
+    service: Service, exchange: Exchange, schema_id: int
+) -> tuple[OpenTable, RegisteredSchema] | None:
+    """Return the schema with an id, and its table; None if the caller may read none with it."""
+    table_id = table_id_of(schema_id)
+    for table in service.manager.open_tables():
+        if table.info.table_id != table_id:
+            continue
+        if not exchange.caller.may(Level.READ, str(table.path)):
+            return None
+        service.manager.check_readable(table)
+        try:
+            return table, table.record_schemas.current().with_id(schema_id)
+        except NotFoundError:
+            return None
+    return None
+
+
+async def register(
+    service: Service, exchange: Exchange, subject: Subject, text: str
+) -> tuple[SchemaSet, RegisteredSchema]:
+    """Return a schema, and the table's schemas; it is durable, and the table has its values.
+
+    A subject whose topic has no table gets one, with the schema's columns; so does one whose table
+    a client has made by asking for the topic, if it never had a row. Any other table is changed as
+    far as schemas change. Who only writes may register what fits.
+
+    Raises `ForbiddenError`, `SchemaMismatchError` if the table does not become what the schema
+    needs, and as the making and the change of a table.
+    """
+    service.access.require(exchange, Level.WRITE, str(subject.path))
+    text = compact(text)
+    schema = await service.run_blocking(avro_schema, text)
+    table = await _found_or_made(service, exchange, subject, schema)
+    _check_topic(subject, table)
+    schemas = table.record_schemas
+    async with schemas.changing:
+        # Before the table changes: what cannot be registered changes nothing.
+        known = schemas.current().with_schema(subject.part, text)
+        await _replace_columns(service, exchange, table, subject, schema)
+        change = change_for(table.info, subject, schema)
+        await _check_says_all(service, table, subject, schema, text)
+        if change:
+            service.access.require(exchange, Level.ADMIN, str(subject.path))
+            await _apply(service, table, change)
+        await schemas.keep(_with_reading_schemas(table, known))
+        known = schemas.current()
+        found = known.find(subject.part, text)
+        assert found is not None, "just kept"
+        return known, found
+
+
+async def check_fits(service: Service, exchange: Exchange, subject: Subject, text: str) -> None:
+    """Raise as `register` would if a schema does not fit; nothing is changed."""
+    table = subject_table(service, exchange, subject)
+    text = compact(text)
+    schema = await service.run_blocking(avro_schema, text)
+    if _replacing(service, table, subject, schema) is None:
+        change_for(table.info, subject, schema)
+        await _check_says_all(service, table, subject, schema, text)
+
+
+async def _check_says_all(
+    service: Service, table: OpenTable, subject: Subject, schema: AvroSchema, text: str
+) -> None:
+    """Raise unless a schema, if it is new, says all that the newest one does."""
+    known = table.record_schemas.current()
+    own = known.of(subject.part)
+    if own and known.find(subject.part, text) is None:
+        newest = await service.run_blocking(avro_schema, own[-1].text)
+        check_says_all(subject, schema, newest)
+
+
+async def keep_reading_schemas(table: OpenTable) -> None:
+    """Register schemas of a table whose records are Avro, as it is now, unless the newest have it.
+
+    So it can be read after its columns were changed otherwise, and if nobody has registered any.
+    """
+    schemas = table.record_schemas
+    if schemas.fits is table.info or not _avro_parts(table):
+        return
+    async with schemas.changing:
+        info = table.info
+        await schemas.keep(_with_reading_schemas(table, schemas.current()))
+        schemas.fits = info
+
+
+def _with_reading_schemas(table: OpenTable, known: SchemaSet) -> SchemaSet:
+    for part in _avro_parts(table):
+        own = known.of(part)
+        missing = reading_schema(table.info, part, own[-1].text if own else None)
+        if missing is not None:
+            known = known.with_newest(part, missing)
+    return known
+
+
+def _avro_parts(table: OpenTable) -> list[Part]:
+    form = table.info.descriptor.record_format()
+    parts = [Part.VALUE] if form.value is ValueFormat.AVRO else []
+    return [*parts, Part.KEY] if form.key is KeyFormat.AVRO and form.key_columns else parts
+
+
+async def _found_or_made(
+    service: Service, exchange: Exchange, subject: Subject, schema: AvroSchema
+) -> OpenTable:
+    try:
+        return service.table(str(subject.path))
+    except TableNotFoundError:
+        service.access.require(exchange, Level.ADMIN, str(subject.path))
+    if is_rejecting(subject.path):
+        raise InvalidNameError(
+            f"subject '{subject}': its table would have the rejected rows of another one"
+        )
+    descriptor = new_table(subject, schema, bucket_count=service.config.kafka_partitions)
+    if service.shards is not None:
+        await service.shards.place(subject.path)
+    try:
+        return await service.manager.create_table(descriptor)
+    except TableExistsError:
+        # Somebody else has just registered this one, or its other part.
+        return service.table(str(subject.path))
+
+
+def _replacing(
+    service: Service, table: OpenTable, subject: Subject, schema: AvroSchema
+) -> TableDescriptor | None:
+    """Return what takes the place of a table for a schema, None if the table is changed or kept."""
+    if not is_untouched(service.manager, table):
+        return None
+    return table_in_place_of(table.info, subject, schema)
+
+
+async def _replace_columns(
+    service: Service, exchange: Exchange, table: OpenTable, subject: Subject, schema: AvroSchema
+) -> None:
+    """Make a raw table that never had a row what registering first would have made."""
+    while (wanted := _replacing(service, table, subject, schema)) is not None:
+        before = table.info
+        service.access.require(exchange, Level.ADMIN, str(subject.path))
+        if await with_other_columns(service.manager, table, before, wanted):
+            return
+
+
+async def _apply(service: Service, table: OpenTable, change: TableChange) -> None:
+    manager = service.manager
+    if change.schema:
+        await manager.alter_schema(table.path, change.schema)
+    if change.properties:
+        await manager.alter_properties(table.path, updates=change.properties, removals=[])
+
+
+def _check_topic(subject: Subject, table: OpenTable) -> None:
+    properties = table.info.descriptor.properties
+    if not is_same_topic(subject.topic, table.path, properties):
+        raise InvalidNameError(
+            f"subject '{subject}' would be of table '{table.path}', which is that of topic"
+            f" '{topic_name_of(table.path, properties)}': use that name, or another one"
+        )

@@ -1,0 +1,40 @@
+"""This process as Kafka's clients see it: a broker, at an address, with a number, among others."""
+
+from __future__ import annotations
+
+from streamhouse.storage_service.kafka.topics import node_id_of
+from streamhouse.storage_service.server.kafka.broker.broker_state import BrokerAddress, BrokerState
+from streamhouse.storage_service.server.kafka.broker.group_desk import GroupDesk
+from streamhouse.storage_service.server.kafka.broker.lake_reads import LakeReads
+from streamhouse.storage_service.server.kafka.broker.other_brokers import OtherBrokers
+from streamhouse.storage_service.server.kafka.broker.producers import Producers
+from streamhouse.storage_service.server.service import Service
+
+__all__ = ["Broker"]
+
+
+class Broker:
+    """What every request is answered with."""
+
+    def __init__(
+        self, service: Service, address: BrokerAddress, *, lake_reads: LakeReads | None
+    ) -> None:
+        self.service = service
+        self.producers = Producers()
+        self.lake_reads = lake_reads
+        """Of a service that can read what has left the log."""
+        shard = None if service.shards is None else service.shards.own
+        self.own = BrokerState(shard=shard, node_id=node_id_of(shard), address=address)
+        self.cluster_id = service.manager.service_id
+        self.groups = GroupDesk(service)
+        self.others = OtherBrokers()
+
+    @property
+    def address(self) -> BrokerAddress:
+        """Where clients connect to this process."""
+        return self.own.address
+
+    @property
+    def node_id(self) -> int:
+        """The number of this process."""
+        return self.own.node_id

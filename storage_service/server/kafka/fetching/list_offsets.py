@@ -1,0 +1,231 @@
+"""ListOffsets: where a partition begins and ends, and which offset belongs to a time.
+
+A time is when the service made a row durable, whatever timestamp the record has in a column: within
+a partition it never goes back, so all rows from the answered offset on are of that time or later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    StreamhouseError,
+)
+from streamhouse.storage_service.model.lake.older_rows import WrittenAt
+from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.server.caller import Level
+from streamhouse.storage_service.server.kafka.broker.lake_reads import LakeReads
+from streamhouse.storage_service.server.kafka.error_codes import error_code_of
+from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
+from streamhouse.storage_service.server.kafka.fetching.readable_offsets import (
+    ReadableOffsets,
+    lake_end,
+    readable_offsets,
+)
+from streamhouse.storage_service.server.kafka.topics.metadata import LEADER_EPOCH
+from streamhouse.storage_service.server.kafka.topics.topic_tables import topic_table
+from streamhouse.storage_service.server.status.event_loop import in_slices
+
+__all__ = ["answer_list_offsets", "answer_offset_for_leader_epoch"]
+
+# What stands for a time, in `timestamp`.
+_LATEST: Final = -1
+_EARLIEST: Final = -2
+_LATEST_TIME: Final = -3
+_EARLIEST_IN_LOG: Final = -4
+_LATEST_IN_LAKE: Final = -5
+_NONE: Final = -1
+_NOTHING: Final = WrittenAt(_NONE, _NONE)
+_TIME_MS_MAX: Final = ((1 << 63) - 1) // 1_000
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A partition, what is asked of it, and what is answered."""
+
+    partition: int
+    time_ms: int
+    mentions: int = 1
+    table: OpenTable | None = None
+    info: TableInfo | None = None
+    has: ReadableOffsets | None = None
+    error: StreamhouseError | None = None
+    found: WrittenAt = _NOTHING
+
+
+async def answer_list_offsets(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
+    """Answer an offset of each partition that is asked for, once.
+
+    One that is named twice is refused, as brokers do: the answer has room for one of both times.
+    """
+    mentions = (
+        (topic.name, one.partition_index, one.timestamp)
+        for topic in request.topics
+        for one in topic.partitions
+    )
+    asked = await _looked_up(exchange, mentions)
+    by_time = []
+    async for one in in_slices(asked.values()):
+        if one.mentions > 1 and one.table is not None:
+            one.error = InvalidRequestError(
+                f"partition {one.partition} is named {one.mentions} times; name it once"
+            )
+            exchange.report(one.error)
+        if one.error is None and (one.time_ms >= 0 or one.time_ms == _LATEST_TIME):
+            by_time.append(one)
+    if by_time:
+        await exchange.service.run_blocking(_look_in_log, by_time)
+        lake_reads: LakeReads | None = exchange.broker.lake_reads
+        older = [one for one in by_time if _may_be_in_lake(one)]
+        if older and lake_reads is not None:
+            await lake_reads.run(_look_in_lake, lake_reads, older)
+    topics: dict[str, list[Mapping[str, Any]]] = {}
+    async for (name, _), one in in_slices(asked.items()):
+        topics.setdefault(name, []).append(_answered(exchange, one))
+    return {"topics": [{"name": name, "partitions": found} for name, found in topics.items()]}
+
+
+async def answer_offset_for_leader_epoch(
+    exchange: KafkaExchange, request: Any
+) -> Mapping[str, Any]:
+    """Answer where each partition ends: there is one leader epoch, and what it has stays."""
+    mentions = [(topic.topic, one) for topic in request.topics for one in topic.partitions]
+    asked = await _looked_up(exchange, ((name, one.partition, _LATEST) for name, one in mentions))
+    topics: dict[str, list[Mapping[str, Any]]] = {}
+    async for name, given in in_slices(mentions):
+        one = asked[name, given.partition]
+        is_known = one.has is not None and given.leader_epoch == LEADER_EPOCH
+        answered = {
+            "partition": one.partition,
+            "error_code": _noted(exchange, one.error),
+            "leader_epoch": LEADER_EPOCH if is_known else _NONE,
+            "end_offset": one.has.end if one.has and is_known else _NONE,
+        }
+        topics.setdefault(name, []).append(answered)
+    return {"topics": [{"topic": name, "partitions": found} for name, found in topics.items()]}
+
+
+async def _looked_up(
+    exchange: KafkaExchange, mentions: Iterable[tuple[str, int, int]]
+) -> dict[tuple[str, int], _Asked]:
+    """Return each partition that is named, once, with what is readable or what is wrong with it.
+
+    A mention is a topic, a partition and a time.
+    """
+    tables: dict[str, OpenTable | StreamhouseError] = {}
+    asked: dict[tuple[str, int], _Asked] = {}
+    async for topic, partition, time_ms in in_slices(mentions):
+        known = asked.get((topic, partition))
+        if known is not None:
+            known.mentions += 1
+            continue
+        if topic not in tables:
+            tables[topic] = _found(exchange, topic)
+        one = asked[topic, partition] = _Asked(partition, min(time_ms, _TIME_MS_MAX))
+        table = tables[topic]
+        if isinstance(table, StreamhouseError):
+            one.error = table
+        else:
+            _look(exchange, table, one)
+    return asked
+
+
+def _found(exchange: KafkaExchange, topic: str) -> OpenTable | StreamhouseError:
+    """Return the table of a topic, or what is wrong with it."""
+    try:
+        return topic_table(exchange, topic, Level.READ)
+    except StreamhouseError as error:
+        exchange.report(error)
+        return error.with_traceback(None)
+
+
+def _look(exchange: KafkaExchange, table: OpenTable, one: _Asked) -> None:
+    """Note what is readable of a partition, or what is wrong with it."""
+    try:
+        one.table, one.info = table, table.info
+        has_history = exchange.broker.lake_reads is not None
+        one.has = readable_offsets(table, one.partition, has_history=has_history)
+        one.found = WrittenAt(_named(table, one.partition, one.has, one.time_ms), _NONE)
+    except StreamhouseError as error:
+        exchange.report(error)
+        one.error = error.with_traceback(None)
+
+
+def _named(table: OpenTable, bucket: int, has: ReadableOffsets, time_ms: int) -> int:
+    """Return the offset that stands under a name instead of a time."""
+    if time_ms == _LATEST_IN_LAKE:
+        # The last offset of those, not the one behind it.
+        return lake_end(table, bucket) - 1
+    names = {_LATEST: has.end, _EARLIEST: has.start, _EARLIEST_IN_LOG: has.log_start}
+    return names.get(time_ms, _NONE)
+
+
+def _look_in_log(asked: Sequence[_Asked]) -> None:
+    for one in asked:
+        assert one.table is not None, "else there is an error"
+        assert one.has is not None, "else there is an error"
+        tablet = one.table.tablet(one.partition)
+        try:
+            if one.time_ms == _LATEST_TIME:
+                offset = one.has.end - 1
+            else:
+                offset = max(tablet.offset_for_timestamp(one.time_ms * 1_000), one.has.start)
+            if one.has.log_start <= offset < one.has.end:
+                written_us = tablet.read(offset, bytes_max=1)[0].timestamp_us
+                one.found = WrittenAt(offset, written_us)
+        except OffsetOutOfRangeError:
+            # Retention took it just now; the next question finds it in the lake.
+            one.found = _NOTHING
+        except StreamhouseError as error:
+            one.error = error
+
+
+def _may_be_in_lake(one: _Asked) -> bool:
+    """Whether an older row than the log's first may be the one that is looked for."""
+    assert one.has is not None, "else there is an error"
+    is_at_begin = one.found.offset in (_NONE, one.has.log_start)
+    return (
+        one.error is None and one.time_ms >= 0 and one.has.start < one.has.log_start and is_at_begin
+    )
+
+
+def _look_in_lake(lake_reads: LakeReads, asked: Sequence[_Asked]) -> None:
+    for one in asked:
+        assert one.table is not None, "else there is an error"
+        assert one.info is not None, "else there is an error"
+        assert one.has is not None, "else there is an error"
+        try:
+            found = lake_reads.first_since(
+                one.table, one.info, one.partition, one.time_ms * 1_000, offset=one.has.start
+            )
+        except StreamhouseError as error:
+            one.error = error
+            continue
+        if found is not None and found.offset < one.has.log_start:
+            one.found = found
+
+
+def _answered(exchange: KafkaExchange, one: _Asked) -> Mapping[str, Any]:
+    code = _noted(exchange, one.error)
+    found = one.found if one.error is None else _NOTHING
+    written_us = found.timestamp_us
+    return {
+        "partition_index": one.partition,
+        "error_code": code,
+        "timestamp": written_us if written_us == _NONE else written_us // 1_000,
+        "offset": found.offset,
+        "leader_epoch": LEADER_EPOCH if found.offset != _NONE else _NONE,
+    }
+
+
+def _noted(exchange: KafkaExchange, error: StreamhouseError | None) -> ErrorCode:
+    code = ErrorCode.none if error is None else error_code_of(error)
+    exchange.note(code)
+    return code

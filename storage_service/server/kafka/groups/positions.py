@@ -1,0 +1,357 @@
+"""Positions of consumer groups: they are those of the consumers of our tables, wherever those are.
+
+A group is the consumer of its id and its token. What a table of another shard knows is asked and
+told there by HTTP, in the caller's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Container, Iterable, Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+from kio.schema.errors import ErrorCode
+
+from streamhouse.storage_service.engine.consumers import Consumer
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.errors import (
+    InternalError,
+    NotFoundError,
+    OverloadedError,
+    StreamhouseError,
+)
+from streamhouse.storage_service.kafka.groups.coordinator import unusable_group_id
+from streamhouse.storage_service.kafka.topics import table_path_of, topic_name_of
+from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
+from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.server.caller import SERVICE, Level
+from streamhouse.storage_service.server.kafka.broker.group_desk import retriable_by_members
+from streamhouse.storage_service.server.kafka.broker.shard_calls import ask_shard
+from streamhouse.storage_service.server.kafka.error_codes import error_code_of
+from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
+from streamhouse.storage_service.server.kafka.topics.topic_tables import topic_table
+from streamhouse.storage_service.server.status.event_loop import in_slices
+
+__all__ = [
+    "Elsewhere",
+    "all_positions",
+    "commit_positions",
+    "forget_positions",
+    "found_table",
+    "keep_positions",
+    "may_see_all",
+    "positions",
+    "refusal",
+    "settle_commits",
+]
+
+_logger = logging.getLogger(__name__)
+
+_PEER_TIMEOUT_S: Final = 5.0
+_AT_ONCE: Final = 8
+
+
+class Elsewhere:
+    """A table that another shard has, and what that one answers about a group there."""
+
+    def __init__(self, exchange: KafkaExchange, path: TablePath, endpoint: str) -> None:
+        self.path = path
+        self._exchange = exchange
+        self._endpoint = endpoint
+
+    async def find(self, group_id: str) -> Mapping[int, int] | None:
+        """Return the caller's group's positions; raises as the other shard does."""
+        return (await self.find_all({group_id}, of_others=False)).get(group_id)
+
+    async def find_all(
+        self, group_ids: Container[str], *, of_others: bool
+    ) -> dict[str, Mapping[int, int]]:
+        """Return the positions of those of these groups that have some; raises as `find`.
+
+        With `of_others` also those of other tokens' groups, where the caller has none of the name.
+        """
+        answer = await self._ask("GET", "")
+        found: dict[str, Mapping[int, int]] = {}
+        own = set()
+        try:
+            for one in answer["consumers"]:
+                name, is_own = one["name"], one["is_own"]
+                if name in group_ids and (is_own or (of_others and name not in found)):
+                    if name not in own:
+                        found[name] = offsets_from_json(one["offsets"])
+                    own |= {name} if is_own else set()
+            return found
+        except (ValueError, KeyError, TypeError) as error:
+            raise InternalError(f"another shard answers no list of consumers: {error}") from error
+
+    async def report(
+        self, group_id: str, offsets: Mapping[int, int], *, is_part: bool, is_durable: bool = True
+    ) -> None:
+        """Report the group's positions there; raises as the other shard does."""
+        body = {
+            "offsets": buckets_to_json(offsets),
+            "reads_lake": True,
+            "durable": is_durable,
+            "part": is_part,
+        }
+        await self._ask("PUT", f"/{quote(group_id)}", json.dumps(body).encode())
+
+    async def forget(self, group_id: str) -> None:
+        """Forget the group's positions there; raises as the other shard does."""
+        await self._ask("DELETE", f"/{quote(group_id)}")
+
+    async def _ask(self, method: str, rest: str, body: bytes = b"") -> Any:
+        return await ask_shard(
+            self._exchange,
+            self._endpoint,
+            method,
+            f"/v1/tables/{self.path}/consumers{rest}",
+            body=body,
+            timeout_s=_PEER_TIMEOUT_S,
+        )
+
+
+async def found_table(exchange: KafkaExchange, topic: str) -> OpenTable | Elsewhere:
+    """Return the table of a topic that the caller may read; raises as `topic_table`."""
+    try:
+        return topic_table(exchange, topic, Level.READ)
+    except NotFoundError:
+        shards, path = exchange.service.shards, table_path_of(topic)
+        endpoint = None if shards is None else await shards.endpoint_of(path)
+        if endpoint is None:
+            raise
+        return Elsewhere(exchange, path, endpoint)
+
+
+# -- committing ----------------------------------------------------------------------------------
+
+
+async def commit_positions(
+    exchange: KafkaExchange, group_id: str, topic: str, offsets: Mapping[int, int]
+) -> dict[int, ErrorCode]:
+    """Commit the group's positions in one topic; return what each partition is answered.
+
+    They are on disk where that is `none`. The others of the group in this topic stay.
+    """
+    codes = dict.fromkeys(offsets, ErrorCode.none)
+    try:
+        table = await found_table(exchange, topic)
+        if isinstance(table, Elsewhere):
+            await table.report(group_id, offsets, is_part=True)
+        else:
+            codes |= _refusals(table, offsets)
+            taken = {b: at for b, at in offsets.items() if codes[b] is ErrorCode.none}
+            if taken:
+                await _report(exchange, table, group_id, taken, is_part=True)
+        exchange.broker.groups.stands_in((exchange.caller.name, group_id), table.path)
+    except OverloadedError as error:
+        # As many groups as a table may have; to try again would help nobody.
+        exchange.report(error)
+        return dict.fromkeys(offsets, ErrorCode.policy_violation)
+    except StreamhouseError as error:
+        exchange.report(error)
+        return dict.fromkeys(offsets, retriable_by_members(error_code_of(error)))
+    return codes
+
+
+def _refusals(table: OpenTable, offsets: Mapping[int, int]) -> dict[int, ErrorCode]:
+    """Return the partitions that are not there, or where nobody can have read so far."""
+    refused = {}
+    for bucket, offset in offsets.items():
+        if not 0 <= bucket < len(table.tablets):
+            refused[bucket] = ErrorCode.unknown_topic_or_partition
+        elif not 0 <= offset <= table.tablets[bucket].high_watermark:
+            # Another table had this name; or it is a slip that would skip rows for good.
+            refused[bucket] = ErrorCode.offset_out_of_range
+    return refused
+
+
+async def _report(
+    exchange: KafkaExchange,
+    table: OpenTable,
+    group_id: str,
+    offsets: Mapping[int, int],
+    *,
+    is_part: bool,
+    is_durable: bool = True,
+) -> None:
+    service = exchange.service
+    service.check_write()
+    await service.table(str(table.path)).consumers.report(
+        group_id,
+        owner=exchange.caller.name,
+        offsets=offsets,
+        reads_lake=True,
+        ttl_ms=table.properties.log_consumers_ttl_ms,
+        is_durable=is_durable,
+        is_part=is_part,
+    )
+    service.check_written()
+
+
+async def keep_positions(
+    exchange: KafkaExchange, group_id: str, paths: Iterable[TablePath]
+) -> None:
+    """Let positions of a group that has members not be forgotten, though they do not move."""
+    for path in paths:
+        try:
+            table = await found_table(exchange, str(path))
+            if isinstance(table, Elsewhere):
+                await table.report(group_id, {}, is_part=True, is_durable=False)
+            elif _find(exchange, table, group_id) is not None:
+                await _report(exchange, table, group_id, {}, is_part=True, is_durable=False)
+        except StreamhouseError as error:
+            _logger.info("event=group_not_kept table=%s why=%r", path, error.message)
+
+
+# -- asking --------------------------------------------------------------------------------------
+
+
+async def positions(
+    exchange: KafkaExchange, group_id: str, topic: str
+) -> Mapping[int, int] | ErrorCode:
+    """Return the group's positions in one topic by partition, or what its partitions are answered.
+
+    Raises `StreamhouseError` where they are not known now: to say that there are none would make
+    the group begin anew.
+    """
+    try:
+        table = await found_table(exchange, topic)
+    except NotFoundError:
+        return {}
+    except StreamhouseError as error:
+        code = error_code_of(error)
+        if retriable_by_members(code) is not code:
+            raise
+        exchange.report(error)
+        return code
+    if isinstance(table, Elsewhere):
+        found = await table.find(group_id)
+    else:
+        consumer = _find(exchange, table, group_id)
+        found = None if consumer is None else consumer.offsets
+    if found is None:
+        return {}
+    exchange.broker.groups.stands_in((exchange.caller.name, group_id), table.path)
+    return found
+
+
+async def refusal(exchange: KafkaExchange, group_id: str) -> ErrorCode | None:
+    """Return what is answered about a group that there cannot be, or not here."""
+    if unusable_group_id(group_id) is not None:
+        return ErrorCode.invalid_group_id
+    return await exchange.broker.groups.refusal(group_id)
+
+
+async def settle_commits(exchange: KafkaExchange, group_ids: Iterable[str]) -> None:
+    """Return when the commits of these groups are on disk that were on their way."""
+    desk = exchange.broker.groups
+    async for group_id in in_slices(group_ids):
+        async with desk.in_order(desk.key(exchange, group_id)):
+            pass
+
+
+async def all_positions(
+    exchange: KafkaExchange, group_ids: Iterable[str]
+) -> dict[str, dict[str, Mapping[int, int]]]:
+    """Return groups' positions by topic and partition, in all tables that the caller may read.
+
+    Each table is looked at once, however many groups are asked for. Raises `StreamhouseError` if a
+    shard that has tables does not answer.
+    """
+    found: dict[str, dict[str, Mapping[int, int]]] = {group_id: {} for group_id in group_ids}
+    if not found:
+        return found
+    of_others = may_see_all(exchange)
+    async for here in in_slices(_readable_here(exchange)):
+        topic = topic_name_of(here.path, here.info.descriptor.properties)
+        # One's own group comes before those of others that have its name.
+        for consumer in here.readers():
+            is_own = consumer.owner == exchange.caller.name
+            if consumer.name in found and (is_own or of_others):
+                topics = found[consumer.name]
+                topics[topic] = consumer.offsets if is_own else topics.get(topic, consumer.offsets)
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(table: Elsewhere) -> None:
+        async with turns:
+            try:
+                known = await table.find_all(found, of_others=of_others)
+            except NotFoundError:
+                return
+        for group_id, offsets in known.items():
+            found[group_id][topic_name_of(table.path, {})] = offsets
+
+    await asyncio.gather(*(ask(table) for table in await _readable_elsewhere(exchange)))
+    return found
+
+
+def _find(exchange: KafkaExchange, table: OpenTable, group_id: str) -> Consumer | None:
+    ttl_ms = table.properties.log_consumers_ttl_ms
+    return table.consumers.find(group_id, owner=exchange.caller.name, ttl_ms=ttl_ms)
+
+
+def may_see_all(exchange: KafkaExchange) -> bool:
+    """Whether the caller looks after the service, and so after others' groups."""
+    return exchange.caller.may(Level.ADMIN, SERVICE)
+
+
+def _readable_here(exchange: KafkaExchange) -> list[OpenTable]:
+    tables = exchange.service.manager.open_tables()
+    return [one for one in tables if exchange.caller.may(Level.READ, str(one.path))]
+
+
+async def _readable_elsewhere(exchange: KafkaExchange) -> list[Elsewhere]:
+    shards = exchange.service.shards
+    if shards is None:
+        return []
+    owners = {state.shard: state.owner for state in await shards.states() if state.is_live}
+    found = []
+    for path, shard in sorted((await shards.tables()).items()):
+        if shard == shards.own or not exchange.caller.may(Level.READ, str(path)):
+            continue
+        owner = owners.get(shard)
+        if owner is None or owner.endpoint is None:
+            raise await shards.elsewhere(path) or InternalError(f"shard '{shard}' has no owner")
+        found.append(Elsewhere(exchange, path, owner.endpoint))
+    return found
+
+
+# -- forgetting ----------------------------------------------------------------------------------
+
+
+async def forget_positions(
+    exchange: KafkaExchange, group_id: str, topic: str, partitions: Iterable[int] | None = None
+) -> None:
+    """Forget the group's positions in one topic, or in some of its partitions.
+
+    Of another token's group none or all are forgotten: where it is nobody else says. Raises as
+    `found_table`.
+    """
+    table = await found_table(exchange, topic)
+    left: dict[int, int] = {}
+    if partitions is not None:
+        found = await positions(exchange, group_id, topic)
+        gone = set(partitions)
+        known: Mapping[int, Any] = found if isinstance(found, Mapping) else {}
+        if not known:
+            return
+        left = {bucket: at for bucket, at in known.items() if bucket not in gone}
+    if isinstance(table, Elsewhere):
+        if left:
+            await table.report(group_id, left, is_part=False)
+        else:
+            await table.forget(group_id)
+        return
+    if left:
+        await _report(exchange, table, group_id, left, is_part=False)
+        return
+    service = exchange.service
+    service.check_write()
+    await service.table(str(table.path)).consumers.forget(
+        group_id, owner=exchange.caller.name, of_others=may_see_all(exchange)
+    )
+    service.check_written()

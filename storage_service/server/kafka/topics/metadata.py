@@ -1,0 +1,158 @@
+"""Metadata: which topics there are, and which broker has each partition."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.errors import NotFoundError, StreamhouseError
+from streamhouse.storage_service.kafka.topics import TOPIC_PROPERTY, topic_name_of
+from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.server.caller import Level
+from streamhouse.storage_service.server.kafka.broker.other_brokers import KnownTopic
+from streamhouse.storage_service.server.kafka.broker.shard_calls import elsewhere
+from streamhouse.storage_service.server.kafka.error_codes import RefusedError
+from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
+from streamhouse.storage_service.server.kafka.topics.cluster import all_brokers
+from streamhouse.storage_service.server.kafka.topics.new_topics import make_topic
+from streamhouse.storage_service.server.kafka.topics.topic_tables import (
+    check_topic,
+    refusal_of,
+    topic_id,
+    topic_path,
+    topic_table,
+)
+from streamhouse.storage_service.server.status.event_loop import in_slices
+
+__all__ = ["LEADER_EPOCH", "answer_metadata"]
+
+LEADER_EPOCH: Final = 0
+"""That of every partition: what has been acknowledged never becomes other records."""
+# Of those that one request names; its client asks again for the others.
+_MADE_MAX: Final = 100
+
+
+async def answer_metadata(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
+    """Answer which topics there are: those asked for, or all that the caller may read."""
+    broker = exchange.broker
+    asks_all = request.topics is None or (exchange.api_version == 0 and not request.topics)
+    brokers = await all_brokers(exchange)
+    if asks_all:
+        topics = await _every_topic(exchange)
+    else:
+        # Versions before it always do.
+        may_make = getattr(request, "allow_auto_topic_creation", True)
+        topics = await _named_topics(exchange, request.topics, may_make=may_make)
+    return {
+        "brokers": [
+            {"node_id": b.node_id, "host": b.address.host, "port": b.address.port} for b in brokers
+        ],
+        "cluster_id": broker.cluster_id,
+        "controller_id": broker.node_id,
+        "topics": topics,
+    }
+
+
+async def _every_topic(exchange: KafkaExchange) -> list[Mapping[str, Any]]:
+    found = {
+        topic.name: topic
+        for other in await exchange.broker.others.all(exchange)
+        for topic in other.topics.values()
+    }
+    async for table in in_slices(exchange.service.manager.open_tables()):
+        if exchange.caller.may(Level.READ, str(table.path)):
+            topic = _here(exchange, table)
+            found[topic.name] = topic
+    named = sorted(found.items())
+    return [_described(exchange, name, topic) async for name, topic in in_slices(named)]
+
+
+async def _named_topics(
+    exchange: KafkaExchange, asked: Sequence[Any], *, may_make: bool
+) -> list[Mapping[str, Any]]:
+    """Return the topics that are asked for, each once: an answer is no larger than the topics."""
+    may_make_next = itertools.repeat(may_make, _MADE_MAX)
+    asked_once = {(one.name, getattr(one, "topic_id", None)): one for one in asked}
+    return [
+        await _topic(exchange, one, may_make_next) async for one in in_slices(asked_once.values())
+    ]
+
+
+def _here(exchange: KafkaExchange, table: OpenTable) -> KnownTopic:
+    return KnownTopic(
+        name=topic_name_of(table.path, table.info.descriptor.properties),
+        path=table.path,
+        table_id=table.info.table_id,
+        bucket_count=table.info.bucket_count,
+        node_id=exchange.broker.node_id,
+    )
+
+
+async def _topic(
+    exchange: KafkaExchange, asked: Any, may_make_next: Iterator[bool]
+) -> Mapping[str, Any]:
+    """Return one topic that is asked for by name, or what is wrong with it."""
+    if asked.name is None:
+        # By id: only clients that have seen it, of a version that is not offered, ask so.
+        exchange.note(ErrorCode.unknown_topic_id)
+        return {"error_code": ErrorCode.unknown_topic_id, "topic_id": asked.topic_id}
+    try:
+        topic = await _found(exchange, asked.name, may_make_next)
+    except (StreamhouseError, RefusedError) as error:
+        return {"name": asked.name, "error_code": refusal_of(exchange, error)["error_code"]}
+    return _described(exchange, asked.name, topic)
+
+
+async def _found(exchange: KafkaExchange, name: str, may_make_next: Iterator[bool]) -> KnownTopic:
+    """Return a topic of this shard or another one; makes it if it is nowhere and may be made."""
+    try:
+        return _here(exchange, topic_table(exchange, name, Level.READ))
+    except NotFoundError:
+        path = topic_path(exchange, name, Level.READ)
+        there = await _elsewhere(exchange, name, path)
+        if there is not None:
+            return there
+        if not next(may_make_next, False):
+            raise
+    await make_topic(exchange, name)
+    there = await _elsewhere(exchange, name, path)
+    return there or _here(exchange, topic_table(exchange, name, Level.READ))
+
+
+async def _elsewhere(exchange: KafkaExchange, name: str, path: TablePath) -> KnownTopic | None:
+    """Return a topic of another shard, None if none has its table."""
+    others = exchange.broker.others
+    for is_fresh in (False, True):
+        for other in await others.all(exchange, is_fresh=is_fresh):
+            topic = other.topics.get(path)
+            if topic is not None:
+                check_topic(name, path, {TOPIC_PROPERTY: topic.name})
+                return topic
+        # Only who has the directory knows that it is nowhere; what is known here is seconds old.
+        if await elsewhere(exchange, path) is None:
+            return None
+    raise RefusedError(
+        ErrorCode.leader_not_available, f"table '{path}' is in a shard that does not answer now"
+    )
+
+
+def _described(exchange: KafkaExchange, name: str, topic: KnownTopic) -> Mapping[str, Any]:
+    node_id = topic.node_id
+    return {
+        "name": name,
+        "topic_id": topic_id(exchange.broker.cluster_id, topic.table_id),
+        "partitions": [
+            {
+                "partition_index": bucket,
+                "leader_id": node_id,
+                "leader_epoch": LEADER_EPOCH,
+                "replica_nodes": [node_id],
+                "isr_nodes": [node_id],
+            }
+            for bucket in range(topic.bucket_count)
+        ],
+    }

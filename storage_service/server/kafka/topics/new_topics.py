@@ -1,0 +1,192 @@
+"""Topics made, dropped and changed by clients: tables, with the grants that HTTP asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from streamhouse.storage_service.errors import (
+    InvalidNameError,
+    InvalidRequestError,
+    NotOwnerError,
+    StreamhouseError,
+    TableExistsError,
+    UnsupportedError,
+)
+from streamhouse.storage_service.kafka.topics import TOPIC_PROPERTY, needs_property
+from streamhouse.storage_service.model.records.record_format import (
+    RAW_TOPIC,
+    OnSchema,
+    ValueFormat,
+)
+from streamhouse.storage_service.model.rejected.companion import is_rejecting
+from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
+from streamhouse.storage_service.server.caller import Level
+from streamhouse.storage_service.server.kafka.broker.shard_calls import ask_shard, elsewhere
+from streamhouse.storage_service.server.kafka.error_codes import RefusedError
+from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
+from streamhouse.storage_service.server.kafka.topics.configs import check_count, properties_of
+from streamhouse.storage_service.server.kafka.topics.topic_tables import (
+    refusal_of,
+    table_there,
+    topic_id,
+    topic_path,
+    topic_table,
+)
+from streamhouse.storage_service.server.status.event_loop import in_slices
+
+__all__ = [
+    "answer_create_partitions",
+    "answer_create_topics",
+    "answer_delete_topics",
+    "make_topic",
+]
+
+_DEFAULT_PARTITIONS: Final = -1
+_VALUE_FORMAT: Final = "kafka.value.format"
+_ON_SCHEMA: Final = "kafka.on.schema"
+_REPLICATION_FACTORS: Final = (-1, 1)
+_TOPICS_MAX: Final = 100
+
+
+async def answer_create_topics(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
+    """Make a raw table for each topic; each is made or refused for itself."""
+    if len(request.topics) > _TOPICS_MAX:
+        raise InvalidRequestError(f"{len(request.topics)} topics at once; at most {_TOPICS_MAX}")
+    names = [topic.name for topic in request.topics]
+    found = []
+    async for topic in in_slices(request.topics):
+        try:
+            if names.count(topic.name) > 1:
+                raise InvalidRequestError(f"topic '{topic.name[:260]}' is asked for twice")
+            found.append(await _created(exchange, topic, is_tried=request.validate_only))
+        except (StreamhouseError, RefusedError) as error:
+            found.append({"name": topic.name, **refusal_of(exchange, error), "configs": None})
+    return {"topics": found}
+
+
+async def _created(exchange: KafkaExchange, topic: Any, *, is_tried: bool) -> Mapping[str, Any]:
+    if topic.assignments:
+        raise UnsupportedError(
+            f"topic '{topic.name}': partitions are not assigned to brokers by hand; the service"
+            " places a table"
+        )
+    if topic.replication_factor not in _REPLICATION_FACTORS:
+        raise RefusedError(
+            ErrorCode.invalid_replication_factor,
+            f"topic '{topic.name}': a replication factor of {topic.replication_factor} is not"
+            " offered; give 1, or -1 for the service's own way (a journal keeps a second copy)",
+        )
+    check_count(topic.name, len(topic.configs))
+    configs = {config.name: config.value for config in topic.configs}
+    descriptor = _descriptor(exchange, topic.name, topic.num_partitions, configs)
+    answer = {
+        "name": topic.name,
+        "num_partitions": descriptor.bucket_count,
+        "replication_factor": 1,
+        "configs": (),
+    }
+    if is_tried:
+        if exchange.service.manager.has_table(descriptor.path):
+            raise TableExistsError(f"table '{descriptor.path}' exists")
+        return answer
+    info = await _make(exchange, descriptor)
+    return {**answer, "topic_id": topic_id(exchange.broker.cluster_id, info.table_id)}
+
+
+async def make_topic(exchange: KafkaExchange, topic: str) -> None:
+    """Make the raw table of a topic that a client asks about; raises as the registry does."""
+    descriptor = _descriptor(exchange, topic, _DEFAULT_PARTITIONS, {})
+    await _make(exchange, descriptor)
+
+
+def _descriptor(
+    exchange: KafkaExchange, topic: str, partitions: int, configs: Mapping[str, str | None]
+) -> TableDescriptor:
+    """Return the table of a new topic; raises as `topic_path` before all else."""
+    path = topic_path(exchange, topic, Level.ADMIN)
+    if is_rejecting(path):
+        raise InvalidNameError(
+            f"topic '{topic}': its table would have the rejected rows of another one; choose"
+            " another name"
+        )
+    if partitions == _DEFAULT_PARTITIONS:
+        partitions = exchange.service.config.kafka_partitions
+    own = properties_of(topic, configs)
+    # Who says what values are means it; else a serializer may come yet that registers a schema.
+    unsaid = {} if _VALUE_FORMAT in own else {_ON_SCHEMA: str(OnSchema.REPLACE)}
+    properties = {_VALUE_FORMAT: str(ValueFormat.RAW), **unsaid, **own}
+    if needs_property(topic):
+        properties[TOPIC_PROPERTY] = topic
+    return TableDescriptor(
+        path=path,
+        schema=Schema.from_arrow(RAW_TOPIC),
+        bucket_count=partitions,
+        properties=properties,
+    )
+
+
+async def _make(exchange: KafkaExchange, descriptor: TableDescriptor) -> TableInfo:
+    """Make a table here, or in the shard that is to have it."""
+    service = exchange.service
+    if service.shards is None or service.manager.has_table(descriptor.path):
+        return (await service.manager.create_table(descriptor)).info
+    try:
+        await service.shards.place(descriptor.path)
+    except NotOwnerError as error:
+        if error.owner is None:
+            raise
+        body = json.dumps(descriptor.to_json()).encode()
+        answer = await ask_shard(exchange, error.owner, "POST", "/v1/tables", body=body)
+        return TableInfo.from_json(answer)
+    return (await service.manager.create_table(descriptor)).info
+
+
+async def answer_delete_topics(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
+    """Drop the table of each topic; each is dropped or refused for itself."""
+    if exchange.api_version >= 6:
+        names = [topic.name for topic in request.topics]
+    else:
+        names = list(request.topic_names)
+    found = []
+    async for name in in_slices(names):
+        try:
+            if name is None:
+                raise UnsupportedError("topics are deleted by name here, not by id")
+            await _delete(exchange, name)
+            found.append({"name": name})
+        except (StreamhouseError, RefusedError) as error:
+            found.append({"name": name, **refusal_of(exchange, error)})
+    return {"responses": found}
+
+
+async def _delete(exchange: KafkaExchange, topic: str) -> None:
+    path = topic_path(exchange, topic, Level.ADMIN)
+    endpoint = await elsewhere(exchange, path)
+    if endpoint is None:
+        await exchange.service.manager.drop_table(topic_table(exchange, topic, Level.ADMIN).path)
+        return
+    await table_there(exchange, topic, path, endpoint)
+    await ask_shard(exchange, endpoint, "DELETE", f"/v1/tables/{path}")
+
+
+async def answer_create_partitions(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
+    """Refuse: a row's bucket is a function of their number."""
+    found = []
+    async for topic in in_slices(request.topics):
+        try:
+            path = topic_path(exchange, topic.name, Level.ADMIN)
+            if await elsewhere(exchange, path) is None:
+                topic_table(exchange, topic.name, Level.ADMIN)
+            raise RefusedError(
+                ErrorCode.invalid_partitions,
+                f"topic '{topic.name}': the number of a table's buckets is fixed when it is made;"
+                " make another topic with more partitions, and copy this one into it",
+            )
+        except (StreamhouseError, RefusedError) as error:
+            found.append({"name": topic.name, **refusal_of(exchange, error)})
+    return {"results": found}
