@@ -98,7 +98,8 @@ class StreamhouseDataSource(DataSource):
             return _row_count_reader(self._client(), state, options, arrow_schema)
         if options.connection.name.is_metadata:
             return _metadata_reader(self._client(), state, options, arrow_schema)
-        output = _output(state, options, stored_schema(schema))
+        is_loaded = self._state is not None
+        output = _output(state, options, stored_schema(schema), is_loaded=is_loaded)
         plan = plan_batch_read(self._client(), state, options, output)
         return StreamhouseBatchReader(plan.context, plan.splits, arrow_schema)
 
@@ -195,7 +196,9 @@ class StreamhouseDataSource(DataSource):
         return source_state(self._client(), shape.connection.name, columns=shape.columns)
 
 
-def _output(state: TableState, options: ReadOptions, wanted: pa.Schema) -> tuple[ScanColumn, ...]:
+def _output(
+    state: TableState, options: ReadOptions, wanted: pa.Schema, *, is_loaded: bool = False
+) -> tuple[ScanColumn, ...]:
     """Return the table's columns for the schema that Spark, or `.schema(...)`, asks for."""
     wanted = _of_table(wanted)
     output = table_columns(
@@ -204,7 +207,8 @@ def _output(state: TableState, options: ReadOptions, wanted: pa.Schema) -> tuple
         include_metadata=False,
         has_change_type=CHANGE_TYPE_COLUMN in wanted.names,
     )
-    check_types(output, wanted, table=str(options.connection.name.path))
+    table = str(options.connection.name.path)
+    check_types(output, wanted, table=table, is_loaded=is_loaded)
     return output
 
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DecimalType, LongType, StructField, StructType
 
+from streamhouse.connector.names.asked_first import has_jvm
 from streamhouse.connector.options.options import PLANNED_COLUMN
 
-__all__ = ["as_numbers", "can_make_decimals", "shown", "stored_schema"]
+__all__ = ["as_numbers", "shown", "stored_schema"]
 
 _PRECISION: Final = "streamhouse.decimal.precision"
 _SCALE: Final = "streamhouse.decimal.scale"
@@ -37,25 +38,20 @@ def stored_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(StructType([_stored(field) for field in schema.fields]), timezone="UTC")
 
 
-def can_make_decimals(spark: SparkSession) -> bool:
-    """Whether the session's JVM can be asked."""
-    return getattr(spark, "_jsparkSession", None) is not None
-
-
 def shown(loaded: DataFrame) -> DataFrame:
     """Return a load with the table's own columns: decimals again, without `PLANNED_COLUMN`.
 
     Columns are taken by place: a name may be ambiguous where case does not matter.
     """
-    fields = loaded.schema.fields if can_make_decimals(loaded.sparkSession) else []
+    fields = loaded.schema.fields if has_jvm(loaded.sparkSession) else []
     if not any(_PRECISION in field.metadata for field in fields):
         return loaded.drop(PLANNED_COLUMN)
     from pyspark.sql.classic.column import Column
 
     # Each part of such a name is a call to the JVM.
-    catalyst: Any = loaded.sparkSession._jvm.org.apache.spark.sql  # type: ignore[union-attr]
-    make_decimal = catalyst.catalyst.expressions.MakeDecimal
-    column_of = catalyst.classic.ExpressionUtils.column
+    spark_sql: Any = loaded.sparkSession._jvm.org.apache.spark.sql  # type: ignore[union-attr]
+    make_decimal = spark_sql.catalyst.expressions.MakeDecimal
+    column_of = spark_sql.classic.ExpressionUtils.column
     made: Any = loaded
     output = made._jdf.queryExecution().analyzed().output()
     columns = []

@@ -20,7 +20,7 @@ from streamhouse.connector.format.spark_readers import (
     plan_reads_afresh,
     session_zone,
 )
-from streamhouse.connector.names.asked_first import put_around
+from streamhouse.connector.names.asked_first import has_jvm, put_around
 from streamhouse.connector.names.attached_names import (
     AttachedName,
     catalog_name,
@@ -88,10 +88,10 @@ def _is_registered(spark: SparkSession) -> bool:
     Spark warns of each registration after the first. A client of Spark Connect cannot ask, so it
     keeps a setting.
     """
-    java = getattr(spark, "_jsparkSession", None)
-    if java is None:
+    if not has_jvm(spark):
         return spark.conf.get(_REGISTERED, "") == "true"
-    return bool(java.sessionState().dataSourceManager().dataSourceExists(FORMAT))
+    state: Any = spark._jsparkSession.sessionState()
+    return bool(state.dataSourceManager().dataSourceExists(FORMAT))
 
 
 def _is_connect(spark: SparkSession) -> bool:

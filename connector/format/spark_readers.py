@@ -21,8 +21,13 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from streamhouse.connector.format.decimal_numbers import can_make_decimals, shown
-from streamhouse.connector.names.asked_first import own_method, put_around, session_of
+from streamhouse.connector.format.decimal_numbers import shown
+from streamhouse.connector.names.asked_first import (
+    has_jvm,
+    own_method,
+    put_around,
+    session_of,
+)
 from streamhouse.connector.options.options import (
     FORMAT,
     NUMBERS_MARK,
@@ -109,7 +114,7 @@ def _change(reader_class: Any) -> None:
         if given is not None:
             arguments, options = arguments[:2], {k: v for k, v in options.items() if k != "schema"}
             own_schema(self, _with_planned(given))
-        elif can_make_decimals(session_of(self)):
+        elif has_jvm(session_of(self)):
             self.option(NUMBERS_MARK, "true")
         self.option(PLANNED_MARK, "true")
         frame: DataFrame = load(self, *arguments, **options)

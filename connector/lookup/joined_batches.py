@@ -9,26 +9,31 @@ its task, or than `cache_ms`; and whatever was written before the task began is 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.connector.lookup.key_rows import KeyRows, Keys, Numbers
 from streamhouse.connector.lookup.lookup_plan import INNER, LEFT, LookupPlan
 from streamhouse.connector.lookup.row_source import Found, RowSource
+from streamhouse.connector.lookup.row_values import RowValues
+from streamhouse.connector.lookup.shared_tables import shared_by_executor
 from streamhouse.connector.options.connection import client_for
 from streamhouse.connector.scan.split_reader import coalesce
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import SchemaMismatchError
+from streamhouse.storage_service.model.table_state import TableState
 
-__all__ = ["joined", "joined_structs", "looked_up_by"]
+__all__ = ["joined", "joined_structs", "joined_values", "looked_up_by"]
 
 _WINDOW_ROWS: Final = 65_536
 """Rows whose keys are looked for at once; Spark's own batches have 10,000."""
@@ -48,10 +53,10 @@ class _Window(NamedTuple):
 
 
 class _Matched(NamedTuple):
-    """Rows, and where their looked-up rows are in `rows`: `counts` of them from `starts` on."""
+    """Rows, and where their looked-up rows are in `values`: `counts` of them from `starts` on."""
 
     batch: pa.RecordBatch
-    rows: pa.RecordBatch
+    values: RowValues
     starts: Numbers
     counts: Numbers
 
@@ -59,7 +64,8 @@ class _Matched(NamedTuple):
 def looked_up_by(plan: LookupPlan) -> RowSource:
     """Return what answers this process's keys: it has one connection to the service."""
     client = client_for(plan.endpoint, plan.token)
-    return RowSource(plan, client, _WholeTable(plan, client))
+    shared = shared_by_executor() if plan.may_write_files else None
+    return RowSource(plan, client, _WholeTable(plan, client), shared=shared)
 
 
 class _WholeTable:
@@ -69,25 +75,41 @@ class _WholeTable:
         self._plan = plan
         self._client = client
 
+    def cut(self) -> _Cut:
+        return _Cut(self._plan, self._client, self._client.table_state(self._plan.table))
+
+
+class _Cut(NamedTuple):
+    plan: LookupPlan
+    client: StorageClient
+    state: TableState
+
+    @property
+    def name(self) -> str | None:
+        # Where acknowledged rows may be lost, others can have their offsets.
+        if self.state.may_lose_rows:
+            return None
+        return json.dumps([self.plan.endpoint, self.state.to_json()], sort_keys=True)
+
+    @property
     def changes(self) -> int:
-        state = self._client.table_state(self._plan.table)
         return sum(
             at.high_watermark - max(at.tiered_offset, at.first_offset)
-            for at in state.positions.values()
+            for at in self.state.positions.values()
         )
 
     def read(self, columns: list[str]) -> pa.Table:
         # Most tasks never need what plans reads.
         from streamhouse.connector.options.options import BATCH, read_options
         from streamhouse.connector.options.quoted_names import quoted_list
-        from streamhouse.connector.plan.table_read import read_table
+        from streamhouse.connector.plan.table_read import PinnedTable
 
         given = {
-            "table": self._plan.table,
-            "endpoint": self._plan.endpoint,
+            "table": self.plan.table,
+            "endpoint": self.plan.endpoint,
             "columns": quoted_list(columns),
         }
-        return read_table(self._client, read_options(given, use=BATCH))
+        return PinnedTable(self.client, read_options(given, use=BATCH), self.state).rows()
 
 
 def joined(
@@ -115,16 +137,42 @@ def joined_structs(
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[pa.Array]:
     """Yield one struct a row, null where nothing is found; keys are whole ones."""
-    fields = list(plan.row_schema)
-    for batch, rows, starts, counts in _matched(
+    fields = [field.with_nullable(True) for field in plan.row_schema]
+    for columns, is_absent in _columns(batches, plan, source, window_rows=window_rows, clock=clock):
+        mask = pa.array(is_absent) if is_absent.any() else None
+        yield pa.StructArray.from_arrays(columns, fields=fields, mask=mask)
+
+
+def joined_values(
+    batches: Iterable[pa.RecordBatch],
+    plan: LookupPlan,
+    source: RowSource,
+    *,
+    window_rows: int = _WINDOW_ROWS,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[pa.Array]:
+    """Yield one value a row, of the plan's first column, null also where nothing is found."""
+    for columns, _ in _columns(batches, plan, source, window_rows=window_rows, clock=clock):
+        yield columns[0]
+
+
+def _columns(
+    batches: Iterable[pa.RecordBatch],
+    plan: LookupPlan,
+    source: RowSource,
+    *,
+    window_rows: int,
+    clock: Callable[[], float],
+) -> Iterator[tuple[list[pa.Array], npt.NDArray[np.bool_]]]:
+    """Yield what is found, in pieces, and where that is nothing."""
+    for batch, values, starts, counts in _matched(
         batches, plan, source, window_rows=window_rows, clock=clock
     ):
-        is_absent = counts == 0
-        columns = _taken(rows, starts, is_absent)
-        mask = pa.array(is_absent) if is_absent.any() else None
-        nullable = [field.with_nullable(True) for field in fields]
-        assert batch.num_rows == len(counts)
-        yield pa.StructArray.from_arrays(columns, fields=nullable, mask=mask)
+        step = _piece_rows(values)
+        for first in range(0, batch.num_rows, step):
+            part = slice(first, first + step)
+            is_absent = counts[part] == 0
+            yield values.at(starts[part], is_absent), is_absent
 
 
 def _matched(
@@ -186,7 +234,7 @@ def _answered(window: _Window, memory: _Memory) -> _Matched:
         all_numbers = np.zeros(window.batch.num_rows, dtype=np.int64)
         all_numbers[window.valid] = numbers
         numbers = all_numbers
-    return _Matched(window.batch, memory.rows.rows, *memory.rows.runs(numbers))
+    return _Matched(window.batch, memory.rows.values, *memory.rows.runs(numbers))
 
 
 def _keys_of(batch: pa.RecordBatch, plan: LookupPlan) -> tuple[Keys, Numbers | None]:
@@ -210,19 +258,18 @@ def _keys_of(batch: pa.RecordBatch, plan: LookupPlan) -> tuple[Keys, Numbers | N
 
 def _pieces(matched: _Matched, plan: LookupPlan) -> Iterator[pa.RecordBatch]:
     """Yield the joined rows, in batches that are not much larger than a window."""
-    batch, rows, starts, counts = matched
+    batch, values, starts, counts = matched
     is_inner = plan.how == INNER
-    row_bytes = rows.nbytes // max(rows.num_rows, 1) + 1
-    if plan.is_whole_key and batch.num_rows * row_bytes <= _PIECE_BYTES:
+    if plan.is_whole_key and batch.num_rows <= _piece_rows(values):
         is_absent = counts == 0
         if is_inner and is_absent.any():
             kept = np.flatnonzero(counts)
             batch, starts, is_absent = batch.take(pa.array(kept)), starts[kept], is_absent[kept]
-        yield _joined(batch, rows, starts, is_absent, plan)
+        yield _joined(batch, values, starts, is_absent, plan)
         return
     lengths = counts if is_inner else np.maximum(counts, 1)
     ends = np.cumsum(lengths)
-    step = max(1, min(_WINDOW_ROWS, _PIECE_BYTES // row_bytes))
+    step = min(_WINDOW_ROWS, _piece_rows(values))
     first = 0
     while first < len(ends):
         begun = int(ends[first - 1]) if first else 0
@@ -233,13 +280,19 @@ def _pieces(matched: _Matched, plan: LookupPlan) -> Iterator[pa.RecordBatch]:
         within = np.arange(len(left)) - np.repeat(np.cumsum(part) - part, part)
         piece = batch.take(pa.array(left))
         if len(left):
-            yield _joined(piece, rows, starts[left] + within, counts[left] == 0, plan)
+            yield _joined(piece, values, starts[left] + within, counts[left] == 0, plan)
         first = last
+
+
+def _piece_rows(values: RowValues) -> int:
+    """Return how many rows a piece may have that shows some of these rows."""
+    row_bytes = values.nbytes // max(int(values.rows.num_rows), 1) + 1
+    return max(1, _PIECE_BYTES // row_bytes)
 
 
 def _joined(
     batch: pa.RecordBatch,
-    rows: pa.RecordBatch,
+    values: RowValues,
     positions: Numbers,
     is_absent: Any,
     plan: LookupPlan,
@@ -248,15 +301,8 @@ def _joined(
         return batch
     is_inner = plan.how == INNER
     fields = [f if is_inner else f.with_nullable(True) for f in plan.row_schema]
-    columns = [*batch.columns, *_taken(rows, positions, is_absent)]
+    columns = [*batch.columns, *values.at(positions, is_absent)]
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*batch.schema, *fields]))
-
-
-def _taken(rows: pa.RecordBatch, positions: Numbers, is_absent: Any) -> Sequence[pa.Array]:
-    if not rows.num_rows:
-        return [pa.nulls(len(positions), t) for t in rows.schema.types]
-    taken = pa.array(positions, mask=is_absent if is_absent.any() else None)
-    return [column.take(taken) for column in rows.columns]
 
 
 # -- what is known beyond a task -------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """What is known of keys: which rows each has, found for many keys at once.
 
-Keys are compared by the 128-bit hashes that the service's own rows in memory go by
-(`model/hashing/key_hash.py`): two different keys with the same hash do not happen by chance, nor on
-purpose. Integers that lie close together are found by their value alone.
+Integers are compared as they are; those that lie close together are found by their value alone. So
+are short texts, if a whole table has no others (`text_words.py`). Other keys are compared by the
+128-bit hashes that the service's own rows in memory go by (`model/hashing/key_hash.py`): two
+different keys with the same hash do not happen by chance, nor on purpose.
 
 A number stands for a key's rows. 0 is a key that has none, and -1 one that was never asked for. Of
 a whole primary key there is one row, which is at position number - 1. By the first columns of a key
@@ -12,19 +13,21 @@ there is a run of rows.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from streamhouse.connector.lookup.key_index import KeyIndex, Words
+from streamhouse.connector.lookup.row_values import RowValues
+from streamhouse.connector.lookup.text_words import are_short_texts, text_words
 from streamhouse.storage_service.model.bucketing import encode_key
-from streamhouse.storage_service.model.hashing.hash_index import HashIndex
-from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER, Hashes
+from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER, Hashes, KeyHasher
 from streamhouse.storage_service.model.schema import empty_batch
 
-__all__ = ["KeyRows", "Keys", "Numbers", "key_runs"]
+__all__ = ["KeyRows", "KeyRowsParts", "Keys", "Numbers", "key_runs"]
 
 UNKNOWN: Final = -1
 _INTEGERS: Final = {
@@ -39,7 +42,7 @@ _INTEGERS: Final = {
 _DENSE_SHARE: Final = 4
 """A table by value may be so many times as long as there are values."""
 _DENSE_MIN: Final = 1_024
-_HASHED_AT_ONCE: Final = 1 << 16
+_AT_ONCE: Final = 1 << 16
 """What a pass over so many keys works on stays in the processor's cache."""
 
 Numbers = npt.NDArray[np.int64]
@@ -57,10 +60,27 @@ class Keys:
     @functools.cached_property
     def hashed(self) -> tuple[Hashes, Hashes]:
         """The keys' hashes: two of each."""
-        parts = [
-            _hashes([array.slice(start, _HASHED_AT_ONCE) for array in self.arrays])
-            for start in range(0, max(len(self), 1), _HASHED_AT_ONCE)
-        ]
+        return self.hashed_by(PROCESS_HASHER)
+
+    def hashed_by(self, hasher: KeyHasher) -> tuple[Hashes, Hashes]:
+        """Return the keys' hashes by the seeds of a hasher."""
+
+        def hashes(start: int) -> tuple[Hashes, Hashes]:
+            return _hashes([array.slice(start, _AT_ONCE) for array in self.arrays], hasher)
+
+        return self._in_parts(hashes)
+
+    @property
+    def are_short_texts(self) -> bool:
+        """Whether they are of one column, and all of them short."""
+        return len(self.arrays) == 1 and are_short_texts(self.arrays[0])
+
+    def text_words(self) -> tuple[Words, Words]:
+        """Return two words of each key, which are texts: no other short one has the same."""
+        return self._in_parts(lambda start: text_words(self.arrays[0].slice(start, _AT_ONCE)))
+
+    def _in_parts(self, made_from: Callable[[int], tuple[Words, Words]]) -> tuple[Words, Words]:
+        parts = [made_from(start) for start in range(0, max(len(self), 1), _AT_ONCE)]
         if len(parts) == 1:
             return parts[0]
         first, second = zip(*parts, strict=True)
@@ -82,6 +102,9 @@ class Keys:
 
     def distinct(self) -> Keys:
         """Return each key once."""
+        if self.words is not None:
+            _, firsts = np.unique(self.words, return_index=True)
+            return self if len(firsts) == len(self) else self.at(np.sort(firsts))
         first, second = self.hashed
         order = np.lexsort((second, first))
         is_new = np.ones(len(order), dtype=np.bool_)
@@ -90,27 +113,33 @@ class Keys:
         return self if is_new.all() else self.at(np.sort(order[is_new]))
 
 
-def _hashes(arrays: Sequence[pa.Array]) -> tuple[Hashes, Hashes]:
+def _hashes(arrays: Sequence[pa.Array], hasher: KeyHasher) -> tuple[Hashes, Hashes]:
     data_type = arrays[0].type
     if len(arrays) == 1 and (pa.types.is_string(data_type) or pa.types.is_binary(data_type)):
         # One text is told from another by its own bytes, without those that order keys.
-        return PROCESS_HASHER.many(arrays[0], skipped=0)
-    return PROCESS_HASHER.many(encode_key(arrays))
+        return hasher.many(arrays[0], skipped=0)
+    return hasher.many(encode_key(arrays))
 
 
 class _ByValue:
     """Numbers of integers, in a table that is read at value - least."""
 
-    def __init__(self, words: Numbers, numbers: Numbers) -> None:
-        self._least = words.min()
-        self._span = np.uint64(int(words.max()) - int(self._least))
+    def __init__(self, least: int, numbers: npt.NDArray[np.int32]) -> None:
+        self.least: Final = np.int64(least)
         # After the last value comes one for all others.
-        self._numbers = np.zeros(int(self._span) + 2, dtype=np.int64)
-        self._numbers[words - self._least] = numbers
+        self.numbers: Final = numbers
+        self._others: Final = np.uint64(len(numbers) - 1)
+
+    @classmethod
+    def of(cls, words: Numbers, numbers: Numbers) -> _ByValue:
+        least = int(words.min())
+        by_value = np.zeros(int(words.max()) - least + 2, dtype=np.int32)
+        by_value[words - least] = numbers
+        return cls(least, by_value)
 
     @property
     def nbytes(self) -> int:
-        return self._numbers.nbytes
+        return self.numbers.nbytes
 
     @staticmethod
     def fits(words: Numbers | None) -> bool:
@@ -123,9 +152,18 @@ class _ByValue:
     def find(self, words: Numbers) -> Numbers:
         # What is below the least wraps around, to far above the last.
         with np.errstate(over="ignore"):
-            places = (words - self._least).view(np.uint64)
-        found: Numbers = self._numbers[np.minimum(places, self._span + np.uint64(1))]
+            places = (words - self.least).view(np.uint64)
+        np.minimum(places, self._others, out=places)
+        found: Numbers = self.numbers[places.view(np.int64)].astype(np.int64)
         return found
+
+
+class KeyRowsParts(NamedTuple):
+    """A table that is complete, in forms that a file can have: facts are numbers of JSON."""
+
+    facts: dict[str, Any]
+    arrays: list[npt.NDArray[Any]]
+    rows: pa.RecordBatch
 
 
 class KeyRows:
@@ -133,9 +171,13 @@ class KeyRows:
 
     def __init__(self, row_schema: pa.Schema, *, has_runs: bool) -> None:
         self._has_runs: Final = has_runs
-        self._index = HashIndex()
+        self._index: KeyIndex | None = None
+        self._has_short_texts = False
+        self._hasher = PROCESS_HASHER
         self._by_value: _ByValue | None = None
-        self.rows: pa.RecordBatch = empty_batch(row_schema)
+        # By what the index has for a key, which is 0 if it is not there.
+        self._numbers: Numbers = np.full(1, UNKNOWN)
+        self.values = RowValues(empty_batch(row_schema))
         # By number: where the run begins and how long it is.
         self._starts = np.zeros(1, dtype=np.int64)
         self._counts = np.zeros(1, dtype=np.int64)
@@ -144,9 +186,10 @@ class KeyRows:
     @property
     def nbytes(self) -> int:
         """What all of it takes in memory."""
+        index = 0 if self._index is None else self._index.memory_bytes
         by_value = 0 if self._by_value is None else self._by_value.nbytes
-        runs = self._starts.nbytes + self._counts.nbytes
-        return int(self.rows.nbytes) + self._index.memory_bytes + by_value + runs
+        runs = self._starts.nbytes + self._counts.nbytes + self._numbers.nbytes
+        return self.values.nbytes + index + by_value + runs
 
     def find(self, keys: Keys) -> Numbers:
         """Return the number of each key."""
@@ -154,9 +197,11 @@ class KeyRows:
             words = keys.words
             assert words is not None, "keys have one type"
             return self._by_value.find(words)
-        slots = self._index.find(*keys.hashed)
-        numbers = self._index.numbers[slots].view(np.int64)
-        return np.where(slots < 0, 0 if self.is_complete else UNKNOWN, numbers)
+        if self._index is None:
+            return np.full(len(keys), 0 if self.is_complete else UNKNOWN)
+        found = self._index.find(*self._indexed(keys))
+        # A table that is complete has keys and rows in one order.
+        return found if self.is_complete else self._numbers[found]
 
     def runs(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
         """Return where the rows of each number begin, and how many they are."""
@@ -166,12 +211,25 @@ class KeyRows:
 
     def add(self, keys: Keys, counts: Numbers, rows: pa.RecordBatch) -> None:
         """Add keys that are not there, each once, and their rows, key after key."""
-        base = self.rows.num_rows
-        numbers = self._numbered(counts, base)
-        if not self._index.room_for(len(keys)):
-            self._index = self._index.resized(len(keys))
-        self._index.insert(*keys.hashed, numbers.view(np.uint64))
-        self.rows = pa.concat_batches([self.rows, rows]) if base else rows
+        known = self.values.rows
+        base = known.num_rows
+        self._numbers = np.concatenate([self._numbers, self._numbered(counts, base)])
+        self._put_in(keys)
+        self.values = RowValues(pa.concat_batches([known, rows]) if base else rows)
+
+    def _put_in(self, keys: Keys) -> None:
+        words = self._indexed(keys)
+        if self._index is None:
+            self._index = KeyIndex(len(words))
+        self._index.add(*words)
+
+    def _indexed(self, keys: Keys) -> tuple[Words, ...]:
+        """Return what tells one key from another."""
+        if keys.words is not None:
+            return (keys.words.view(np.uint64),)
+        if self._has_short_texts:
+            return keys.text_words()
+        return keys.hashed if self._hasher is PROCESS_HASHER else keys.hashed_by(self._hasher)
 
     @classmethod
     def complete(
@@ -185,12 +243,53 @@ class KeyRows:
             rows = rows.take(pa.array(order))
         else:
             counts = np.ones(len(keys), dtype=np.int64)
+        made.values = RowValues(rows, kept=True)
+        numbers = made._numbered(counts, 0)
         words = keys.words
         if words is not None and _ByValue.fits(words):
-            made._by_value = _ByValue(words, made._numbered(counts, 0))
-            made.rows = rows
+            made._by_value = _ByValue.of(words, numbers)
         else:
-            made.add(keys, counts, rows)
+            made._has_short_texts = keys.are_short_texts
+            made._put_in(keys)
+        return made
+
+    # -- in another process ------------------------------------------------------------------------
+
+    def parts(self) -> KeyRowsParts:
+        """Return what a complete table is made of."""
+        facts: dict[str, Any] = {
+            "has_runs": self._has_runs,
+            "has_short_texts": self._has_short_texts,
+            "hasher": self._hasher.seeds,
+        }
+        arrays: list[npt.NDArray[Any]] = [self._starts, self._counts]
+        if self._by_value is not None:
+            facts["least"] = int(self._by_value.least)
+            arrays.append(self._by_value.numbers)
+        elif self._index is not None:
+            facts |= {"seed": self._index.seed, "count": self._index.count}
+            arrays += self._index.levels
+        return KeyRowsParts(facts, arrays, self.values.rows)
+
+    @classmethod
+    def of_parts(cls, parts: KeyRowsParts) -> KeyRows:
+        """Return the complete table that has these parts."""
+        facts = parts.facts
+        made = cls(parts.rows.schema, has_runs=facts["has_runs"])
+        made.is_complete = True
+        made.values = RowValues(parts.rows, kept=True)
+        made._has_short_texts = facts["has_short_texts"]
+        made._hasher = KeyHasher(tuple(facts["hasher"]))
+        made._starts, made._counts, *found_by = parts.arrays
+        if "least" in facts:
+            made._by_value = _ByValue(facts["least"], *found_by)
+        elif "seed" in facts:
+            made._index = KeyIndex(
+                found_by[0].shape[1] - 1,
+                seed=facts["seed"],
+                levels=found_by,
+                count=facts["count"],
+            )
         return made
 
     def _numbered(self, counts: Numbers, base: int) -> Numbers:

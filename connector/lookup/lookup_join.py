@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
-from streamhouse.connector.lookup.joined_batches import joined, joined_structs, looked_up_by
+from streamhouse.connector.lookup.joined_batches import (
+    joined,
+    joined_structs,
+    joined_values,
+    looked_up_by,
+)
 from streamhouse.connector.lookup.lookup_plan import (
     CACHE_BYTES,
     INNER,
@@ -22,8 +27,10 @@ from streamhouse.connector.lookup.lookup_plan import (
     planned,
     resolved,
 )
+from streamhouse.connector.lookup.row_source import RowSource
 from streamhouse.connector.options.connection import client_for, connection_options
 from streamhouse.connector.options.options import as_options
+from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.connector.scan.spark_reader import spark_iterator_errors
 from streamhouse.storage_service.errors import (
     InvalidNameError,
@@ -92,6 +99,7 @@ def lookup_join(
         info, connection, key, wanted,
         given=tuple(mine_of[name] for name in key), how=how,
         cache_ms=cache_ms, cache_bytes=cache_bytes,
+        may_write_files=_may_write_files(df.sparkSession),
     )  # fmt: skip
     return joined_frame(df, plan)
 
@@ -99,18 +107,38 @@ def lookup_join(
 def joined_frame(df: DataFrame, plan: LookupPlan) -> DataFrame:
     """Return the DataFrame with the columns that a plan looks up behind its own."""
     added = from_arrow_schema(plan.row_schema).fields if plan.shows_columns else []
-    schema = StructType(
-        [
-            *df.schema.fields,
-            *(StructField(f.name, f.dataType, f.nullable or plan.how == LEFT) for f in added),
-        ]
-    )
+    fields = [StructField(f.name, f.dataType, f.nullable or plan.how == LEFT) for f in added]
+    if plan.is_whole_key and all(field.nullable for field in fields):
+        return _with_function(df, plan, fields)
+    schema = StructType([*df.schema.fields, *fields])
 
     @spark_iterator_errors
     def join(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return joined(batches, plan, looked_up_by(plan))
 
     return df.mapInArrow(join, schema)
+
+
+def _with_function(df: DataFrame, plan: LookupPlan, fields: Sequence[StructField]) -> DataFrame:
+    """Return the same, with a function of the key: all other columns stay in Spark.
+
+    What a function returns may be null, so columns that may not need `mapInArrow`, as do rows that
+    match several.
+    """
+    key = [df[quoted(name)] for name in plan.given]
+    # Spark may call any other function twice for a row, which may have changed in between.
+    if plan.how == LEFT and len(fields) == 1:
+        # Whether the row is there is not asked for, and Spark reads a value sooner than a struct.
+        value = _value_function(plan).asNondeterministic()(*key)
+        return df.select("*", value.alias(fields[0].name))
+    row, taken = "row", {name.lower() for name in [*df.columns, *(f.name for f in fields)]}
+    while row in taken:
+        row = f"_{row}"
+    found = df.select("*", _row_function(plan).asNondeterministic()(*key).alias(row))
+    if plan.how == INNER:
+        found = found.where(found[row].isNotNull())
+    columns = [found[row].getField(field.name).alias(field.name) for field in fields]
+    return found.select("*", *columns).drop(row)
 
 
 def register_lookup(
@@ -133,8 +161,6 @@ def register_lookup(
         raise InvalidNameError(
             f"'{name}' is no name of a SQL function: use letters, digits and underscores"
         )
-    from pyspark.sql.pandas.functions import arrow_udf
-
     info, connection = _table(table, options)
     key = key_order(info, list(info.descriptor.primary_key if info.is_primary_key_table else ()))
     wanted = looked_up(info, columns, without=(), is_case_sensitive=_is_case_sensitive(spark))
@@ -143,23 +169,44 @@ def register_lookup(
     plan = planned(
         info, connection, key, wanted,
         given=key, how=LEFT, cache_ms=cache_ms, cache_bytes=cache_bytes,
+        may_write_files=_may_write_files(spark),
     )  # fmt: skip
+    spark.udf.register(name, _row_function(plan))
+    return name
+
+
+def _row_function(plan: LookupPlan) -> Any:
+    """Return the function of Spark that makes a struct, or null, of a whole key."""
     fields = from_arrow_schema(plan.row_schema).fields
     returned = StructType([StructField(f.name, f.dataType) for f in fields])
+    return _function(plan, joined_structs, returned)
+
+
+def _value_function(plan: LookupPlan) -> Any:
+    """Return the function of Spark that makes the only value looked up, or null, of a key."""
+    (field,) = from_arrow_schema(plan.row_schema).fields
+    return _function(plan, joined_values, field.dataType)
+
+
+def _function(
+    plan: LookupPlan,
+    found: Callable[[Iterator[pa.RecordBatch], LookupPlan, RowSource], Iterator[pa.Array]],
+    returned: DataType,
+) -> Any:
+    from pyspark.sql.pandas.functions import arrow_udf
 
     # Spark goes by the types that the functions state.
     @spark_iterator_errors
     def look_up(keys: Iterator[pa.Array]) -> Iterator[pa.Array]:
-        return joined_structs(_as_batches(plan, keys), plan, looked_up_by(plan))
+        return found(_as_batches(plan, keys), plan, looked_up_by(plan))
 
     @spark_iterator_errors
     def look_up_parts(keys: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        return joined_structs(_as_batches(plan, keys), plan, looked_up_by(plan))
+        return found(_as_batches(plan, keys), plan, looked_up_by(plan))
 
-    chosen: Any = look_up if len(key) == 1 else look_up_parts
+    chosen: Any = look_up if len(plan.given) == 1 else look_up_parts
     made: Any = arrow_udf
-    spark.udf.register(name, made(chosen, returned))
-    return name
+    return made(chosen, returned)
 
 
 def _as_batches(plan: LookupPlan, calls: Iterator[Any]) -> Iterator[pa.RecordBatch]:
@@ -221,3 +268,8 @@ def _check_names(
 
 def _is_case_sensitive(spark: SparkSession) -> bool:
     return (spark.conf.get("spark.sql.caseSensitive", "false") or "false").lower() == "true"
+
+
+def _may_write_files(spark: SparkSession) -> bool:
+    """Return whether Spark may have rows in its local files as they are."""
+    return (spark.conf.get("spark.io.encryption.enabled", "false") or "false").lower() != "true"

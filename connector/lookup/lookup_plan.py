@@ -46,7 +46,8 @@ class LookupPlan:
     `given` are the DataFrame's columns that hold the key, in the key's order. `key_schema` has the
     table's columns that they are compared with: all of its primary key, or the leading ones.
     `columns` are the table's columns that come with a row, at least one, and `row_schema` has them
-    as the result calls them, if it `shows_columns`.
+    as the result calls them, if it `shows_columns`. If it `may_write_files`, a table that is
+    read as a whole is a file for the other tasks of the machine.
     """
 
     table: str
@@ -58,6 +59,7 @@ class LookupPlan:
     columns: tuple[str, ...]
     row_schema: pa.Schema
     shows_columns: bool = True
+    may_write_files: bool = False
     how: str = LEFT
     cache_ms: int = 0
     cache_bytes: int
@@ -151,6 +153,7 @@ def planned(
     how: str,
     cache_ms: int = 0,
     cache_bytes: int | str = CACHE_BYTES,
+    may_write_files: bool = False,
 ) -> LookupPlan:
     """Return the plan of a lookup by `key`, as `key_order` returns it, whose columns are `given`.
 
@@ -175,6 +178,7 @@ def planned(
         columns=tuple(columns.names),
         row_schema=pa.schema([field.with_name(named[field.name]) for field in columns]),
         shows_columns=bool(wanted),
+        may_write_files=may_write_files,
         how=how,
         cache_ms=cache_ms,
         cache_bytes=size,

@@ -7,6 +7,7 @@ Where that fails the task goes on asking: reading the table is never needed.
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Final, NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 
 from streamhouse.connector.lookup.key_rows import KeyRows, Keys, Numbers
 from streamhouse.connector.lookup.lookup_plan import LookupPlan
+from streamhouse.connector.lookup.shared_tables import SharedTables
 from streamhouse.storage_service.errors import (
     RequestTooLargeError,
     SchemaMismatchError,
@@ -57,14 +59,28 @@ class ServiceCalls(Protocol):
 
 
 class WholeTable(Protocol):
-    """Reads some columns of the whole table as one cut."""
+    """Reads the whole table as one cut."""
 
+    def cut(self) -> TableCut:
+        """Return the table as it is now."""
+        ...
+
+
+class TableCut(Protocol):
+    """The whole table at one instant."""
+
+    @property
+    def name(self) -> str | None:
+        """What no other cut has, nor any other table; None if that cannot be told."""
+        ...
+
+    @property
     def changes(self) -> int:
-        """Return how many changes such a read goes through beside the lake."""
+        """How many changes a read goes through beside the lake."""
         ...
 
     def read(self, columns: list[str]) -> pa.Table:
-        """Return all rows."""
+        """Return some columns of all rows."""
         ...
 
 
@@ -85,8 +101,10 @@ class RowSource:
         client: ServiceCalls,
         table: WholeTable,
         *,
+        shared: SharedTables | None = None,
         asked_min: int = _ASKED_MIN,
     ) -> None:
+        self._shared = shared
         self._asked_min = asked_min
         self._plan = plan
         self._client = client
@@ -95,11 +113,17 @@ class RowSource:
         self._row_bytes = 0.0
         self._may_read_all = True
 
+    @property
+    def shares(self) -> bool:
+        """Whether other tasks use the table that is read."""
+        return self._shared is not None
+
     def answer(self, keys: Keys) -> Found | KeyRows:
         """Return the rows of keys, each given once, or all rows of the table."""
         self._asked += len(keys)
-        if self._may_read_all and self._asked > self._asked_min and self._is_cheaper():
-            everything = self._read_all()
+        if self._may_read_all and self._asked > self._asked_min:
+            cut = self._cheaper()
+            everything = None if cut is None else self._read_all(cut)
             if everything is not None:
                 return everything
         found = self._rows_of(keys) if self._plan.is_whole_key else self._rows_under(keys)
@@ -167,28 +191,26 @@ class RowSource:
 
     # -- the whole table -----------------------------------------------------------------------
 
-    def _is_cheaper(self) -> bool:
-        """Whether reading the whole table costs less than asking on, and fits."""
+    def _cheaper(self) -> TableCut | None:
+        """Return the table, if reading the whole of it costs less than asking on, and fits."""
         row_count = self._client.count(self._plan.table)
         size = row_count * (self._row_bytes + _KEY_BYTES)
         if self._asked * _ASKED_SHARE < row_count:
-            return False
+            return None
         if size > self._plan.cache_bytes:
             self._may_read_all = False
-            return False
-        return self._table.changes() <= max(_CHANGES_MAX * row_count, self._asked_min)
+            return None
+        cut = self._table.cut()
+        return cut if cut.changes <= max(_CHANGES_MAX * row_count, self._asked_min) else None
 
-    def _read_all(self) -> KeyRows | None:
-        plan, names = self._plan, list(self._plan.key_schema.names)
-        columns = [*names, *(name for name in plan.columns if name not in names)]
+    def _read_all(self, cut: TableCut) -> KeyRows | None:
+        plan = self._plan
         try:
-            table = self._table.read(columns).combine_chunks()
-            everything = KeyRows.complete(
-                plan.row_schema,
-                self._keys_in(table),
-                self._shaped(table),
-                has_runs=not plan.is_whole_key,
-            )
+            if self._shared is None or cut.name is None:
+                everything = self._made_of(cut)
+            else:
+                what = json.dumps([cut.name, _form_of(plan)])
+                everything = self._shared.made_once(what, lambda: self._made_of(cut))
         except (StreamhouseError, OSError, ImportError, pa.ArrowException) as error:
             self._may_read_all = False
             _log.warning(
@@ -199,6 +221,17 @@ class RowSource:
         self._asked = 0
         self._may_read_all = everything.nbytes <= plan.cache_bytes
         return everything
+
+    def _made_of(self, cut: TableCut) -> KeyRows:
+        plan, names = self._plan, list(self._plan.key_schema.names)
+        columns = [*names, *(name for name in plan.columns if name not in names)]
+        table = cut.read(columns).combine_chunks()
+        return KeyRows.complete(
+            plan.row_schema,
+            self._keys_in(table),
+            self._shaped(table),
+            has_runs=not plan.is_whole_key,
+        )
 
     # -- forms ---------------------------------------------------------------------------------
 
@@ -224,6 +257,13 @@ class RowSource:
                     ) from error
             arrays.append(column)
         return pa.RecordBatch.from_arrays(arrays, schema=self._plan.row_schema)
+
+
+def _form_of(plan: LookupPlan) -> list[str]:
+    """Return what tells the rows of a plan from those of another one, of the same cut."""
+    schemas = (plan.key_schema, plan.row_schema)
+    forms = [schema.serialize().to_pybytes().hex() for schema in schemas]
+    return [*forms, *plan.columns, str(plan.is_whole_key)]
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:

@@ -1,4 +1,4 @@
-"""Methods of Spark's Python classes that ask us first, and the session of what has such a method.
+"""Methods of Spark's Python classes that ask us first, and the sessions that they belong to.
 
 Spark tells a Python source neither of statements on its names, nor in which session, and for what,
 it is loaded. Where PySpark has no hook, a method is put around Spark's own; it is done here alone.
@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Around", "own_method", "put_around", "session_of"]
+__all__ = ["Around", "has_jvm", "own_method", "put_around", "session_of"]
 
 Around = Callable[..., Any]
 """What is called in a method's place: with the object, Spark's own method and the arguments."""
@@ -45,3 +45,8 @@ def session_of(holder: Any) -> Any:
         if found is not None and hasattr(found, "catalog"):
             return found
     return holder
+
+
+def has_jvm(spark: Any) -> bool:
+    """Whether a session's JVM can be asked: it is the driver's own, not behind Spark Connect."""
+    return getattr(spark, "_jsparkSession", None) is not None

@@ -439,15 +439,18 @@ def as_options(options: Mapping[str, Any]) -> dict[str, str]:
 
     Booleans are in lower case, and dicts, as positions are bucket -> offset, are JSON.
     """
-    return {key: _as_text(value) for key, value in options.items()}
+    return {key: _as_text(key, value) for key, value in options.items()}
 
 
-def _as_text(value: Any) -> str:
+def _as_text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
         # Offsets may be numpy's, whose text is that of the number.
-        return json.dumps({str(key): _json_value(one) for key, one in value.items()})
+        found = {str(key): _json_value(one) for key, one in value.items()}
+        if len(found) < len(value):
+            raise InvalidRequestError(f"{name} names something twice: {value!r:.200}")
+        return json.dumps(found)
     return str(value)
 
 

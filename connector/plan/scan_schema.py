@@ -77,10 +77,20 @@ def output_columns(
     return tuple(found)
 
 
-def check_types(output: Sequence[ScanColumn], wanted: pa.Schema, *, table: str) -> None:
-    """Raise `SchemaMismatchError` if `.schema(...)` asks for a type that is not the column's."""
+def check_types(
+    output: Sequence[ScanColumn], wanted: pa.Schema, *, table: str, is_loaded: bool = False
+) -> None:
+    """Raise `SchemaMismatchError` if a column is of another type than Spark asks for.
+
+    It asks for what `.schema(...)` says, or for what the table had when it `is_loaded`.
+    """
     for column, field in zip(output, wanted, strict=True):
         if not _same_type(column.type, field.type):
+            if is_loaded:
+                raise SchemaMismatchError(
+                    f"table '{table}': column '{column.name}' was {type_name(field.type)} when this"
+                    f" DataFrame was loaded, and is {type_name(column.type)} now: load it again"
+                )
             raise SchemaMismatchError(
                 f"table '{table}': column '{column.name}' is {type_name(column.type)}, but"
                 f" .schema(...) asks for {type_name(field.type)}; leave .schema(...) out, and cast"

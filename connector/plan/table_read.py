@@ -87,6 +87,15 @@ class PinnedTable:
         """Plan reading the rows."""
         return plan_batch_read(self.client, self.state, self.options, self.output)
 
+    def rows(self) -> pa.Table:
+        """Read all rows into memory."""
+        if (described := self.metadata) is not None:
+            return described
+        plan = self.plan()
+        return pa.Table.from_batches(
+            read_splits(self.client, plan), schema=plan.context.output_schema
+        )
+
     def batches(self) -> Generator[pa.RecordBatch]:
         """Plan now, and return what yields the rows, in no particular order."""
         if (described := self.metadata) is not None:
@@ -98,11 +107,7 @@ class PinnedTable:
 
 def read_table(client: StorageClient, options: ReadOptions) -> pa.Table:
     """Read a table, or a part of it, into memory."""
-    table = PinnedTable.of(client, options)
-    if (described := table.metadata) is not None:
-        return described
-    plan = table.plan()
-    return pa.Table.from_batches(read_splits(client, plan), schema=plan.context.output_schema)
+    return PinnedTable.of(client, options).rows()
 
 
 def count_rows(client: StorageClient, options: ReadOptions) -> int:

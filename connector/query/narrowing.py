@@ -29,6 +29,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, StructType
 
 from streamhouse.connector.format.registration import register
+from streamhouse.connector.names.asked_first import has_jvm
 from streamhouse.connector.options.connection import TableName, client_for, connection_options
 from streamhouse.connector.options.options import FORMAT, ROW_COUNT, ROW_COUNT_MARK, shape_options
 from streamhouse.connector.options.quoted_names import quoted, quoted_list
@@ -50,9 +51,10 @@ WHERE_CHARACTERS_MAX: Final = 64 * 1024
 
 _USUAL: Final = {
     "spark.sql.ansi.enabled": "true",
+    "spark.sql.caseSensitive": "false",
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
 }
-"""Settings with which a session reads literals, and compares them, as the option `where` does."""
+"""Settings with which a session reads names and literals, and compares, as option `where` does."""
 
 _registered: Final[weakref.WeakSet[SparkSession]] = weakref.WeakSet()
 
@@ -140,7 +142,7 @@ class QueryTable:
 
         Under Spark Connect it is the table: nobody can ask there.
         """
-        if getattr(self.spark, "_jsparkSession", None) is None:
+        if not has_jvm(self.spark):
             return self.plain
         reader = self.spark.read.schema(self.row_schema).option(KEY_OPTION, self.key)
         return reader.parquet(_empty_directory())
@@ -165,7 +167,9 @@ class QueryTable:
             options["where"] = where if own is None else f"({own}) AND {where}"
         frame = self._load(options)
         nothing = F.lit(None)
-        nulls = {kind: nothing.cast(kind) for kind in {f.dataType for f in fields}}
+        # A cast is a call to the JVM.
+        left_out = {found.dataType for found in fields if found.name not in columns}
+        nulls = {kind: nothing.cast(kind) for kind in left_out}
         shown = [
             quoted(found.name) if found.name in columns else nulls[found.dataType].alias(found.name)
             for found in fields
@@ -212,10 +216,11 @@ def narrowed(
 
     `otherwise` says what it needs where Spark does not, and then its message under Spark Connect.
     """
-    needs = _needs(tables, build)
+    can_ask = has_jvm(tables[0].spark)
+    needs = _needs(tables, build) if can_ask else None
     if needs is None:
         needs = otherwise()
-    if needs is None:
+    if needs is None and not can_ask:
         needs = _needs_by_relation(tables, build)
     by_key = {table.key: table for table in tables}
     if needs is not None and needs.counted is not None and by_key[needs.counted].is_countable:
@@ -242,8 +247,7 @@ def _has_usual_literals(spark: SparkSession) -> bool:
 
 
 def _needs(tables: Sequence[QueryTable], build: Build) -> PlanNeeds | None:
-    if any(getattr(table.spark, "_jsparkSession", None) is None for table in tables):
-        return None
+    """Return what Spark's planner says that a query needs; None if it cannot plan it."""
     try:
         return needs_of(build([table.stand_in for table in tables]))
     except (PySparkException, Py4JError):
@@ -252,9 +256,7 @@ def _needs(tables: Sequence[QueryTable], build: Build) -> PlanNeeds | None:
 
 
 def _needs_by_relation(tables: Sequence[QueryTable], build: Build) -> PlanNeeds | None:
-    """Return what a query under Spark Connect needs, by its message to the server; else None."""
-    if not any(getattr(table.spark, "_jsparkSession", None) is None for table in tables):
-        return None
+    """Return what a query under Spark Connect needs, by its message to the server."""
 
     def message(frame: Any) -> Any:
         return frame._plan.plan(frame.sparkSession.client)

@@ -17,6 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from streamhouse.connector.names.asked_first import has_jvm
 from streamhouse.connector.options.options import BATCH, as_options, check_keys
 from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.connector.query.narrowing import Build, NarrowedQuery, QueryTable, narrowed
@@ -62,6 +63,24 @@ _TRANSFORMATIONS: Final = frozenset(
         "withColumnsRenamed",
     }
 )
+_KEEPING: Final = frozenset(
+    {
+        "coalesce",
+        "distinct",
+        "dropDuplicates",
+        "drop_duplicates",
+        "filter",
+        "hint",
+        "limit",
+        "offset",
+        "orderBy",
+        "repartition",
+        "sort",
+        "sortWithinPartitions",
+        "where",
+    }
+)
+"""Transformations that leave the columns what they were."""
 _GROUPINGS: Final = frozenset({"cube", "groupBy", "groupby", "rollup"})
 _GROUPED: Final = frozenset({"agg", "avg", "count", "max", "mean", "min", "sum"})
 
@@ -79,18 +98,22 @@ def read(spark: SparkSession, table: str, **options: Any) -> TableRead:
     """
     given = check_keys(as_options(options), uses=(BATCH,))
     found = QueryTable(spark, table, given)
-    return TableRead((found,), lambda frames: frames[0].alias(found.alias))
+    return TableRead((found,), lambda frames: frames[0].alias(found.alias), whole=found)
 
 
 class TableRead:
     """Lazily a DataFrame: it has all methods of one, and is accepted where one is.
 
     `table["name"]` and `table.name` are the table's column, also if another has one of that name.
+    `whole` is the table of which this has all columns, as they are.
     """
 
-    def __init__(self, tables: tuple[QueryTable, ...], build: Build) -> None:
+    def __init__(
+        self, tables: tuple[QueryTable, ...], build: Build, *, whole: QueryTable | None = None
+    ) -> None:
         self._tables = tables
         self._build = build
+        self._whole = whole
 
     @functools.cached_property
     def _query(self) -> NarrowedQuery:
@@ -116,7 +139,7 @@ class TableRead:
         self._query.frame.explain(*arguments, **named)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_tables", "_build"):
+        if name.startswith("__") or name in ("_tables", "_build", "_whole"):
             raise AttributeError(f"a table has no attribute '{name}'")
         if name in _TRANSFORMATIONS:
             return functools.partial(self._transformed, name)
@@ -135,8 +158,13 @@ class TableRead:
 
     def _qualified(self, name: str) -> str:
         """Return a column's name with its table's, if the column is still the table's own."""
-        made = getattr(self._stand_in, "_jdf", None)
-        output = [] if made is None else each(made.queryExecution().analyzed().output())
+        if not has_jvm(self._tables[0].spark):
+            # Nobody can be asked whose columns are left.
+            whole = self._whole
+            if whole is None or name.lower() not in map(str.lower, whole.row_schema.names):
+                return name
+            return f"{whole.alias}.{quoted(name)}"
+        output = each(self._stand_in._jdf.queryExecution().analyzed().output())
         aliases = {table.alias for table in self._tables}
         found = [column for column in output if column.name().lower() == name.lower()]
         if len(found) == 1:
@@ -164,7 +192,8 @@ class TableRead:
             made: DataFrame = getattr(own, name)(*call.arguments(frames), **call.named(frames))
             return made
 
-        return self._checked(call, build, lambda: getattr(self._query.frame, name))
+        whole = self._whole if name in _KEEPING else None
+        return self._checked(call, build, lambda: getattr(self._query.frame, name), whole)
 
     def _grouped(self, name: str, *arguments: Any, **named: Any) -> GroupedRead:
         def group(frame: DataFrame) -> Any:
@@ -172,12 +201,18 @@ class TableRead:
 
         return GroupedRead(self, group)
 
-    def _checked(self, call: _Call, build: Build, plain: Callable[[], Any]) -> Any:
+    def _checked(
+        self,
+        call: _Call,
+        build: Build,
+        plain: Callable[[], Any],
+        whole: QueryTable | None = None,
+    ) -> Any:
         """Return the read that `build` makes, or a DataFrame where a stand-in cannot make it.
 
         A column that belongs to one DataFrame, as `frame["id"]` does, is unknown to others.
         """
-        made = TableRead(call.tables, build)
+        made = TableRead(call.tables, build, whole=whole)
         try:
             made._stand_in  # noqa: B018 - making it is the check
         except PySparkException:

@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ from streamhouse.storage_service.lake.files.deleted_positions import read_delete
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.lake.files.projection import FileColumns
 
-__all__ = ["read_lake_piece"]
+__all__ = ["gone_files", "read_lake_piece"]
 
 _BATCH_BYTES_MAX: Final = 32 << 20
 
@@ -43,7 +43,7 @@ def read_lake_piece(
     piece: LakePiece,
     context: ScanContext,
     columns: Sequence[ScanColumn],
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch, None, None]:
     """Yield the piece's rows with exactly `columns`, after deletes, offset ranges and time bounds.
 
     The predicate only skips row groups here. Raises `SnapshotNotFoundError` when the file is gone.
@@ -59,7 +59,7 @@ def read_lake_piece(
         needed[context.timestamp_column.name] = context.timestamp_column
     schema = pa.schema([column.to_arrow() for column in columns])
     with (
-        _gone(context),
+        gone_files(context),
         filesystem.open_parquet(piece.path, file_bytes=piece.file_bytes) as file,
     ):
         layout = _Layout.of(file, tuple(needed.values()), piece, context)
@@ -85,7 +85,8 @@ def read_lake_piece(
 
 
 @contextlib.contextmanager
-def _gone(context: ScanContext) -> Iterator[None]:
+def gone_files(context: ScanContext) -> Iterator[None]:
+    """Raise `SnapshotNotFoundError` where a file that is read in the block is missing."""
     try:
         yield
     except StorageFailedError as error:

@@ -30,6 +30,10 @@ from streamhouse.storage_service.model.merge_engine import (
 from streamhouse.storage_service.model.nested_fields import fields_lacking, wider_parts
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.properties import TableProperties
+from streamhouse.storage_service.model.records.record_format import (
+    RECORD_PROPERTY_HELP,
+    is_record_property,
+)
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
     CHANGE_TYPE_COLUMN,
@@ -205,6 +209,8 @@ def _differs(key: str, text: str, actual: Mapping[str, str], *, table: str) -> b
     if is_merge_property(key):
         default = MERGE_PROPERTY_HELP.get(key, ("", ""))[0]
         return text.strip().lower() != actual.get(key, default).strip().lower()
+    if is_record_property(key):
+        return text.strip() != actual.get(key, RECORD_PROPERTY_HELP[key][0]).strip()
     return TableProperties.parse({key: text}, table=table) != TableProperties.parse(
         {key: actual[key]} if key in actual else {}, table=table
     )

@@ -1,0 +1,165 @@
+"""A hash table of keys that only grows, probed for many keys at once.
+
+A key is one word or two. Keys are numbered from 1 on, in the order in which they are added. A place
+of the table has the words of a key and its number, or 0. A key whose place in the first level is
+another's lies in the next level, a quarter as large, where it has another place; and so on. So a
+free place ends a search, and of four keys three are found at the first look and all but a few at
+the second. Two places a key keep it so, and factors that nobody can know beforehand keep anybody
+from making it worse.
+
+A large table costs what is read of it at random. So words and number lie together and are read as
+one, which is most of why this takes a third of the time of `model/hashing/hash_index.py`. That one
+takes less memory for two words and a number, and can forget keys.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from random import Random
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["KeyIndex", "Words"]
+
+Words = npt.NDArray[np.uint64]
+_Places = npt.NDArray[np.int64]
+
+_PLACES_MIN: Final = 1_024
+_PLACES_PER_KEY: Final = 2
+_SHRINKING: Final = 2
+"""By how many bits a level is smaller than the one before."""
+_HALF: Final = np.uint64(32)
+_FOUND_AT_ONCE: Final = 1 << 16
+_PLACED_AT_ONCE: Final = 1 << 14
+"""What a pass over so many keys works on stays in the processor's cache."""
+
+
+class KeyIndex:
+    """Finds the numbers of keys, each of which has so many words.
+
+    With the seed, levels and count of another one, of another process too, it is the same.
+    """
+
+    def __init__(
+        self,
+        word_count: int,
+        *,
+        seed: int | None = None,
+        levels: Sequence[Words] = (),
+        count: int = 0,
+    ) -> None:
+        self.seed: Final = secrets.randbits(128) if seed is None else seed
+        self._random: Final = Random(self.seed)
+        self._factors: Final[list[tuple[np.uint64, ...]]] = []
+        self._width: Final = word_count + 1
+        self._levels: list[Words] = list(levels) or [self._empty(_PLACES_MIN)]
+        self.count = count
+
+    @property
+    def levels(self) -> tuple[Words, ...]:
+        """All of its memory: a row a place, of the words of a key and its number."""
+        return tuple(self._levels)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes that it takes."""
+        return sum(level.nbytes for level in self._levels)
+
+    def _empty(self, places: int) -> Words:
+        return np.zeros((places, self._width), dtype=np.uint64)
+
+    def add(self, *words: Words) -> None:
+        """Add keys that are distinct and not there."""
+        count = len(words[0])
+        if (self.count + count) * _PLACES_PER_KEY > len(self._levels[0]):
+            self._grow(self.count + count)
+        for start in range(0, count, _PLACED_AT_ONCE):
+            part = slice(start, start + _PLACED_AT_ONCE)
+            first = self.count + 1
+            records = np.empty((len(words[0][part]), self._width), dtype=np.uint64)
+            for column, each in enumerate(words):
+                records[:, column] = each[part]
+            records[:, -1] = np.arange(first, first + len(records))
+            self._place(records)
+            self.count += len(records)
+
+    def _grow(self, count: int) -> None:
+        known = [level[level[:, -1] != 0] for level in self._levels]
+        # Twice as many at least, so that keys which come little by little are moved seldom.
+        places = max(count * _PLACES_PER_KEY, len(self._levels[0]) * 2)
+        self._levels = [self._empty(places)]
+        for records in known:
+            for start in range(0, len(records), _PLACED_AT_ONCE):
+                self._place(records[start : start + _PLACED_AT_ONCE])
+
+    def _place(self, records: Words) -> None:
+        number = 0
+        while len(records):
+            if number == len(self._levels):
+                places = len(self._levels[0]) >> (_SHRINKING * number)
+                self._levels.append(self._empty(max(places, _PLACES_MIN)))
+            level = self._levels[number]
+            places_of = self._places_of([*records.T[:-1]], number)
+            is_free = level[:, -1][places_of] == 0
+            # Of several that want a place the last one gets it.
+            if is_free.all():
+                _whole(level)[places_of] = _whole(records)
+            else:
+                _whole(level)[places_of[is_free]] = _whole(records)[is_free]
+            records = records[level[:, -1][places_of] != records[:, -1]]
+            number += 1
+
+    def find(self, *words: Words) -> npt.NDArray[np.int64]:
+        """Return the number of each key, 0 if it is not there."""
+        numbers = np.empty(len(words[0]), dtype=np.int64)
+        for start in range(0, len(numbers), _FOUND_AT_ONCE):
+            part = slice(start, start + _FOUND_AT_ONCE)
+            self._find([each[part] for each in words], numbers[part])
+        return numbers
+
+    def _find(self, words: list[Words], numbers: npt.NDArray[np.int64]) -> None:
+        """Write the number of each key."""
+        numbers[:], is_other = self._compared(words, 0)
+        left = np.flatnonzero(is_other)
+        for number in range(1, len(self._levels)):
+            if not len(left):
+                return
+            numbers[left], is_other = self._compared([each[left] for each in words], number)
+            left = left[is_other]
+        numbers[left] = 0
+
+    def _compared(self, words: list[Words], number: int) -> tuple[Words, npt.NDArray[np.bool_]]:
+        """Return what one level has in the keys' places, and which of that are other keys."""
+        places = self._places_of(words, number)
+        records = _whole(self._levels[number]).take(places).view(np.uint64)
+        records = records.reshape(-1, self._width)
+        is_other: npt.NDArray[np.bool_] = records[:, 0] != words[0]
+        for column in range(1, len(words)):
+            is_other |= records[:, column] != words[column]
+        numbers = records[:, -1]
+        is_other &= numbers != 0
+        return numbers, is_other
+
+    def _places_of(self, words: Sequence[Words], number: int) -> _Places:
+        while number >= len(self._factors):
+            odd = [np.uint64(self._random.getrandbits(64) | 1) for _ in range(self._width)]
+            self._factors.append(tuple(odd))
+        *factors, last = self._factors[number]
+        mixed = words[0] * factors[0]
+        for each, factor in zip(words[1:], factors[1:], strict=True):
+            mixed += each * factor
+        mixed ^= mixed >> _HALF
+        mixed *= last
+        mixed >>= _HALF
+        mixed *= np.uint64(len(self._levels[number]))
+        mixed >>= _HALF
+        return mixed.view(np.int64)
+
+
+def _whole(records: Words) -> npt.NDArray[Any]:
+    """Return the records as one item each, in the same memory."""
+    items: npt.NDArray[Any] = records.view(np.dtype(f"V{8 * records.shape[1]}"))[:, 0]
+    return items
