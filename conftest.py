@@ -23,7 +23,7 @@ _LONG_FIRST: Final = (
 
 # No deadline: two shared cores make one slow example likely, and it says nothing about the code.
 settings.register_profile(
-    "default", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
+    "default", deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

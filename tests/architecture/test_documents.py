@@ -30,7 +30,7 @@ _INLINE: Final = re.compile(r"(?<!`)`(streamhouse [a-z][^`]*)`(?!`)")
 # Lines of a shell block, or of an indented one; one that ends in a backslash goes on.
 _COMMAND: Final = re.compile(r"^ *(streamhouse [a-z](?:[^\n\\]|\\\n)*)", re.MULTILINE)
 # What the service prints begins like a command, too.
-_PRINTED: Final = ("streamhouse listening", "streamhouse standing")
+_PRINTED: Final = ("streamhouse listening", "streamhouse standing", "streamhouse serving")
 _TARGET: Final = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
 
 

@@ -22,6 +22,7 @@ BROUGHT: Final = {
     "server": {"pydantic", "starlette", "uvloop"},
     "sql": set[str](),
     "cdc": set[str](),
+    "kafka": set[str](),
     "otel": set[str](),
 }
 

@@ -23,6 +23,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "crc32c": (
         "streamhouse.storage_service.journal.*",
+        "streamhouse.storage_service.kafka.records.batch_header",
         "streamhouse.storage_service.kv.rocksdb_files",
         "streamhouse.storage_service.log.*",
         "streamhouse.storage_service.journal.*",
@@ -33,6 +34,10 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     "duckdb": ("streamhouse.connector.query.duckdb_query",),
     "fastapi": ("streamhouse.storage_service.server.*",),
     "httptools": ("streamhouse.storage_service.client.http.connection",),
+    "kio": (
+        "streamhouse.storage_service.kafka.*",
+        "streamhouse.storage_service.server.kafka.*",
+    ),
     "obstore": ("streamhouse.storage_service.journal.store.s3_store",),
     "opentelemetry": ("streamhouse.storage_service.traces.spans",),
     "prometheus_client": ("streamhouse.storage_service.server.*",),
@@ -43,6 +48,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.tiering.spark_job",
         "streamhouse.tiering.worker.spark_runner",
     ),
+    "pyruhvro": ("streamhouse.storage_service.kafka.*",),
     "rich": ("streamhouse.cli*", "streamhouse.tiering.worker.progress"),
     "rocksdict": ("streamhouse.storage_service.kv.rocksdb_store",),
     "sqlglot": (

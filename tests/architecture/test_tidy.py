@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -223,3 +225,18 @@ def test_links_lead_to_the_top_level_folders(folder: str) -> None:
 
     assert link.is_symlink()
     assert link.resolve() == (ROOT / folder).resolve()
+
+
+def test_nothing_that_is_ignored_is_committed() -> None:
+    """As a link to another tree's `.venv`: git would put it in the place of the folder there."""
+    git = shutil.which("git")
+    if git is None or not (ROOT / ".git").exists():
+        pytest.skip("this is no repository of git's")
+    listed = subprocess.run(
+        [git, "ls-files", "--cached", "--ignored", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    _report(listed.stdout.splitlines(), "Take out of the index (git rm --cached):")

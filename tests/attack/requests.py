@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.server.access.grants import token_hash
-from streamhouse.storage_service.server.routes import ROUTES, Answer
+from streamhouse.storage_service.server.routes import OPEN_PAGES, ROUTES, Answer
 from tests.attack.hostile_requests import HostileRequests, quoted
 from tests.attack.judge import Violation, judge_table
 from tests.attack.world import ROWS, SERVICE_OPTIONS, AttackedTable, key_rows
@@ -49,7 +49,7 @@ _CALLERS: Final[Mapping[str, tuple[str | None, str | None]]] = {
     "other": ("other-token", '"admin:elsewhere.*"'),
     "worker": ("worker-token", '"write:service", "read:default.open"'),
 }
-_PUBLIC: Final = ("/health", "/", "/ready")
+_PUBLIC: Final = frozenset(("/health", "/ready", *OPEN_PAGES))
 
 
 @dataclass

@@ -287,6 +287,9 @@ def test_a_table_is_the_same_after_both_machines_died(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deaths", [_one_or_none, _both])
-@pytest.mark.parametrize("seed", range(100, 120))
+@pytest.mark.parametrize(
+    "seed",
+    [*range(100, 104), *(pytest.param(n, marks=pytest.mark.long) for n in range(104, 120))],
+)
 def test_a_table_is_the_same_after_many_moves(seed: int, deaths: Deaths) -> None:
     _walk(seed, 40, deaths)

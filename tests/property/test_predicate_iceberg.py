@@ -53,10 +53,12 @@ from pyiceberg.types import (
 from streamhouse.connector.where.iceberg_expression import to_iceberg_expression
 from streamhouse.connector.where.predicate import Node, Predicate
 from streamhouse.storage_service.lake.files.partition_layout import (
-    LakePartitionField,
     split_by_partition,
 )
 from streamhouse.storage_service.lake.snapshots.partition_filter import PartitionFilter
+from streamhouse.storage_service.model.lake.partition_fields import (
+    LakePartitionField,
+)
 from tests.support.examples import examples
 from tests.support.predicate_model import (
     COLUMNS,

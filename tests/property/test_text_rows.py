@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
+    RequestTooLargeError,
     SchemaMismatchError,
     StreamhouseError,
     UnknownColumnError,
@@ -25,10 +26,10 @@ from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.model.values.calendar import python_value
 from streamhouse.storage_service.model.values.json_values import row_to_json
-from streamhouse.storage_service.server.text.csv_rows import divide_csv
-from streamhouse.storage_service.server.text.json_text import joined, row_texts
-from streamhouse.storage_service.server.text.ndjson_rows import divide_ndjson
-from streamhouse.storage_service.server.text.text_rows import TextBounds
+from streamhouse.storage_service.text.csv_rows import divide_csv
+from streamhouse.storage_service.text.json_text import joined, row_texts
+from streamhouse.storage_service.text.ndjson_rows import divide_ndjson
+from streamhouse.storage_service.text.text_rows import TextBounds
 from tests.support.examples import examples
 from tests.support.kv_world import random_rules, random_value
 
@@ -74,7 +75,8 @@ def _random_batch(random: Random, schema: Schema) -> pa.RecordBatch:
             c.name: None if c.nullable and random.random() < 0.2 else random_value(random, c.type)
             for c in schema.columns
         }
-        for _ in range(random.randint(1, 8))
+        # More than a few are read by whole columns.
+        for _ in range(random.choice([*range(1, 8), 20]))
     ]
     return pa.RecordBatch.from_pylist(rows, schema=schema.to_arrow())
 
@@ -91,7 +93,7 @@ def test_what_is_written_as_json_is_read_as_it_was(seed: int) -> None:
     lines = joined(texts, separator="\n").to_pybytes()
     read = divide_ndjson(lines, _table(rules.schema), _bounds())
 
-    assert [set(json.loads(text)) for text in texts.to_pylist()] == [set(row) for row in known]
+    assert [json.loads(text) for text in texts.to_pylist()] == json.loads(json.dumps(known))
     assert repr(_rows(read)) == repr(
         [
             {name: python_value(batch.column(name)[i]) for name in batch.schema.names}
@@ -292,3 +294,30 @@ def test_changes_of_a_table_with_a_key() -> None:
             (1, "+U"),
             (2, "-D"),
         ]
+
+
+@pytest.mark.parametrize(
+    "lines", [b'{"id":1\n,"s":"x"}{"id":2}', b'{"id":1}{"id":2}\n{"id":3', b'{"s":"}\n{"}{"id":1}']
+)
+def test_an_object_ends_where_its_line_does(lines: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="line 1 is no JSON"):
+        divide_ndjson(lines, _table(PLAIN), _bounds())
+
+
+def test_nulls_in_a_list_count_as_what_they_are_as_rows() -> None:
+    wide = pa.list_(pa.struct([(f"c{n}", pa.int64()) for n in range(1_000)]))
+    line = b'{"l":[' + b",".join([b"null"] * 20_000) + b"]}"
+
+    with pytest.raises(RequestTooLargeError):
+        divide_ndjson(line, _table(pa.schema([("l", wide)])), _bounds())
+
+
+def test_texts_have_any_letters_and_nothing_of_other_rows() -> None:
+    values = [None, "", "a", *map(chr, range(130)), '\\"\n\\', "ü\u2028😀"]
+    batch = pa.RecordBatch.from_pydict(
+        {"s": values, "l": [[value, value] for value in values], "n": [[]] * len(values)}
+    )
+
+    texts = row_texts(batch.slice(2)).to_pylist()
+
+    assert [json.loads(text) for text in texts] == batch.slice(2).to_pylist()

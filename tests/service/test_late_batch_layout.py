@@ -188,7 +188,7 @@ def test_the_schema_may_have_changed_before(tmp_path: Path) -> None:
         assert service.terminate() == 0
 
 
-@pytest.mark.parametrize("access", ["direct", "service"])
+@pytest.mark.parametrize("access", [pytest.param("direct", marks=pytest.mark.long), "service"])
 def test_a_layout_is_changed_dropped_and_given_again(tmp_path: Path, access: str) -> None:
     with ServiceProcess(tmp_path, *OPTIONS, "--catalog-access", access) as service:
         with StreamhouseClient(service.endpoint) as client:

@@ -185,6 +185,7 @@ def _lag_counts(endpoint: str) -> tuple[float, float]:
     return float(buckets["+Inf"]), float(buckets["+Inf"]) - float(buckets[str(_TOO_LONG_S)])
 
 
+@pytest.mark.long
 def test_no_request_on_any_route_holds_the_event_loop(service: ServiceProcess) -> None:
     openapi = json.loads(urllib3.request("GET", f"{service.endpoint}/openapi.json").data)
     requests = [*_json_requests(openapi), *_data_requests(), *_catalog_requests()]

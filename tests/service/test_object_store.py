@@ -126,6 +126,7 @@ def test_secrets_come_only_to_those_who_ask_for_them(tmp_path: Path, store: Obje
         assert SECRET_KEY in pickle.dumps(client.lake_catalog().properties).decode("latin-1")
 
 
+@pytest.mark.long
 def test_a_store_that_fails_loses_nothing_and_repeats_nothing(
     tmp_path: Path, store: ObjectStore
 ) -> None:

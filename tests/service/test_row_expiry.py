@@ -115,6 +115,7 @@ def test_old_rows_leave_every_place_and_young_ones_none(tmp_path: Path) -> None:
         assert lake.judged(KEYED) == by_id(rows(0, 5))
 
 
+@pytest.mark.long
 def test_rows_are_there_or_deleted_when_the_service_is_killed_on_the_way(tmp_path: Path) -> None:
     clock = tmp_path / "clock"
     command = ("-m", "tests.support.clocked_service", str(clock))

@@ -269,15 +269,20 @@ def test_the_lake_is_partitioned_otherwise_from_the_next_round_on(tmp_path: Path
         with pytest.raises(InvalidSchemaError, match="does not fit column 'region'"):
             client.alter_partitioning("items", ["day(region)"])
 
-        # A spec of the past still needs the column that it partitioned by.
+        # A spec of the past still needs the column that it partitioned by, and has its name.
         client.drop_column("items", "region", confirm="region")
-        client.add_column("items", "region", pa.int64())
-        rows = [{"id": row["id"], "size": 0.5, "region": None} for row in rows]
-        rows.append({"id": 4, "size": 1.5, "region": 7})
+        for name in ("region", "Region", "id_bucket"):
+            with pytest.raises(InvalidSchemaError, match=f"no column can be called '{name}'"):
+                client.add_column("items", name, pa.int64())
+        with pytest.raises(InvalidSchemaError, match="no column can be called 'region'"):
+            client.rename_column("items", "size", "region")
+        client.add_column("items", "area", pa.int64())
+        rows = [{"id": row["id"], "size": 0.5, "area": None} for row in rows]
+        rows.append({"id": 4, "size": 1.5, "area": 7})
         schema = client.describe_table("items").schema.to_arrow()
         client.upsert("items", pa.Table.from_pylist(rows[-1:], schema=schema))
         tier_once(client)
 
         assert _rows(client) == rows
-        assert _rows(client, where="region = 7") == rows[-1:]
+        assert _rows(client, where="area = 7") == rows[-1:]
         assert [{n: row[n] for n in schema.names} for row in _lake_rows(client)] == rows

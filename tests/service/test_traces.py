@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -13,10 +15,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from streamhouse.storage_service.client import StorageClient
 from tests.support.service_process import ServiceProcess
-from tests.support.span_world import KeptSpans
+from tests.support.span_world import CARRIED, KeptSpans
 
 pytestmark = pytest.mark.slow
 
+REFUSALS = 5
 ROWS = pa.table({"id": [1, 2, 3]})
 
 
@@ -25,6 +28,8 @@ class Collector:
 
     def __init__(self) -> None:
         self.requests: list[ExportTraceServiceRequest] = []
+        self.status = 200
+        self.has_many = threading.Event()
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -34,7 +39,9 @@ class Collector:
                     body = gzip.decompress(body)
                 assert self.path == "/v1/traces"
                 collector.requests.append(ExportTraceServiceRequest.FromString(body))
-                self.send_response(200)
+                if len(collector.requests) >= REFUSALS:
+                    collector.has_many.set()
+                self.send_response(collector.status)
                 self.send_header("content-length", "0")
                 self.end_headers()
 
@@ -100,3 +107,30 @@ def test_without_a_collector_a_service_serves_and_stops(
             client.append("t", ROWS)
 
         assert service.terminate() == 0
+
+
+def test_a_collector_that_refuses_and_callers_that_lie_do_not_fill_the_log(
+    tmp_path_factory: pytest.TempPathFactory, collector: Collector
+) -> None:
+    collector.status = 400
+    data_dir = tmp_path_factory.mktemp("refused") / "data"
+    environment = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+        "OTEL_BSP_SCHEDULE_DELAY": "1",
+        "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "1",
+    }
+    begun_s = time.monotonic()
+    with ServiceProcess(data_dir, env=environment) as service:
+        headers = {"traceparent": CARRIED, "tracestate": "a forged; event=audit"}
+        for _ in range(REFUSALS):
+            request = urllib.request.Request(f"{service.endpoint}/v1/tables", headers=headers)
+            with urllib.request.urlopen(request) as answer:
+                assert answer.status == 200
+        assert collector.has_many.wait(60)
+
+        assert service.terminate() == 0
+        log = service.log_text()
+
+    minutes = 1 + (time.monotonic() - begun_s) // 60
+    assert 1 <= log.count("Failed to export") <= minutes
+    assert "forged" not in log

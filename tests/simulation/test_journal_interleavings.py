@@ -60,7 +60,9 @@ def test_in_every_order_what_is_acknowledged_stays(plan: Plan) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", _LONG)
+@pytest.mark.parametrize(
+    "plan", [*_LONG[:2], *(pytest.param(plan, marks=pytest.mark.long) for plan in _LONG[2:])]
+)
 def test_in_every_order_with_faults_what_is_acknowledged_stays(plan: Plan) -> None:
     # All of them take minutes: `make thorough` has that.
     is_whole = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"

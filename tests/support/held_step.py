@@ -38,11 +38,13 @@ _ENGINE: Final = "storage_service.engine"
 _LAKE: Final = "storage_service.lake"
 _BUG: Final = "a bug of ours, which no input brings about"
 _BETWEEN: Final = "something happens between a look and the write that follows it"
+_COUNTED: Final = "how often it is asked is seen nowhere"
 _HELD: Final = "a moment between two effects is held"
 _SLOW: Final = "the real value takes a test too long to reach"
 
 STEPS: Final = {
     "rows-written": Place("storage_service.log.log_tablet", "LogTablet.write", _BUG),
+    "records-decoding": Place("storage_service.server.kafka.producing.produce", "decoded", _HELD),
     "table-found": Place("storage_service.server.service", "Service._found", _BUG),
     "catalog-answering": Place(
         "storage_service.rest_catalog.rest_api", "RestCatalogApi.answer", _HELD
@@ -69,6 +71,7 @@ STEPS: Final = {
     "log-beginning": Place(f"{_ENGINE}.opener", "begin_log", "the disk is full at this step alone"),
     "history-checking": Place(f"{_ENGINE}.opener", "TableOpener._check_history", _BUG),
     "table-adding": Place(f"{_ENGINE}.directory.table_registry", "TableRegistry.add_table", _BUG),
+    "table-keeping": Place(f"{_ENGINE}.directory.table_registry", "TableRegistry.keep", _HELD),
     "segment-syncing": Place(
         "storage_service.log.segments.segment",
         "ActiveSegment.sync",
@@ -88,6 +91,10 @@ STEPS: Final = {
     "log-read": Place("storage_service.log.log_tablet", "LogTablet.read", _BETWEEN),
     "log-start-asked": Place(
         "storage_service.log.log_tablet", "LogTablet.log_start_offset", _BETWEEN
+    ),
+    "consumers-asked": Place(f"{_ENGINE}.consumers", "Consumers.current", _COUNTED),
+    "unknown-table-named": Place(
+        f"{_ENGINE}.directory.table_registry", "TableRegistry.not_found", _COUNTED
     ),
     "expired-deleting": Place(f"{_ENGINE}.upkeep.row_expiry", "_delete", _BETWEEN),
     "ages-advancing": Place(f"{_ENGINE}.upkeep.row_ages", "RowAges.advance", _HELD),
@@ -140,6 +147,7 @@ BOUNDS: Final = {
     "landing-backoff": Place(
         f"{_LAKE}.landing", "BACKOFF", "a commit that fails five times would wait for seconds"
     ),
+    "lookup-piece-bytes": Place("connector.lookup.joined_batches", "_PIECE_BYTES", _SLOW),
     "import-step": Place("connector.imports.import_progress", "STEP_ROWS", _SLOW),
     "rows-overlapping": Place(f"{_ENGINE}.keys.key_writer", "_OVERLAPPING_ROWS", _SLOW),
     "rows-short": Place(f"{_ENGINE}.keys.key_planner", "_SHORT_ROWS", _SLOW),
@@ -154,6 +162,9 @@ BOUNDS: Final = {
     "stored-chunk": Place("storage_service.kv.rocksdb_store", "_CHUNK_ROWS", _SLOW),
     "log-row-bytes": Place(
         "storage_service.model.rejected.row_splitter", "LOG_ROW_BYTES_MAX", _SLOW
+    ),
+    "loop-slice-s": Place(
+        "storage_service.server.status.event_loop", "_SLICE_S", "a turn of the loop has no size"
     ),
     "read-page": Place("tiering.tasks.log_chunks", "PAGE_BYTES", _SLOW),
 }

@@ -25,7 +25,8 @@ class FakeTable:
         self.asked: list[tuple[Any, ...]] = []
         self.reads = 0
         self.is_unreadable = False
-        self.change_count = 0
+        self.changes = 0
+        self.name: str | None = None
 
     def lookup(self, path: str, keys: pa.Table, *, columns: list[str]) -> pa.Table:
         asked = [tuple(row[name] for name in self.key) for row in keys.to_pylist()]
@@ -51,8 +52,8 @@ class FakeTable:
     def count(self, path: str) -> int:
         return len(self.rows)
 
-    def changes(self) -> int:
-        return self.change_count
+    def cut(self) -> FakeTable:
+        return self
 
     def read(self, columns: list[str]) -> pa.Table:
         if self.is_unreadable:

@@ -157,6 +157,10 @@ class _Disk(LocalFilesystem):
         with self._machine.changing():
             super().rename(source, target)
 
+    def remove(self, path: Path) -> None:
+        with self._machine.changing():
+            super().remove(path)
+
     def make_directory(self, directory: Path) -> None:
         with self._machine.changing():
             super().make_directory(directory)

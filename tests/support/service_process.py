@@ -20,6 +20,7 @@ __all__ = ["DiedAtStart", "ServiceProcess"]
 
 _READY_PREFIX: Final = "streamhouse listening on "
 _STANDBY_PREFIX: Final = "streamhouse standing by on "
+_KAFKA_PREFIX: Final = "streamhouse serving Kafka clients on "
 _COMMAND: Final = ("-c", "from streamhouse.cli import main; main()", "serve")
 
 
@@ -54,11 +55,15 @@ class ServiceProcess:
         self._env = env
         self._is_executed = is_executed
         self._is_standby = "--standby" in extra_args
+        self._has_kafka = "--kafka-port" in extra_args
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._log: Path | None = None
+        self._unread = b""
         self.endpoint = ""
+        self.kafka_address = ""
+        """HOST:PORT of the Kafka door, if there is one; of several shards all, with commas."""
 
     def __enter__(self) -> ServiceProcess:
         log_fd, log_name = tempfile.mkstemp(prefix="streamhouse-serve-", suffix=".log")
@@ -74,6 +79,8 @@ class ServiceProcess:
             self.endpoint = self._read_line(
                 _STANDBY_PREFIX if self._is_standby else _READY_PREFIX, self._start_timeout_s
             )
+            if self._has_kafka and not self._is_standby:
+                self._read_kafka_address(self._start_timeout_s)
         except BaseException:
             self._close()
             raise
@@ -134,17 +141,28 @@ class ServiceProcess:
         """Wait until a standby has taken over and serves."""
         assert self._is_standby
         self._read_line(_READY_PREFIX, timeout_s or self._start_timeout_s)
+        if self._has_kafka:
+            self._read_kafka_address(timeout_s or self._start_timeout_s)
+
+    def _read_kafka_address(self, timeout_s: float) -> None:
+        self.kafka_address = self._read_line(_KAFKA_PREFIX, timeout_s)
 
     def _read_line(self, prefix: str, timeout_s: float) -> str:
         stdout = self._running().stdout
         assert stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
-            if not selector.select(timeout_s):
-                raise AssertionError(
-                    f"no line '{prefix}' in {timeout_s} s; log:\n{self.log_text()}"
-                )
-            line = stdout.readline().decode().rstrip("\n")
+            # Several lines may come at once: what is behind the first one is kept.
+            while b"\n" not in self._unread:
+                if not selector.select(timeout_s):
+                    raise AssertionError(
+                        f"no line '{prefix}' in {timeout_s} s; log:\n{self.log_text()}"
+                    )
+                if not (more := os.read(stdout.fileno(), 1 << 16)):
+                    break
+                self._unread += more
+            first, _, self._unread = self._unread.partition(b"\n")
+            line = first.decode()
         if not line.startswith(prefix):
             self._running().wait(self._stop_timeout_s)
             raise DiedAtStart(

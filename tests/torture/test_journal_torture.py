@@ -13,10 +13,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.mark.parametrize(
     ("kind", "store"),
     [
-        ("lost-disk", "file"),
+        pytest.param("lost-disk", "file", marks=pytest.mark.long),
         ("takeover", "faulty s3"),
         pytest.param("disk-ack", "file", marks=pytest.mark.long),
         pytest.param("shards", "file", marks=pytest.mark.long),
+        pytest.param("kafka", "file", marks=pytest.mark.long),
     ],
 )
 def test_what_was_acknowledged_survives_the_machine(kind: str, store: StoreKind) -> None:

@@ -15,7 +15,8 @@ in a store that misbehaves: in `lost-disk` the machine's disk is gone after ever
 `takeover` a standby takes over from an owner that was killed, paused, stopped, or lost with its
 disk; lookups meanwhile are judged to be linearizable. In `disk-ack` (journal/disk_ack.py) what a
 lost disk takes is held against what may be lost then. In `shards` (journal/shards.py) one
-supervisor has two shards, tables move between them, and any of the three processes dies.
+supervisor has two shards, tables move between them, and any of the three processes dies. In
+`kafka` (journal/kafka.py) who writes and reads are Kafka clients.
 
 The seed decides what is killed when and what is written; threads and disks still add chance of
 their own, so a seed repeats the plan of a run, not each of its interleavings.
@@ -39,18 +40,21 @@ from tests.support.python_process import fork_from_now_on
 from tests.torture.era import Era, Report
 from tests.torture.journal.disk_ack import DiskAckEra
 from tests.torture.journal.eras import LostDiskEra, TakeoverEra
+from tests.torture.journal.kafka import KafkaEra
 from tests.torture.journal.shards import ShardsEra
 
 __all__ = ["KINDS", "torture"]
 
 LIVES_PER_ERA: Final = 12
-KINDS: Final = ("disk", "lost-disk", "takeover", "disk-ack", "shards")
+KINDS: Final = ("disk", "lost-disk", "takeover", "disk-ack", "shards", "kafka")
 _STORES: Final[tuple[StoreKind, ...]] = ("faulty s3", "faulty s3", "file")
-_OF_JOURNAL: Final[dict[str, type[LostDiskEra | TakeoverEra | DiskAckEra | ShardsEra]]] = {
+_JournalEra = LostDiskEra | TakeoverEra | DiskAckEra | ShardsEra
+_OF_JOURNAL: Final[dict[str, type[_JournalEra]]] = {
     "lost-disk": LostDiskEra,
     "takeover": TakeoverEra,
     "disk-ack": DiskAckEra,
     "shards": ShardsEra,
+    "kafka": KafkaEra,
 }
 
 

@@ -14,6 +14,7 @@ from streamhouse.storage_service.config import ServiceConfig, is_loopback
 from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError
 from streamhouse.storage_service.model.merge_engine import MERGE_PROPERTY_HELP
 from streamhouse.storage_service.model.properties import PROPERTY_HELP
+from streamhouse.storage_service.model.records.record_format import RECORD_PROPERTY_HELP
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
 
@@ -203,6 +204,12 @@ def test_every_table_property_is_documented_as_it_is() -> None:
 def test_every_merge_property_is_documented_as_it_is() -> None:
     assert _documented("property of primary key tables", "default", "meaning") == [
         (key, default, text) for key, (default, text) in MERGE_PROPERTY_HELP.items()
+    ]
+
+
+def test_every_property_of_records_is_documented_as_it_is() -> None:
+    assert _documented("property of Kafka's records", "default", "meaning") == [
+        (key, default, text) for key, (default, text) in RECORD_PROPERTY_HELP.items()
     ]
 
 

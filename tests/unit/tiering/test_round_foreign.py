@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from pyiceberg.transforms import BucketTransform, IdentityTransform
 
 from streamhouse.storage_service.errors import (
     AlreadyExistsError,
     CorruptDataError,
+    InvalidSchemaError,
     NotFoundError,
 )
+from streamhouse.storage_service.lake.tables.evolution import evolve_lake_table
 from streamhouse.storage_service.model.lake.facts import LakeState
+from streamhouse.storage_service.model.schema_change import change_schema
 from tests.support.tiering_world import SCHEMA, TieringWorld, rows
 
 
@@ -157,3 +161,23 @@ def test_a_service_that_knows_another_lake_table_is_told_so(world: TieringWorld)
 
     with pytest.raises(AlreadyExistsError, match="is not the one that was tiered to before"):
         world.tier()
+
+
+def test_no_column_gets_the_name_of_another_engines_partition_field(world: TieringWorld) -> None:
+    """Iceberg Java opens no table with both; the service does not know of such a field."""
+    info = world.create_table()
+    world.service.append("db.t", 0, rows(0, 10))
+    world.tier()
+    with world.lake_table().update_spec() as change:
+        change.add_field("id", BucketTransform(7), "owner")
+        change.add_field("name", IdentityTransform(), "label")
+    found = world.lake_table()
+
+    for added in ("owner", "Label"):
+        changed = change_schema(info, [{"add": added, "type": "string"}])
+        with pytest.raises(InvalidSchemaError, match=f"cannot get column '{added}', because"):
+            evolve_lake_table(found, changed)
+    assert world.lake_table().metadata_location == found.metadata_location
+    # The identity of this very column.
+    evolve_lake_table(found, change_schema(info, [{"rename": "name", "to": "label"}]))
+    assert "label" in world.lake_table().schema().column_names

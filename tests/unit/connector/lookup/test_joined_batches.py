@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from streamhouse.connector.lookup.joined_batches import joined
+from streamhouse.connector.lookup.joined_batches import (
+    joined,
+    joined_structs,
+    joined_values,
+    looked_up_by,
+)
 from streamhouse.connector.lookup.row_source import RowSource
 from streamhouse.storage_service.errors import RequestTooLargeError, SchemaMismatchError
+from tests.support.held_step import lower
 from tests.support.lookup_world import FakeTable, plan_of
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
@@ -69,7 +76,7 @@ def test_the_whole_table_is_read_once_where_that_is_cheaper() -> None:
 def test_a_table_that_cannot_be_read_as_a_whole_is_asked_on(why: str) -> None:
     table = _table(100)
     table.is_unreadable = why == "it is out of reach"
-    table.change_count = 1_000_000 if why == "it has many changes" else 0
+    table.changes = 1_000_000 if why == "it has many changes" else 0
     cache_bytes = 1_000 if why == "it is too large" else 1 << 27
     plan = plan_of(table, given=["user"], columns=["name"], cache_bytes=cache_bytes)
     source = RowSource(plan, table, table, asked_min=5)
@@ -140,6 +147,24 @@ def test_many_rows_of_one_prefix_come_in_pieces_and_too_many_are_refused() -> No
     assert "spark.read.format('streamhouse').load('default.t')" in error.value.message
 
 
+def test_structs_of_large_rows_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    lower(monkeypatch, "lookup-piece-bytes", 1_000)
+    table = FakeTable(SCHEMA, ["id"], [{"id": i, "name": str(i) * 300} for i in range(10)])
+    plan = plan_of(table, given=["user"], columns=["name"])
+    wanted = [*range(12), None, *range(12)]
+
+    out = list(joined_structs([_batch(*wanted)], plan, RowSource(plan, table, table)))
+
+    assert max(array.nbytes for array in out) < 1_500
+    assert [row.as_py() and row.as_py()["name"] for array in out for row in array] == [
+        None if i is None or i > 9 else str(i) * 300 for i in wanted
+    ]
+    values = list(joined_values([_batch(*wanted)], plan, RowSource(plan, table, table)))
+    assert [array.to_pylist() for array in values] == [
+        [row.as_py() and row.as_py()["name"] for row in array] for array in out
+    ]
+
+
 def test_a_column_that_is_another_since_says_so() -> None:
     table = _table(3)
     plan = plan_of(table, given=["user"], columns=["name"])
@@ -147,3 +172,12 @@ def test_a_column_that_is_another_since_says_so() -> None:
     table.rows = {(1,): {"id": 1, "name": ["a"]}}
     with pytest.raises(SchemaMismatchError, match=r"column 'name' is list.* now, and was string"):
         list(joined([_batch(1)], plan, RowSource(plan, table, table)))
+
+
+@pytest.mark.parametrize("may_write_files", [False, True])
+def test_rows_are_in_local_files_only_where_spark_may_have_them_there(
+    may_write_files: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    plan = plan_of(_table(1), given=["user"], columns=["name"], may_write_files=may_write_files)
+    assert looked_up_by(plan).shares == may_write_files

@@ -213,6 +213,37 @@ def test_offsets_that_are_none(text: str) -> None:
         read_options(TABLE | {"startingOffsets": text}, use=BATCH)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"0": %s}' % ("[" * 100_000),
+        '{"%s": 1}' % ("9" * 5_000),
+        '{"0": %s}' % ("9" * 5_000),
+        '{"\N{ARABIC-INDIC DIGIT THREE}": 1}',
+        '{"0": "\N{FULLWIDTH DIGIT FIVE}"}',
+        '{"0": 1e3}',
+    ],
+)
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_hostile_offsets_are_refused_in_a_sentence(option: str, text: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"'{option}'") as refused:
+        read_options(TABLE | {option: text}, use=BATCH)
+
+    assert len(str(refused.value)) < 1_000
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+@pytest.mark.parametrize("text", ['{"0": 1, "0": 2}', '{"0": 1, "00": 2}'])
+def test_a_bucket_has_one_offset(option: str, text: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"'{option}'.* names .*0'? twice"):
+        read_options(TABLE | {option: text}, use=BATCH)
+
+
+def test_a_bucket_of_a_dict_has_one_offset() -> None:
+    with pytest.raises(InvalidRequestError, match="startingOffsets names something twice"):
+        as_options({"startingOffsets": {0: 1, "0": 2}})
+
+
 @pytest.mark.parametrize("text", ["earliest", '{"0": "earliest"}', "12"])
 def test_a_read_ends_at_no_such_place(text: str) -> None:
     with pytest.raises(InvalidRequestError, match="'endingOffsets'"):

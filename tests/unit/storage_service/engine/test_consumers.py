@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -169,3 +173,49 @@ async def test_what_cannot_be_saved_is_said(tmp_path: Path) -> None:
     world.file.with_name("consumers.json.tmp").rmdir()
     await _report(consumers, "a", 2)
     assert _stand(world.open()) == {"a": 2, "b": 1}
+
+
+async def test_a_part_of_the_buckets_leaves_the_others_where_they_were(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    consumers = world.open()
+    for offsets in ({0: 5}, {1: 7}, {0: 3}):
+        await consumers.report(
+            "group",
+            owner="me",
+            offsets=offsets,
+            reads_lake=True,
+            ttl_ms=TTL_MS,
+            is_durable=True,
+            is_part=True,
+        )
+    for each in (consumers, world.open()):
+        found = each.find("group", owner="me", ttl_ms=TTL_MS)
+        assert found is not None
+        assert found.offsets == {0: 3, 1: 7}
+    assert consumers.find("group", owner="you", ttl_ms=TTL_MS) is None
+
+    world.now_us += TTL_MS * 1_000
+    assert consumers.find("group", owner="me", ttl_ms=TTL_MS) is None
+    await consumers.report(
+        "group", owner="me", offsets={2: 1}, reads_lake=True, ttl_ms=TTL_MS, is_part=True
+    )
+    # What it said too long ago is forgotten, and no part of it comes back.
+    assert consumers.current(TTL_MS)[0].offsets == {2: 1}
+
+
+async def test_reports_that_wait_for_the_disk_share_the_next_save(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    consumers = world.open()
+    saves = 0
+    save = consumers._file.save
+
+    def counted(content: Mapping[str, Any]) -> None:
+        nonlocal saves
+        saves += 1
+        save(content)
+
+    consumers._file = SimpleNamespace(save=counted)  # type: ignore[assignment]
+    await asyncio.gather(*(_report(consumers, f"c{i}", i) for i in range(20)))
+
+    assert saves == 2
+    assert len(world.open().current(TTL_MS)) == 20

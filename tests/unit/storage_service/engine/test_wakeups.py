@@ -6,7 +6,12 @@ import asyncio
 
 import pytest
 
-from streamhouse.storage_service.engine.wakeups import ANY_BUCKET, WaiterLimit, Wakeups
+from streamhouse.storage_service.engine.wakeups import (
+    ANY_BUCKET,
+    WaiterLimit,
+    Wakeups,
+    joint_waiter,
+)
 from streamhouse.storage_service.errors import OverloadedError
 
 
@@ -47,4 +52,34 @@ async def test_places_are_limited_and_freed_by_waking_and_cancelling() -> None:
     await woken
     await asyncio.sleep(0)
 
+    assert limit.count == 0
+
+
+async def test_one_may_wait_for_buckets_of_several_tables() -> None:
+    limit = WaiterLimit(1)
+    first, second = Wakeups(limit), Wakeups(limit)
+    waiter = joint_waiter(limit, {first: (0, 1), second: (3,)}, timeout_s=None)
+    assert (limit.count, first.count, second.count) == (1, 1, 1)
+    with pytest.raises(OverloadedError):
+        second.waiter(0, timeout_s=None)
+
+    first.wake([2])
+    second.wake([0, 1])
+    assert not waiter.done()
+    second.wake([3])
+    await waiter
+    await asyncio.sleep(0)
+
+    assert (limit.count, first.count, second.count) == (0, 0, 0)
+    # Nothing of it is left where nothing changed.
+    assert not first.waiting(0)
+    assert not first.waiting(1)
+
+
+async def test_one_may_wait_for_no_more_than_the_time() -> None:
+    limit = WaiterLimit(1)
+    waiter = joint_waiter(limit, {}, timeout_s=0.001)
+    assert limit.count == 1
+    await waiter
+    await asyncio.sleep(0)
     assert limit.count == 0

@@ -181,3 +181,22 @@ def test_no_rows_are_made_of_any_types() -> None:
 
     assert none.num_rows == 0
     assert none.schema == schema
+
+
+def test_nulls_are_looked_for_only_where_one_is_wrong() -> None:
+    required = pa.struct([pa.field("x", pa.int64(), nullable=False)])
+    schema = Schema.from_arrow(
+        pa.schema(
+            [
+                pa.field("id", pa.int64(), nullable=False),
+                pa.field("name", pa.string()),
+                pa.field("headers", pa.list_(pa.struct([("key", pa.string())]))),
+                pa.field("points", pa.list_(required)),
+                pa.field("place", pa.struct([("deep", required)])),
+                pa.field("tags", pa.map_(pa.string(), pa.string())),
+            ]
+        )
+    )
+
+    names = [column.name for _, column in schema.strict_columns]
+    assert names == ["id", "points", "place", "tags"]

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.model.table import TablePath
 from tests.support.in_process_service import (
@@ -119,6 +120,49 @@ async def test_rejected_rows_that_are_elsewhere_are_asked_for_again(world: Shard
 
         assert (await _move(a, "b")).json() == {"is_done": True}
         assert (await _reject(b, 1)).json()["rejected_count"] == 1
+
+
+async def test_rows_are_rejected_later_while_those_of_before_leave(world: ShardWorld) -> None:
+    async with world.shard("a") as a, world.shard("b"):
+        await a.create_table()
+        assert (await _reject(a, 0)).status == 200
+        desk = a.service.moves
+        assert desk is not None
+        ticket = await desk.moves.begin(TablePath("default", "events__rejected"), "b")
+        await desk.moves.copy(ticket)
+        await desk._until_done(ticket, [])
+        await desk.moves.freeze(ticket)
+
+        refused = await _reject(a, 1)
+
+        assert refused.status == 503, refused.body
+        assert "is being moved" in refused.json()["error"]["message"]
+        assert not await desk.moves.end(ticket)
+        assert (await _reject(a, 1)).json()["rejected_count"] == 1
+
+
+async def test_who_found_a_table_before_its_move_was_given_up_is_to_try_again(
+    world: ShardWorld,
+) -> None:
+    async with world.shard("a") as a, world.shard("b"):
+        await a.create_table()
+        manager, desk = a.service.manager, a.service.moves
+        assert desk is not None
+        found = manager.table(_EVENTS)
+        ticket = await desk.moves.begin(_EVENTS, "b")
+        await desk.moves.copy(ticket)
+        await desk._until_done(ticket, [])
+        await desk.moves.freeze(ticket)
+
+        with pytest.raises(UnavailableError, match="is being moved"):
+            a.service.transactions_of(found)
+        assert not await desk.moves.end(ticket)
+
+        with pytest.raises(UnavailableError, match="try again"):
+            a.service.transactions_of(found)
+        with pytest.raises(UnavailableError, match="try again"):
+            manager.check_open(found)
+        a.service.transactions_of(manager.table(_EVENTS))
 
 
 async def test_where_readers_stand_moves_with_their_table(world: ShardWorld) -> None:

@@ -225,7 +225,7 @@ def test_every_route_that_reads_is_a_read_and_no_other() -> None:
         *("begin_transaction", "commit_transaction", "abort_transaction", "complete"),
         *("health", "page", "status", "metrics"),
         *(route.name for route in ROUTES if route.answer is Answer.PAGES),
-        "iceberg",
+        *("iceberg", "schema_registry"),
     }
 
 

@@ -82,3 +82,37 @@ def test_without_the_extra_a_process_goes_on(
         assert spans is None
 
     assert "pip install 'pyspark-streamhouse[otel]'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "-1"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "10"),
+        ("OTEL_ATTRIBUTE_COUNT_LIMIT", "many"),
+        ("OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER", "nobody"),
+    ],
+)
+def test_with_a_variable_that_is_refused_a_process_goes_on(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    monkeypatch.setenv(name, value)
+
+    with caplog.at_level(logging.WARNING), opened_spans("streamhouse") as spans:
+        assert spans is None
+
+    assert "a variable of OpenTelemetry: " in caplog.text
+
+
+def test_a_header_for_the_collector_is_not_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization: Bearer correct-horse")
+
+    with caplog.at_level(logging.WARNING), opened_spans("streamhouse") as spans:
+        assert spans is not None
+
+    assert "Header format invalid" in caplog.text
+    assert "correct-horse" not in caplog.text

@@ -118,6 +118,26 @@ def test_the_service_is_told_what_maintenance_has_left(lake: LogTableWorld) -> N
     assert debt.maintenance_error == "StorageFailedError: disk full"
 
 
+def test_a_rewrite_that_failed_is_due_again_after_its_pause(lake: LogTableWorld) -> None:
+    info = lake.tiering.create_table()
+    lake.tier_small_files(8)
+    now_s, failures = [0.0], [StorageFailedError("disk full")]
+
+    def fail(step: str) -> None:
+        if step == "files-rewritten" and failures:
+            raise failures.pop()
+
+    maintainer = lake.tiering.maintainer(monotonic_s=lambda: now_s[0], checkpoint=fail)
+    with pytest.raises(StorageFailedError, match="disk full"):
+        lake.tiering.maintain(maintainer)
+    assert not maintainer.is_due(lake.tiering.open(), info)
+
+    now_s[0] += 61
+    assert maintainer.is_due(lake.tiering.open(), info)
+    assert lake.tiering.maintain(maintainer).rewritten is not None
+    assert not maintainer.is_due(lake.tiering.open(), info)
+
+
 def test_a_table_that_lags_behind_is_tiered_first(lake: LogTableWorld) -> None:
     info = lake.tiering.create_table()
     lake.tier_small_files(9)

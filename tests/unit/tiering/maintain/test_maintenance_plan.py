@@ -103,6 +103,15 @@ def test_a_long_run_is_cut_into_pieces_of_one_file_each() -> None:
     assert all(group.file_bytes >= group.size_bytes // 2 for group in plan.groups)
 
 
+def test_a_piece_of_one_file_is_not_written_again() -> None:
+    limits = replace(LIMITS, files_min=3)
+    files = [_file(n, 90 * MB) for n in range(5)]
+    worn = [replace(file, deleted_rows=300) for file in files]
+
+    assert _names(plan_rewrite(files, [], limits)) == [["f0000", "f0001"], ["f0002", "f0003"]]
+    assert sum(map(len, _names(plan_rewrite(worn, [], limits)))) == 5
+
+
 def test_the_cheapest_gain_comes_first_and_what_is_left_is_said() -> None:
     small = [_file(n, 1_000) for n in range(8)]
     large = [_file(n, 60 * MB, bucket=1) for n in range(100, 108)]

@@ -48,7 +48,8 @@ def test_each_table_has_its_start(path: Any, start: Any, found: dict[str, Any]) 
         ([], "latest", "name 1 to 100 tables, each once, not 0"),
         (["t", "default.t"], "latest", "each once, not 2, 1 of them different"),
         ([f"t{n}" for n in range(101)], "latest", "not 101"),
-        (["t", "u"], {"t": "latest"}, r"a dict with each of them \(default.t, default.u\)"),
+        (["t", "u"], {"t": "latest"}, r"a dict with each of them once \(default.t, default.u\)"),
+        (["t"], {"t": "latest", "default.t": "earliest"}, "with each of them once"),
         (["t", "u"], {0: 5, 1: 5}, "not with 0, 1"),
     ],
 )

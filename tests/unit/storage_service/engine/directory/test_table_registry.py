@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
@@ -26,6 +27,7 @@ from streamhouse.storage_service.errors import (
     DatabaseNotFoundError,
     InvalidNameError,
     InvalidRequestError,
+    InvalidSchemaError,
     RequestTooLargeError,
     StorageFailedError,
     StreamhouseError,
@@ -34,6 +36,10 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
     UnknownOptionError,
     UnknownOutcomeError,
+)
+from streamhouse.storage_service.model.partitioning import (
+    BATCH_PARTITION_PROPERTY,
+    PartitionField,
 )
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.operations.rebuild_service_file import rebuild_service_file
@@ -515,3 +521,40 @@ def test_tables_that_do_not_agree_make_no_service_file(
     with pytest.raises(CorruptDataError, match=r"put the file back, or move .*/1 away"):
         rebuild_service_file(directory)
     assert not directory.service_file.exists()
+
+
+def test_names_of_partition_fields_are_taken_for_ever(directory: DataDirectory) -> None:
+    registry = _open(directory)
+    columns = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us")), ("place", pa.string())])
+    info = _create(
+        registry,
+        schema=columns,
+        bucket_key=("id",),
+        partitioned_by=(PartitionField.parse("day(at)"),),
+    )
+    path = info.path
+
+    def change(**change: Any) -> TableInfo:
+        return registry.alter_schema(path, [change])
+
+    registry.alter_partitioning(path, ["place"])
+    change(rename="place", to="town")
+    registry.alter_properties(
+        path, updates={BATCH_PARTITION_PROPERTY: "truncate(2, town)"}, removals=()
+    )
+    registry.alter_properties(path, updates={}, removals=[BATCH_PARTITION_PROPERTY])
+    registry.alter_partitioning(path, [])
+
+    registry = _open(directory)
+    for name in ("at_day", "AT_DAY", "place", "id_bucket", "town_trunc"):
+        with pytest.raises(InvalidSchemaError, match=f"no column can be called '{name}' any more"):
+            change(add=name, type="bigint")
+    with pytest.raises(InvalidSchemaError, match="no column can be called 'at_day' any more"):
+        change(rename="id", to="at_day")
+    with pytest.raises(InvalidSchemaError, match="no column can be called 'place' any more"):
+        registry.alter_schema(
+            path, [{"drop": "town", "confirm": "town"}, {"add": "place", "type": "int"}]
+        )
+    # The identity of this very column.
+    assert change(rename="town", to="place").schema.names == ["id", "at", "place"]
+    assert change(add="at_hour", type="bigint").schema.names[-1] == "at_hour"

@@ -20,7 +20,9 @@ from streamhouse.storage_service.lake.files.parquet_writer import (
     PartitionedParquetWriter,
     WrittenFile,
 )
-from streamhouse.storage_service.lake.files.partition_layout import LakePartitionField
+from streamhouse.storage_service.model.lake.partition_fields import (
+    LakePartitionField,
+)
 
 SCHEMA = pa.schema(
     [

@@ -16,9 +16,11 @@ from pyiceberg.table.name_mapping import MappedField, NameMapping
 from pyiceberg.transforms import parse_transform
 
 from streamhouse.storage_service.lake.files.partition_layout import (
+    split_by_partition,
+)
+from streamhouse.storage_service.model.lake.partition_fields import (
     LakePartitionField,
     lake_partitioning,
-    split_by_partition,
 )
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Schema

@@ -21,6 +21,7 @@ from tests.support.in_process_service import (
     event_rows,
     in_process_service,
     table_descriptor,
+    until,
 )
 
 OWNER_TOKEN = "owner-token"
@@ -166,6 +167,27 @@ async def test_a_refused_call_leaves_an_audit_line_and_no_token(
     ]
     assert "wr0ng-secret" not in caplog.text
     assert OWNER_TOKEN not in caplog.text
+
+
+async def test_a_fetch_that_waits_gets_no_rows_once_its_token_is_revoked(tmp_path: Path) -> None:
+    grants = _grants(tmp_path / "g", reader=["read:default.events"])
+    async with in_process_service(
+        tmp_path / "data", token=OWNER_TOKEN, grants_file=grants, grants_check_interval_ms=1
+    ) as service:
+        assert await _create(service, OWNER_TOKEN, "default.events") == 201
+        _, answering = service.start(
+            "GET",
+            "/v1/tables/events/buckets/0/fetch",
+            query={"offset": "0", "max_wait_ms": "20000"},
+            headers=_bearer("reader"),
+        )
+        await until(lambda: service.service.manager.waiter_limit.count == 1)
+        grants.write_text("")
+        body = append_body(EVENTS, [(0, 0, event_rows(0, 5))])
+        headers = _bearer(OWNER_TOKEN)
+        await service.call("POST", "/v1/tables/events/append", headers=headers, body=body)
+
+        assert (await answering).status == 401
 
 
 async def test_a_subscription_ends_when_its_token_is_revoked(tmp_path: Path) -> None:

@@ -70,6 +70,16 @@ async def test_metrics_and_the_status_show_how_far_consumers_are_behind(tmp_path
         ]
 
 
+async def test_a_report_of_some_buckets_leaves_the_others_where_they_were(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        await service.create_table(bucket_count=3)
+        await service.append([(0, 0, event_rows(0, 10)), (1, 0, event_rows(0, 5))])
+        await _report(service, "group", {"offsets": {"0": 4, "1": 5}})
+        part = {"offsets": {"0": 6}, "part": True, "durable": True}
+        assert (await _report(service, "group", part)).json()["lag_rows"] == 4
+        assert await _standing(service) == {"group": (4, {"0": 6, "1": 5})}
+
+
 @pytest.mark.parametrize(
     ("name", "body", "message"),
     [

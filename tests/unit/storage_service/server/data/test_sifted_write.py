@@ -257,6 +257,28 @@ async def test_what_is_wrong_is_said_in_one_sentence(
     assert _ends(service) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'[{"l": [' + b",".join([b"null"] * 20_000) + b"]}]",
+        b"[" + b",".join([b"{}"] * 20_000) + b"]",
+    ],
+)
+async def test_few_letters_do_not_become_many_bytes(service: InProcessService, body: bytes) -> None:
+    wide = pa.struct([(f"c{n}", pa.int64()) for n in range(1_000)])
+    await service.create_table("wide", pa.schema([("l", pa.list_(wide)), ("s", wide)]))
+
+    answer = await service.call(
+        "POST",
+        "/v1/tables/wide/append",
+        headers={"content-type": "application/json"},
+        body=body,
+    )
+
+    assert answer.status == 413, answer.body
+    assert "take more than" in answer.json()["error"]["message"]
+
+
 async def test_arrow_rows_name_no_bucket_and_a_delete_is_no_such_write(
     service: InProcessService,
 ) -> None:

@@ -198,6 +198,7 @@ async def test_rows_in_a_bucket_that_is_not_theirs_are_refused(tmp_path: Path) -
     [
         ([(0, 0, ROWS)], "ab", "with writer_id every batch needs a sequence from 1 on"),
         ([(None, 1, ROWS)], "ab", "a batch with a sequence must name its bucket"),
+        ([(0, 1 << 63, ROWS)], "ab", "9223372036854775808 is no sequence; they count batches"),
         ([(0, 1, ROWS)], "0", "writer_id must be 1 to 16 hexadecimal digits and not 0"),
         ([(0, 1, ROWS)], "xyz", "writer_id must be 1 to 16 hexadecimal digits and not 0"),
         ([(0, 1, ROWS)], "1" * 17, "writer_id must be 1 to 16 hexadecimal digits and not 0"),

@@ -1,0 +1,56 @@
+"""A key that was added is found by its number, every other one is not there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamhouse.connector.lookup.key_index import KeyIndex, Words
+
+COUNT = 100_000
+KEYS: dict[str, Words] = {
+    "small": np.arange(COUNT, dtype=np.uint64),
+    "far apart": np.arange(COUNT, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15),
+    "alike in their low bits": np.arange(COUNT, dtype=np.uint64) << np.uint64(44),
+    "at the ends": np.arange(COUNT, dtype=np.int64).view(np.uint64) - np.uint64(COUNT // 2),
+}
+
+
+def numbered(count: int) -> list[int]:
+    return list(range(1, count + 1))
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_keys_are_found_by_their_numbers_however_they_come(kind: str) -> None:
+    keys = KEYS[kind]
+    at_once, in_parts = KeyIndex(1), KeyIndex(1)
+    at_once.add(keys)
+    for start in range(0, COUNT, 7_777):
+        in_parts.add(keys[start : start + 7_777])
+
+    for index in (at_once, in_parts):
+        assert index.find(keys).tolist() == numbered(COUNT)
+        assert index.find(keys[::-1][:5]).tolist() == numbered(COUNT)[::-1][:5]
+        assert not index.find(keys + np.uint64(1 << 63)).any() or kind.startswith("alike")
+    assert in_parts.memory_bytes < 3 * at_once.memory_bytes
+
+
+def test_two_words_are_one_key() -> None:
+    first = np.repeat(np.arange(300, dtype=np.uint64), 300)
+    second = np.tile(np.arange(300, dtype=np.uint64), 300)
+    index = KeyIndex(2)
+    index.add(first, second)
+
+    assert index.find(first, second).tolist() == numbered(90_000)
+    assert not index.find(first, second + np.uint64(300)).any()
+    assert not index.find(first + np.uint64(300), second).any()
+
+
+def test_without_keys_nothing_is_there() -> None:
+    index = KeyIndex(1)
+    nothing = np.zeros(0, dtype=np.uint64)
+    assert index.find(np.zeros(3, dtype=np.uint64)).tolist() == [0, 0, 0]
+    index.add(nothing)
+    assert index.find(nothing).tolist() == []
+    index.add(np.zeros(1, dtype=np.uint64))
+    assert index.find(np.arange(2, dtype=np.uint64)).tolist() == [1, 0]

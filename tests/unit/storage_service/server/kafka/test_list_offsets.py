@@ -1,0 +1,91 @@
+"""ListOffsets over a socket: by name, by time, over log and lake; the only leader epoch's end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kio.schema.errors import ErrorCode
+
+from tests.support.fetch_world import TIMES_US, MemoryHistory, list_offsets, tiered_clicks
+from tests.support.kafka_world import kafka_world
+
+LATEST, EARLIEST, LATEST_TIME, EARLIEST_IN_LOG, LATEST_IN_LAKE = -1, -2, -3, -4, -5
+
+
+async def test_a_lake_that_does_not_reach_the_log_is_left_out(tmp_path: Path) -> None:
+    history = MemoryHistory()
+    async with kafka_world(tmp_path, history=history) as world:
+        await tiered_clicks(world, history, end=10, log_start=20)
+        client = await world.client()
+
+        assert await list_offsets(client, "clicks", 0, EARLIEST) == (20, -1)
+
+
+async def test_a_service_without_a_lake_reads_its_log(tmp_path: Path) -> None:
+    async with kafka_world(tmp_path) as world:
+        await tiered_clicks(world, MemoryHistory())
+        client = await world.client()
+
+        assert await list_offsets(client, "clicks", 0, EARLIEST) == (20, -1)
+
+
+async def test_a_time_is_found_in_the_lake_and_in_the_log(tmp_path: Path) -> None:
+    history = MemoryHistory()
+    async with kafka_world(tmp_path, history=history) as world:
+        await tiered_clicks(world, history)
+        client = await world.client()
+        times_ms = [time // 1_000 for time in TIMES_US]
+
+        assert await list_offsets(client, "clicks", 0, 0) == (0, times_ms[0])
+        assert await list_offsets(client, "clicks", 0, times_ms[0]) == (0, times_ms[0])
+        assert await list_offsets(client, "clicks", 0, times_ms[0] + 1) == (10, times_ms[1])
+        log = world.service.table("clicks").tablet(0)
+        found = await list_offsets(client, "clicks", 0, times_ms[2] + 1)
+        assert found == (20, log.read(20, bytes_max=1)[0].timestamp_us // 1_000)
+        last_ms = log.read(59, bytes_max=1)[0].timestamp_us // 1_000
+        assert await list_offsets(client, "clicks", 0, last_ms + 1) == (-1, -1)
+
+
+async def test_offsets_by_name(tmp_path: Path) -> None:
+    history = MemoryHistory()
+    async with kafka_world(tmp_path, history=history) as world:
+        await tiered_clicks(world, history)
+        client = await world.client()
+        last_us = world.service.table("clicks").tablet(0).read(59, bytes_max=1)[0].timestamp_us
+
+        for version in range(1, 10):
+            found = {
+                name: await list_offsets(client, "clicks", 0, name, version=version)
+                for name in (LATEST, EARLIEST, LATEST_TIME, EARLIEST_IN_LOG, LATEST_IN_LAKE)
+            }
+            assert found == {
+                LATEST: (60, -1),
+                EARLIEST: (0, -1),
+                LATEST_TIME: (59, last_us // 1_000),
+                EARLIEST_IN_LOG: (20, -1),
+                LATEST_IN_LAKE: (29, -1),
+            }
+
+
+async def test_the_end_of_the_only_leader_epoch(tmp_path: Path) -> None:
+    async with kafka_world(tmp_path) as world:
+        await tiered_clicks(world, MemoryHistory())
+        client = await world.client()
+        asked = [
+            {"partition": 0, "current_leader_epoch": 0, "leader_epoch": 0},
+            {"partition": 0, "current_leader_epoch": 0, "leader_epoch": 3},
+            {"partition": 9, "current_leader_epoch": 0, "leader_epoch": 0},
+        ]
+
+        for version in (2, 3, 4):
+            replica = {"replica_id": -1} if version >= 3 else {}
+            answer = await client.call(
+                23, version, **replica, topics=[{"topic": "clicks", "partitions": asked}]
+            )
+            assert [
+                (p.error_code, p.leader_epoch, p.end_offset) for p in answer.topics[0].partitions
+            ] == [
+                (ErrorCode.none, 0, 60),
+                (ErrorCode.none, -1, -1),
+                (ErrorCode.unknown_topic_or_partition, -1, -1),
+            ]

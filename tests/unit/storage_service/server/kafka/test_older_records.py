@@ -1,0 +1,173 @@
+"""Records that have left the log: one range of offsets over lake and log, whatever moves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from streamhouse.storage_service.errors import SnapshotNotFoundError, UnavailableError
+from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
+from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
+from tests.support.fetch_world import (
+    ROWS,
+    TIMES_US,
+    FetchedRecord,
+    MemoryHistory,
+    append,
+    fetch,
+    fetched,
+    list_offsets,
+    raw_rows,
+    tiered_clicks,
+)
+from tests.support.kafka_batches import produced, records
+from tests.support.kafka_world import KafkaClient, kafka_world
+
+EARLIEST = -2
+PRODUCE = 0
+
+
+async def read_all(client: KafkaClient, offset: int, **how: Any) -> list[FetchedRecord]:
+    """What a consumer reads from an offset to the end, fetch by fetch."""
+    records: list[FetchedRecord] = []
+    while offset < ROWS:
+        found = fetched(await fetch(client, {"clicks": {0: offset}}, **how))["clicks", 0]
+        assert isinstance(found, list), found
+        found = [record for record in found if record.offset >= offset]
+        assert found
+        records += found
+        offset = found[-1].offset + 1
+    return records
+
+
+def offsets_of(records: list[FetchedRecord]) -> list[int]:
+    assert all(record.key == b"k%d" % record.offset for record in records)
+    return [record.offset for record in records]
+
+
+@pytest.mark.parametrize("each", [1, 300, 1 << 20])
+@pytest.mark.parametrize("start", [0, 15, 20, 25])
+async def test_no_offset_is_missing_or_double_at_the_border(
+    tmp_path: Path, start: int, each: int
+) -> None:
+    history = MemoryHistory()
+    async with kafka_world(tmp_path, history=history) as world:
+        await tiered_clicks(world, history)
+        client = await world.client()
+
+        records = await read_all(client, start, partition_max_bytes=each)
+
+        assert offsets_of(records) == [*range(start, ROWS)]
+
+
+async def test_a_consumer_that_reads_on_has_one_place_in_the_lake(tmp_path: Path) -> None:
+    history = MemoryHistory()
+    async with kafka_world(tmp_path, history=history) as world:
+        await tiered_clicks(world, history)
+        client = await world.client()
+
+        await read_all(client, 0, partition_max_bytes=200)
+
+        assert history.opened == 1
+
+
+async def test_files_that_moved_are_looked_for_again(tmp_path: Path) -> None:
+    history = MemoryHistory(failures=[SnapshotNotFoundError("a file is gone") for _ in range(3)])
+    async with kafka_world(tmp_path, history=history) as world:
+        await tiered_clicks(world, history)
+        client = await world.client()
+
+        assert offsets_of(await read_all(client, 0)) == [*range(ROWS)]
+
+
+async def test_a_store_that_does_not_answer_is_said_of_its_partition(tmp_path: Path) -> None:
+    history = MemoryHistory(failures=[UnavailableError("the store is away")])
+    async with kafka_world(tmp_path, history=history) as world:
+        await tiered_clicks(world, history)
+        await world.http.create_table("views", RAW_TOPIC)
+        await append(world, "views", 0, raw_rows(0, 1))
+        client = await world.client()
+
+        found = fetched(await fetch(client, {"clicks": {0: 0}, "views": {0: 0}}))
+
+        assert found["clicks", 0] is ErrorCode.not_leader_or_follower
+        assert isinstance(found["views", 0], list)
+        assert len(found["views", 0]) == 1
+        # The next one is answered.
+        assert offsets_of(await read_all(client, 0)) == [*range(ROWS)]
+
+
+async def test_offsets_whose_rows_are_gone_from_the_lake_are_passed_over(tmp_path: Path) -> None:
+    history = MemoryHistory()
+    async with kafka_world(tmp_path, history=history) as world:
+        await tiered_clicks(world, history)
+        del history.runs[0][1]
+        client = await world.client()
+
+        assert offsets_of(await read_all(client, 0)) == [*range(10), *range(20, ROWS)]
+
+
+async def test_a_gap_up_to_the_end_lets_the_consumer_go_on_behind_it(tmp_path: Path) -> None:
+    history = MemoryHistory()
+    async with kafka_world(tmp_path, history=history) as world:
+        await tiered_clicks(world, history, end=ROWS, log_start=ROWS)
+        client = await world.client()
+        # Another engine has deleted the last rows.
+        history.runs[0][-1] = (ROWS, TIMES_US[0], raw_rows(0, 0))
+        answer = await fetch(client, {"clicks": {0: 50}})
+
+        records = answer.responses[0].partitions[0].records
+        # A batch without records that covers the offsets 50 to 59.
+        assert len(records) == 61
+        assert int.from_bytes(records[:8], "big") == 50
+        assert int.from_bytes(records[23:27], "big") == 9
+
+
+@pytest.mark.parametrize(
+    ("lake", "start"),
+    [
+        ({}, 0),
+        ({"expired_offsets": {0: 7}}, 7),
+        ({"expired_offsets": {0: 33}}, 33),
+        ({"diverged": "another history"}, 20),
+        ({"snapshot_id": None}, 20),
+    ],
+)
+async def test_where_a_partition_begins(
+    tmp_path: Path, lake: Mapping[str, Any], start: int
+) -> None:
+    history = MemoryHistory()
+    async with kafka_world(tmp_path, history=history) as world:
+        await tiered_clicks(world, history)
+        table = world.service.table("clicks")
+        table.keep_lake(replace(table.lake, **lake))
+        client = await world.client()
+
+        assert await list_offsets(client, "clicks", 0, EARLIEST) == (start, -1)
+        answer = await fetch(client, {"clicks": {0: start}})
+        assert answer.responses[0].partitions[0].log_start_offset == start
+        below = fetched(await fetch(client, {"clicks": {0: start - 1}}))
+        assert below["clicks", 0] is ErrorCode.offset_out_of_range
+        data = [{"index": 0, "records": produced(records([b"new"]))}]
+        values = {"acks": -1, "timeout": timedelta(seconds=10)}
+        stored = await client.call(
+            PRODUCE, 9, **values, topic_data=[{"name": "clicks", "partition_data": data}]
+        )
+        assert stored.responses[0].partition_responses[0].log_start_offset == start
+
+
+async def test_a_lake_of_another_history_is_not_read(tmp_path: Path) -> None:
+    history = MemoryHistory(covered=CoveredOffsets(tiered_offsets={0: ROWS + 1}, epoch=1))
+    async with kafka_world(tmp_path, history=history) as world:
+        await tiered_clicks(world, history)
+        client = await world.client()
+
+        found = fetched(await fetch(client, {"clicks": {0: 0}}))
+
+        assert found["clicks", 0] is ErrorCode.unknown_server_error
