@@ -88,6 +88,10 @@ def _read_a_part(spark: SparkSession) -> None:
     total = part.groupBy().agg(F.count("price"), F.sum("id")).collect()[0]
     again = table.join(part.select("id"), "id").where("small >= 0").agg(F.max("small")).collect()
     sys.stdout.write(f"part {tuple(total)} {again[0][0]} {sorted(table.limit(1).columns)[0]}\n")
+    # Columns of one name belong to the tables that they are taken from.
+    few = streamhouse.read(spark, SOURCE).where("id < 40")
+    pairs = table.join(few, table["id"] == few["id"] + 1).where(few["id"] >= 30)
+    sys.stdout.write(f"pairs {pairs.select(table.id, few.id).orderBy(few.id).collect()[0]}\n")
 
 
 def _sent_rows() -> int:

@@ -144,3 +144,28 @@ def test_the_declarative_pipeline_runs(tmp_path: Path) -> None:
 
     assert finished.returncode == 0, f"{finished.stdout[-3_000:]}\n{finished.stderr[-6_000:]}"
     assert "pipeline.delays: 50 late flights" in finished.stdout
+
+
+def test_spark_counts_what_a_kafka_producer_writes(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path / "data", "--kafka-port", "0") as service:
+        finished = subprocess.run(
+            [sys.executable, str(ROOT / "examples" / "kafka_stream.py")],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PYSPARK_PYTHON": python_for_spark(),
+                "STREAMHOUSE_ENDPOINT": service.endpoint,
+                "KAFKA_BROKERS": service.kafka_address,
+            },
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+
+    assert finished.returncode == 0, f"{finished.stdout[-3_000:]}\n{finished.stderr[-6_000:]}"
+    assert [line for line in finished.stdout.splitlines() if "/" in line] == [
+        "|  /0|  334|",
+        "|  /1|  333|",
+        "|  /2|  333|",
+    ]

@@ -66,6 +66,18 @@ def test_a_wrong_type_in_the_schema(world: SparkWorld) -> None:
     assert "column 'id' is bigint, but .schema(...) asks for string" in line
 
 
+def test_a_column_that_was_widened_after_the_load(world: SparkWorld) -> None:
+    path = world.table(rows=5)
+    loaded = world.load(path)
+    world.client.widen_column(path, "price", "decimal(20,2)")
+
+    line = _message(loaded.where("id > 1").count)
+
+    assert "'price' was decimal(12,2) when this DataFrame was loaded, and is decimal(20,2)" in line
+    assert "now: load it again" in line
+    assert world.load(path).where("price > 1").count() == 3
+
+
 def test_a_service_that_is_not_there(world: SparkWorld) -> None:
     nowhere = "http://127.0.0.1:9"
 

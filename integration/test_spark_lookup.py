@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,34 @@ def test_rows_get_the_columns_of_their_keys(tables: SparkWorld) -> None:
     assert sorted(row.who for row in inner.collect()) == ["user 0", "user 40", "user 80"]
     assert semi.columns == clicks.columns
     assert sorted(row.click for row in semi.collect()) == [0, 1, 2]
+
+
+def test_a_row_is_looked_up_once_and_other_columns_stay_in_spark(tables: SparkWorld) -> None:
+    rows = tables.spark.sql("SELECT id AS `a.user`, id AS row, 'x' AS X, 'y' AS Y FROM range(200)")
+
+    found = lookup(tables, rows, "dim.users", {"a.user": "id"}, columns={"name": "_row"})
+    some = found.where("_row LIKE 'user%' AND row < 50").select("Y", "_row")
+
+    # Spark would call a function twice, once for the filter, that may answer the same always.
+    plan = str(some._jdf.queryExecution().executedPlan())
+    assert plan.count("ArrowEvalPython") == 1
+    assert "MapInArrow" not in plan
+    assert " AS X#" not in plan
+    assert found.columns == ["a.user", "row", "X", "Y", "_row"]
+    assert {row["_row"] for row in some.collect()} == {f"user {i}" for i in range(50)} - {"user 7"}
+
+
+@pytest.mark.parametrize("column", ["name", "joined", "tags"])
+def test_one_column_is_no_struct_to_spark(tables: SparkWorld, column: str) -> None:
+    rows = tables.spark.sql("SELECT id * 7 AS user FROM range(20) UNION ALL SELECT NULL")
+
+    one = lookup(tables, rows, "dim.users", {"user": "id"}, columns=[column])
+    all_of_them = lookup(tables, rows, "dim.users", {"user": "id"})
+
+    assert "struct" not in str(one._jdf.queryExecution().executedPlan())
+    assert one.schema[column].dataType == tables.load("dim.users").schema[column].dataType
+    wanted = all_of_them.select("user", column).collect()
+    assert sorted(map(repr, one.collect())) == sorted(map(repr, wanted))
 
 
 def test_it_equals_sparks_own_join(tables: SparkWorld) -> None:
@@ -229,6 +258,19 @@ def test_a_task_that_needs_much_of_a_table_reads_it(tables: SparkWorld) -> None:
         "k1": -1, "k2": None, **{f"k{i}": None for i in range(count, count + 5)},
     }  # fmt: skip
     assert joined.count() == 200_000
+    # The tasks of one executor share what is read, and whoever comes later sees what is there then.
+    assert len(_shared_files(tables)) == 1
+    tables.client.upsert("dim.many", pa.table({"k": ["k1"], "v": [-9]}, schema=schema))
+    assert {row.v for row in joined.where("k = 'k1'").distinct().collect()} == {-9}
+    found = lookup(tables, df, "dim.many", "k")
+    assert found.where("v = -9").count() == df.where("k = 'k1'").count()
+    assert {path.suffix for path in _shared_files(tables)} == {""}
+
+
+def _shared_files(world: SparkWorld) -> list[Path]:
+    tasks = world.spark.sparkContext.parallelize([0], 1)
+    directory = tasks.map(lambda _: os.environ["SPARK_LOCAL_DIRS"].partition(",")[0]).first()
+    return list(Path(directory, "streamhouse-lookup").iterdir())
 
 
 def test_an_error_of_a_task_is_one_sentence(tables: SparkWorld) -> None:

@@ -139,6 +139,20 @@ def test_the_text_of_a_statement_says_what_it_needs_where_the_plan_is_not_known(
     assert "small.a: columns id, k; all rows" in _explained(lenient, capsys)
 
 
+def test_aliases_that_differ_in_case_alone_are_two(small: SparkWorld) -> None:
+    query = "SELECT x.id FROM {a} x JOIN {a} X ON x.id = X.k WHERE X.k = 1 AND X.id > 3"
+    small.spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        wanted = small.spark.sql(query.replace("{a}", "plain_a")).collect()
+        with _unknown_plan():
+            found = _sql(small, query.replace("{a}", "small.a")).collect()
+    finally:
+        small.spark.conf.unset("spark.sql.caseSensitive")
+
+    assert len(found) > 1
+    assert found == wanted
+
+
 def test_an_attached_name_is_narrowed_too(
     small: SparkWorld, capsys: pytest.CaptureFixture[str]
 ) -> None:

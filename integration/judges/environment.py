@@ -46,5 +46,5 @@ def judge_python(name: str) -> Path:
 
 
 if __name__ == "__main__":
-    for name in ("spark35", "postgres", "cdc"):
+    for name in ("spark35", "postgres", "cdc", "kafka"):
         judge_python(name)

@@ -1,0 +1,235 @@
+"""Kafka's clients that know nothing of us, each behind the same few calls.
+
+Records are (key, value), what is read is (partition, offset, key, value) in the order of each
+partition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from confluent_kafka import Consumer, KafkaException, Producer
+from kafka import KafkaConsumer, KafkaProducer
+
+__all__ = ["CLIENTS", "AioKafka", "KafkaPython", "Kcat", "Librdkafka", "Read", "Record"]
+
+Record = tuple[bytes | None, bytes | None]
+Read = tuple[int, int, bytes | None, bytes | None]
+
+_PATIENCE_S: Final = 60.0
+
+
+class Librdkafka:
+    """confluent-kafka, the binding of librdkafka, as those of C, Go, .NET and Rust are."""
+
+    compressions = ("none", "gzip", "snappy", "lz4", "zstd")
+
+    def __init__(self, brokers: str, **settings: Any) -> None:
+        self._settings = {"bootstrap.servers": brokers, **settings}
+
+    def produce(
+        self, topic: str, records: Sequence[Record], *, compression: str = "none"
+    ) -> list[tuple[int, int]]:
+        """Send all; return partition and offset of each, as they were acknowledged."""
+        places: list[tuple[int, int]] = []
+
+        def delivered(error: Any, message: Any) -> None:
+            if error is not None:
+                raise KafkaException(error)
+            places.append((message.partition(), message.offset()))
+
+        producer = Producer(
+            {
+                **self._settings,
+                "enable.idempotence": True,
+                "compression.type": compression,
+                "linger.ms": 2,
+            }
+        )
+        for key, value in records:
+            while True:
+                try:
+                    producer.produce(topic, value, key, on_delivery=delivered)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+            producer.poll(0)
+        assert producer.flush(_PATIENCE_S) == 0
+        return places
+
+    def consume(self, topic: str, count: int, *, group: str = "readers") -> list[Read]:
+        """Read so many records from where the group stands, and commit what was read."""
+        consumer = Consumer(
+            {
+                **self._settings,
+                "group.id": group,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+            }
+        )
+        consumer.subscribe([topic])
+        found: list[Read] = []
+        give_up = time.monotonic() + _PATIENCE_S
+        try:
+            while len(found) < count and time.monotonic() < give_up:
+                for message in consumer.consume(count - len(found), 1.0):
+                    if message.error():
+                        raise KafkaException(message.error())
+                    found.append(
+                        (message.partition(), message.offset(), message.key(), message.value())
+                    )
+            consumer.commit(asynchronous=False)
+        finally:
+            consumer.close()
+        return found
+
+
+class KafkaPython:
+    """kafka-python, which is Python alone."""
+
+    compressions = ("none", "gzip")
+
+    def __init__(self, brokers: str, **settings: Any) -> None:
+        self._settings = {"bootstrap_servers": brokers, **settings}
+
+    def produce(
+        self, topic: str, records: Sequence[Record], *, compression: str = "none"
+    ) -> list[tuple[int, int]]:
+        """As `Librdkafka.produce`."""
+        producer = KafkaProducer(
+            **self._settings, compression_type=None if compression == "none" else compression
+        )
+        sent = [producer.send(topic, key=key, value=value) for key, value in records]
+        producer.flush(_PATIENCE_S)
+        places = [future.get(_PATIENCE_S) for future in sent]
+        producer.close()
+        return [(place.partition, place.offset) for place in places]
+
+    def consume(self, topic: str, count: int, *, group: str = "readers") -> list[Read]:
+        """As `Librdkafka.consume`."""
+        consumer = KafkaConsumer(
+            topic,
+            **self._settings,
+            group_id=group,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            max_poll_records=count,
+        )
+        found: list[Read] = []
+        give_up = time.monotonic() + _PATIENCE_S
+        try:
+            while len(found) < count and time.monotonic() < give_up:
+                for messages in consumer.poll(
+                    timeout_ms=1_000, max_records=count - len(found)
+                ).values():
+                    found += [(m.partition, m.offset, m.key, m.value) for m in messages]
+            consumer.commit()
+        finally:
+            consumer.close()
+        return found
+
+
+class AioKafka:
+    """aiokafka, on an event loop."""
+
+    compressions = ("none", "gzip")
+
+    def __init__(self, brokers: str, **settings: Any) -> None:
+        self._settings = {"bootstrap_servers": brokers, **settings}
+
+    def produce(
+        self, topic: str, records: Sequence[Record], *, compression: str = "none"
+    ) -> list[tuple[int, int]]:
+        """As `Librdkafka.produce`."""
+
+        async def send() -> list[tuple[int, int]]:
+            kind = None if compression == "none" else compression
+            producer = AIOKafkaProducer(
+                **self._settings, enable_idempotence=True, compression_type=kind
+            )
+            await producer.start()
+            try:
+                sent = [await producer.send(topic, value, key) for key, value in records]
+                return [(place.partition, place.offset) for place in await asyncio.gather(*sent)]
+            finally:
+                await producer.stop()
+
+        return asyncio.run(send())
+
+    def consume(self, topic: str, count: int, *, group: str = "readers") -> list[Read]:
+        """As `Librdkafka.consume`."""
+
+        async def read() -> list[Read]:
+            consumer = AIOKafkaConsumer(
+                topic,
+                **self._settings,
+                group_id=group,
+                auto_offset_reset="earliest",
+                enable_auto_commit=False,
+            )
+            await consumer.start()
+            found: list[Read] = []
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    while len(found) < count:
+                        read = await consumer.getmany(
+                            timeout_ms=1_000, max_records=count - len(found)
+                        )
+                        for messages in read.values():
+                            found += [(m.partition, m.offset, m.key, m.value) for m in messages]
+                    await consumer.commit()
+            finally:
+                await consumer.stop()
+            return found
+
+        return asyncio.run(read())
+
+
+class Kcat:
+    """kcat, Debian's command; not everywhere."""
+
+    def __init__(self, brokers: str) -> None:
+        self._brokers = brokers
+
+    @staticmethod
+    def is_there() -> bool:
+        """Whether the machine has it."""
+        return shutil.which("kcat") is not None
+
+    def _run(self, *arguments: str, text: str = "") -> str:
+        done = subprocess.run(
+            ["kcat", "-b", self._brokers, *arguments],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=True,
+        )
+        return done.stdout
+
+    def list_topics(self) -> str:
+        """Return what it says of brokers, topics and partitions."""
+        return self._run("-L")
+
+    def produce(self, topic: str, lines: Sequence[str]) -> None:
+        """Send lines of key:value."""
+        self._run("-t", topic, "-P", "-K", ":", text="".join(f"{line}\n" for line in lines))
+
+    def consume(self, topic: str) -> list[str]:
+        """Read all there is, as lines of key:value."""
+        return self._run(
+            *("-t", topic, "-C", "-o", "beginning", "-e", "-q", "-f", "%k:%s\n")
+        ).splitlines()
+
+
+CLIENTS: Final[dict[str, Callable[..., Librdkafka | KafkaPython | AioKafka]]] = {
+    "librdkafka": Librdkafka,
+    "kafka-python": KafkaPython,
+    "aiokafka": AioKafka,
+}

@@ -1,0 +1,371 @@
+"""Clients of Kafka that know nothing of us produce, consume, share topics and survive kills."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from integration.judges.kafka_clients import CLIENTS, Kcat, Librdkafka, Read, Record
+from streamhouse.client import StreamhouseClient
+from tests.support.service_process import ServiceProcess
+from tests.support.tier_once import tier_once
+
+pytestmark = pytest.mark.slow
+
+MIRROR = Path(__file__).parents[1] / "examples" / "mirror_topic.py"
+TOKEN = "a-token-of-a-service"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    with ServiceProcess(tmp_path_factory.mktemp("kafka"), "--kafka-port", "0") as opened:
+        yield opened
+
+
+def _create(brokers: str, topic: str, partitions: int = 1, **settings: Any) -> None:
+    admin = AdminClient({"bootstrap.servers": brokers, **settings})
+    (made,) = admin.create_topics([NewTopic(topic, partitions, 1)]).values()
+    made.result(30)
+
+
+def _by_partition(found: list[Read]) -> dict[int, list[Read]]:
+    parts: dict[int, list[Read]] = defaultdict(list)
+    for read in found:
+        parts[read[0]].append(read)
+    return parts
+
+
+@pytest.mark.parametrize("writer", CLIENTS)
+def test_what_a_client_writes_every_client_reads(service: ServiceProcess, writer: str) -> None:
+    brokers, topic = service.kafka_address, f"written-by.{writer}"
+    _create(brokers, topic, 2)
+    client = CLIENTS[writer](brokers)
+    records: list[Record] = []
+    for compression in client.compressions:
+        more: list[Record] = [
+            (None if n % 5 == 4 else b"k%d" % (n % 7), f"{compression} {n}".encode() * (n % 40))
+            for n in range(300)
+        ]
+        assert len(client.produce(topic, more, compression=compression)) == len(more)
+        records += more
+
+    whole: dict[str, list[Read]] = {}
+    for reader, make in CLIENTS.items():
+        whole[reader] = sorted(make(brokers).consume(topic, len(records), group=f"of-{reader}"))
+
+    for found in whole.values():
+        assert found == whole[writer]
+        assert sorted((key or b"", value) for _, _, key, value in found) == sorted(
+            (key or b"", value) for key, value in records
+        )
+        for part in _by_partition(found).values():
+            assert [offset for _, offset, _, _ in part] == list(range(len(part)))
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_group_goes_on_where_it_stood(service: ServiceProcess, kind: str) -> None:
+    brokers, topic = service.kafka_address, f"groups-{kind}"
+    _create(brokers, topic)
+    records: list[Record] = [(b"k", b"%d" % number) for number in range(100)]
+    Librdkafka(brokers).produce(topic, records)
+    client = CLIENTS[kind](brokers)
+
+    first = client.consume(topic, 40, group=f"walkers-{kind}")
+    rest = client.consume(topic, 60, group=f"walkers-{kind}")
+
+    assert [offset for _, offset, _, _ in first + rest] == list(range(100))
+    with StreamhouseClient(service.endpoint) as streamhouse:
+        (consumer,) = streamhouse.consumers(f"groups_{kind.replace('-', '_')}")
+        assert (consumer["name"], consumer["lag_rows"]) == (f"walkers-{kind}", 0)
+
+
+def test_members_share_the_partitions_of_a_topic(service: ServiceProcess) -> None:
+    brokers, topic = service.kafka_address, "shared"
+    _create(brokers, topic, 4)
+    settings = {
+        "bootstrap.servers": brokers,
+        "group.id": "sharers",
+        "auto.offset.reset": "earliest",
+        "session.timeout.ms": 6_000,
+    }
+    counts: dict[int, int] = {}
+
+    def assigned(*members: Consumer) -> list[int]:
+        return [len(member.assignment()) for member in members]
+
+    def poll_until(done: Any, *members: Consumer) -> None:
+        give_up = threading.Event()
+        timer = threading.Timer(60, give_up.set)
+        timer.start()
+        while not done():
+            assert not give_up.is_set(), assigned(*members)
+            for member in members:
+                message = member.poll(0.05)
+                if message is not None and not message.error():
+                    number = int(message.value())
+                    counts[number] = counts.get(number, 0) + 1
+        timer.cancel()
+
+    first, second = Consumer(settings), Consumer(settings)
+    first.subscribe([topic])
+    poll_until(lambda: assigned(first) == [4], first)
+    second.subscribe([topic])
+    poll_until(lambda: sorted(assigned(first, second)) == [2, 2], first, second)
+    producer = Producer({"bootstrap.servers": brokers})
+    for number in range(400):
+        producer.produce(topic, str(number), partition=number % 4)
+    assert producer.flush(30) == 0
+    poll_until(lambda: len(counts) == 400, first, second)
+    second.close()
+    poll_until(lambda: assigned(first) == [4], first)
+    first.close()
+
+    assert set(counts.values()) == {1}
+
+
+def test_rows_by_key_are_upserts_and_tombstones(service: ServiceProcess) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+    brokers = service.kafka_address
+    with StreamhouseClient(service.endpoint) as streamhouse:
+        streamhouse.create_table("people", schema, primary_key=["id"])
+        client = Librdkafka(brokers)
+        client.produce(
+            "people",
+            [
+                (b'{"id": 1}', b'{"id": 1, "name": "Ada"}'),
+                (b'{"id": 2}', b'{"id": 2, "name": "Bo"}'),
+                (b'{"id": 1}', b'{"id": 1, "name": "Ann"}'),
+                (b'{"id": 2}', None),
+            ],
+        )
+        assert streamhouse.read("people").to_pylist() == [{"id": 1, "name": "Ann"}]
+
+        found = client.consume("people", 4)
+
+    changes = [(json.loads(key or b""), value and json.loads(value)) for _, _, key, value in found]
+    assert changes == [
+        ({"id": 1}, {"id": 1, "name": "Ada"}),
+        ({"id": 2}, {"id": 2, "name": "Bo"}),
+        ({"id": 1}, {"id": 1, "name": "Ann"}),
+        ({"id": 2}, None),
+    ]
+
+
+def test_a_bad_record_is_refused_by_its_reason(service: ServiceProcess) -> None:
+    with StreamhouseClient(service.endpoint) as streamhouse:
+        streamhouse.create_table("strict", pa.schema([("n", pa.int64())]))
+        errors: list[str] = []
+        producer = Producer({"bootstrap.servers": service.kafka_address})
+        producer.produce(
+            "strict", '{"n": "five"}', on_delivery=lambda error, _: errors.append(str(error))
+        )
+        assert producer.flush(30) == 0
+
+        assert len(errors) == 1
+        assert "INVALID_RECORD" in errors[0]
+        assert streamhouse.read("strict").num_rows == 0
+
+
+def test_a_consumer_reads_from_the_lake_into_the_log(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path, "--kafka-port", "0") as service:
+        brokers = service.kafka_address
+        _create(brokers, "years")
+        records: list[Record] = [(b"k%d" % number, b"v%d" % number) for number in range(3_000)]
+        Librdkafka(brokers).produce("years", records[:2_000])
+        with StreamhouseClient(service.endpoint) as streamhouse:
+            tier_once(streamhouse)
+        Librdkafka(brokers).produce("years", records[2_000:])
+
+        for make in CLIENTS.values():
+            found = make(brokers).consume("years", 3_000, group=make.__name__)
+            assert [(key, value) for _, _, key, value in found] == records
+
+
+def test_a_token_is_a_password(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    arguments = ("--kafka-port", "0", "--token-file", str(tmp_path / "token"))
+    with ServiceProcess(tmp_path / "data", *arguments) as service:
+        brokers = service.kafka_address
+        dotted = {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "app",
+        }
+        underscored = {
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "PLAIN",
+            "sasl_plain_username": "app",
+            "sasl_plain_password": TOKEN,
+        }
+        _create(brokers, "secret", **dotted, **{"sasl.password": TOKEN})
+        for name, make in CLIENTS.items():
+            own = {**dotted, "sasl.password": TOKEN} if make is Librdkafka else underscored
+            assert make(brokers, **own).produce("secret", [(b"k", name.encode())])
+        wrong = AdminClient({"bootstrap.servers": brokers, **dotted, "sasl.password": "other"})
+        with pytest.raises(Exception, match=r"_TRANSPORT|_TIMED_OUT|_AUTHENTICATION|SASL"):
+            wrong.list_topics(timeout=3)
+
+
+def test_kcat_lists_writes_and_reads(service: ServiceProcess) -> None:
+    if not Kcat.is_there():
+        pytest.skip("kcat is not on PATH: apt-get install kcat")
+    kcat = Kcat(service.kafka_address)
+    kcat.produce("by_kcat", ["a:1", "b:2"])
+    assert kcat.consume("by_kcat") == ["a:1", "b:2"]
+    assert 'topic "by_kcat" with 1 partitions' in kcat.list_topics()
+
+
+def test_a_topic_is_mirrored_and_goes_on_where_it_was(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    """The program of docs/kafka.md, between two services: both speak Kafka."""
+    old, topic = service.kafka_address, "moved"
+    records: list[Record] = [(b"k%d" % (number % 9), b"v%d" % number) for number in range(2_000)]
+    with ServiceProcess(tmp_path, "--kafka-port", "0") as target:
+        for brokers in (old, target.kafka_address):
+            _create(brokers, topic, 2)
+        for part in (records[:1_500], records[1_500:]):
+            Librdkafka(old).produce(topic, part)
+            mirror = subprocess.Popen(
+                [sys.executable, str(MIRROR), old, topic, target.kafka_address],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert mirror.stdout is not None
+            copied = 0
+            while copied < len(part):
+                copied += int(mirror.stdout.readline().split()[1])
+            mirror.terminate()
+            assert mirror.wait(60) == 0
+            mirror.stdout.close()
+
+        whole = [
+            sorted(Librdkafka(brokers).consume(topic, 2_000, group="compare"))
+            for brokers in (old, target.kafka_address)
+        ]
+    assert whole[0] == whole[1]
+    assert sorted((key, value) for _, _, key, value in whole[1]) == sorted(records)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_every_acknowledged_record_is_there_once_after_kills(tmp_path: Path, seed: int) -> None:
+    """An idempotent producer goes on while its service is killed at random and started again."""
+    random_ = random.Random(seed)
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = str(reserved.getsockname()[1])
+    topic, count = "killed", 30_000
+    acknowledged: set[int] = set()
+    failed: list[str] = []
+
+    def delivered(error: Any, message: Any) -> None:
+        if error is None:
+            acknowledged.add(int(message.value()))
+        else:
+            failed.append(str(error))
+
+    with ServiceProcess(tmp_path, "--kafka-port", port) as service:
+        _create(service.kafka_address, topic, 3)
+        producer = Producer(
+            {
+                "bootstrap.servers": service.kafka_address,
+                "enable.idempotence": True,
+                "linger.ms": 1,
+                "batch.num.messages": 200,
+                "reconnect.backoff.max.ms": 200,
+                "message.timeout.ms": 120_000,
+            }
+        )
+        kill_at = sorted(random_.sample(range(1_000, count), 4))
+
+        def send(numbers: range) -> None:
+            for number in numbers:
+                while True:
+                    try:
+                        producer.produce(
+                            topic, str(number), partition=number % 3, on_delivery=delivered
+                        )
+                        break
+                    except BufferError:
+                        producer.poll(0.1)
+                producer.poll(0)
+
+        start = 0
+        for end in kill_at:
+            send(range(start, end))
+            start = end
+            service.kill()
+            service.__exit__(None, None, None)
+            service.__enter__()
+        send(range(start, count))
+        assert producer.flush(120) == 0
+
+        assert failed == []
+        assert len(acknowledged) == count
+        with StreamhouseClient(service.endpoint) as streamhouse:
+            rows = streamhouse.read(topic, columns=["value", "__bucket"])
+    values = [int(value) for value in rows.column("value").to_pylist()]
+    assert sorted(values) == list(range(count))
+
+
+def test_clients_go_on_while_their_topic_moves_between_shards(tmp_path: Path) -> None:
+    """Each record is acknowledged and read once, in order; the group goes on from its positions."""
+    arguments = ("--shards", "2", "--kafka-port", "0", "--journal", f"file://{tmp_path / 'store'}")
+    topic, count, moves = "moved", 4_000, 4
+    with (
+        ServiceProcess(tmp_path / "data", *arguments, is_executed=True) as service,
+        StreamhouseClient(service.endpoint) as streamhouse,
+    ):
+        brokers = service.kafka_address
+        _create(brokers, topic, 2)
+        failed: list[str] = []
+        producer = Producer(
+            {
+                "bootstrap.servers": brokers,
+                "enable.idempotence": True,
+                "batch.num.messages": 20,
+                "topic.metadata.refresh.interval.ms": 1_000,
+            }
+        )
+
+        def delivered(error: Any, _: Any) -> None:
+            if error is not None:
+                failed.append(str(error))
+
+        def send(numbers: range) -> None:
+            for number in numbers:
+                producer.produce(topic, str(number), partition=number % 2, on_delivery=delivered)
+                producer.poll(0)
+
+        found: list[Read] = []
+        client = Librdkafka(brokers)
+        for move in range(moves):
+            (shard,) = (t["shard"] for t in streamhouse.status()["tables"])
+            moving = threading.Thread(
+                target=streamhouse.move_table, args=(topic, "1" if shard == "0" else "0")
+            )
+            moving.start()
+            send(range(count * move // moves, count * (move + 1) // moves))
+            # Half of what is there by then is left to a member after the move.
+            found += client.consume(topic, count // (2 * moves), group="movers")
+            moving.join()
+        assert producer.flush(60) == 0
+        found += client.consume(topic, count - len(found), group="movers")
+
+    assert failed == []
+    for partition, reads in _by_partition(found).items():
+        assert [offset for _, offset, _, _ in reads] == list(range(len(reads)))
+        assert [int(value or b"") for _, _, _, value in reads] == list(range(partition, count, 2))
