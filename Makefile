@@ -94,7 +94,7 @@ long: setup ## The tests of tests/ that `make test` has no time for
 		--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: thorough
-thorough: setup ## The properties with sixty times the examples of `make test` [SEED=n]
+thorough: setup ## The properties with a hundred times the examples of `make test` [SEED=n]
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest tests/property tests/simulation \
 		--timeout 7200 $(if $(SEED),--hypothesis-seed $(SEED)) \
 		--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -1,0 +1,33 @@
+"""A Kafka producer writes clicks, and Spark counts them as they come: a topic is a table.
+
+pip install 'pyspark-streamhouse[all,kafka]' confluent-kafka
+streamhouse serve --data-dir ./data --port 8080 --kafka-port 9092
+python examples/kafka_stream.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+import streamhouse
+
+spark = SparkSession.builder.appName("clicks").getOrCreate()
+streamhouse.register(spark)
+spark.sql("CREATE TABLE clicks (person STRING, page STRING, ms BIGINT) USING streamhouse")
+
+brokers = os.environ.get("KAFKA_BROKERS", "127.0.0.1:9092")
+producer = Producer({"bootstrap.servers": brokers, "enable.idempotence": True})
+for number in range(1_000):
+    click = {"person": f"p{number % 7}", "page": f"/{number % 3}", "ms": number}
+    producer.produce("clicks", json.dumps(click))
+producer.flush()
+
+counts = spark.readStream.format("streamhouse").load("clicks").groupBy("page").count()
+query = counts.writeStream.format("memory").queryName("pages").outputMode("complete").start()
+query.processAllAvailable()
+spark.table("pages").orderBy("page").show()
+query.stop()
