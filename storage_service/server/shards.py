@@ -151,6 +151,10 @@ class Shards:
             return None if error is None else error.owner
         raise UnavailableError(error.message)
 
+    async def names(self) -> set[TablePath]:
+        """Return the names of all tables of other shards, and names that no table has now."""
+        return await self._run(self._directory.names)
+
     async def endpoint_of_shard(self, shard: str) -> str:
         """Return where a shard answers that is alive; raises `UnavailableError`."""
         owner = await self._run(self._owners.of, shard)

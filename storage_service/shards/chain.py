@@ -169,14 +169,7 @@ class Chains:
         Those that are not wanted are listed and not read. One that is damaged is an error, unless
         `passed_over` is told of it.
         """
-        numbers: dict[str, int] = {}
-        for key in self._store.list(prefix):
-            name = key.rpartition("/")[0]
-            numbers[name] = max(numbers.get(name, 0), _number(name, key))
-        with self._lock:
-            for name, version in self._newest.items():
-                if name.startswith(prefix):
-                    numbers[name] = max(numbers.get(name, 0), version.number)
+        numbers = self._numbers(prefix)
 
         def read(version: tuple[str, int]) -> Version | None:
             try:
@@ -190,6 +183,21 @@ class Chains:
         wanted = [(name, number) for name, number in sorted(numbers.items()) if is_wanted(name)]
         found = zip(wanted, self._each(read, wanted), strict=True)
         return {name: version for (name, _), version in found if version is not None}
+
+    def names(self, prefix: str) -> list[str]:
+        """Return every name that begins with `prefix`; none of them is read."""
+        return sorted(self._numbers(prefix))
+
+    def _numbers(self, prefix: str) -> dict[str, int]:
+        numbers: dict[str, int] = {}
+        for key in self._store.list(prefix):
+            name = key.rpartition("/")[0]
+            numbers[name] = max(numbers.get(name, 0), _number(name, key))
+        with self._lock:
+            for name, version in self._newest.items():
+                if name.startswith(prefix):
+                    numbers[name] = max(numbers.get(name, 0), version.number)
+        return numbers
 
     def advance(self, name: str, seen: Version, content: Mapping[str, Any]) -> Version | None:
         """Make the version after `seen`; None if somebody else has made it.

@@ -180,6 +180,11 @@ class ShardDirectory:
         entries = self._entries_of(self._chains.heads(prefix, is_wanted=_is_of_table))
         return {path: entry for path, entry in entries.items() if entry.state is not NameState.FREE}
 
+    def names(self) -> set[TablePath]:
+        """Return every name that is not free, and some that are: one listing, and no reads."""
+        paths = (_path_of(name) for name in self._chains.names(f"{_TABLES}/"))
+        return {path for path in paths if path is not None}
+
     def readable_entries(self) -> dict[TablePath, NameEntry]:
         """Return `entries` without the names that are damaged: to show, never to decide by."""
         heads = self._chains.heads(

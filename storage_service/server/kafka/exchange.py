@@ -19,6 +19,7 @@ from streamhouse.storage_service.server.http.http_exchange import ClientGone, Te
 from streamhouse.storage_service.server.kafka.api import Api, ConnectionEnded
 from streamhouse.storage_service.server.kafka.broker.broker import Broker
 from streamhouse.storage_service.server.kafka.broker.producers import RefusedPlaces
+from streamhouse.storage_service.server.kafka.broker.shard_calls import Whereabouts
 from streamhouse.storage_service.server.kafka.error_codes import error_code_of
 
 __all__ = ["Client", "KafkaExchange"]
@@ -69,6 +70,7 @@ class KafkaExchange:
     ) -> None:
         self.broker = broker
         self.service = broker.service
+        self.whereabouts = Whereabouts(broker.service)
         self.client = client
         self.header = header
         self.api = api

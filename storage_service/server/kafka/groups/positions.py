@@ -29,7 +29,7 @@ from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_f
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.caller import SERVICE, Level
 from streamhouse.storage_service.server.kafka.broker.group_desk import retriable_by_members
-from streamhouse.storage_service.server.kafka.broker.shard_calls import ask_shard
+from streamhouse.storage_service.server.kafka.broker.shard_calls import ask_shard, elsewhere
 from streamhouse.storage_service.server.kafka.error_codes import error_code_of
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
 from streamhouse.storage_service.server.kafka.topics.topic_tables import topic_table
@@ -119,8 +119,8 @@ async def found_table(exchange: KafkaExchange, topic: str) -> OpenTable | Elsewh
     try:
         return topic_table(exchange, topic, Level.READ)
     except NotFoundError:
-        shards, path = exchange.service.shards, table_path_of(topic)
-        endpoint = None if shards is None else await shards.endpoint_of(path)
+        path = table_path_of(topic)
+        endpoint = await elsewhere(exchange, path)
         if endpoint is None:
             raise
         return Elsewhere(exchange, path, endpoint)

@@ -119,6 +119,7 @@ async def _found(exchange: KafkaExchange, name: str, may_make_next: Iterator[boo
         if not next(may_make_next, False):
             raise
     await make_topic(exchange, name)
+    exchange.whereabouts.made(path)
     there = await _elsewhere(exchange, name, path)
     return there or _here(exchange, topic_table(exchange, name, Level.READ))
 
@@ -127,6 +128,8 @@ async def _elsewhere(exchange: KafkaExchange, name: str, path: TablePath) -> Kno
     """Return a topic of another shard, None if none has its table."""
     others = exchange.broker.others
     for is_fresh in (False, True):
+        if is_fresh and not exchange.whereabouts.may_ask_anew():
+            break
         for other in await others.all(exchange, is_fresh=is_fresh):
             topic = other.topics.get(path)
             if topic is not None:

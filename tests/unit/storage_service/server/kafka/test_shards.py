@@ -14,6 +14,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.storage_service.journal.store.object_store import ObjectEntry
 from streamhouse.storage_service.kafka.topics import node_id_of
 from streamhouse.storage_service.model.records.record_sequence import RecordSequence
 from streamhouse.storage_service.model.table import TablePath
@@ -30,13 +31,16 @@ from tests.support.shard_world import ShardWorld
 _EVENTS = TablePath("default", "events")
 PRODUCE = 0
 METADATA, CREATE, DELETE, DESCRIBE, CLUSTER, COORDINATOR = 3, 19, 20, 32, 60, 10
+OFFSET_FETCH = 9
 HANDSHAKE, AUTHENTICATE = 17, 36
 
 
 @contextlib.asynccontextmanager
-async def _doors(tmp_path: Path) -> AsyncIterator[tuple[ShardWorld, dict[str, Any]]]:
+async def _doors(
+    tmp_path: Path, store: MemoryStore | None = None
+) -> AsyncIterator[tuple[ShardWorld, dict[str, Any]]]:
     """Run shards a and b, each with a door and a client."""
-    world = ShardWorld(tmp_path, MemoryStore())
+    world = ShardWorld(tmp_path, store or MemoryStore())
     async with contextlib.AsyncExitStack() as stack:
         clients = dict[str, Any]()
         for shard in "ab":
@@ -116,6 +120,65 @@ async def test_any_shard_describes_and_drops_a_topic_of_another(tmp_path: Path) 
         assert [r.error_code for r in dropped.responses] == [ErrorCode.none] * 2
         for service in world.services.values():
             assert service.service.manager.list_tables(None) == []
+
+
+class _CountingStore(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    def list_objects(self, folder: str, **arguments: Any) -> list[ObjectEntry]:
+        self.reads += 1
+        return super().list_objects(folder, **arguments)
+
+    def get(self, key: str, *, bytes_max: int) -> memoryview:
+        self.reads += 1
+        return super().get(key, bytes_max=bytes_max)
+
+
+async def test_names_of_a_request_are_listed_and_not_looked_up_one_by_one(tmp_path: Path) -> None:
+    store, count = _CountingStore(), 500
+    async with _doors(tmp_path, store) as (world, clients):
+        await world.services["http://b:1"].create_table()
+        names = [*(f"n{n}" for n in range(count)), "events"]
+        resources = [{"resource_type": 2, "resource_name": name} for name in names]
+        positions = [{"name": name, "partition_indexes": [0]} for name in names]
+        group = await _group_of("a", clients["a"])
+
+        async def asked(api_key: int, version: int, **values: Any) -> tuple[Any, int]:
+            before = store.reads
+            return await clients["a"].call(api_key, version, **values), store.reads - before
+
+        found, of_metadata = await asked(METADATA, 12, **_asked(*names))
+        described, of_describe = await asked(DESCRIBE, 4, resources=resources)
+        fetched, of_fetch = await asked(OFFSET_FETCH, 7, group_id=group, topics=positions)
+        dropped, of_delete = await asked(DELETE, 5, topic_names=names)
+
+        unknown = [ErrorCode.unknown_topic_or_partition] * count
+        assert [one.error_code for one in found.topics] == [*unknown, ErrorCode.none]
+        assert [one.error_code for one in described.results] == [*unknown, ErrorCode.none]
+        assert {one.partitions[0].error_code for one in fetched.topics} == {ErrorCode.none}
+        assert [one.error_code for one in dropped.responses] == [*unknown, ErrorCode.none]
+        assert max(of_metadata, of_describe, of_fetch, of_delete) < 100
+
+
+async def test_topics_that_are_made_after_the_names_were_listed_are_found(tmp_path: Path) -> None:
+    async with _doors(tmp_path) as (_, clients):
+        answer = await clients["a"].call(
+            METADATA, 12, **_asked(*(f"n{n}" for n in range(24)), makes=True)
+        )
+
+        assert {one.error_code for one in answer.topics} == {ErrorCode.none}
+        assert {one.partitions[0].leader_id for one in answer.topics[16:]} == {
+            node_id_of("a"),
+            node_id_of("b"),
+        }
+
+
+async def _group_of(shard: str, client: Any) -> str:
+    keys = [f"g{n}" for n in range(50)]
+    answer = await client.call(COORDINATOR, 4, key_type=0, coordinator_keys=keys)
+    return next(c.key for c in answer.coordinators if c.node_id == node_id_of(shard))
 
 
 class _Noting:
