@@ -9,8 +9,9 @@
     kafka.on.schema = keep (default) | replace
     kafka.changes.format = upsert (default) | debezium-json
 
-A table that sets none of them has a format too: `raw` if its columns are those of a topic, else
-`json`. Combinations that make no sense are refused when a table is created or altered.
+A table that sets none of them has a format too: `raw` if its columns are those of a topic, and none
+but `key` is of its primary key, else `json`. Combinations that make no sense are refused when a
+table is created or altered.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ RECORD_PROPERTY_HELP: Final[dict[str, tuple[str, str]]] = {
     _VALUE: (
         "",
         "What a record's value is: `raw`, `json`, `avro` or `debezium-json`. Not set: `raw` if the"
-        " columns are `key`, `value`, `timestamp` and `headers`, else `json`.",
+        " columns are `key`, `value`, `timestamp` and `headers`, and none but `key` is of the"
+        " primary key, else `json`.",
     ),
     _KEY_COLUMNS: (
         "",
@@ -228,7 +230,9 @@ class RecordFormat:
             if is_record_property(key) and text.strip()
         }
         raw = _raw_columns(schema)
-        unsaid = ValueFormat.RAW if raw else ValueFormat.JSON
+        # Whoever has rows by their values or their times has not made a topic.
+        is_topic = bool(raw) and set(primary_key) <= {"key"}
+        unsaid = ValueFormat.RAW if is_topic else ValueFormat.JSON
         value = property_choice(ValueFormat, given, _VALUE, unsaid, table=table)
         own = raw if value is ValueFormat.RAW else {}
         names = {

@@ -70,6 +70,30 @@ def test_any_other_table_is_json(schema: pa.Schema) -> None:
     assert _table(schema).record_format() == wanted
 
 
+@pytest.mark.parametrize(
+    ("names", "key"),
+    [
+        ("key value", "key value"),
+        ("value", "value"),
+        ("key value", "value"),
+        ("key value timestamp", "timestamp"),
+        ("key value timestamp", "key timestamp"),
+        ("value timestamp", "timestamp"),
+    ],
+)
+def test_a_table_whose_values_or_times_are_keys_was_not_made_as_a_topic(
+    names: str, key: str
+) -> None:
+    keys = tuple(key.split())
+    types = {"key": pa.string(), "value": pa.string(), "timestamp": pa.timestamp("us", tz="UTC")}
+    schema = pa.schema([pa.field(name, types[name], name not in keys) for name in names.split()])
+
+    found = _table(schema, keys).record_format()
+
+    assert (found.value, found.value_column, found.key_columns) == (ValueFormat.JSON, None, keys)
+    assert found.timestamp_column is None
+
+
 def test_the_key_of_a_primary_key_table_is_its_primary_key() -> None:
     found = _table(key=("id",)).record_format()
 
