@@ -159,15 +159,18 @@ class GroupDesk:
     async def _known_states(self) -> list[ShardState]:
         shards = self._service.shards
         assert shards is not None
-        if self._loop.time() >= self._states_until_s:
+        if self._loop.time() < self._states_until_s:
+            return self._states
+        if self._states:
+            # The shards of a moment ago are as good a guess as any, for who asks meanwhile and if
+            # nobody answers; none at all are not.
             self._states_until_s = self._loop.time() + _SHARDS_KNOWN_S
-            try:
-                self._states = await shards.states()
-            except StreamhouseError:
-                # The shards of a moment ago are as good a guess as any; none at all are not.
-                if not self._states:
-                    self._states_until_s = -math.inf
-                    raise
+        try:
+            self._states = await shards.states()
+        except StreamhouseError:
+            if not self._states:
+                raise
+        self._states_until_s = self._loop.time() + _SHARDS_KNOWN_S
         return self._states
 
     # -- positions -------------------------------------------------------------------------------

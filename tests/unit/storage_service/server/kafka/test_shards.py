@@ -15,9 +15,11 @@ from kio.schema.errors import ErrorCode
 
 from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.storage_service.journal.store.object_store import ObjectEntry
+from streamhouse.storage_service.kafka.groups.placement import coordinator_of
 from streamhouse.storage_service.kafka.topics import node_id_of
 from streamhouse.storage_service.model.records.record_sequence import RecordSequence
 from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.server.kafka.broker.group_desk import GroupDesk
 from streamhouse.storage_service.server.kafka.broker.other_brokers import OtherBrokers
 from streamhouse.storage_service.server.kafka.broker.producers import RefusedPlaces
 from streamhouse.storage_service.server.peers import PeerAnswer, PeerRequest, Peers
@@ -238,6 +240,27 @@ async def test_a_shard_that_is_gone_is_no_broker(tmp_path: Path) -> None:
         answer = await clients["a"].call(CLUSTER, 1)
 
         assert [b.broker_id for b in answer.brokers] == [node_id_of("a")]
+
+
+async def test_who_asks_while_the_shards_are_first_asked_for_is_told_no_other_coordinator() -> None:
+    may_answer = asyncio.Event()
+
+    async def states() -> list[Any]:
+        await may_answer.wait()
+        return [SimpleNamespace(shard=shard, is_live=True) for shard in "ab"]
+
+    shards = SimpleNamespace(own="a", states=states)
+    service: Any = SimpleNamespace(shards=shards, on_drain=[])
+    desk = GroupDesk(service)
+    group_id = next(g for g in map(str, range(100)) if coordinator_of(g, "ab") == "b")
+    first = asyncio.ensure_future(desk.shard_of(group_id))
+    await asyncio.sleep(0)
+    beside = asyncio.ensure_future(desk.shard_of(group_id))
+    await asyncio.sleep(0)
+
+    may_answer.set()
+
+    assert await asyncio.gather(first, beside) == ["b", "b"]
 
 
 async def test_who_asks_while_the_shards_are_asked_anew_waits_for_that_answer() -> None:
