@@ -90,6 +90,9 @@ class Home:
             process.kill()
             process.__exit__(None, None, None)
 
+    def stand_alone(self) -> None:
+        """Let nobody take over any more."""
+
     def close(self) -> None:
         """End what runs."""
         self.end()
@@ -132,10 +135,14 @@ class StandbyHome(Home):
             shutil.rmtree(self.folder / lost, ignore_errors=True)
             self._names = kept, lost
 
+    def stand_alone(self) -> None:
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            standby.__exit__(None, None, None)
+
     def close(self) -> None:
         super().close()
-        if self._standby is not None:
-            self._standby.__exit__(None, None, None)
+        self.stand_alone()
 
 
 async def live_and_die(
@@ -151,16 +158,14 @@ async def live_and_die(
     working: asyncio.Future[object] = asyncio.gather(*(p.run(reached.look) for p in producers))
     standing = None if group is None else asyncio.create_task(group.run())
     clients = [working] if standing is None else [working, standing]
+    watching: list[asyncio.Future[None]] = []
     try:
         for death in deaths:
             reached.expect(death.acknowledged)
             await _live(home, place, death, reached, clients)
-        service = await asyncio.to_thread(home.start)
-        place.is_at(service.kafka_address)
-        await _first_of(clients)
-        await working
-        if group is not None:
-            await group.judge_again()
+        service = await _last_life(home, place, clients, watching)
+        if group is not None and standing is not None:
+            await group.end(standing)
         with StorageClient(service.endpoint) as client:
             await asyncio.to_thread(judge_topics, client, producers)
     finally:
@@ -168,6 +173,7 @@ async def live_and_die(
             one.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
         await asyncio.to_thread(home.close)
+        await asyncio.gather(*watching)
 
 
 class _Reached:
@@ -198,15 +204,17 @@ async def _live(
     reached: _Reached,
     clients: Sequence[asyncio.Future[object]],
 ) -> None:
-    """Serve until enough is acknowledged or a client has ended, or the service dies at its step."""
+    """Serve until enough is acknowledged or a client has ended, or the service has by itself.
+
+    It does at its step; and where a busy machine has let its lease run out, and another took over.
+    """
     command = None
     if death.step is not None:
         command = ("-m", "tests.torture.doomed_service", death.step, str(death.count))
     watching: list[asyncio.Future[object]] = [asyncio.create_task(reached.event.wait())]
     try:
         service = await asyncio.to_thread(home.start, command)
-        if death.step is not None:
-            watching.append(asyncio.create_task(asyncio.to_thread(service.wait)))
+        watching.append(asyncio.create_task(asyncio.to_thread(service.wait_for_ever)))
         place.is_at(service.kafka_address)
         await _first_of([*watching, *clients])
     except DiedAtStart:
@@ -217,6 +225,31 @@ async def _live(
         watching[0].cancel()
         await asyncio.to_thread(home.end)
         await asyncio.gather(*watching, return_exceptions=True)
+
+
+async def _last_life(
+    home: Home,
+    place: BrokerPlace,
+    clients: Sequence[asyncio.Future[object]],
+    watching: list[asyncio.Future[None]],
+) -> ServiceProcess:
+    """Serve until all is acknowledged, and let nobody take over from then on.
+
+    Each of `watching` is done when a process has ended.
+    """
+    working = clients[0]
+    while True:
+        service = await asyncio.to_thread(home.start)
+        ended = asyncio.create_task(asyncio.to_thread(service.wait_for_ever))
+        watching.append(ended)
+        place.is_at(service.kafka_address)
+        await _first_of([ended, *clients])
+        if working.done():
+            await asyncio.to_thread(home.stand_alone)
+            if not ended.done():
+                return service
+        place.is_gone()
+        await asyncio.to_thread(home.end)
 
 
 async def _first_of(ends: Sequence[asyncio.Future[object]]) -> None:

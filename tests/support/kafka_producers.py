@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -225,22 +225,40 @@ class StandingGroup:
         # A group that never committed has none.
         self._committed = -1
         self._committing = -1
-        self.commits = 0
+        self._has_committed = asyncio.Event()
 
     async def run(self) -> None:
         """Go on until it is cancelled."""
-        while True:
-            with contextlib.suppress(*_BROKEN):
-                client = await self._producer.place.connect_to_coordinator("standing")
-                try:
-                    await self._work(client)
-                finally:
-                    client.writer.close()
+        try:
+            while True:
+                await self._connected(self._work)
+                await asyncio.sleep(_BACKOFF_S)
+        finally:
+            self._has_committed.set()
+
+    async def end(self, running: asyncio.Future[None]) -> None:
+        """End `running` once it has committed, and judge once more; raises what it raised."""
+        await self._has_committed.wait()
+        running.cancel()
+        await asyncio.wait([running])
+        if not running.cancelled():
+            running.result()
+        while not await self._connected(self.judge):
             await asyncio.sleep(_BACKOFF_S)
 
-    async def _work(self, client: KafkaClient) -> None:
+    async def _connected(self, act: Callable[[KafkaClient], Awaitable[bool]]) -> bool:
+        """Do it on a connection of its own; False if that broke."""
+        with contextlib.suppress(*_BROKEN):
+            client = await self._producer.place.connect_to_coordinator("standing")
+            try:
+                return await act(client)
+            finally:
+                client.writer.close()
+        return False
+
+    async def _work(self, client: KafkaClient) -> bool:
         if not await self.judge(client):
-            return
+            return False
         while True:
             producer = self._producer
             self._committing = self._random.randint(0, producer.starts[producer.acknowledged])
@@ -255,19 +273,10 @@ class StandingGroup:
             )
             error = answer.topics[0].partitions[0].error_code
             if error in _MAY_PASS_FOR_GROUPS:
-                return
+                return False
             assert error is ErrorCode.none, error
             self._committed = self._committing
-            self.commits += 1
-
-    async def judge_again(self) -> None:
-        """Judge on a connection of its own, once the service is there and answers."""
-        assert self.commits, "the group never committed"
-        client = await self._producer.place.connect_to_coordinator("standing")
-        try:
-            assert await self.judge(client)
-        finally:
-            client.writer.close()
+            self._has_committed.set()
 
     async def judge(self, client: KafkaClient) -> bool:
         """Judge where the group is; whether that was answered."""

@@ -44,8 +44,8 @@ class ServiceProcess:
         *extra_args: str,
         env: Mapping[str, str] | None = None,
         command: Sequence[str] = _COMMAND,
-        start_timeout_s: float = 30.0,
-        stop_timeout_s: float = 30.0,
+        start_timeout_s: float = 120.0,
+        stop_timeout_s: float = 60.0,
         is_executed: bool = False,
     ) -> None:
         self._arguments = [*command, "--data-dir", str(data_dir)]
@@ -128,6 +128,10 @@ class ServiceProcess:
     def wait(self) -> int:
         """Wait for the process to end by itself; return the exit code."""
         return self._running().wait(self._stop_timeout_s)
+
+    def wait_for_ever(self) -> None:
+        """Return when the process has ended, by itself or killed: for a thread beside a test."""
+        self._running().wait(None)
 
     def log_text(self) -> str:
         """What the process has written to stderr so far."""
