@@ -89,7 +89,7 @@ def test_what_spark_starts_as_python_hands_on_that_it_is_to_end() -> None:
         forked = int(started.stdout.readline())
         assert forked != started.pid
         started.terminate()
-        assert started.wait(30) == 128 + signal.SIGTERM
+        assert started.wait(60) == 128 + signal.SIGTERM
 
 
 def test_what_spark_starts_as_python_knows_who_started_it() -> None:
@@ -122,7 +122,7 @@ def test_signals_reach_it_and_it_knows_nothing_of_the_server() -> None:
             assert out.readline() == b"4\n"
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 7
+            assert process.wait(60) == 7
         process.kill()
         assert process.poll() == 7
 
@@ -134,4 +134,4 @@ def test_waiting_for_one_that_goes_on_ends() -> None:
     with process.stdout, pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.01)
     process.kill()
-    assert process.wait(30) == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL

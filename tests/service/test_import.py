@@ -248,7 +248,7 @@ def test_following_imports_appends_until_it_is_stopped(world: World) -> None:
     finally:
         following.send_signal(signal.SIGINT)
         try:
-            assert following.wait(30) == 130
+            assert following.wait(60) == 130
         finally:
             following.kill()
             following.wait()

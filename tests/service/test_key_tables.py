@@ -183,7 +183,7 @@ def test_a_writer_killed_midway_leaves_each_write_whole_or_absent(tmp_path: Path
 
             thread = threading.Thread(target=write, args=(service.endpoint, enough, attempted + 1))
             thread.start()
-            assert enough.wait(30)
+            assert enough.wait(60)
             service.kill()
             thread.join()
 
@@ -265,7 +265,7 @@ def test_what_is_acknowledged_or_fetched_is_looked_up_at_once(tmp_path: Path) ->
             client.upsert("t", pa.table({"id": range(20), "n": [number] * 20}))
             one = client.lookup_one("t", id=number % 20)
             assert one == {"id": number % 20, "n": number}
-        thread.join(30)
+        thread.join(60)
 
         assert not thread.is_alive()
         assert failures == []

@@ -84,7 +84,7 @@ def test_several_tables_are_followed_over_a_kill_and_closed_while_waiting(tmp_pa
 
         # It waits for rows now, and its client ends it.
         client.close()
-        assert ended.wait(30)
+        assert ended.wait(60)
         with pytest.raises(InvalidRequestError, match=r"the subscription to .* is closed"):
             batches.poll(0)
         with pytest.raises(InvalidRequestError, match=r"the client of http.* is closed; make"):

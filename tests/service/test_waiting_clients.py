@@ -40,7 +40,7 @@ def _poll(offset: int) -> bytes:
 
 
 async def _status_line(reader: asyncio.StreamReader) -> str:
-    return (await asyncio.wait_for(reader.readline(), 30)).decode().strip()
+    return (await asyncio.wait_for(reader.readline(), 60)).decode().strip()
 
 
 def _gauge(endpoint: str, name: str) -> float:
@@ -118,7 +118,7 @@ async def test_stopping_answers_waiting_clients_and_ends_subscriptions_cleanly(
         service.send(signal.SIGTERM)
 
         assert await _status_line(poll_reader) == "HTTP/1.1 200 OK"
-        pushed = await asyncio.wait_for(push_reader.read(), 30)
+        pushed = await asyncio.wait_for(push_reader.read(), 60)
         assert pushed.endswith(b"0\r\n\r\n"), "the last chunk of a chunked answer"
         poll_writer.close()
         push_writer.close()

@@ -154,6 +154,6 @@ def chromium(profile: Path) -> Iterator[Page]:
         yield Page(from_us, to_us)
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
         os.close(from_us)
         os.close(to_us)

@@ -83,13 +83,13 @@ class KafkaClient:
 
     async def frame(self) -> bytes:
         """Return the next frame without its length."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             length = struct.unpack(">i", await self.reader.readexactly(4))[0]
             return await self.reader.readexactly(length)
 
     async def is_closed(self) -> bool:
         """Wait for the door to close the connection, which sends nothing more."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             try:
                 return await self.reader.read(1) == b""
             except ConnectionError:

@@ -99,7 +99,7 @@ class Machine:
         if not (self.is_stall and is_store):
             self.is_stall = False
             raise Died
-        self.goes_on.wait(30)
+        self.goes_on.wait(60)
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:

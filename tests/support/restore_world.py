@@ -173,7 +173,7 @@ class Owner:
 
     def stop(self) -> None:
         """End cleanly."""
-        assert self.writer.stop(timeout_s=30)
+        assert self.writer.stop(timeout_s=60)
         self.forget("tables")
 
 

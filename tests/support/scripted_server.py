@@ -75,7 +75,7 @@ class ScriptedServer:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
 
     def play(self, *scripts: Script) -> None:
         """Play these from now on: those of a server that has to know its own URL."""
@@ -100,7 +100,7 @@ class ScriptedServer:
         return script
 
     def _play(self, opened: socket.socket, script: Script) -> None:
-        opened.settimeout(10)
+        opened.settimeout(60)
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             stack.callback(opened.close)
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -89,12 +89,12 @@ def test_whoever_comes_meanwhile_waits_for_the_one_who_makes_it(tmp_path: Path) 
     def make() -> KeyRows:
         made.append(1)
         is_making.set()
-        assert may_end.wait(30)
+        assert may_end.wait(60)
         return _small()
 
     with ThreadPoolExecutor(3) as tasks:
         first = tasks.submit(SharedTables(tmp_path).made_once, "t", make)
-        assert is_making.wait(30)
+        assert is_making.wait(60)
         others = [tasks.submit(SharedTables(tmp_path).made_once, "t", make) for _ in range(2)]
         # Another cut is nobody's to wait for.
         SharedTables(tmp_path).made_once("another", _small)

@@ -63,8 +63,8 @@ REFUSED: Final = {
 @pytest.fixture
 def ends() -> Iterator[tuple[Connection, socket.socket]]:
     ours, theirs = socket.socketpair()
-    ours.settimeout(5)
-    theirs.settimeout(5)
+    ours.settimeout(60)
+    theirs.settimeout(60)
     connection = Connection(ours)
     yield connection, theirs
     connection.close()
@@ -104,7 +104,7 @@ def test_an_answer_is_read_whole(form: str, ends: tuple[Connection, socket.socke
     service.sendall(data)
     service.shutdown(socket.SHUT_WR)
 
-    answer, is_kept = connection.exchange(REQUEST, None, timeout_s=5)
+    answer, is_kept = connection.exchange(REQUEST, None, timeout_s=60)
 
     assert (answer.status, bytes(answer.data), is_kept) == (200, BODY, may_keep)
     assert service.recv(1 << 16) == REQUEST
@@ -118,7 +118,7 @@ def test_how_an_answer_is_split_makes_no_difference(form: str, seed: int) -> Non
     count = len(data) - 1 if seed == 0 else random_.randrange(1, 12)
     cuts = [0, *sorted(random_.sample(range(1, len(data)), count)), len(data)]
     with SplitSocket([data[a:b] for a, b in pairwise(cuts)]) as split:
-        answer, is_kept = Connection(split).exchange(REQUEST, None, timeout_s=5)
+        answer, is_kept = Connection(split).exchange(REQUEST, None, timeout_s=60)
 
     assert (answer.status, bytes(answer.data), is_kept) == (200, BODY, may_keep)
 
@@ -132,11 +132,11 @@ def test_an_answer_cut_at_any_byte_is_no_answer(form: str) -> None:
             connection = Connection(split)
             if "no length" in form and end >= head_bytes:
                 # Nothing in it says how much there should have been.
-                answer, is_kept = connection.exchange(REQUEST, None, timeout_s=5)
+                answer, is_kept = connection.exchange(REQUEST, None, timeout_s=60)
                 assert (bytes(answer.data), is_kept) == (BODY[: end - head_bytes], False)
                 continue
             with pytest.raises(BrokenConnectionError, match="the connection ended") as error:
-                connection.exchange(REQUEST, None, timeout_s=5)
+                connection.exchange(REQUEST, None, timeout_s=60)
             assert not error.value.is_stale
 
 
@@ -146,7 +146,7 @@ def test_what_is_no_answer_is_refused(what: str) -> None:
         SplitSocket([REFUSED[what]]) as split,
         pytest.raises(BrokenConnectionError, match="the answer is no HTTP: "),
     ):
-        Connection(split).exchange(REQUEST, None, timeout_s=5)
+        Connection(split).exchange(REQUEST, None, timeout_s=60)
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -158,7 +158,7 @@ def test_garbage_is_refused_or_read_but_never_believed(seed: int) -> None:
     with SplitSocket([bytes(data)]) as split:
         connection = Connection(split)
         try:
-            answer, _ = connection.exchange(REQUEST, None, timeout_s=5)
+            answer, _ = connection.exchange(REQUEST, None, timeout_s=60)
         except BrokenConnectionError:
             return
     assert 200 <= answer.status <= 999
@@ -179,7 +179,7 @@ def test_garbage_is_refused_or_read_but_never_believed(seed: int) -> None:
 def test_a_head_has_an_end(before: bytes, again: bytes) -> None:
     with SplitSocket([before, *[again] * (4 * HEAD_BYTES_MAX // len(again))]) as split:
         with pytest.raises(BrokenConnectionError, match=f"more than {HEAD_BYTES_MAX} bytes"):
-            Connection(split).exchange(REQUEST, None, timeout_s=5)
+            Connection(split).exchange(REQUEST, None, timeout_s=60)
 
         assert split.pieces, "it was read to the end"
 
@@ -190,7 +190,7 @@ def test_many_small_chunks_are_no_long_head() -> None:
         b"0001\r\nx\r\n" * count
     )
     with SplitSocket([data]) as split:
-        answer, _ = Connection(split).exchange(REQUEST, None, timeout_s=5)
+        answer, _ = Connection(split).exchange(REQUEST, None, timeout_s=60)
 
     assert answer.data == b"x" * count
 
@@ -201,14 +201,14 @@ def test_a_long_body_is_not_waited_for_in_memory() -> None:
         SplitSocket([b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\nabc" % (1 << 60)]) as split,
         pytest.raises(BrokenConnectionError, match="in the middle of the answer"),
     ):
-        Connection(split).exchange(REQUEST, None, timeout_s=5)
+        Connection(split).exchange(REQUEST, None, timeout_s=60)
 
 
 def test_a_body_of_several_steps_is_one() -> None:
     body = bytes(range(251)) * (40 << 20 >> 8)
     head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body)
     with SplitSocket([head + body[:100], body[100:]]) as split:
-        answer, is_kept = Connection(split).exchange(REQUEST, None, timeout_s=5)
+        answer, is_kept = Connection(split).exchange(REQUEST, None, timeout_s=60)
 
     assert answer.data == body
     assert is_kept
@@ -221,7 +221,7 @@ def test_what_nobody_asked_for_ends_the_connection(
     connection, service = ends
     service.sendall(LENGTH + more)
 
-    answer, is_kept = connection.exchange(REQUEST, None, timeout_s=5)
+    answer, is_kept = connection.exchange(REQUEST, None, timeout_s=60)
 
     assert answer.data == BODY
     assert not is_kept
@@ -233,7 +233,7 @@ def test_a_kept_connection_knows_that_it_is_over(
     connection, service = ends
     assert connection.is_usable()
     service.sendall(LENGTH)
-    connection.exchange(REQUEST, None, timeout_s=5)
+    connection.exchange(REQUEST, None, timeout_s=60)
     assert connection.is_usable()
 
     service.sendall(b"HTTP/1.1 408 Too slow\r\n")
@@ -246,11 +246,11 @@ def test_a_connection_that_ends_unheard_is_stale_only_when_it_was_kept(
 ) -> None:
     connection, service = ends
     service.sendall(LENGTH)
-    connection.exchange(REQUEST, None, timeout_s=5)
+    connection.exchange(REQUEST, None, timeout_s=60)
     service.close()
 
     with pytest.raises(BrokenConnectionError, match="without an answer") as error:
-        connection.exchange(REQUEST, None, timeout_s=5)
+        connection.exchange(REQUEST, None, timeout_s=60)
 
     assert error.value.is_stale
 
@@ -280,7 +280,7 @@ def test_a_refusal_is_heard_although_the_request_was_not_taken(
     service.sendall(LENGTH.replace(b"200 OK", b"413 Too large"))
     service.shutdown(socket.SHUT_RD)
 
-    answer, is_kept = connection.exchange(REQUEST, bytes(64 << 20), timeout_s=5)
+    answer, is_kept = connection.exchange(REQUEST, bytes(64 << 20), timeout_s=60)
 
     assert (answer.status, answer.data, is_kept) == (413, BODY, False)
 
@@ -292,7 +292,7 @@ def test_a_stream_is_read_in_any_steps(form: str, seed: int) -> None:
     random_ = random.Random(seed)
     cuts = [0, *sorted(random_.sample(range(1, len(data)), 20)), len(data)]
     with SplitSocket([data[a:b] for a, b in pairwise(cuts)]) as split:
-        status, stream = Connection(split).open_stream(REQUEST, timeout_s=5)
+        status, stream = Connection(split).open_stream(REQUEST, timeout_s=60)
         read: list[bytes] = []
         with stream:
             while sum(map(len, read)) < len(BODY):
@@ -321,7 +321,7 @@ def test_what_a_signals_handler_raises_is_no_fault_of_the_answer(
     sys.setprofile(handle)
     try:
         with SplitSocket([LENGTH]) as split, pytest.raises(raised) as error:
-            Connection(split).exchange(REQUEST, None, timeout_s=5)
+            Connection(split).exchange(REQUEST, None, timeout_s=60)
     finally:
         sys.setprofile(None)
 
@@ -334,12 +334,12 @@ def test_what_the_caller_handles_is_no_fault_of_the_answer() -> None:
             raise RuntimeError("the caller's")
         except RuntimeError:
             with pytest.raises(BrokenConnectionError, match="is no HTTP: its version"):
-                Connection(split).exchange(REQUEST, None, timeout_s=5)
+                Connection(split).exchange(REQUEST, None, timeout_s=60)
 
 
 def test_a_closed_stream_is_read_no_more() -> None:
     with SplitSocket([LENGTH]) as split:
-        _, stream = Connection(split).open_stream(REQUEST, timeout_s=5)
+        _, stream = Connection(split).open_stream(REQUEST, timeout_s=60)
         stream.close()
 
         with pytest.raises(BrokenConnectionError, match="the answer was closed"):
@@ -348,7 +348,7 @@ def test_a_closed_stream_is_read_no_more() -> None:
 
 def test_a_stream_that_breaks_off_says_so() -> None:
     with SplitSocket([CHUNKED[:-2]]) as split:
-        _, stream = Connection(split).open_stream(REQUEST, timeout_s=5)
+        _, stream = Connection(split).open_stream(REQUEST, timeout_s=60)
 
         assert stream.read(len(BODY)) == BODY
         with pytest.raises(BrokenConnectionError, match="in the middle of the answer"):

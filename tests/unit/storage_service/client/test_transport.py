@@ -75,7 +75,7 @@ def test_a_request_says_what_it_has_to() -> None:
 
 def test_a_service_may_stand_below_a_path() -> None:
     with ScriptedServer([OK, OK]) as server:
-        transport = HttpTransport(f"{server.endpoint}/lake \x0b/", token=None, timeout_s=5)
+        transport = HttpTransport(f"{server.endpoint}/lake \x0b/", token=None, timeout_s=60)
         transport.request("GET", "/v1/x", is_repeatable=True)
         transport.close()
 
@@ -105,7 +105,7 @@ def test_a_connection_that_was_closed_meanwhile_is_not_used() -> None:
     with ScriptedServer([OK, close], [OK]) as server:
         transport = _transport(server)
         transport.request("GET", "/", is_repeatable=True)
-        closed.wait(5)
+        closed.wait(60)
         # It is not to be repeated: a request that was sent to nobody would be lost.
         transport.request("POST", "/", is_repeatable=False)
         transport.close()
@@ -276,7 +276,7 @@ def test_a_forked_process_leaves_its_parents_connections_alone() -> None:
     program = """
 import os, sys
 from streamhouse.storage_service.client.http.transport import HttpTransport
-transport = HttpTransport(sys.argv[1], token=None, timeout_s=5)
+transport = HttpTransport(sys.argv[1], token=None, timeout_s=60)
 transport.request("GET", "/parent", is_repeatable=False)
 child = os.fork()
 answer = transport.request("GET", f"/{child > 0}", is_repeatable=False)
@@ -323,7 +323,7 @@ def test_large_bodies_go_both_ways_over_one_tls_connection(made: Certificates) -
 def test_a_kept_tls_connection_that_ends_is_replaced(end: Act, made: Certificates) -> None:
     script = [OK, Act.LISTEN, end]
     with ScriptedServer(script, [OK], tls=_server_context(made)) as server:
-        transport = HttpTransport(f"{server.endpoint}#ca={made.ca}", token=None, timeout_s=5)
+        transport = HttpTransport(f"{server.endpoint}#ca={made.ca}", token=None, timeout_s=60)
         for _ in range(2):
             assert transport.request("GET", "/", is_repeatable=True).data == b"ok"
         transport.close()
@@ -347,7 +347,7 @@ def test_a_server_without_tls_is_told_apart(
         act(opened)
 
     with ScriptedServer([refuse]) as server:
-        transport = HttpTransport(server.endpoint.replace("http", "https"), token=None, timeout_s=5)
+        transport = HttpTransport(server.endpoint.replace("http", "https"), token=None, timeout_s=60)
         with pytest.raises((InvalidRequestError, UnknownOutcomeError, UnavailableError)) as error:
             transport.request("GET", "/", is_repeatable=True)
         transport.close()
@@ -357,7 +357,7 @@ def test_a_server_without_tls_is_told_apart(
 
 def test_a_fingerprint_may_be_any_text(made: Certificates) -> None:
     with ScriptedServer([OK], tls=_server_context(made)) as server:
-        transport = HttpTransport(f"{server.endpoint}#sha256=é", token=None, timeout_s=5)
+        transport = HttpTransport(f"{server.endpoint}#sha256=é", token=None, timeout_s=60)
         with pytest.raises(InvalidRequestError, match="expected é, got"):
             transport.request("GET", "/", is_repeatable=True)
         transport.close()

@@ -39,7 +39,7 @@ class _HeldDisk(LocalFilesystem):
             raise OSError(28, "No space left on device")
         if target.name == self.held:
             self.is_held.set()
-            assert self.goes_on.wait(20)
+            assert self.goes_on.wait(60)
         super().rename(source, target)
         self.renamed.append(target.name)
 

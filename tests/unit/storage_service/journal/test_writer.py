@@ -31,7 +31,7 @@ class _HeldStore(MemoryStore):
 
     def create(self, key: str, buffers: Sequence[Buffer]) -> None:
         self.asked.release()
-        assert self.may_store.wait(30)
+        assert self.may_store.wait(60)
         super().create(key, buffers)
 
 
@@ -80,7 +80,7 @@ def test_what_is_recorded_is_stored_in_order_and_a_stop_seals(world: _World) -> 
         assert writer.record(numbered(number)) == number + 1
         writer.when_stored(number + 1, partial(called.append, number))
     writer.wait_stored(writer.recorded_position)
-    assert writer.stop(timeout_s=30)
+    assert writer.stop(timeout_s=60)
 
     assert numbers_in(store) == list(range(200)) == numbers_in(store, ahead=4)
     assert called == list(range(200))
@@ -116,13 +116,13 @@ def test_operations_that_wait_go_together(world: _World) -> None:
     store = _HeldStore()
     writer = world.writer(store, WriterOptions(linger_ms=60_000, in_flight_max=2))
     store.may_store.clear()
-    assert store.asked.acquire(timeout=30)  # of the taking
+    assert store.asked.acquire(timeout=60)  # of the taking
     for number in range(3):
         writer.record(numbered(number))
     # What is recorded together is sent once somebody waits for it, not in the middle of it.
     assert writer.in_flight == 0
     writer.when_stored(3, lambda: None)
-    assert store.asked.acquire(timeout=30)
+    assert store.asked.acquire(timeout=60)
 
     for number in range(3, 50):
         writer.record(numbered(number))
@@ -154,11 +154,11 @@ def test_what_nobody_waits_for_is_stored_all_the_same(world: _World) -> None:
 def test_what_nobody_waits_for_lingers_less_than_the_journal_may_be_behind(world: _World) -> None:
     store = _HeldStore()
     writer = world.writer(store, WriterOptions(linger_ms=3_600_000, lag_ms_max=10))
-    assert store.asked.acquire(timeout=30)  # of the taking
+    assert store.asked.acquire(timeout=60)  # of the taking
 
     writer.record(numbered(0))
 
-    assert store.asked.acquire(timeout=30)
+    assert store.asked.acquire(timeout=60)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -177,19 +177,19 @@ def test_what_nobody_waits_for_is_stored_whatever_was_waited_for_before(
             writer.wait_stored(position)
         elif what < 0.7:
             while number not in numbers_in(store):
-                assert store.stored.acquire(timeout=30)
+                assert store.stored.acquire(timeout=60)
     while 59 not in numbers_in(store):
-        assert store.stored.acquire(timeout=30)
+        assert store.stored.acquire(timeout=60)
 
 
 def test_what_is_large_goes_at_once_though_nobody_waits_for_it(world: _World) -> None:
     store = _HeldStore()
     writer = world.writer(store, WriterOptions(linger_ms=60_000))
 
-    assert store.asked.acquire(timeout=30)  # of the taking
+    assert store.asked.acquire(timeout=60)  # of the taking
     for number in range(8):
         writer.record(numbered(number, size_bytes=1 << 19))
-    assert store.asked.acquire(timeout=30)
+    assert store.asked.acquire(timeout=60)
     writer.record(numbered(8))
     assert not store.asked.acquire(blocking=False)
     writer.wait_stored(9)
@@ -201,14 +201,14 @@ def test_what_is_large_goes_at_once_though_nobody_waits_for_it(world: _World) ->
 def test_who_gathers_waits_for_what_is_on_its_way(world: _World) -> None:
     store = _HeldStore()
     writer = world.writer(store, WriterOptions(linger_ms=60_000))
-    assert store.asked.acquire(timeout=30)  # of the taking
+    assert store.asked.acquire(timeout=60)  # of the taking
     writer.gather()
     writer.record(numbered(0))
     # It is not on its way: nobody waits for it, and what comes next may go with it.
     writer.gather()
     store.may_store.clear()
     writer.when_stored(1, lambda: None)
-    assert store.asked.acquire(timeout=30)
+    assert store.asked.acquire(timeout=60)
 
     with ThreadPoolExecutor(1) as other:
         gathering = other.submit(writer.gather)
@@ -225,8 +225,8 @@ def test_who_gathers_waits_no_longer_than_the_linger(world: _World) -> None:
     store.may_store.clear()
     writer.record(numbered(0))
     writer.when_stored(1, lambda: None)
-    assert store.asked.acquire(timeout=30)  # of the taking
-    assert store.asked.acquire(timeout=30)
+    assert store.asked.acquire(timeout=60)  # of the taking
+    assert store.asked.acquire(timeout=60)
 
     writer.gather()
 
@@ -239,7 +239,7 @@ def test_a_callback_may_wait_for_what_was_wanted_before(world: _World) -> None:
     store = _HeldStore()
     writer = world.writer(store, WriterOptions(linger_ms=60_000))
     store.may_store.clear()
-    assert store.asked.acquire(timeout=30)  # of the taking
+    assert store.asked.acquire(timeout=60)  # of the taking
     writer.record(numbered(0))
     waited = threading.Event()
 
@@ -248,12 +248,12 @@ def test_a_callback_may_wait_for_what_was_wanted_before(world: _World) -> None:
         waited.set()
 
     writer.when_stored(1, wait)
-    assert store.asked.acquire(timeout=30)
+    assert store.asked.acquire(timeout=60)
     writer.record(numbered(1))
     writer.when_stored(2, lambda: None)
     store.may_store.set()
 
-    assert waited.wait(30)
+    assert waited.wait(60)
 
 
 def test_a_large_operation_has_an_object_of_its_own_and_record_waits_for_room(
@@ -263,8 +263,8 @@ def test_a_large_operation_has_an_object_of_its_own_and_record_waits_for_room(
     writer = world.writer(store, WriterOptions(in_flight_max=1, waiting_bytes_max=1_000))
     store.may_store.clear()
     writer.record(numbered(0, size_bytes=BODY_BYTES_MAX + 1))
-    assert store.asked.acquire(timeout=30)
-    assert store.asked.acquire(timeout=30)
+    assert store.asked.acquire(timeout=60)
+    assert store.asked.acquire(timeout=60)
     writer.record(numbered(1, size_bytes=900))
 
     with ThreadPoolExecutor(1) as other:
@@ -302,7 +302,7 @@ def test_an_owner_that_is_taken_over_is_told_once_and_acknowledges_nothing(world
 
     zombie.when_stored(2, lambda: called.append(1))
     zombie.record(numbered(1))
-    assert world.is_fenced.wait(30)
+    assert world.is_fenced.wait(60)
     with pytest.raises(NotOwnerError, match="took over"):
         zombie.wait_stored(2)
     with pytest.raises(NotOwnerError, match="took over"):
@@ -321,7 +321,7 @@ def test_an_idle_owner_notices_that_it_was_taken_over(world: _World) -> None:
     world.writer(store)
     world.writer(store)
 
-    assert world.is_fenced.wait(30)
+    assert world.is_fenced.wait(60)
 
     assert len(world.fenced) == 1
 
@@ -333,7 +333,7 @@ def test_an_epoch_without_anything_is_left_when_its_lease_ran_out(world: _World)
     writer.roll()
     writer.roll(is_empty_left=True)
     # The epoch opened, its seal, and the next one opened.
-    assert all(store.asked.acquire(timeout=30) for _ in range(3))
+    assert all(store.asked.acquire(timeout=60) for _ in range(3))
     writer.wait_stored(writer.record(numbered(0)))
 
     assert writer.epoch == 2
@@ -349,7 +349,7 @@ def test_a_roll_goes_on_in_the_next_epoch(world: _World) -> None:
         writer.wait_stored(number + 1)
         writer.roll()
         epoch = writer.epoch
-    writer.stop(timeout_s=30)
+    writer.stop(timeout_s=60)
 
     assert epoch > 2
     assert numbers_in(store) == list(range(5))
@@ -384,10 +384,10 @@ def test_an_owner_seals_its_epoch_once_all_else_is_stored(world: _World, is_stop
     store = _SlowStore()
     writer = world.writer(store)
     writer.record(numbered(0))
-    assert store.is_on_its_way.wait(30)
+    assert store.is_on_its_way.wait(60)
 
     if is_stop:
-        assert writer.stop(timeout_s=30)
+        assert writer.stop(timeout_s=60)
     else:
         writer.roll()
         writer.record(numbered(1))
@@ -419,4 +419,4 @@ def test_callbacks_may_record_and_wait_for_nothing(world: _World) -> None:
 
     writer.when_stored(writer.record(numbered(0)), again)
 
-    assert done.wait(30)
+    assert done.wait(60)

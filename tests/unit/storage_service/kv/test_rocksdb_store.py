@@ -68,12 +68,12 @@ def test_who_closes_waits_for_reads_under_way_and_lets_go_of_the_files(tmp_path:
     reading = [threading.Thread(target=read) for _ in range(2)]
     for thread in reading:
         thread.start()
-    assert is_reading.wait(20)
+    assert is_reading.wait(60)
 
     store.close()
 
     for thread in reading:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     RocksdbStore(tmp_path / "kv", table_id=3, bucket=1).close()
 

@@ -203,7 +203,7 @@ async def test_a_stalled_subscriber_does_not_hold_up_the_stop(tmp_path: Path) ->
             await asyncio.sleep(0.01)
         call.takes_more.set()
 
-        await asyncio.wait_for(drained, 10)
+        await asyncio.wait_for(drained, 60)
 
         assert not (await following).is_complete
 
@@ -275,7 +275,7 @@ async def test_a_body_over_the_limit_is_refused_as_soon_as_that_is_known(
             content_length=1_001 if is_announced else None,
         )
 
-        status, code, message = (await asyncio.wait_for(call.run(), 10)).error()
+        status, code, message = (await asyncio.wait_for(call.run(), 60)).error()
 
         assert (status, code) == (413, "request_too_large")
         assert "larger than 1000 bytes (body_bytes_max)" in message
@@ -383,7 +383,7 @@ async def test_nobody_without_a_token_has_a_body_read(tmp_path: Path) -> None:
     async with in_process_service(tmp_path, token="secret") as service:
         for path in ("/", "/health", "/v1/tables"):
             call = AsgiCall(service.app, "POST", path, chunks=[None], content_length=4_000_000)
-            answer = await asyncio.wait_for(call.run(), 10)
+            answer = await asyncio.wait_for(call.run(), 60)
             assert answer.is_complete
 
 

@@ -98,7 +98,7 @@ async def test_without_a_lake_the_budget_waits_for_nobody_who_changes_files(tmp_
         async with service.service.manager.runtime.changing_files:
             for _ in range(5):
                 await _append(service)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await service.service.manager.disk_budget.look()
 
             assert (await _append(service)).status == 503

@@ -198,7 +198,7 @@ async def test_a_subscription_is_cut_at_its_end(tmp_path: Path) -> None:
     async with in_process_service(tmp_path, tenure=tenure) as service:
         await _tables(service)
         call, answering = service.start("GET", "/v1/tables/events/subscribe")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not call.answer.body:
                 await asyncio.sleep(0.001)
         sent = len(call.answer.body)

@@ -56,7 +56,7 @@ class _World:
         state = ServiceState(tables={number: KnownTable(path) for path, number in tables.items()})
         identity = StateIdentity(kind="service", service_id=self.service_id)
         writer.record(Replace("service.json", seal(identity, state.to_json())))
-        assert writer.stop(timeout_s=30)
+        assert writer.stop(timeout_s=60)
 
     def check(self) -> ServiceReport:
         return check_service(self.store)

@@ -53,7 +53,7 @@ def test_answered_heartbeats_keep_the_claim() -> None:
 
     with _lease(service, clock) as lease:
         for _ in range(3):
-            assert service.beats.acquire(timeout=10)
+            assert service.beats.acquire(timeout=60)
         assert not lease.is_lost
         lease.check()
 
@@ -64,7 +64,7 @@ def test_heartbeats_tell_how_far_the_round_is() -> None:
     tracker.wrote("db.t", rows=4)
 
     with _lease(service, _Clock(), tracker=tracker):
-        assert service.beats.acquire(timeout=10)
+        assert service.beats.acquire(timeout=60)
 
     assert service.progress[0] == {"step": "writing", "rows_done": 4, "rows_planned": 10}
     tracker.ended("db.t")
@@ -77,8 +77,8 @@ def test_the_services_refusal_ends_it_for_good() -> None:
     service, clock = _Service(FencedError("epoch 4 is the current one")), _Clock()
 
     with _lease(service, clock) as lease:
-        assert service.beats.acquire(timeout=10)
-        lease._thread.join(10)
+        assert service.beats.acquire(timeout=60)
+        lease._thread.join(60)
 
         assert lease.is_lost
         with pytest.raises(FencedError, match="epoch 4 is the current one"):
@@ -90,7 +90,7 @@ def test_a_lost_heartbeat_is_survived() -> None:
 
     with _lease(service, clock) as lease:
         for _ in range(3):
-            assert service.beats.acquire(timeout=10)
+            assert service.beats.acquire(timeout=60)
         assert not lease.is_lost
 
 

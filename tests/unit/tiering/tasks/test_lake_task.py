@@ -197,7 +197,7 @@ def test_reading_ahead_is_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> N
 
     reader = log_chunks._ahead(lambda: log_chunks._chunks(batches()))
     next(reader)
-    assert is_waiting.wait(10)
+    assert is_waiting.wait(60)
 
     # One is consumed, one or two wait within the budget, one is held by the reading thread.
     assert len(pulled) <= 4

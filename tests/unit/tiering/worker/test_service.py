@@ -160,12 +160,12 @@ def test_forever_tiers_what_comes_until_it_is_stopped(world: TieringWorld) -> No
     )
     thread = threading.Thread(target=worker.run_forever)
     thread.start()
-    assert completed.acquire(timeout=30)
+    assert completed.acquire(timeout=60)
     world.service.append("db.t", 0, rows(10, 5))
-    assert completed.acquire(timeout=30)
+    assert completed.acquire(timeout=60)
 
     worker.stop()
-    thread.join(30)
+    thread.join(60)
 
     assert not thread.is_alive()
     assert world.addresses() == [(0, offset) for offset in range(15)]

@@ -32,7 +32,7 @@ def test_no_more_tasks_run_at_once_than_told() -> None:
         with lock:
             running += 1
             most = max(most, running)
-        both.wait(10)
+        both.wait(60)
         with lock:
             running -= 1
         return split
@@ -47,7 +47,7 @@ def test_the_first_error_stops_the_others_and_is_raised() -> None:
 
     def task(split: str, *, is_cancelled: Any, **_: Any) -> str:
         if split == "fails":
-            assert has_started.wait(10)
+            assert has_started.wait(60)
             raise UnavailableError("the disk is gone")
         has_started.set()
         while not is_cancelled():

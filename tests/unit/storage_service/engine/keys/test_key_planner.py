@@ -204,7 +204,7 @@ async def test_few_rows_on_top_of_many_are_left_to_a_thread(
     plans = _Plans(monkeypatch)
 
     def held(sync: Any, segment: Any) -> None:
-        assert may_sync.wait(20)
+        assert may_sync.wait(60)
         sync(segment)
 
     async with open_manager(tmp_path) as manager:

@@ -379,12 +379,12 @@ async def test_what_becomes_durable_while_rows_are_made_again_is_shown_or_left_t
 
     def syncing(sync: Any, segment: Any) -> None:
         is_syncing.set()
-        assert may_sync.wait(20)
+        assert may_sync.wait(60)
         sync(segment)
 
     def reading(read: Any, log: LogTablet, *args: Any, **kwargs: Any) -> Any:
         is_replaying.set()
-        assert was_stored.wait(20)
+        assert was_stored.wait(60)
         return read(log, *args, **kwargs)
 
     async with open_manager(tmp_path) as manager:

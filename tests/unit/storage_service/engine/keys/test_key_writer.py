@@ -376,7 +376,7 @@ class _HeldSyncs:
 
     def _sync(self, sync: Any, segment: Any) -> None:
         self.are_under_way.set()
-        assert self._may_go.wait(20)
+        assert self._may_go.wait(60)
         if segment is self.failing:
             raise OSError(5, "Input/output error")
         sync(segment)
@@ -451,7 +451,7 @@ class _FullDisk:
 
     def _write(self, *_: Any) -> int:
         self.is_writing.set()
-        assert self._may_go.wait(20)
+        assert self._may_go.wait(60)
         self._patch.undo()
         raise OSError(28, "No space left on device")
 
@@ -528,7 +528,7 @@ async def test_small_writes_go_on_while_every_thread_is_busy_elsewhere(tmp_path:
     async with open_manager(tmp_path, key_threads=1) as manager:
         busy = await manager.create_table(table_descriptor("busy", primary_key=("id",)))
         table = await _table(manager)
-        holding = asyncio.ensure_future(busy.key_writer.on_thread(lambda: may_end.wait(20)))
+        holding = asyncio.ensure_future(busy.key_writer.on_thread(lambda: may_end.wait(60)))
         await asyncio.sleep(0)
 
         await _write(manager, table, KeyWrite(0, event_rows(0, 3)))
@@ -548,7 +548,7 @@ async def test_who_has_the_rows_has_them_to_the_end_though_nobody_waits(tmp_path
 
     def hold() -> None:
         has_begun.set()
-        assert may_end.wait(20)
+        assert may_end.wait(60)
         order.append("held")
 
     async with open_manager(tmp_path) as manager:
@@ -576,7 +576,7 @@ async def test_nothing_is_being_handed_over_once_a_table_is_stopped(
     may_hand_over = threading.Event()
 
     def handing_over(write: Any, *arguments: Any, **marker: Any) -> None:
-        assert may_hand_over.wait(20)
+        assert may_hand_over.wait(60)
         write(*arguments, **marker)
 
     lower(monkeypatch, "run-bytes", 1 << 10)

@@ -225,7 +225,7 @@ async def test_staging_into_a_transaction_that_is_aborted_meanwhile_says_so(
     is_aborted = threading.Event()
 
     def after_the_abort(real: Any, files: TransactionFiles, transaction_id: str) -> None:
-        assert is_aborted.wait(20)
+        assert is_aborted.wait(60)
         (files.directory / f"{transaction_id}.open").unlink(missing_ok=True)
         real(files, transaction_id)
 
@@ -251,7 +251,7 @@ async def test_a_table_goes_only_when_no_rows_are_being_staged_even_of_what_was_
 
     def held(real: Any, *args: Any) -> None:
         is_held.set()
-        assert goes_on.wait(20)
+        assert goes_on.wait(60)
         real(*args)
 
     async with open_manager(tmp_path, **SMALL) as manager:

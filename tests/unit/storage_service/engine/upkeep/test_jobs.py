@@ -31,7 +31,7 @@ async def test_a_look_that_fails_is_reported_and_comes_again(
         upkeep = Upkeep()
         upkeep.start([Job(name="one", every_ms=1, look=look)])
         for _ in range(3):
-            await asyncio.wait_for(looks.get(), 10)
+            await asyncio.wait_for(looks.get(), 60)
         await upkeep.stop()
 
     with caplog.at_level(logging.WARNING):

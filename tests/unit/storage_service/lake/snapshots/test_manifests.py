@@ -150,8 +150,8 @@ def test_the_collector_runs_again_once_the_last_of_several_threads_has_decoded(
         decode = decoder_of(avro_schema)
 
         def waiting(decoder: BinaryDecoder) -> Any:
-            if both_decode.wait(timeout=30):
-                first_is_done.wait(timeout=30)
+            if both_decode.wait(timeout=60):
+                first_is_done.wait(timeout=60)
                 enabled.append(gc.isenabled())
             return decode(decoder)
 

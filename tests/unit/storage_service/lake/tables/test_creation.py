@@ -132,7 +132,7 @@ def test_workers_that_create_the_table_at_once_share_one(world: TieringWorld) ->
         at_once = threading.Barrier(3)
 
         def create(lake: IcebergLake, info: TableInfo = info, ready: Any = at_once) -> str:
-            ready.wait(30)
+            ready.wait(60)
             return lake.open_or_create(info, LakeState()).uuid
 
         with ThreadPoolExecutor(3) as pool:

@@ -191,7 +191,7 @@ async def test_state_waits_for_rows_beyond_the_given_offsets(tmp_path: Path) -> 
 
         await service.append([(1, 0, event_rows(0, 1))])
 
-        assert await asyncio.wait_for(waiting, 10) == {"0": 3, "1": 1}
+        assert await asyncio.wait_for(waiting, 60) == {"0": 3, "1": 1}
         assert await _state(service, after='{"0": 3, "1": 1}', max_wait_ms="2") == {
             "0": 3,
             "1": 1,

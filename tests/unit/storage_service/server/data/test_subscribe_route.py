@@ -46,12 +46,12 @@ async def test_the_first_thing_sent_is_an_empty_answer(tmp_path: Path) -> None:
         await service.create_table(bucket_count=2)
         call, following = service.start("GET", SUBSCRIBE)
 
-        await asyncio.wait_for(call.sent(0), 10)
+        await asyncio.wait_for(call.sent(0), 60)
 
         (answer,) = _answers(call)
         assert (answer.batches, answer.positions) == ([], {0: (0, 0), 1: (0, 0)})
         call.disconnect()
-        await asyncio.wait_for(following, 10)
+        await asyncio.wait_for(following, 60)
         assert not service.service.subscriptions
 
 
@@ -65,7 +65,7 @@ async def test_rows_are_pushed_as_they_are_appended(tmp_path: Path) -> None:
         for bucket in (1, 0):
             seen = len(call.answer.body)
             await service.append([(bucket, 0, event_rows(0, 2))])
-            await asyncio.wait_for(call.sent(seen), 10)
+            await asyncio.wait_for(call.sent(seen), 60)
 
         assert _rows(call) == [(1, 0, 2), (0, 3, 2)], "latest: not what was there before"
         call.disconnect()
@@ -90,7 +90,7 @@ async def test_a_subscription_starts_where_it_is_told(
             await service.append([(bucket, 0, event_rows(0, 3))])
         call, following = service.start("GET", SUBSCRIBE, query={"start": start})
         while len(_rows(call)) < len(expected):
-            await asyncio.wait_for(call.sent(len(call.answer.body)), 10)
+            await asyncio.wait_for(call.sent(len(call.answer.body)), 60)
 
         assert set(_rows(call)) == expected
         call.disconnect()
@@ -102,7 +102,7 @@ async def test_a_silent_table_sends_heartbeats(tmp_path: Path) -> None:
         await service.create_table()
         call, following = service.start("GET", SUBSCRIBE)
         while len(_answers(call)) < 4:
-            await asyncio.wait_for(call.sent(len(call.answer.body)), 10)
+            await asyncio.wait_for(call.sent(len(call.answer.body)), 60)
 
         assert _rows(call) == []
         call.disconnect()
@@ -118,7 +118,7 @@ async def test_a_reader_that_fell_behind_gets_everything_from_the_log(tmp_path: 
 
         call.takes_more.set()
         while sum(rows for _, _, rows in _rows(call)) < 1_000:
-            await asyncio.wait_for(call.sent(len(call.answer.body)), 10)
+            await asyncio.wait_for(call.sent(len(call.answer.body)), 60)
 
         ids = [
             id_
@@ -138,7 +138,7 @@ async def test_a_reader_that_stalls_for_too_long_is_cut_off(tmp_path: Path) -> N
         call, following = await _stalled(service)
         await service.append([(0, 0, event_rows(0, 3))])
 
-        await asyncio.wait_for(following, 10)
+        await asyncio.wait_for(following, 60)
 
         assert call.is_aborted
         assert not service.service.subscriptions
@@ -152,7 +152,7 @@ async def test_columns_are_projected(tmp_path: Path) -> None:
             "GET", SUBSCRIBE, query={"start": "earliest", "columns": "name"}
         )
         while not _rows(call):
-            await asyncio.wait_for(call.sent(len(call.answer.body)), 10)
+            await asyncio.wait_for(call.sent(len(call.answer.body)), 60)
 
         assert [b.schema.names for a in _answers(call) for _, b in a.batches] == [["name"]]
         call.disconnect()
@@ -167,7 +167,7 @@ async def test_a_dropped_table_ends_its_subscriptions_cleanly(tmp_path: Path) ->
 
         await service.call("DELETE", "/v1/tables/events")
 
-        assert (await asyncio.wait_for(following, 10)).is_complete
+        assert (await asyncio.wait_for(following, 60)).is_complete
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ async def test_a_caller_leaves_one_place_and_callers_take_turns() -> None:
 
     free = asyncio.Event()
     free.set()
-    await asyncio.wait_for(_call(turns, "b", done, free), 10)
+    await asyncio.wait_for(_call(turns, "b", done, free), 60)
     assert done == ["b"], "there is a place left for another caller"
     others = [asyncio.ensure_future(_call(turns, "c", done, ends)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -41,7 +41,7 @@ async def test_a_place_that_is_free_while_the_next_one_goes_is_given_to_the_one_
     tasks[1].cancel()
     await asyncio.wait(tasks[:2])
     ends.set()
-    await asyncio.wait_for(tasks[2], 10)
+    await asyncio.wait_for(tasks[2], 60)
 
     assert all(task.cancelled() for task in tasks[:2])
     assert done == ["a"]
@@ -55,7 +55,7 @@ async def test_who_is_cancelled_leaves_no_place_taken() -> None:
     tasks[0].cancel()
     await asyncio.sleep(0)
     ends.set()
-    await asyncio.wait_for(tasks[2], 10)
+    await asyncio.wait_for(tasks[2], 60)
 
     assert done == ["a"]
-    await asyncio.wait_for(_call(turns, "b", done, ends), 10)
+    await asyncio.wait_for(_call(turns, "b", done, ends), 60)

@@ -245,7 +245,7 @@ async def test_records_that_come_meanwhile_are_sent_again_and_judged_as_avro(
 
     def held(real: Any, *arguments: Any) -> Any:
         is_kept.set()
-        may_go_on.wait(20)
+        may_go_on.wait(60)
         return real(*arguments)
 
     async with kafka_world(tmp_path) as world:
@@ -254,7 +254,7 @@ async def test_records_that_come_meanwhile_are_sent_again_and_judged_as_avro(
         with monkeypatch.context() as patch:
             around(patch, "table-keeping", held)
             registering = asyncio.create_task(register(world.http, "orders-value", ORDER))
-            await world.service.run_blocking(is_kept.wait, 20)
+            await world.service.run_blocking(is_kept.wait, 60)
 
             assert await _produce(client, "orders", b"text") is ErrorCode.not_leader_or_follower
             body = {"operation": "append"}
@@ -280,7 +280,7 @@ async def test_records_that_were_decoded_before_and_come_after_are_sent_again(
     def held(real: Any, *arguments: Any) -> Any:
         found = real(*arguments)
         is_decoded.set()
-        may_go_on.wait(20)
+        may_go_on.wait(60)
         return found
 
     # Records are decoded on threads then.

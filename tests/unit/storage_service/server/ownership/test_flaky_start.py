@@ -78,7 +78,7 @@ def test_a_start_asks_again_for_the_object_that_failed_only(
     shard = start.take(after=start.newest_epoch)
     start.begin(epoch=shard.epoch, service_id=shard.service_id)
 
-    shard.close(timeout_s=5)
+    shard.close(timeout_s=60)
     assert files(tmp_path / "two") == written
     appended = [f"shards/0/journal/{1:08d}/{seq:012d}" for seq in range(1, _APPENDS)]
     # Read to know what there is, and to have its bytes; once more for the failure.
