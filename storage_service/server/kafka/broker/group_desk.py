@@ -19,7 +19,6 @@ from kio.schema.errors import ErrorCode
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.kafka.groups.coordinator import Coordinator, GroupKey, GroupLimits
 from streamhouse.storage_service.kafka.groups.placement import coordinator_of
-from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.caller import Caller
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards import ShardState
@@ -71,8 +70,8 @@ class GroupDesk:
         self._locks: weakref.WeakValueDictionary[GroupKey, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
-        self._standing: dict[GroupKey, set[TablePath]] = {}
-        """Tables in which a group that has members has positions."""
+        self._standing: dict[GroupKey, set[str]] = {}
+        """Topics in which a group that has members has positions, as it calls them."""
         self._kept_s: dict[GroupKey, float] = {}
         service.on_drain.append(self.close)
 
@@ -182,13 +181,13 @@ class GroupDesk:
         """
         return self._locks.setdefault(key, asyncio.Lock())
 
-    def stands_in(self, key: GroupKey, path: TablePath) -> None:
-        """Note that a group has positions in a table: they are kept while it has members."""
+    def stands_in(self, key: GroupKey, topic: str) -> None:
+        """Note that a group has positions in a topic: they are kept while it has members."""
         if self.coordinator.group(key) is not None:
-            self._standing.setdefault(key, set()).add(path)
+            self._standing.setdefault(key, set()).add(topic)
 
-    def due_to_keep(self, key: GroupKey) -> frozenset[TablePath]:
-        """Return the tables that are to be told now that the group is still there."""
+    def due_to_keep(self, key: GroupKey) -> frozenset[str]:
+        """Return the topics whose tables are to be told now that the group is still there."""
         now_s = self._loop.time()
         if key not in self._standing or now_s < self._kept_s.get(key, now_s - _KEEP_S) + _KEEP_S:
             return frozenset()

@@ -160,8 +160,8 @@ async def answer_heartbeat(exchange: KafkaExchange, request: Any) -> Mapping[str
     error = await desk.refusal(request.group_id)
     if error is None:
         error = desk.coordinator.heartbeat(key, _identity(request), request.generation_id)
-    if error is ErrorCode.none and (paths := desk.due_to_keep(key)):
-        await keep_positions(exchange, request.group_id, paths)
+    if error is ErrorCode.none and (topics := desk.due_to_keep(key)):
+        await keep_positions(exchange, request.group_id, topics)
     exchange.note(error)
     return {"error_code": error}
 

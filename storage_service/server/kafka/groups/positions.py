@@ -146,7 +146,7 @@ async def commit_positions(
             taken = {b: at for b, at in offsets.items() if codes[b] is ErrorCode.none}
             if taken:
                 await _report(exchange, table, group_id, taken, is_part=True)
-        exchange.broker.groups.stands_in((exchange.caller.name, group_id), table.path)
+        exchange.broker.groups.stands_in((exchange.caller.name, group_id), topic)
     except OverloadedError as error:
         # As many groups as a table may have; to try again would help nobody.
         exchange.report(error)
@@ -192,19 +192,17 @@ async def _report(
     service.check_written()
 
 
-async def keep_positions(
-    exchange: KafkaExchange, group_id: str, paths: Iterable[TablePath]
-) -> None:
+async def keep_positions(exchange: KafkaExchange, group_id: str, topics: Iterable[str]) -> None:
     """Let positions of a group that has members not be forgotten, though they do not move."""
-    for path in paths:
+    for topic in topics:
         try:
-            table = await found_table(exchange, str(path))
+            table = await found_table(exchange, topic)
             if isinstance(table, Elsewhere):
                 await table.report(group_id, {}, is_part=True, is_durable=False)
             elif _find(exchange, table, group_id) is not None:
                 await _report(exchange, table, group_id, {}, is_part=True, is_durable=False)
         except StreamhouseError as error:
-            _logger.info("event=group_not_kept table=%s why=%r", path, error.message)
+            _logger.info("event=group_not_kept topic=%s why=%r", topic, error.message)
 
 
 # -- asking --------------------------------------------------------------------------------------
@@ -235,7 +233,7 @@ async def positions(
         found = None if consumer is None else consumer.offsets
     if found is None:
         return {}
-    exchange.broker.groups.stands_in((exchange.caller.name, group_id), table.path)
+    exchange.broker.groups.stands_in((exchange.caller.name, group_id), topic)
     return found
 
 

@@ -17,6 +17,7 @@ from streamhouse.storage_service.errors import NotOwnerError
 from streamhouse.storage_service.kafka.groups.coordinator import GroupLimits
 from streamhouse.storage_service.kafka.groups.member import Member
 from streamhouse.storage_service.kafka.groups.placement import coordinator_of
+from streamhouse.storage_service.kafka.topics import table_path_of
 from streamhouse.storage_service.server.access.grants import token_hash
 from tests.support.in_process_service import (
     EVENTS,
@@ -29,7 +30,7 @@ from tests.support.memory_store import MemoryStore
 from tests.support.shard_world import ShardWorld
 
 OFFSET_COMMIT, OFFSET_FETCH, JOIN, HEARTBEAT, LEAVE, SYNC = 8, 9, 11, 12, 13, 14
-FIND_COORDINATOR = 10
+METADATA, FIND_COORDINATOR = 3, 10
 DESCRIBE, LIST, DELETE, OFFSET_DELETE = 15, 16, 42, 47
 SESSION = datetime.timedelta(seconds=10)
 GROUP = "billing"
@@ -406,13 +407,17 @@ async def test_positions_of_some_partitions_are_forgotten(tmp_path: Path) -> Non
         assert await _fetch(client) == {"events": {1: 5}}
 
 
-async def test_positions_do_not_expire_while_the_group_has_members(tmp_path: Path) -> None:
+@pytest.mark.parametrize("topic", ["events", "web-clicks.eu"])
+async def test_positions_do_not_expire_while_the_group_has_members(
+    tmp_path: Path, topic: str
+) -> None:
     async with group_world(tmp_path) as world:
         client = await world.client()
+        await client.call(METADATA, 12, topics=[{"name": topic}], allow_auto_topic_creation=True)
         joined = await _come(client)
         await _sync(client, joined)
-        await _commit(client, {0: 4}, joined=joined)
-        table = world.service.table("events")
+        assert await _commit(client, {0: 0}, topic=topic, joined=joined) == {0: ErrorCode.none}
+        table = world.service.table(str(table_path_of(topic)))
         (before,) = table.readers()
         desk = world.door._broker.groups
         assert await _heartbeat(client, joined) is ErrorCode.none
