@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -274,17 +274,34 @@ async def all_positions(
                 topics[topic] = consumer.offsets if is_own else topics.get(topic, consumer.offsets)
     turns = asyncio.Semaphore(_AT_ONCE)
 
-    async def ask(table: Elsewhere) -> None:
+    async def ask(table: Elsewhere) -> tuple[TablePath, Mapping[str, Mapping[int, int]]]:
         async with turns:
             try:
-                known = await table.find_all(found, of_others=of_others)
+                return table.path, await table.find_all(found, of_others=of_others)
             except NotFoundError:
-                return
-        for group_id, offsets in known.items():
-            found[group_id][topic_name_of(table.path, {})] = offsets
+                return table.path, {}
 
-    await asyncio.gather(*(ask(table) for table in await _readable_elsewhere(exchange)))
+    answers = await asyncio.gather(*(ask(table) for table in await _readable_elsewhere(exchange)))
+    there = {path: known for path, known in answers if known}
+    topics_there = await _topics_elsewhere(exchange, there.keys())
+    for path, known in there.items():
+        for group_id, offsets in known.items():
+            found[group_id][topics_there[path]] = offsets
     return found
+
+
+async def _topics_elsewhere(
+    exchange: KafkaExchange, paths: Collection[TablePath]
+) -> Mapping[TablePath, str]:
+    """Return what the topics of other shards' tables are called, as these shards say."""
+    names: dict[TablePath, str] = {}
+    for is_fresh in (False, True):
+        if names.keys() >= set(paths):
+            return names
+        for other in await exchange.broker.others.all(exchange, is_fresh=is_fresh):
+            names |= {path: topic.name for path, topic in other.topics.items()}
+    # A shard that serves no Kafka clients says nothing.
+    return {path: topic_name_of(path, {}) for path in paths} | names
 
 
 def _find(exchange: KafkaExchange, table: OpenTable, group_id: str) -> Consumer | None:

@@ -530,6 +530,24 @@ async def test_positions_in_tables_of_other_shards_are_kept_there(tmp_path: Path
             assert not b.service.table("there").readers()
 
 
+async def test_topics_of_other_shards_have_their_own_names_among_a_groups_positions(
+    tmp_path: Path,
+) -> None:
+    shards = ShardWorld(tmp_path, MemoryStore())
+    async with shards.shard("a") as a, shards.shard("b") as b:
+        await b.create_table("web_clicks", properties={"kafka.topic": "web-clicks"})
+        groups = (f"g{number}" for number in range(100))
+        group_id = next(one for one in groups if coordinator_of(one, ["a", "b"]) == "a")
+        async with kafka_door(a) as world, kafka_door(b):
+            client = await world.client()
+            given = {"topic": "web-clicks", "group_id": group_id}
+            assert await _commit(client, {0: 0}, **given) == {0: ErrorCode.none}
+
+            found = await _fetch(client, group_id=group_id)
+
+            assert found == {"web-clicks": {0: 0}}
+
+
 async def test_groups_that_are_named_many_times_are_answered_once(tmp_path: Path) -> None:
     async with group_world(tmp_path) as world:
         client = await world.client()
