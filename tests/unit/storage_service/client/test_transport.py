@@ -347,7 +347,7 @@ def test_a_server_without_tls_is_told_apart(
         act(opened)
 
     with ScriptedServer([refuse]) as server:
-        transport = HttpTransport(server.endpoint.replace("http", "https"), token=None, timeout_s=60)
+        transport = HttpTransport(server.endpoint.replace("http", "https"), token=None, timeout_s=9)
         with pytest.raises((InvalidRequestError, UnknownOutcomeError, UnavailableError)) as error:
             transport.request("GET", "/", is_repeatable=True)
         transport.close()
