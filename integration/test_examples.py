@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.free_ports import free_port
 from tests.support.python_process import python_for_spark
 from tests.support.service_process import ServiceProcess
 
@@ -53,8 +53,7 @@ class Reader:
     """
 
     def __init__(self, home: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as reserved:
-            self.port = str(reserved.getsockname()[1])
+        self.port = str(free_port())
         self._home = home
         self._python = subprocess.Popen(
             [sys.executable, "-u", "-c", _READER],

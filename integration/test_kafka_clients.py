@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from integration.judges.kafka_clients import CLIENTS, Kcat, Librdkafka, Read, Record
 from streamhouse.client import StreamhouseClient
+from tests.support.free_ports import free_port
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -265,8 +265,7 @@ def test_a_topic_is_mirrored_and_goes_on_where_it_was(
 def test_every_acknowledged_record_is_there_once_after_kills(tmp_path: Path, seed: int) -> None:
     """An idempotent producer goes on while its service is killed at random and started again."""
     random_ = random.Random(seed)
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = str(reserved.getsockname()[1])
+    port = str(free_port())
     topic, count = "killed", 30_000
     acknowledged: set[int] = set()
     failed: list[str] = []

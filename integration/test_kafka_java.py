@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,7 @@ import pytest
 from integration.judges.engines import ROOT
 from integration.judges.environment import judge_python
 from streamhouse.client import StreamhouseClient
+from tests.support.free_ports import free_port
 from tests.support.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.judge, pytest.mark.timeout(600)]
@@ -295,8 +295,7 @@ def test_a_token_is_a_password(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_acknowledged_record_is_there_once_after_kills(tmp_path: Path, seed: int) -> None:
     """An idempotent producer goes on while its service is killed at random and started again."""
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = str(reserved.getsockname()[1])
+    port = str(free_port())
     count = 30_000
     kill_at = sorted(random.Random(seed).sample(range(1_000, count), 4))
     records = [(None, str(number), number % 3) for number in range(count)]

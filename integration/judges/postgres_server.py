@@ -12,7 +12,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from integration.judges.environment import judge_python
+from tests.support.free_ports import free_port
 
 __all__ = ["PostgresServer"]
 
@@ -121,8 +121,7 @@ class PostgresServer:
         self._serve()
 
     def _start(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as opened:
-            self.port = opened.getsockname()[1]
+        self.port = free_port()
         secret = self._folder / "password"
         secret.write_text(self._password)
         for path in (self._folder, secret):

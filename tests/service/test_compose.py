@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +18,7 @@ import yaml
 
 from streamhouse.client import StreamhouseClient
 from tests.support.command_line import streamhouse
+from tests.support.free_ports import free_port
 from tests.support.object_store import ObjectStore
 from tests.support.service_process import ServiceProcess
 
@@ -40,7 +40,7 @@ class _Machine:
         self.token = folder / "token"
         self.token.write_text("compose-token\n")
         self.token.chmod(0o600)
-        self.ports = {name: _free_port() for name in ("one", "two")}
+        self.ports = {name: free_port() for name in ("one", "two")}
         self.here = {
             "http://store:8333": store.endpoint,
             "/catalog/": f"{folder}/catalog/",
@@ -68,12 +68,6 @@ class _Machine:
             *("--port", str(self.ports[name]), "--standby"),
             env=self.environment(name),
         )
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as opened:
-        port: int = opened.getsockname()[1]
-        return port
 
 
 def test_what_compose_starts_serves_takes_over_and_tiers(tmp_path: Path) -> None:

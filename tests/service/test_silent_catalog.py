@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from tests.support.flaky_proxy import FlakyProxy
+from tests.support.free_ports import free_port
 from tests.support.service_process import ServiceProcess
 from tests.support.silent_server import SilentServer
 from tests.support.tier_once import tier_once
@@ -178,8 +178,7 @@ def test_a_worker_whose_catalog_does_not_answer_tiers_each_row_once(
 
 
 def test_catalogs_that_lead_back_to_each_other_are_found_out(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as reserved:
-        port = reserved.getsockname()[1]
+    port = free_port()
     a_uri = f"http://127.0.0.1:{port}"
     with contextlib.ExitStack() as stack:
         b = stack.enter_context(ServiceProcess(tmp_path / "b", *_behind(a_uri)))

@@ -11,7 +11,6 @@ import contextlib
 import http.client
 import secrets
 import shutil
-import socket
 import tempfile
 import threading
 import time
@@ -20,10 +19,11 @@ from pathlib import Path
 from typing import Final, Literal
 
 from tests.support.faulty_store import FaultyStore
+from tests.support.free_ports import free_port
 from tests.support.object_store import ACCESS_KEY, BUCKET, REGION, SECRET_KEY, ObjectStore
 from tests.support.service_process import DiedAtStart, ServiceProcess
 
-__all__ = ["JournalHome", "Machine", "Pair", "StoreKind", "free_port"]
+__all__ = ["JournalHome", "Machine", "Pair", "StoreKind"]
 
 StoreKind = Literal["file", "s3", "faulty s3"]
 _LOOK_EVERY_S: Final = 0.02
@@ -246,10 +246,3 @@ class Pair:
         """Return a message with the ends of both logs."""
         logs = (f"{m.name} ({m.endpoint}):\n{m.log_text()[-4_000:]}" for m in self.machines)
         return "\n".join([what, *logs])
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

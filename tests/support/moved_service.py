@@ -13,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from tests.support.journal_machines import JournalHome, Pair, free_port
+from tests.support.free_ports import free_port
+from tests.support.journal_machines import JournalHome, Pair
 from tests.support.service_process import ServiceProcess
 
 __all__ = ["MovedService", "OwnedService"]

@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 import pyarrow as pa
 
 from streamhouse.storage_service.model.table import TableInfo
+from tests.support.free_ports import free_port
 from tests.support.scripted_server import read_request
 
 __all__ = ["Fault", "MovingService", "Turn"]
@@ -150,7 +151,7 @@ class _Process:
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None
         self._open: list[socket.socket] = []
-        self._port = 0
+        self._port = free_port()
         self._is_over = False
 
     @property
@@ -160,7 +161,6 @@ class _Process:
     def start(self) -> None:
         with self._lock:
             self._listener = socket.create_server(("127.0.0.1", self._port))
-            self._port = self._listener.getsockname()[1]
             threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def stop(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,13 +12,14 @@ from typing import Final
 
 from pyarrow import fs
 
+from tests.support.free_ports import free_port
+
 __all__ = ["ACCESS_KEY", "BUCKET", "REGION", "SECRET_KEY", "ObjectStore"]
 
 ACCESS_KEY: Final = "tester"
 SECRET_KEY: Final = "secret-of-the-tests"
 BUCKET: Final = "lake"
 REGION: Final = "us-east-1"
-_PORT_MAX: Final = 55_000
 _PORTS: Final = (
     "s3.port",
     "master.port",
@@ -59,7 +59,7 @@ class ObjectStore:
         return {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
 
     def __enter__(self) -> ObjectStore:
-        ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+        ports = {name: free_port(with_grpc=True) for name in _PORTS}
         self.port = ports["s3.port"]
         command = [
             str(Path(sys.executable).with_name("weed")),
@@ -146,18 +146,3 @@ class ObjectStore:
         selector = fs.FileSelector(f"{BUCKET}/{folder}", recursive=True, allow_not_found=True)
         infos = self.filesystem().get_file_info(selector)
         return sorted(info.path for info in infos if info.type == fs.FileType.File)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports that are free now and, plus 10,000, are ports too, as the server's are."""
-    sockets = []
-    ports: list[int] = []
-    while len(ports) < count:
-        opened = socket.create_server(("127.0.0.1", 0))
-        sockets.append(opened)
-        port = opened.getsockname()[1]
-        if port < _PORT_MAX:
-            ports.append(port)
-    for opened in sockets:
-        opened.close()
-    return ports

@@ -23,7 +23,7 @@ from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.tiering.round.round import BATCH_STEPS, HISTORY_STEPS, ROUND_STEPS
 from tests.support.command_line import streamhouse
-from tests.support.journal_machines import free_port
+from tests.support.free_ports import free_port
 from tests.support.service_process import DiedAtStart, ServiceProcess
 from tests.support.tier_once import tier_once
 from tests.torture.aging import AgingChecker

@@ -23,7 +23,8 @@ from confluent_kafka import Consumer, KafkaException, Message, Producer
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.model.changelog import INSERT, UPDATE_AFTER
 from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
-from tests.support.journal_machines import JournalHome, Machine, free_port
+from tests.support.free_ports import free_port
+from tests.support.journal_machines import JournalHome, Machine
 from tests.torture.era import Report
 from tests.torture.journal.eras import LIMITS, LostDiskEra
 from tests.torture.writers import PATIENCE_S, Gate, Writer

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 
 from streamhouse.storage_service.client import StorageClient, TieringIdle
+from tests.support.free_ports import free_port
 from tests.support.scripted_server import ScriptedServer
 
 
@@ -47,8 +47,7 @@ def test_every_shard_is_asked_and_the_soonest_counts() -> None:
 
 
 def test_a_shard_that_is_gone_keeps_no_worker_from_the_others() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        gone = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    gone = f"http://127.0.0.1:{free_port()}"
     with ScriptedServer() as one, StorageClient(one.endpoint) as client:
         one.play([_idle(700, shards=[gone, one.endpoint])] * 20)
         assert [_claim(client) for _ in range(3)] == [700] * 3

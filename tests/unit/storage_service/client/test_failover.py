@@ -21,6 +21,7 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from tests.support.certificates import make_certificates
+from tests.support.free_ports import free_port
 from tests.support.in_process_service import table_descriptor
 from tests.support.scripted_server import Act, ScriptedServer, read_request
 
@@ -56,8 +57,7 @@ def _transport(*servers: ScriptedServer | str, timeout_s: float = 10) -> HttpTra
 
 def _nobody() -> str:
     """A URL at which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 def _get(transport: HttpTransport, path: str = "/v1/databases") -> Any:
