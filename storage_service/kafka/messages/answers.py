@@ -26,7 +26,15 @@ from kio.serial import entity_writer
 from streamhouse.storage_service.kafka.messages.requests import response_class
 from streamhouse.storage_service.kafka.messages.shapes import shape_of
 
-__all__ = ["Piece", "answer_body", "answer_entity", "answer_frame", "element_count", "entity_bytes"]
+__all__ = [
+    "Piece",
+    "answer_body",
+    "answer_entity",
+    "answer_frame",
+    "element_count",
+    "entity_bytes",
+    "know_fields",
+]
 
 Piece: TypeAlias = bytes | bytearray | memoryview
 
@@ -51,6 +59,12 @@ def entity_bytes(entity: Any) -> bytes:
     with io.BytesIO() as buffer:
         entity_writer(type(entity))(buffer, entity)
         return buffer.getvalue()
+
+
+def know_fields(kind: Any) -> None:
+    """Look at the fields of an answer's class before one is made; of its other versions, too."""
+    for other in _versions_of(kind):
+        _names_below(other, "")
 
 
 def answer_body(api_key: int, version: int, values: Mapping[str, Any]) -> bytes:
@@ -139,13 +153,17 @@ def _field(field: dataclasses.Field[Any], hint: Any) -> _Field:
 @functools.cache
 def _check_names(kind: Any, names: frozenset[str]) -> None:
     """Raise unless other versions of the entity have these fields: a slip of our own."""
-    api_key = int(kind.__api_key__)
-    versions = schema_name_map[api_key_map[api_key]]
     found = set[str]()
-    for version in versions:
-        found |= _names_below(response_class(api_key, int(version)), kind.__name__)
+    for other in _versions_of(kind):
+        found |= _names_below(other, kind.__name__)
     if not names <= found:
         raise TypeError(f"{kind.__name__} of no version has {sorted(names - found)}")
+
+
+def _versions_of(kind: Any) -> list[Any]:
+    api_key = int(kind.__api_key__)
+    versions = schema_name_map[api_key_map[api_key]]
+    return [response_class(api_key, int(version)) for version in versions]
 
 
 def _names_below(kind: Any, wanted: str) -> set[str]:

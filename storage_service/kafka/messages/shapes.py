@@ -24,6 +24,7 @@ __all__ = [
     "ManyElementsError",
     "check_shape",
     "end_of_tags",
+    "know_shape",
     "shape_of",
 ]
 
@@ -119,6 +120,11 @@ def check_shape(message: Any, data: memoryview, *, elements_max: int) -> None:
     If it has too many elements that is a `ManyElementsError`; no more than these were looked at.
     """
     _entity(message)(_Walk(data, elements_max=elements_max), 0)
+
+
+def know_shape(message: Any) -> None:
+    """Look at the class of a message before one is checked."""
+    _entity(message)
 
 
 def end_of_tags(data: memoryview, at: int) -> int:

@@ -21,6 +21,7 @@ from streamhouse.storage_service.server.kafka.broker.broker import Broker
 from streamhouse.storage_service.server.kafka.broker.broker_state import BrokerAddress
 from streamhouse.storage_service.server.kafka.broker.lake_reads import LakeReads
 from streamhouse.storage_service.server.kafka.connection import KafkaConnection
+from streamhouse.storage_service.server.kafka.preparing import Preparing
 from streamhouse.storage_service.server.service import Service
 
 __all__ = ["KafkaDoor"]
@@ -52,6 +53,7 @@ class KafkaDoor:
         self.address = _advertised(service.config, listening)
         self._lake_reads = None if open_history is None else LakeReads(open_history)
         self._broker = Broker(service, self.address, lake_reads=self._lake_reads)
+        self.preparing = Preparing(apis.values())
         self._open: set[KafkaConnection] = set()
         self._prefix = secrets.token_hex(4)
         self._numbers = itertools.count(1)
@@ -80,6 +82,7 @@ class KafkaDoor:
         else:
             loop = asyncio.get_running_loop()
             self._server = await loop.create_server(make, sock=self._listening, backlog=_BACKLOG)
+        self.preparing.begin()
         service = self._broker.service
         service.kafka_address = (self.address.host, self.address.port)
         _logger.info("event=kafka_listening address=%s", self.address)
@@ -91,6 +94,7 @@ class KafkaDoor:
         finally:
             if self._lake_reads is not None:
                 self._lake_reads.close()
+            await self.preparing.close()
 
     async def _end_connections(self) -> None:
         self._broker.groups.close()

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
+from streamhouse.storage_service.kafka.messages import answers, shapes
+from streamhouse.storage_service.kafka.messages.requests import request_class, response_class
 from streamhouse.storage_service.server.kafka.apis import APIS
 from tests.support.in_process_service import until
 from tests.support.kafka_world import KafkaClient, kafka_world, request_bytes
@@ -96,6 +98,26 @@ async def test_answers_leave_in_the_order_of_requests(tmp_path: Path) -> None:
 
         for number in numbers:
             await client.answer(METADATA, 12, number)
+
+
+async def test_what_reads_and_writes_messages_is_made_when_the_door_opens(tmp_path: Path) -> None:
+    caches = (request_class, response_class, shapes._entity, answers._fields)
+    for cache in caches:
+        cache.cache_clear()
+    async with kafka_world(tmp_path) as world:
+        await world.door.preparing.wait_done()
+        client = await world.client()
+        asked: Any = [(METADATA, n, {"topics": [{"name": "events"}]}) for n in range(13)]
+        for one in asked:
+            # The client's own request has fields, too.
+            request_bytes(*one)
+        made = [cache.cache_info().misses for cache in caches]
+
+        for api_key, version, values in asked:
+            await client.call(api_key, version, **values)
+
+        assert [cache.cache_info().misses for cache in caches] == made
+        assert made[0] == sum(a.versions[1] - a.versions[0] + 1 for a in APIS.values())
 
 
 async def test_a_request_may_arrive_byte_by_byte(tmp_path: Path) -> None:

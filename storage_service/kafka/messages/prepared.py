@@ -1,0 +1,26 @@
+"""What reads and writes the messages of one version of an API, made before the first of them comes.
+
+kio makes it when it is first asked for, which takes as long as a hundred requests of others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kio.serial import entity_reader, entity_writer
+
+from streamhouse.storage_service.kafka.messages.answers import know_fields
+from streamhouse.storage_service.kafka.messages.requests import request_class, response_class
+from streamhouse.storage_service.kafka.messages.shapes import know_shape
+
+__all__ = ["prepare"]
+
+
+def prepare(api_key: int, version: int) -> None:
+    """Make what a request and an answer of this version need. Any thread; once is enough."""
+    request: Any = request_class(api_key, version)
+    know_shape(request)
+    entity_reader(request)
+    answer: Any = response_class(api_key, version)
+    know_fields(answer)
+    entity_writer(answer)
