@@ -54,8 +54,7 @@ class Preparing:
                 if self._is_over.is_set():
                     return
                 prepare(api_key, version)
-        except Exception:
-            # They are made when they are needed, and whoever needs them is told what it is.
+        except Exception:  # the outermost of a thread: what needs them makes them
             _logger.exception("event=kafka_messages_not_prepared")
         else:
             spent_s = time.thread_time() - begin_s
