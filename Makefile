@@ -56,8 +56,10 @@ quickstart: java $(VENV)/.installed-quickstart ## Flights through service, Icebe
 
 # ---- Checking. ----
 
-# So many processes share the tests, a file at a time; conftest.py puts the long ones first.
-WORKERS ?= 2
+# So many processes share the tests, a file at a time; conftest.py puts the long ones first. Two
+# cores have more than two do, which wait for a disk or for processes of their own a quarter of the
+# time.
+WORKERS ?= 3
 
 .PHONY: test
 test: java lint ## What CI runs: lint, all of tests/, and integration's end-to-end part

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
+from random import Random
 from typing import Final
 
 import pytest
@@ -47,7 +49,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.integration)
 
 
+# Before pytest looks at the marks.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _leave_out(items)
     # What the others leave is read there.
     items.sort(key=lambda item: item.path == _ROOT / "integration" / "test_every_lake.py")
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -56,7 +61,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _rank(item: pytest.Item) -> int:
     folders = (rank for rank, at in enumerate(_LONG_FIRST) if item.path.is_relative_to(_ROOT / at))
-    return next(folders, len(_LONG_FIRST))
+    # The syntax trees of all files, which those tests keep, slow whatever comes after them.
+    is_last = item.path.is_relative_to(_ROOT / "tests" / "architecture")
+    return next(folders, len(_LONG_FIRST) + is_last)
+
+
+def _leave_out(items: list[pytest.Item]) -> None:
+    """Leave cases of tests that are `one_of` so many to `make long`, the same ones each time."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("one_of") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for test, all_of_it in cases.items():
+        mark = all_of_it[0].get_closest_marker("one_of")
+        assert mark is not None
+        kept_count = -(-len(all_of_it) // mark.args[0])
+        for item in Random(test).sample(all_of_it, len(all_of_it) - kept_count):
+            item.add_marker("long")
+
+
+def pytest_collection_finish() -> None:
+    # All that lives as long as the process: no collection looks at it again.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure() -> None:

@@ -53,6 +53,6 @@ def test_more_rows_need_more_and_larger_calls_less() -> None:
     assert append_ms(2_001) == pytest.approx(APPEND_CALL_MS.value, rel=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_page_is_as_computed() -> None:
     assert scale_page() == (ROOT / "docs" / "scale.md").read_text()

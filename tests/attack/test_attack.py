@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_every_answer_is_right_or_refused_whatever_is_damaged_and_whoever_asks() -> None:
-    report = attack(seed=20261122, seconds=0, cases_min=8, requests_each=2)
-    assert report.directories.cases == 8
-    assert report.directories.answers > 250
+    report = attack(seed=20261122, seconds=0, cases_min=5, requests_each=2)
+    assert report.directories.cases == 5
+    assert report.directories.answers > 150
     assert report.requests.requests > 100

@@ -285,6 +285,7 @@ def test_a_table_is_the_same_after_both_machines_died(seed: int) -> None:
     _walk(seed, 15, _both)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("deaths", [_one_or_none, _both])
 @pytest.mark.parametrize(

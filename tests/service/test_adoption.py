@@ -140,6 +140,7 @@ def orphaned(prepared: tuple[Lake, Path, Rows, Rows]) -> tuple[Lake, Rows, Rows]
     return lake, dict(log), dict(keyed)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     "step",
     [

@@ -182,6 +182,7 @@ async def _check(directory: Path, name: str, step: str) -> int:
         return last + 1
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("table", ["events", "rows", "refilled", "replaced"])
 @pytest.mark.parametrize("step", STEPS)

@@ -88,6 +88,7 @@ def test_a_partitioned_z_order(key_world: KeyTableWorld) -> None:
     assert table.sort_order().is_unsorted
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("limited", [False, True], ids=["whole", "small-steps"])
 @pytest.mark.parametrize("step", [*ROUND_STEPS, *BATCH_STEPS])
 def test_a_worker_may_die_anywhere(key_world: KeyTableWorld, step: str, limited: bool) -> None:

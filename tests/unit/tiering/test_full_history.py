@@ -53,6 +53,7 @@ def test_every_change_is_kept_in_order(key_world: KeyTableWorld) -> None:
     assert table.schema().identifier_field_ids == []
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("limited", [False, True], ids=["whole", "small-steps"])
 @pytest.mark.parametrize("step", [*ROUND_STEPS, *HISTORY_STEPS])
 def test_a_worker_may_die_between_the_two_commits(

@@ -83,6 +83,7 @@ def _raising(step: str, error: BaseException) -> Callable[[str], None]:
     return checkpoint
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     "step",
     ["rewrite-planned", "files-rewritten", "rewrite-staged", "rewrite-committed"],

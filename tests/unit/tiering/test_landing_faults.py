@@ -98,6 +98,7 @@ def test_a_rewrite_that_lands_before_its_repetition_is_judged_keeps_its_files(
     _judge(world)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("calls", range(12))
 def test_a_rewrite_that_lands_late_at_any_moment_keeps_its_files(
     world: KeyTableWorld, calls: int
@@ -115,6 +116,7 @@ def test_a_rewrite_that_lands_late_at_any_moment_keeps_its_files(
     _judge(world)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("stale", [[], [1], [1] * 9], ids=str)
 @pytest.mark.parametrize(
     "fault",

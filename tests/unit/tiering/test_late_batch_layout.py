@@ -94,6 +94,7 @@ def test_it_begins_with_the_rows_of_the_lake_and_goes_on_from_the_log(
         assert _in_batch(world) == world.live == world.in_lake()
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("step", [*ROUND_STEPS, *BATCH_STEPS])
 def test_a_worker_may_die_anywhere_while_it_begins(world: KeyTableWorld, step: str) -> None:
     _tiered_without(world)

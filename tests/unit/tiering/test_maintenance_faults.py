@@ -77,6 +77,7 @@ def well(_: FaultyCatalog, commit: Commit) -> Any:
     return commit.land()
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("before", range(2))
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_rounds_of_upserts(world: KeyTableWorld, fault: Any, before: int) -> None:
@@ -90,6 +91,7 @@ def test_rounds_of_upserts(world: KeyTableWorld, fault: Any, before: int) -> Non
     _settle(world)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_maintenance(world: KeyTableWorld, fault: Any) -> None:
     """Both commits of the round go well; that of the rewrite does not."""
@@ -107,6 +109,7 @@ def test_maintenance(world: KeyTableWorld, fault: Any) -> None:
     _settle(world)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_worker_that_lost_its_claim_in_maintenance_harms_nobody(
     world: KeyTableWorld, step: str

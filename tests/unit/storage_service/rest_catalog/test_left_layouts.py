@@ -113,6 +113,7 @@ def _at(step: str, act: Callable[[], Any]) -> Callable[[str], None]:
 _STEPS = ["claimed", "committed", *BATCH_STEPS]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("is_purged", [False, True], ids=["dropped", "purged"])
 @pytest.mark.parametrize("again", [SORT, OTHER], ids=["same", "another"])
 def test_between_two_rounds(world: _World, again: dict[str, str], is_purged: bool) -> None:
@@ -154,6 +155,7 @@ def test_a_layout_that_was_given_back_is_not_dropped(world: _World, has_rows: bo
     world.check(SORT)
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("is_killed", [False, True], ids=["goes-on", "dies"])
 @pytest.mark.parametrize("when", ["at-once", "later"])
 @pytest.mark.parametrize("step", _STEPS)
@@ -181,6 +183,7 @@ def test_while_a_worker_is_in_a_round(world: _World, step: str, when: str, is_ki
     world.check(OTHER)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("step", ["", *BATCH_STEPS])
 def test_a_drop_that_lands_when_the_layout_is_there_again(
     world: _World, step: str, monkeypatch: pytest.MonkeyPatch
