@@ -48,6 +48,7 @@ __all__ = [
     "TableChange",
     "change_for",
     "check_says_all",
+    "check_says_rows",
     "new_table",
     "reading_schema",
     "table_in_place_of",
@@ -168,13 +169,13 @@ def change_for(info: TableInfo, subject: Subject, schema: AvroSchema) -> TableCh
 def check_says_all(subject: Subject, schema: AvroSchema, newest: AvroSchema) -> None:
     """Raise `SchemaMismatchError` if rows could not be said by a schema that the newest one says.
 
-    Of values only enums are looked at: behind a schema that lacks anything else `reading_schema`
-    has one that does not. Keys have none, since each key is written in one form.
+    Of values only enums and units of time are looked at: behind a schema that lacks anything else
+    `reading_schema` has one that does not. Keys have none, since each key is written in one form.
     """
     fields = {one.name: one.type for one in schema.fields}
     for one in newest.fields:
         given = fields.get(one.name)
-        why = "" if given is None else _symbols_lost(given, one.type)
+        why = "" if given is None else _lost(given, one.type)
         if subject.part is Part.KEY and not why:
             why = "is left out" if given is None else _not_said(given, one.type)
         if why:
@@ -184,12 +185,50 @@ def check_says_all(subject: Subject, schema: AvroSchema, newest: AvroSchema) -> 
             )
 
 
-def _symbols_lost(given: AvroType, has: AvroType) -> str:
+def check_says_rows(subject: Subject, schema: AvroSchema, info: TableInfo) -> None:
+    """Raise `SchemaMismatchError` if a first schema could not say rows that a table has already.
+
+    They were brought otherwise, so texts may be any and times have microseconds.
+    """
+    form = info.descriptor.record_format()
+    fields = {one.name: one for one in schema.fields}
+    if subject.part is Part.KEY and schema.is_wrapped and len(form.key_columns) == 1:
+        fields = {form.key_columns[0]: schema.fields[0]}
+    for column in info.schema.columns:
+        one = fields.get(column.name)
+        has = AvroType(plain=None, arrow=column.type)
+        why = "" if one is None else _lost(one.type, has)
+        if why:
+            raise SchemaMismatchError(
+                f"field '{column.name}' of the schema {why}, and table '{info.path}' has rows that"
+                f" may have any {type_name(column.type)} there"
+            )
+
+
+def _lost(given: AvroType, has: AvroType) -> str:
+    """Return what values may have that is not said; `has` need not know what is within it."""
     symbols = _symbols(given)
-    if symbols is None or not pa.types.is_string(has.arrow):
-        return ""
-    lost = {"other texts"} if (own := _symbols(has)) is None else own - symbols
-    return f"lacks {', '.join(sorted(lost)[:_SYMBOLS_SHOWN_MAX])} in its enum" if lost else ""
+    if symbols is not None and pa.types.is_string(has.arrow):
+        lost = {"other texts"} if (own := _symbols(has)) is None else own - symbols
+        return f"lacks {', '.join(sorted(lost)[:_SYMBOLS_SHOWN_MAX])} in its enum" if lost else ""
+    if given.logical.endswith("-millis") and not has.logical.endswith("-millis"):
+        return (
+            "has milliseconds instead of microseconds (timestamp-micros says them)"
+            if pa.types.is_timestamp(has.arrow)
+            else ""
+        )
+    inside = {part.name: part.type for part in has.parts} or _parts_of(has.arrow)
+    found = (_lost(part.type, inside[part.name]) for part in given.parts if part.name in inside)
+    return next(filter(None, found), "")
+
+
+def _parts_of(t: pa.DataType) -> dict[str, AvroType]:
+    """Return what is in a column's type, by the names that the parts of a schema have."""
+    if pa.types.is_struct(t):
+        return {one.name: AvroType(plain=None, arrow=one.type) for one in t}
+    if pa.types.is_list(t):
+        return {"element": AvroType(plain=None, arrow=t.value_type)}
+    return {"value": AvroType(plain=None, arrow=t.item_type)} if pa.types.is_map(t) else {}
 
 
 def _symbols(t: AvroType) -> frozenset[str] | None:
@@ -204,8 +243,7 @@ def _not_said(given: AvroType, has: AvroType) -> str:
         return "has no null"
     if given.arrow != has.arrow and not is_wider(given.arrow, has.arrow):
         return f"has a narrower type ({type_name(given.arrow)})"
-    is_cut = given.logical.endswith("-millis") and has.logical.endswith("-micros")
-    return "has milliseconds instead of microseconds" if is_cut else ""
+    return ""
 
 
 def _columns(subject: Subject, schema: AvroSchema) -> dict[str, AvroField]:

@@ -18,6 +18,7 @@ from streamhouse.storage_service.kafka.registry.fitting import (
     TableChange,
     change_for,
     check_says_all,
+    check_says_rows,
     new_table,
     reading_schema,
     table_in_place_of,
@@ -122,9 +123,11 @@ async def check_fits(service: Service, exchange: Exchange, subject: Subject, tex
 async def _check_says_all(
     service: Service, table: OpenTable, subject: Subject, schema: AvroSchema, text: str
 ) -> None:
-    """Raise unless a schema, if it is new, says all that the newest one does."""
+    """Raise unless a schema, if it is new, says all that the newest one does, or the rows do."""
     known = table.record_schemas.current()
     own = known.of(subject.part)
+    if not own and not is_untouched(service.manager, table):
+        check_says_rows(subject, schema, table.info)
     if own and known.find(subject.part, text) is None:
         newest = await service.run_blocking(avro_schema, own[-1].text)
         check_says_all(subject, schema, newest)

@@ -15,6 +15,7 @@ from streamhouse.storage_service.operations.check_directory import check_directo
 from streamhouse.storage_service.server.access.grants import token_hash
 from tests.support.in_process_service import (
     InProcessService,
+    append_body,
     in_process_service,
     table_descriptor,
 )
@@ -217,6 +218,52 @@ async def test_an_enum_that_lacks_texts_which_rows_may_have_is_refused(tmp_path:
         assert (more, fewer, text, again) == (200, 409, 200, 409)
         assert "field 'e' of the schema lacks B, C in its enum" in why["message"]
         assert "other texts" in lost["message"]
+
+
+async def test_a_unit_of_time_that_cuts_what_rows_may_have_is_refused(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        times = {"type": "array", "items": _time("micros")}
+        await register(service, "t-value", _key(("at", _time("micros")), ("more", times)))
+
+        coarse, why = await register(service, "t-value", _key(("at", _time("millis"))))
+        times = {"type": "array", "items": _time("millis")}
+        inner, whys = await register(service, "t-value", _key(("more", times)))
+
+        assert (coarse, inner) == (409, 409)
+        assert "field 'at' of the schema has milliseconds instead of micro" in why["message"]
+        assert "field 'more' of the schema has milliseconds instead of micro" in whys["message"]
+
+
+@pytest.mark.parametrize(
+    ("arrow", "kind", "why"),
+    [
+        (pa.string(), _enum("A"), "lacks other texts in its enum"),
+        (pa.list_(pa.string()), {"type": "array", "items": _enum("A")}, "lacks other texts"),
+        (pa.struct([("e", pa.string())]), _key(("e", _enum("A"))) | {"name": "In"}, "lacks other"),
+        (pa.map_(pa.string(), pa.string()), {"type": "map", "values": _enum("A")}, "lacks other"),
+        (pa.timestamp("us", tz="UTC"), _time("millis"), "has milliseconds"),
+    ],
+)
+async def test_a_first_schema_says_all_rows_that_a_table_has(
+    tmp_path: Path, arrow: pa.DataType, kind: Any, why: str
+) -> None:
+    async with in_process_service(tmp_path) as service:
+        schema = pa.schema([pa.field("c", arrow)])
+        for name in ("full", "empty"):
+            await service.create_table(
+                name, schema, bucket_count=1, properties={"kafka.value.format": "avro"}
+            )
+        rows = pa.record_batch([pa.array([None], arrow)], schema=schema)
+        body = append_body(schema, [(0, 0, rows)])
+        assert (await service.call("POST", "/v1/tables/full/append", body=body)).status == 200
+
+        status, answer = await register(service, "full-value", _key(("c", ["null", kind])))
+        made, _ = await register(service, "empty-value", _key(("c", ["null", kind])))
+
+        assert (status, made) == (409, 200)
+        assert f"field 'c' of the schema {why}" in answer["message"]
+        assert "table 'default.full' has rows" in answer["message"]
+        assert await ask(service, "GET", "/subjects") == (200, ["empty-value"])
 
 
 async def test_a_table_of_another_format_is_left_as_it_is(tmp_path: Path) -> None:
