@@ -66,7 +66,9 @@ class World:
     def post(self, changes: list[dict[str, Any]]) -> tuple[int, str]:
         """Commit to several tables; return the status and the kind of the error."""
         url = f"{self.service.endpoint}/iceberg/v1/transactions/commit"
-        answer = urllib3.request("POST", url, json={"table-changes": changes}, retries=False)
+        answer = urllib3.request(
+            "POST", url, json={"table-changes": changes}, retries=False, timeout=60
+        )
         body = json.loads(answer.data or b"{}")
         return answer.status, body["error"]["type"] if body else ""
 

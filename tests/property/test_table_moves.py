@@ -79,7 +79,7 @@ async def _scenario(
                     await _write(world.machines[who], written + 1)
                     written += 1
                 victim.goes_on.set()
-                await asyncio.wait([moving], timeout=10)
+                await asyncio.wait([moving], timeout=60)
         else:
             victim.has_stopped.set()
             await asyncio.wait([moving])

@@ -50,6 +50,7 @@ class Pair:
             json={"table-changes": changes},
             headers={"authorization": f"Bearer {TOKEN}"},
             retries=False,
+            timeout=60,
         )
         return answer.status, json.loads(answer.data or b"{}")
 
@@ -177,7 +178,7 @@ def test_secrets_of_the_catalog_behind_are_in_no_answer_and_no_log(tmp_path: Pat
     with ServiceProcess(
         tmp_path, *arguments, f"--catalog-property=token={TOKEN_BEHIND}\nx"
     ) as service:
-        answer = urllib3.request("GET", f"{service.endpoint}/iceberg/v1/namespaces")
+        answer = urllib3.request("GET", f"{service.endpoint}/iceberg/v1/namespaces", timeout=60)
 
         assert (answer.status, TOKEN_BEHIND in answer.data.decode()) == (400, False)
         assert TOKEN_BEHIND not in service.log_text()

@@ -75,7 +75,7 @@ def _call(
         f"{service.endpoint}/iceberg/v1/{path}",
         headers={"authorization": f"Bearer {token}", "content-type": "application/json"},
         body=None if body is None else json.dumps(body),
-        timeout=20,
+        timeout=60,
         retries=False,
     )
     return answer.status, answer.data.decode()

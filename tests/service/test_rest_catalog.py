@@ -160,7 +160,7 @@ def test_a_lake_catalog_that_is_the_service_itself_is_found_out(tmp_path: Path) 
     own = f"http://127.0.0.1:{port}/iceberg"
     arguments = ("--port", port, "--catalog-property", "type=rest")
     with ServiceProcess(tmp_path, *arguments, "--catalog-property", f"uri={own}") as service:
-        answer = urllib3.request("GET", f"{service.endpoint}/iceberg/v1/namespaces")
+        answer = urllib3.request("GET", f"{service.endpoint}/iceberg/v1/namespaces", timeout=60)
 
         assert answer.status == 400
         assert "is this service itself" in answer.json()["error"]["message"]
@@ -176,8 +176,11 @@ def test_the_lake_library_is_loaded_by_the_first_request_only(tmp_path: Path) ->
             client.create_table("default.t", SCHEMA)
         assert not is_loaded(service.pid)
 
-        answer = urllib3.request("GET", f"{service.endpoint}/iceberg/v1/config")
+        answer = urllib3.request("GET", f"{service.endpoint}/iceberg/v1/config", timeout=60)
         assert answer.status == 200
-        assert urllib3.request("GET", f"{service.endpoint}/iceberg/v1/namespaces").status == 200
+        assert (
+            urllib3.request("GET", f"{service.endpoint}/iceberg/v1/namespaces", timeout=60).status
+            == 200
+        )
         assert is_loaded(service.pid)
         assert service.terminate() == 0

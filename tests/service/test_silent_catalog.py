@@ -40,7 +40,9 @@ def _behind(uri: str) -> tuple[str, ...]:
 
 
 def _get(service: ServiceProcess, path: str) -> tuple[int, dict[str, Any]]:
-    answer = urllib3.request("GET", f"{service.endpoint}/iceberg/v1/{path}", retries=False)
+    answer = urllib3.request(
+        "GET", f"{service.endpoint}/iceberg/v1/{path}", retries=False, timeout=60
+    )
     return answer.status, answer.json()
 
 

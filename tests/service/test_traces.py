@@ -81,10 +81,11 @@ def test_a_collector_gets_the_spans_of_a_callers_trace(
 
         assert service.terminate() == 0
 
-    [resource] = [one for request in collector.requests for one in request.resource_spans]
-    attributes = {one.key: one.value.string_value for one in resource.resource.attributes}
-    assert attributes["service.name"] == "streamhouse"
-    spans = [span for scope in resource.scope_spans for span in scope.spans]
+    # On a busy machine they may go in several requests.
+    found = [one for request in collector.requests for one in request.resource_spans]
+    attributes = [{a.key: a.value.string_value for a in one.resource.attributes} for one in found]
+    assert {one["service.name"] for one in attributes} == {"streamhouse"}
+    spans = [span for one in found for scope in one.scope_spans for span in scope.spans]
     trace_id = outer.get_span_context().trace_id.to_bytes(16, "big")
     assert {span.trace_id for span in spans} == {trace_id}
     [append] = [s for s in spans if s.name == "POST /v1/tables/{path}/append"]
@@ -99,7 +100,7 @@ def test_without_a_collector_a_service_serves_and_stops(
     data_dir = tmp_path_factory.mktemp("untraced") / "data"
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
     with (
-        ServiceProcess(data_dir, env=environment, stop_timeout_s=15) as service,
+        ServiceProcess(data_dir, env=environment, stop_timeout_s=60) as service,
         StorageClient(service.endpoint) as client,
     ):
         client.create_table("t", ROWS.schema)

@@ -99,7 +99,7 @@ def _unread(endpoint: str, requests: list[bytes]) -> Iterator[list[socket.socket
 
 def _metric(endpoint: str, name: str) -> float:
     answer = urllib3.request(
-        "GET", f"{endpoint}/metrics", headers={"authorization": f"Bearer {_OWNER}"}
+        "GET", f"{endpoint}/metrics", headers={"authorization": f"Bearer {_OWNER}"}, timeout=60
     )
     found = re.search(rf"^{name} (\S+)$", answer.data.decode(), re.M)
     assert found is not None

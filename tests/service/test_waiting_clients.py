@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -44,7 +45,7 @@ async def _status_line(reader: asyncio.StreamReader) -> str:
 
 
 def _gauge(endpoint: str, name: str) -> float:
-    with socket.create_connection(_address(endpoint), 30) as connection:
+    with socket.create_connection(_address(endpoint), 60) as connection:
         connection.sendall(_request("/metrics", "connection: close\r\n"))
         text = b"".join(iter(lambda: connection.recv(65_536), b"")).decode()
     found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
@@ -81,7 +82,7 @@ def test_waiting_clients_that_go_away_leave_nothing_behind(tmp_path: Path) -> No
         client.create_table("t", SCHEMA)
         with contextlib.ExitStack() as stack:
             for path in (_poll(0), _request("/v1/tables/t/subscribe")) * 20:
-                connection = socket.create_connection(_address(service.endpoint), 30)
+                connection = socket.create_connection(_address(service.endpoint), 60)
                 stack.enter_context(connection)
                 connection.sendall(path)
             _until(service, "streamhouse_waiting_requests", 40)
@@ -90,16 +91,14 @@ def test_waiting_clients_that_go_away_leave_nothing_behind(tmp_path: Path) -> No
         _until(service, "streamhouse_waiting_requests", 0)
         _until(service, "streamhouse_subscriptions", 0)
         # This very request is the one that is open.
-        assert _gauge(service.endpoint, "streamhouse_open_requests") == 1
+        _until(service, "streamhouse_open_requests", 1)
 
 
 def _until(service: ServiceProcess, gauge: str, value: float) -> None:
-    pause = threading.Event()
-    for _ in range(1_000):
-        if _gauge(service.endpoint, gauge) == value:
-            return
+    deadline_s, pause = time.monotonic() + 60, threading.Event()
+    while (found := _gauge(service.endpoint, gauge)) != value:
+        assert time.monotonic() < deadline_s, f"{gauge} is {found}, not {value}"
         pause.wait(0.01)
-    raise AssertionError(f"{gauge} is {_gauge(service.endpoint, gauge)}, not {value}")
 
 
 async def test_stopping_answers_waiting_clients_and_ends_subscriptions_cleanly(
@@ -138,7 +137,7 @@ def test_a_subscriber_that_never_reads_neither_grows_memory_nor_holds_up_the_sto
         client.create_table("t", SCHEMA)
         with contextlib.ExitStack() as stack:
             for _ in range(20):
-                connection = socket.create_connection(_address(service.endpoint), 30)
+                connection = socket.create_connection(_address(service.endpoint), 60)
                 stack.enter_context(connection)
                 connection.sendall(_request("/v1/tables/t/subscribe?start=earliest"))
             for _ in range(20):
@@ -169,7 +168,7 @@ def _error_of(answer: bytes) -> tuple[str, str]:
 
 def _exchange(endpoint: str, data: bytes) -> bytes:
     """Send bytes and return all that comes until the service closes the connection."""
-    with socket.create_connection(_address(endpoint), 30) as connection:
+    with socket.create_connection(_address(endpoint), 60) as connection:
         connection.sendall(data)
         return b"".join(iter(lambda: connection.recv(65_536), b""))
 
@@ -191,7 +190,7 @@ def test_a_client_that_asks_before_it_sends_a_body_is_answered_first(tmp_path: P
     )
     with (
         ServiceProcess(tmp_path) as service,
-        socket.create_connection(_address(service.endpoint), 30) as connection,
+        socket.create_connection(_address(service.endpoint), 60) as connection,
     ):
         with StorageClient(service.endpoint) as client:
             client.create_table("t", SCHEMA)
@@ -213,7 +212,7 @@ def test_idle_connections_make_room_and_those_in_use_do_not(tmp_path: Path) -> N
         with contextlib.ExitStack() as stack:
 
             def connection(request: bytes) -> socket.socket:
-                made = stack.enter_context(socket.create_connection(_address(service.endpoint), 30))
+                made = stack.enter_context(socket.create_connection(_address(service.endpoint), 60))
                 made.sendall(request)
                 return made
 
@@ -239,11 +238,8 @@ def test_idle_connections_make_room_and_those_in_use_do_not(tmp_path: Path) -> N
 
 def _until_connected(service: ServiceProcess) -> None:
     """The places of closed connections are free again."""
-    pause = threading.Event()
-    for _ in range(1_000):
-        if _exchange(service.endpoint, _request("/health", "connection: close\r\n")).startswith(
-            b"HTTP/1.1 200"
-        ):
-            return
+    deadline_s, pause = time.monotonic() + 60, threading.Event()
+    ask = _request("/health", "connection: close\r\n")
+    while not _exchange(service.endpoint, ask).startswith(b"HTTP/1.1 200"):
+        assert time.monotonic() < deadline_s, "the service does not take new connections"
         pause.wait(0.01)
-    raise AssertionError("the service does not take new connections")
