@@ -5,7 +5,9 @@ The bytes of a batch's header are in `batch_header`, those of its records in `re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +25,29 @@ from streamhouse.storage_service.kafka.records.compression import (
     compress,
     decompress,
 )
-from streamhouse.storage_service.kafka.records.record_reading import read_records
+from streamhouse.storage_service.kafka.records.record_reading import (
+    ReadRecords,
+    read_records,
+)
 from streamhouse.storage_service.kafka.records.record_writing import (
     RECORDS_BYTES_MAX,
     written_records,
 )
 
-__all__ = ["Compression", "ReadBatch", "read_batch", "read_batches", "write_batch"]
+__all__ = [
+    "Compression",
+    "OpenedBatch",
+    "ReadBatch",
+    "open_produced",
+    "read_batch",
+    "read_batches",
+    "read_produced",
+    "write_batch",
+]
 
 _NO_TIMESTAMP = -1
+# As many as small batches have: making it takes longer than comparing with it.
+_FROM_0: Final = np.arange(1 << 12, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +60,41 @@ class ReadBatch:
     columns: RecordColumns
 
 
-def read_batch(data: memoryview, *, bytes_max: int, records_max: int) -> ReadBatch:
+class OpenedBatch(NamedTuple):
+    """A record batch that came whole; its records are decompressed, and not yet looked at."""
+
+    header: BatchHeader
+    records: bytes
+
+
+def open_produced(data: memoryview, *, bytes_max: int, records_max: int) -> OpenedBatch:
     """Return the one batch that `data` is: what a Produce request has for a partition.
 
     Raises InvalidRecordsError as `read_batches`, and if there is another batch behind the first:
     Kafka's brokers take one, since version 3 of Produce.
     """
-    batch, _, rest = _read_batch(data, bytes_max=bytes_max, records_max=records_max)
+    opened, rest = _opened(data, bytes_max=bytes_max, records_max=records_max)
     if rest:
         raise InvalidRecordsError("several record batches came for a partition, one is taken")
-    return batch
+    return opened
+
+
+def read_produced(batches: Sequence[OpenedBatch]) -> RecordColumns:
+    """Return the records of batches as columns, those of one batch behind those of the one before.
+
+    A few small batches take little longer than one. Raises InvalidRecordsError where a record is
+    wrong, or has another number than its place from 0 on, as a producer gives them. Of several
+    batches it does not say which one is: reading that one alone does.
+    """
+    counts = [batch.header.record_count for batch in batches]
+    read = read_records([batch.records for batch in batches], counts)
+    _check_dense(read.offset_deltas, counts)
+    return _columns(batches, read)
+
+
+def read_batch(data: memoryview, *, bytes_max: int, records_max: int) -> ReadBatch:
+    """Return the one batch that `data` is; raises InvalidRecordsError as `open_produced`."""
+    return _read(open_produced(data, bytes_max=bytes_max, records_max=records_max))
 
 
 def read_batches(data: memoryview, *, bytes_max: int, records_max: int) -> list[ReadBatch]:
@@ -68,11 +109,19 @@ def read_batches(data: memoryview, *, bytes_max: int, records_max: int) -> list[
     """
     batches = []
     while data:
-        batch, records_bytes, data = _read_batch(data, bytes_max=bytes_max, records_max=records_max)
-        bytes_max -= records_bytes
-        records_max -= len(batch.columns)
-        batches.append(batch)
+        opened, data = _opened(data, bytes_max=bytes_max, records_max=records_max)
+        bytes_max -= len(opened.records)
+        records_max -= opened.header.record_count
+        batches.append(_read(opened))
     return batches
+
+
+def _read(opened: OpenedBatch) -> ReadBatch:
+    header = opened.header
+    read = read_records([opened.records], [header.record_count])
+    _check_offsets(read.offset_deltas, header.last_offset_delta)
+    columns = _columns([opened], read)
+    return ReadBatch(header=header, offset_deltas=read.offset_deltas, columns=columns)
 
 
 def write_batch(
@@ -124,10 +173,10 @@ def write_batch(
     return [header_bytes(header, records), *records]
 
 
-def _read_batch(
+def _opened(
     data: memoryview, *, bytes_max: int, records_max: int
-) -> tuple[ReadBatch, int, memoryview]:
-    """Return the first batch of `data`, how many bytes its records have, and what follows."""
+) -> tuple[OpenedBatch, memoryview]:
+    """Return the first batch of `data`, its records not yet looked at, and what follows it."""
     header, compressed, rest = open_batch(data)
     if header.record_count > records_max:
         raise InvalidRecordsError(
@@ -136,16 +185,17 @@ def _read_batch(
         )
     bytes_max = min(bytes_max, RECORDS_BYTES_MAX)
     records = decompress(compressed, header.compression, bytes_max=bytes_max)
-    read = read_records(records, header.record_count)
-    _check_offsets(read.offset_deltas, header.last_offset_delta)
-    columns = RecordColumns(
+    return OpenedBatch(header, records), rest
+
+
+def _columns(batches: Sequence[OpenedBatch], read: ReadRecords) -> RecordColumns:
+    """Return the records of batches that were read together."""
+    return RecordColumns(
         keys=read.keys,
         values=read.values,
-        timestamps_ms=_timestamps(header, read.timestamp_deltas_ms),
+        timestamps_ms=_timestamps(batches, read.timestamp_deltas_ms),
         headers=read.headers,
     )
-    batch = ReadBatch(header=header, offset_deltas=read.offset_deltas, columns=columns)
-    return batch, len(records), rest
 
 
 def _check_offsets(deltas: NDArray[np.int64], last: int) -> None:
@@ -156,16 +206,35 @@ def _check_offsets(deltas: NDArray[np.int64], last: int) -> None:
         )
 
 
-def _timestamps(header: BatchHeader, deltas: NDArray[np.int64]) -> NDArray[np.int64]:
-    if header.is_append_time:
-        timestamps = np.full(len(deltas), header.max_timestamp_ms, dtype=np.int64)
-    else:
-        timestamps = deltas + header.base_timestamp_ms
+def _check_dense(deltas: NDArray[np.int64], counts: Sequence[int]) -> None:
+    """Raise InvalidRecordsError unless the records of each batch have all numbers from 0 on."""
+    each = [_FROM_0[:count] if count <= len(_FROM_0) else np.arange(count) for count in counts]
+    wanted = each[0] if len(each) == 1 else np.concatenate(each)
+    # Counting is quicker than `all`, of few records.
+    if np.count_nonzero(deltas == wanted) < len(wanted):
+        raise InvalidRecordsError(
+            "the offsets of the records are not 0, 1, 2 and so on above the batch's"
+        )
+
+
+def _timestamps(batches: Sequence[OpenedBatch], deltas: NDArray[np.int64]) -> NDArray[np.int64]:
+    headers = [batch.header for batch in batches]
+    if any(header.is_append_time for header in headers):
+        deltas = deltas * _of_records([not header.is_append_time for header in headers], headers)
+    bases = [h.max_timestamp_ms if h.is_append_time else h.base_timestamp_ms for h in headers]
+    timestamps = deltas + _of_records(bases, headers)
     is_right = (timestamps >= _NO_TIMESTAMP) & (timestamps <= TIMESTAMP_MS_MAX)
-    if not is_right.all():
+    if np.count_nonzero(is_right) < len(is_right):
         wrong = int(is_right.argmin())
         raise InvalidRecordsError(
             f"record {wrong} of the batch has timestamp {timestamps[wrong]} ms, not one of"
             f" {_NO_TIMESTAMP} to {TIMESTAMP_MS_MAX}"
         )
     return timestamps
+
+
+def _of_records(values: Sequence[int], headers: Sequence[BatchHeader]) -> int | NDArray[np.int64]:
+    """Return what each batch has as a column over the records of all."""
+    if len(values) == 1:
+        return values[0]
+    return np.repeat(np.array(values, np.int64), [header.record_count for header in headers])

@@ -13,7 +13,8 @@ with the end of the record: no part can lie outside its record then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -65,16 +66,18 @@ class _Part(NamedTuple):
         return int(np.count_nonzero(self.is_null))
 
 
-def read_records(records: bytes, record_count: int) -> ReadRecords:
-    """Return the records that `records` consists of, or raise InvalidRecordsError.
+def read_records(pieces: Sequence[bytes], counts: Sequence[int]) -> ReadRecords:
+    """Return the records that `pieces` consist of, or raise InvalidRecordsError.
 
-    Memory is bounded by the bytes of `records`: what they cannot hold is refused first.
+    Each piece has the records of one batch, as many as its count says. Small batches read together
+    take little longer than one of them.
+
+    Memory is bounded by the bytes of all pieces: what they cannot hold is refused first.
     """
-    if not 0 <= record_count <= len(records) // RECORD_BYTES_MIN:
-        raise InvalidRecordsError(f"{len(records)} bytes cannot hold {record_count} records")
-    ends = _record_ends(records, record_count)
+    ends = _all_ends(pieces, counts)
+    records = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     data = VarintBytes(records)
-    begins = np.empty(record_count, dtype=np.int64)
+    begins = np.empty(len(ends), dtype=np.int64)
     begins[:1] = 0
     begins[1:] = ends[:-1]
     size, at = read_varints(data, begins, bytes_max=VARINT_BYTES_MAX)
@@ -96,7 +99,18 @@ def read_records(records: bytes, record_count: int) -> ReadRecords:
     )
 
 
+def _all_ends(pieces: Sequence[bytes], counts: Sequence[int]) -> Numbers:
+    """Return where each record ends in all pieces together; the last one of each ends with it."""
+    if len(pieces) == 1:
+        return _record_ends(pieces[0], counts[0])
+    behind = itertools.accumulate(map(len, pieces), initial=0)
+    each = zip(pieces, counts, behind, strict=False)
+    return np.concatenate([_record_ends(piece, count) + base for piece, count, base in each])
+
+
 def _record_ends(records: bytes, record_count: int) -> Numbers:
+    if not 0 <= record_count <= len(records) // RECORD_BYTES_MIN:
+        raise InvalidRecordsError(f"{len(records)} bytes cannot hold {record_count} records")
     try:
         ends = np.fromiter(_walk(records, record_count), dtype=np.int64, count=record_count)
     except IndexError:

@@ -8,7 +8,10 @@ record; raw values are not even copied.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -71,6 +74,26 @@ class RecordRows:
     records: npt.NDArray[np.int64]
     operations: npt.NDArray[np.int8] | None
     bad: Sequence[BadRow]
+
+    def parts(self, counts: Sequence[int]) -> Iterator[RecordRows]:
+        """Yield what each of several batches is, of which these are the records, by their counts.
+
+        Rows are not copied: a part is a slice of these.
+        """
+        bounds = list(itertools.accumulate(counts, initial=0))
+        rows = np.searchsorted(self.records, bounds).tolist()
+        bad = [bisect.bisect_left(self.bad, at, key=lambda row: row.position) for at in bounds]
+        for at, first in enumerate(bounds[:-1]):
+            start, stop = rows[at], rows[at + 1]
+            yield RecordRows(
+                rows=self.rows.slice(start, stop - start),
+                records=self.records[start:stop] - first,
+                operations=None if self.operations is None else self.operations[start:stop],
+                bad=[
+                    dataclasses.replace(row, position=row.position - first)
+                    for row in self.bad[bad[at] : bad[at + 1]]
+                ],
+            )
 
 
 def rows_of(

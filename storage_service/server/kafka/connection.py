@@ -185,7 +185,7 @@ class KafkaConnection(asyncio.Protocol):
         try:
             while not self._is_closing:
                 await self._answer_next()
-                if self._chunk_bytes:
+                if self._chunk_bytes and not self._may_begin_more():
                     # What is here already is answered without a wait: others have their turns.
                     await asyncio.sleep(0)
             await self._all_answered()
@@ -198,6 +198,13 @@ class KafkaConnection(asyncio.Protocol):
             why = "a bug"
         finally:
             await self._end(why)
+
+    def _may_begin_more(self) -> bool:
+        """Whether the next write is to begin in this turn: what begins together is read together.
+
+        Beginning one is next to nothing, and few are in progress.
+        """
+        return 0 < len(self._in_progress) < self._config.kafka_pipelined_max
 
     async def _end(self, why: str) -> None:
         if why and not self.is_gone:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from streamhouse.storage_service.kafka.topics import node_id_of
 from streamhouse.storage_service.server.kafka.broker.broker_state import BrokerAddress, BrokerState
 from streamhouse.storage_service.server.kafka.broker.group_desk import GroupDesk
 from streamhouse.storage_service.server.kafka.broker.lake_reads import LakeReads
 from streamhouse.storage_service.server.kafka.broker.other_brokers import OtherBrokers
 from streamhouse.storage_service.server.kafka.broker.producers import Producers
+from streamhouse.storage_service.server.kafka.broker.together import Together
 from streamhouse.storage_service.server.service import Service
 
 __all__ = ["Broker"]
@@ -26,6 +29,8 @@ class Broker:
         shard = None if service.shards is None else service.shards.own
         self.own = BrokerState(shard=shard, node_id=node_id_of(shard), address=address)
         self.cluster_id = service.manager.service_id
+        self.decoding: Together[tuple[bytes, int], Any] = Together()
+        """Record batches of producers, each with its partition; the key is their table."""
         self.groups = GroupDesk(service)
         self.others = OtherBrokers()
 

@@ -5,15 +5,17 @@ No I/O; on any thread.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
 from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault
 from streamhouse.storage_service.kafka.records.batch_header import (
     NO_PRODUCER,
@@ -21,7 +23,11 @@ from streamhouse.storage_service.kafka.records.batch_header import (
     open_batch,
     told_record_count,
 )
-from streamhouse.storage_service.kafka.records.batches import read_batch
+from streamhouse.storage_service.kafka.records.batches import (
+    OpenedBatch,
+    open_produced,
+    read_produced,
+)
 from streamhouse.storage_service.kafka.sequences import writer_of
 from streamhouse.storage_service.kafka.values.avro_columns import SchemaSource
 from streamhouse.storage_service.kafka.values.rows import RecordRows, rows_of
@@ -45,7 +51,16 @@ from streamhouse.storage_service.server.data.row_routing import (
 )
 from streamhouse.storage_service.server.data.sifted_write import ROWS_MAX
 
-__all__ = ["Decoded", "RefusedRecordsError", "decoded", "inline_bytes", "place_of"]
+__all__ = [
+    "Decoded",
+    "RefusedRecordsError",
+    "decoded",
+    "decoded_together",
+    "inline_bytes",
+    "place_of",
+]
+
+_logger = logging.getLogger(__name__)
 
 TRANSACTIONS: Final = (
     "Kafka's transactions are not taken: produce without transactional.id; with enable.idempotence"
@@ -53,6 +68,9 @@ TRANSACTIONS: Final = (
 )
 # As rows of JSON they take some milliseconds.
 _INLINE_RECORDS_MAX: Final = 10_000
+# Reading so many records takes as long for themselves as what is done once for all of them: larger
+# batches gain nothing from others.
+_PASS_BATCHES_MIN: Final = 8
 # A client is told of the first ones; what is wrong with one is mostly wrong with all.
 _TOLD_MAX: Final = 20
 
@@ -104,39 +122,122 @@ def decoded(
     InvalidRecordsError for bytes that are no batch of records, RefusedRecordsError for records that
     do not fit the table, and as `routed_rows`.
     """
-    is_rejecting = table.descriptor.record_format().on_error is OnError.REJECT
-    batch = read_batch(
-        memoryview(data),
-        bytes_max=config.batch_bytes_max if bytes_max is None else bytes_max,
-        records_max=ROWS_MAX if is_rejecting else RECORDS_MAX,
-    )
-    sequence = _sequence(batch.header)
-    writer_id = 0 if sequence is None else writer_of(batch.header.producer_id, partition)
-    found = rows_of(batch.columns, table, bytes_max=config.body_bytes_max, schemas=schemas)
-    request = RowsRequest(table=table, verb="produce", config=config, writer_id=writer_id)
-    packed = 0 if sequence is None else sequence.packed()
-    batches: Sequence[RoutedBatch] = ()
-    writes: Sequence[KeyWrite] = ()
-    divided = None
-    if found.bad:
-        if not is_rejecting:
-            raise _refusal(found.bad, table)
-        divided = Divided([_as_changes(found)] if found.rows.num_rows else [], [(0, found.bad)])
-    elif table.is_primary_key_table:
-        writes = routed_changes(found.rows, found.operations, request, sequence=packed)
-    elif found.rows.num_rows:
-        batches = routed_rows(found.rows, request, bucket=partition, sequence=packed)
-    has_own_buckets = bool(table.descriptor.effective_bucket_key) and table.bucket_count > 1
-    return Decoded(
-        partition=partition,
-        record_count=batch.header.record_count,
-        writer_id=writer_id,
-        sequence=sequence,
-        is_exact=not (table.is_primary_key_table or has_own_buckets or is_rejecting),
-        batches=batches,
-        writes=writes,
-        divided=divided,
-    )
+    reading = _Reading(table, config, schemas)
+    most = config.batch_bytes_max if bytes_max is None else bytes_max
+    opened = reading.opened(data, partition, bytes_max=most)
+    return reading.decoded(opened, reading.rows([opened]))
+
+
+def decoded_together(
+    batches: Sequence[tuple[bytes, int]],
+    table: TableInfo,
+    config: ServiceConfig,
+    schemas: SchemaSource | None = None,
+) -> list[Decoded | None]:
+    """Read small batches of one table, each with its partition, at once: it costs less.
+
+    Together they have at most `inline_bytes_max` bytes when decompressed. None stands for a batch
+    that `decoded` is to read alone: it has no room here, or something may be wrong with it, which
+    is said of one batch only.
+    """
+    reading = _Reading(table, config, schemas)
+    done: list[Decoded | None] = [None] * len(batches)
+    try:
+        opened = _opened_within(batches, reading, config.inline_bytes_max)
+        if not opened:
+            return done
+        found = reading.rows(list(opened.values()))
+        counts = [one.batch.header.record_count for one in opened.values()]
+        for (at, one), part in zip(opened.items(), found.parts(counts), strict=True):
+            if not part.bad:
+                done[at] = reading.decoded(one, part)
+    except StreamhouseError:
+        pass
+    except Exception:  # a bug that one batch meets is not told to who sent the others
+        _logger.exception("event=bug route=kafka_produce batches=%d", len(batches))
+    return done
+
+
+def _opened_within(
+    batches: Sequence[tuple[bytes, int]], reading: _Reading, bytes_left: int
+) -> dict[int, _Opened]:
+    """Return the batches that can be opened, by their places, within so many bytes of records."""
+    opened: dict[int, _Opened] = {}
+    batch_bytes_max = bytes_left // _PASS_BATCHES_MIN
+    for at, (data, partition) in enumerate(batches):
+        most = min(bytes_left, batch_bytes_max)
+        # What is refused may have been decompressed up to there.
+        bytes_left -= most
+        with contextlib.suppress(StreamhouseError):
+            opened[at] = reading.opened(data, partition, bytes_max=most)
+            bytes_left += most - len(opened[at].batch.records)
+    return opened
+
+
+class _Opened(NamedTuple):
+    """A batch whose records are not looked at yet, and its place among its producer's."""
+
+    partition: int
+    batch: OpenedBatch
+    sequence: RecordSequence | None
+
+
+class _Reading:
+    """How batches are read for one table."""
+
+    def __init__(
+        self, table: TableInfo, config: ServiceConfig, schemas: SchemaSource | None
+    ) -> None:
+        self._table = table
+        self._config = config
+        self._schemas = schemas
+        self._is_rejecting = table.descriptor.record_format().on_error is OnError.REJECT
+        has_own_buckets = bool(table.descriptor.effective_bucket_key) and table.bucket_count > 1
+        self._is_exact = not (table.is_primary_key_table or has_own_buckets or self._is_rejecting)
+
+    def opened(self, data: bytes | memoryview, partition: int, *, bytes_max: int) -> _Opened:
+        """Check what a batch says before its records are read."""
+        batch = open_produced(
+            memoryview(data),
+            bytes_max=bytes_max,
+            records_max=ROWS_MAX if self._is_rejecting else RECORDS_MAX,
+        )
+        return _Opened(partition, batch, _sequence(batch.header))
+
+    def rows(self, opened: Sequence[_Opened]) -> RecordRows:
+        """Read the records of batches, all behind each other."""
+        columns = read_produced([one.batch for one in opened])
+        bytes_max = self._config.body_bytes_max
+        return rows_of(columns, self._table, bytes_max=bytes_max, schemas=self._schemas)
+
+    def decoded(self, opened: _Opened, found: RecordRows) -> Decoded:
+        """Return what the rows of a batch are to the table, each with its bucket."""
+        table, sequence, partition = self._table, opened.sequence, opened.partition
+        header = opened.batch.header
+        writer_id = 0 if sequence is None else writer_of(header.producer_id, partition)
+        request = RowsRequest(table=table, verb="produce", config=self._config, writer_id=writer_id)
+        packed = 0 if sequence is None else sequence.packed()
+        batches: Sequence[RoutedBatch] = ()
+        writes: Sequence[KeyWrite] = ()
+        divided = None
+        if found.bad:
+            if not self._is_rejecting:
+                raise _refusal(found.bad, table)
+            divided = Divided([_as_changes(found)] if found.rows.num_rows else [], [(0, found.bad)])
+        elif table.is_primary_key_table:
+            writes = routed_changes(found.rows, found.operations, request, sequence=packed)
+        elif found.rows.num_rows:
+            batches = routed_rows(found.rows, request, bucket=partition, sequence=packed)
+        return Decoded(
+            partition=partition,
+            record_count=header.record_count,
+            writer_id=writer_id,
+            sequence=sequence,
+            is_exact=self._is_exact,
+            batches=batches,
+            writes=writes,
+            divided=divided,
+        )
 
 
 def inline_bytes(batches: Sequence[bytes | None], *, bytes_max: int) -> int:
@@ -150,6 +251,15 @@ def inline_bytes(batches: Sequence[bytes | None], *, bytes_max: int) -> int:
     if sum(told_record_count(batch or b"") for batch in batches) > _INLINE_RECORDS_MAX:
         return 0
     return bytes_max // max(1, len(batches))
+
+
+def share_of_pass(data: bytes, *, bytes_max: int) -> float:
+    """Return how much of one call of `decoded_together` a batch is; 0 if it is to be read alone.
+
+    All calls together take as long as one `inline_bytes` lets take. The header is believed.
+    """
+    share = max(len(data) / bytes_max, told_record_count(data) / _INLINE_RECORDS_MAX)
+    return share if share <= 1 / _PASS_BATCHES_MIN else 0
 
 
 def place_of(data: bytes, partition: int) -> tuple[int, RecordSequence] | None:

@@ -44,7 +44,9 @@ from streamhouse.storage_service.server.kafka.producing.decoding import (
     Decoded,
     RefusedRecordsError,
     decoded,
+    decoded_together,
     inline_bytes,
+    share_of_pass,
 )
 from streamhouse.storage_service.server.kafka.producing.produced import NO_OFFSET, keep_place, store
 from streamhouse.storage_service.server.kafka.topics.topic_tables import topic_table
@@ -133,20 +135,64 @@ async def _refuse_repeated(parts: Sequence[_Part]) -> None:
 async def _decode_all(
     exchange: KafkaExchange, request: Any, parts: Sequence[_Part], held: HeldBody
 ) -> None:
-    """Make rows of the records of all parts: of large ones on several threads at a time."""
+    """Make rows of the records of all parts: of large ones on several threads at a time.
+
+    Small ones are read together with others of their table, also of other requests.
+    """
     most = exchange.service.config.inline_bytes_max
     inline_max = inline_bytes([part.records for part in parts], bytes_max=most)
+    together: list[tuple[_Part, int, asyncio.Future[Decoded | None]]] = []
     async with asyncio.TaskGroup() as at_once:
         async for part in in_slices(parts):
+            _find_table(exchange, request, part)
+            if part.error is not None:
+                continue
             alone = inline_max
             if not inline_max and len(parts) > _DECODES_AT_ONCE:
                 alone = inline_bytes([part.records], bytes_max=min(most, _SMALL_BATCH_BYTES))
-            decoding = _decode(exchange, request, part, held, alone)
-            if alone:
-                # What waits for nobody needs no task of its own.
-                await decoding
+            if not alone:
+                at_once.create_task(_decode(exchange, part, held, alone))
+            elif share := share_of_pass(part.records or b"", bytes_max=most):
+                together.append((part, alone, _begin_together(exchange, part, share)))
             else:
-                at_once.create_task(decoding)
+                # What waits for nobody needs no task of its own.
+                await _decode(exchange, part, held, alone)
+    for part, alone, reading in together:
+        part.batch = await reading
+        await _decode(exchange, part, held, alone)
+
+
+def _find_table(exchange: KafkaExchange, request: Any, part: _Part) -> None:
+    """Find the table of a part, or say why nothing of it is stored."""
+    if part.error is not None:
+        return
+    try:
+        if getattr(request, "transactional_id", None) is not None:
+            raise UnsupportedError(TRANSACTIONS)
+        path = topic_table(exchange, part.topic, Level.WRITE).path
+        part.table = table = exchange.service.table(str(path))
+        # Of a table's buckets the last one has the greatest number.
+        table.tablet(part.partition)
+        if not part.records:
+            raise InvalidRecordsError(f"no records came for partition {part.partition}")
+    except StreamhouseError as error:
+        # The frames of thousands of errors would be as much for the collector to look through.
+        part.error = error.with_traceback(None)
+
+
+def _begin_together(
+    exchange: KafkaExchange, part: _Part, share: float
+) -> asyncio.Future[Decoded | None]:
+    """Have the records of a part read beside those that wait, too; None: they are read alone."""
+    table, config = part.table, exchange.service.config
+    assert table is not None
+    assert part.records is not None
+
+    def read(batches: Sequence[tuple[bytes, int]]) -> Sequence[Decoded | None]:
+        return decoded_together(batches, table.info, config, table.record_schemas.source())
+
+    batch = part.records, part.partition
+    return exchange.broker.decoding.begin(table, batch, share=share, work=read)
 
 
 async def _store_all(exchange: KafkaExchange, parts: Sequence[_Part]) -> None:
@@ -169,27 +215,15 @@ def _keeps_place(part: _Part) -> bool:
     return part.error is not None and part.error.retriable and bool(part.records)
 
 
-async def _decode(
-    exchange: KafkaExchange, request: Any, part: _Part, held: HeldBody, inline_max: int
-) -> None:
-    """Make rows of the records of a part, or say what is wrong with them."""
-    if part.error is not None:
-        return
-    service = exchange.service
+async def _decode(exchange: KafkaExchange, part: _Part, held: HeldBody, inline_max: int) -> None:
+    """Make rows of the records of a part, unless that is done, or say what is wrong with them."""
+    assert part.table is not None
     try:
-        if getattr(request, "transactional_id", None) is not None:
-            raise UnsupportedError(TRANSACTIONS)
-        path = topic_table(exchange, part.topic, Level.WRITE).path
-        part.table = table = service.table(str(path))
-        # Of a table's buckets the last one has the greatest number.
-        table.tablet(part.partition)
-        if not part.records:
-            raise InvalidRecordsError(f"no records came for partition {part.partition}")
-        part.batch = await _decoded(service, table, part, inline_max)
+        if part.batch is None:
+            part.batch = await _decoded(exchange.service, part.table, part, inline_max)
         if not held.adds_at_once(part.batch.nbytes):
             raise held.refusal()
     except StreamhouseError as error:
-        # The frames of thousands of errors would be as much for the collector to look through.
         part.error = error.with_traceback(None)
 
 
