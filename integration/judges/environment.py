@@ -14,10 +14,11 @@ import sys
 from pathlib import Path
 from typing import Final
 
-__all__ = ["judge_python"]
+__all__ = ["CACHE", "judge_python"]
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
-_CACHE: Final = _ROOT / ".cache" / "judges"
+CACHE: Final = _ROOT / ".cache" / "judges"
+"""Where what judges run with is kept."""
 
 
 def judge_python(name: str) -> Path:
@@ -30,10 +31,10 @@ def judge_python(name: str) -> Path:
     """
     requirements = Path(__file__).with_name(f"{name}-requirements.txt")
     wanted = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()
-    home = _CACHE / name
+    home = CACHE / name
     python = home / "bin" / "python"
-    _CACHE.mkdir(parents=True, exist_ok=True)
-    with (_CACHE / f"{name}.lock").open("w") as lock:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         stamp = home / ".requirements"
         if not stamp.exists() or stamp.read_text() != wanted:
@@ -46,5 +47,8 @@ def judge_python(name: str) -> Path:
 
 
 if __name__ == "__main__":
+    from integration.judges.debian_command import kcat
+
+    kcat()
     for name in ("spark35", "postgres", "cdc", "kafka"):
         judge_python(name)

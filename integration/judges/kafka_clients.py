@@ -7,7 +7,6 @@ partition.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,8 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from confluent_kafka import Consumer, KafkaException, Producer
 from kafka import KafkaConsumer, KafkaProducer
+
+from integration.judges.debian_command import DebianCommand
 
 __all__ = ["CLIENTS", "AioKafka", "KafkaPython", "Kcat", "Librdkafka", "Read", "Record"]
 
@@ -194,17 +195,14 @@ class AioKafka:
 class Kcat:
     """kcat, Debian's command; not everywhere."""
 
-    def __init__(self, brokers: str) -> None:
+    def __init__(self, command: DebianCommand, brokers: str) -> None:
+        self._command = command
         self._brokers = brokers
-
-    @staticmethod
-    def is_there() -> bool:
-        """Whether the machine has it."""
-        return shutil.which("kcat") is not None
 
     def _run(self, *arguments: str, text: str = "") -> str:
         done = subprocess.run(
-            ["kcat", "-b", self._brokers, *arguments],
+            [self._command.path, "-b", self._brokers, *arguments],
+            env=self._command.environment,
             input=text,
             capture_output=True,
             text=True,
