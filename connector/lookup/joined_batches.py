@@ -9,7 +9,6 @@ its task, or than `cache_ms`; and whatever was written before the task began is 
 from __future__ import annotations
 
 import functools
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -27,11 +26,10 @@ from streamhouse.connector.lookup.lookup_plan import INNER, LEFT, LookupPlan
 from streamhouse.connector.lookup.row_source import Found, RowSource
 from streamhouse.connector.lookup.row_values import RowValues
 from streamhouse.connector.lookup.shared_tables import shared_by_executor
+from streamhouse.connector.lookup.table_cut import PlannedTable
 from streamhouse.connector.options.connection import client_for
 from streamhouse.connector.scan.split_reader import coalesce
-from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import SchemaMismatchError
-from streamhouse.storage_service.model.table_state import TableState
 
 __all__ = ["joined", "joined_structs", "joined_values", "looked_up_by"]
 
@@ -65,51 +63,7 @@ def looked_up_by(plan: LookupPlan) -> RowSource:
     """Return what answers this process's keys: it has one connection to the service."""
     client = client_for(plan.endpoint, plan.token)
     shared = shared_by_executor() if plan.may_write_files else None
-    return RowSource(plan, client, _WholeTable(plan, client), shared=shared)
-
-
-class _WholeTable:
-    """The table as a batch read has it."""
-
-    def __init__(self, plan: LookupPlan, client: StorageClient) -> None:
-        self._plan = plan
-        self._client = client
-
-    def cut(self) -> _Cut:
-        return _Cut(self._plan, self._client, self._client.table_state(self._plan.table))
-
-
-class _Cut(NamedTuple):
-    plan: LookupPlan
-    client: StorageClient
-    state: TableState
-
-    @property
-    def name(self) -> str | None:
-        # Where acknowledged rows may be lost, others can have their offsets.
-        if self.state.may_lose_rows:
-            return None
-        return json.dumps([self.plan.endpoint, self.state.to_json()], sort_keys=True)
-
-    @property
-    def changes(self) -> int:
-        return sum(
-            at.high_watermark - max(at.tiered_offset, at.first_offset)
-            for at in self.state.positions.values()
-        )
-
-    def read(self, columns: list[str]) -> pa.Table:
-        # Most tasks never need what plans reads.
-        from streamhouse.connector.options.options import BATCH, read_options
-        from streamhouse.connector.options.quoted_names import quoted_list
-        from streamhouse.connector.plan.table_read import PinnedTable
-
-        given = {
-            "table": self.plan.table,
-            "endpoint": self.plan.endpoint,
-            "columns": quoted_list(columns),
-        }
-        return PinnedTable(self.client, read_options(given, use=BATCH), self.state).rows()
+    return RowSource(plan, client, PlannedTable(plan, client), shared=shared)
 
 
 def joined(

@@ -1,5 +1,8 @@
 """A hash table of keys that only grows, probed for many keys at once.
 
+A key gets another number in its place; one that is forgotten keeps its place, since a free one
+would end the search for those that lie behind it, until the table grows.
+
 A key is one word or two. Keys are numbered from 1 on, in the order in which they are added. A place
 of the table has the words of a key and its number, or 0. A key whose place in the first level is
 another's lies in the next level, a quarter as large, where it has another place; and so on. So a
@@ -9,7 +12,7 @@ from making it worse.
 
 A large table costs what is read of it at random. So words and number lie together and are read as
 one, which is most of why this takes a third of the time of `model/hashing/hash_index.py`. That one
-takes less memory for two words and a number, and can forget keys.
+takes less memory for two words and a number.
 """
 
 from __future__ import annotations
@@ -29,8 +32,11 @@ _Places = npt.NDArray[np.int64]
 
 _PLACES_MIN: Final = 1_024
 _PLACES_PER_KEY: Final = 2
+_FULL: Final = 9 / 8
+"""A table grows once it has so many times the keys that it was made for: few more cost little."""
 _SHRINKING: Final = 2
 """By how many bits a level is smaller than the one before."""
+_FORGOTTEN: Final = 1 << 62
 _HALF: Final = np.uint64(32)
 _FOUND_AT_ONCE: Final = 1 << 16
 _PLACED_AT_ONCE: Final = 1 << 14
@@ -50,6 +56,7 @@ class KeyIndex:
         seed: int | None = None,
         levels: Sequence[Words] = (),
         count: int = 0,
+        has_forgotten: bool = False,
     ) -> None:
         self.seed: Final = secrets.randbits(128) if seed is None else seed
         self._random: Final = Random(self.seed)
@@ -57,6 +64,7 @@ class KeyIndex:
         self._width: Final = word_count + 1
         self._levels: list[Words] = list(levels) or [self._empty(_PLACES_MIN)]
         self.count = count
+        self.has_forgotten = has_forgotten
 
     @property
     def levels(self) -> tuple[Words, ...]:
@@ -71,10 +79,10 @@ class KeyIndex:
     def _empty(self, places: int) -> Words:
         return np.zeros((places, self._width), dtype=np.uint64)
 
-    def add(self, *words: Words) -> None:
-        """Add keys that are distinct and not there."""
+    def add(self, *words: Words, numbers: Words | None = None) -> None:
+        """Add keys that are distinct and not there, with numbers of their own if some are given."""
         count = len(words[0])
-        if (self.count + count) * _PLACES_PER_KEY > len(self._levels[0]):
+        if (self.count + count) * _PLACES_PER_KEY > len(self._levels[0]) * _FULL:
             self._grow(self.count + count)
         for start in range(0, count, _PLACED_AT_ONCE):
             part = slice(start, start + _PLACED_AT_ONCE)
@@ -82,12 +90,19 @@ class KeyIndex:
             records = np.empty((len(words[0][part]), self._width), dtype=np.uint64)
             for column, each in enumerate(words):
                 records[:, column] = each[part]
-            records[:, -1] = np.arange(first, first + len(records))
+            if numbers is None:
+                records[:, -1] = np.arange(first, first + len(records))
+            else:
+                records[:, -1] = numbers[part]
             self._place(records)
             self.count += len(records)
 
     def _grow(self, count: int) -> None:
         known = [level[level[:, -1] != 0] for level in self._levels]
+        if self.has_forgotten:
+            known = [records[records[:, -1] != _FORGOTTEN] for records in known]
+            self.count = sum(map(len, known))
+            self.has_forgotten = False
         # Twice as many at least, so that keys which come little by little are moved seldom.
         places = max(count * _PLACES_PER_KEY, len(self._levels[0]) * 2)
         self._levels = [self._empty(places)]
@@ -118,7 +133,33 @@ class KeyIndex:
         for start in range(0, len(numbers), _FOUND_AT_ONCE):
             part = slice(start, start + _FOUND_AT_ONCE)
             self._find([each[part] for each in words], numbers[part])
+        if self.has_forgotten:
+            numbers[numbers == _FORGOTTEN] = 0
         return numbers
+
+    def renumber(self, *words: Words, numbers: Words) -> npt.NDArray[np.bool_]:
+        """Give distinct keys these numbers, and return which of them are not there.
+
+        One that was forgotten is there.
+        """
+        is_absent = np.zeros(len(numbers), dtype=np.bool_)
+        left = np.arange(len(numbers))
+        for number, level in enumerate(self._levels):
+            some = [each[left] for each in words]
+            known, is_other = self._compared(some, number)
+            is_absent[left] = known == 0
+            is_here = (known != 0) & ~is_other
+            places = self._places_of(some, number)[is_here]
+            level[places, -1] = numbers[left[is_here]]
+            left = left[is_other]
+        is_absent[left] = True
+        return is_absent
+
+    def forget(self, *words: Words) -> None:
+        """Let keys, of which some may not be there, be found no more."""
+        numbers = np.full(len(words[0]), _FORGOTTEN, dtype=np.uint64)
+        is_absent = self.renumber(*words, numbers=numbers)
+        self.has_forgotten = self.has_forgotten or not is_absent.all()
 
     def _find(self, words: list[Words], numbers: npt.NDArray[np.int64]) -> None:
         """Write the number of each key."""

@@ -42,6 +42,8 @@ _INTEGERS: Final = {
 _DENSE_SHARE: Final = 4
 """A table by value may be so many times as long as there are values."""
 _DENSE_MIN: Final = 1_024
+_UNUSED_SHARE: Final = 8
+"""Of so many rows that were read one may have been replaced."""
 _AT_ONCE: Final = 1 << 16
 """What a pass over so many keys works on stays in the processor's cache."""
 
@@ -149,12 +151,41 @@ class _ByValue:
         span = int(words.max()) - int(words.min())
         return span < _DENSE_SHARE * len(words) + _DENSE_MIN
 
-    def find(self, words: Numbers) -> Numbers:
+    def spanning(self, words: Numbers) -> _ByValue | None:
+        """Return a table that has these values too; None if it would be much too long."""
+        if not len(words):
+            return self
+        least = min(int(words.min()), int(self.least))
+        end = max(int(words.max()) + 1, int(self.least) + len(self.numbers) - 1)
+        length = end - least + 1
+        if length == len(self.numbers):
+            return self
+        known = int(np.count_nonzero(self.numbers)) + len(words)
+        if length > _DENSE_SHARE * known + _DENSE_MIN:
+            return None
+        numbers = np.zeros(length, dtype=np.int32)
+        first = int(self.least) - least
+        numbers[first : first + len(self.numbers)] = self.numbers
+        return _ByValue(least, numbers)
+
+    def put(self, words: Numbers, numbers: Numbers) -> None:
+        """Give values within the span these numbers."""
+        self.numbers[words - self.least] = numbers
+
+    def forget(self, words: Numbers) -> None:
+        """Let values, of which some may not be there, be found no more."""
+        # Of those that are not there only the one for all others changes, which has 0 already.
+        self.numbers[self._places(words)] = 0
+
+    def _places(self, words: Numbers) -> Numbers:
         # What is below the least wraps around, to far above the last.
         with np.errstate(over="ignore"):
             places = (words - self.least).view(np.uint64)
         np.minimum(places, self._others, out=places)
-        found: Numbers = self.numbers[places.view(np.int64)].astype(np.int64)
+        return places.view(np.int64)
+
+    def find(self, words: Numbers) -> Numbers:
+        found: Numbers = self.numbers[self._places(words)].astype(np.int64)
         return found
 
 
@@ -182,6 +213,8 @@ class KeyRows:
         self._starts = np.zeros(1, dtype=np.int64)
         self._counts = np.zeros(1, dtype=np.int64)
         self.is_complete = False
+        # How many rows of a complete table were read as a whole.
+        self._read_rows = 0
 
     @property
     def nbytes(self) -> int:
@@ -217,6 +250,45 @@ class KeyRows:
         self._put_in(keys)
         self.values = RowValues(pa.concat_batches([known, rows]) if base else rows)
 
+    def take_in(self, deleted: Keys, keys: Keys, rows: pa.RecordBatch) -> bool:
+        """Take keys out of a complete table, then put others in, each once, with these rows.
+
+        Return whether it could; a table that could not is the one it was.
+        """
+        assert self.is_complete, "of a key that is not there nothing may be known"
+        assert not self._has_runs, "a key has one row"
+        known = self.values.rows
+        if (known.num_rows + len(keys) - self._read_rows) * _UNUSED_SHARE > self._read_rows:
+            return False
+        numbers = known.num_rows + 1 + np.arange(len(keys))
+        if self._by_value is not None:
+            gone, words = deleted.words, keys.words
+            assert gone is not None, "keys have one type"
+            assert words is not None, "keys have one type"
+            by_value = self._by_value.spanning(words)
+            if by_value is None:
+                return False
+            by_value.forget(gone)
+            by_value.put(words, numbers)
+            self._by_value = by_value
+        elif self._has_short_texts and not keys.are_short_texts:
+            return False
+        else:
+            self._renumber(deleted, keys, numbers.view(np.uint64))
+        if len(keys):
+            self.values = RowValues(pa.concat_batches([known, rows]), kept=True)
+        return True
+
+    def _renumber(self, deleted: Keys, keys: Keys, numbers: Words) -> None:
+        assert self._index is not None, "it has all keys"
+        if len(deleted):
+            self._index.forget(*self._indexed(deleted))
+        if len(keys):
+            words = self._indexed(keys)
+            is_new = self._index.renumber(*words, numbers=numbers)
+            if is_new.any():
+                self._index.add(*(each[is_new] for each in words), numbers=numbers[is_new])
+
     def _put_in(self, keys: Keys) -> None:
         words = self._indexed(keys)
         if self._index is None:
@@ -244,6 +316,7 @@ class KeyRows:
         else:
             counts = np.ones(len(keys), dtype=np.int64)
         made.values = RowValues(rows, kept=True)
+        made._read_rows = rows.num_rows
         numbers = made._numbered(counts, 0)
         words = keys.words
         if words is not None and _ByValue.fits(words):
@@ -261,13 +334,18 @@ class KeyRows:
             "has_runs": self._has_runs,
             "has_short_texts": self._has_short_texts,
             "hasher": self._hasher.seeds,
+            "read_rows": self._read_rows,
         }
         arrays: list[npt.NDArray[Any]] = [self._starts, self._counts]
         if self._by_value is not None:
             facts["least"] = int(self._by_value.least)
             arrays.append(self._by_value.numbers)
         elif self._index is not None:
-            facts |= {"seed": self._index.seed, "count": self._index.count}
+            facts |= {
+                "seed": self._index.seed,
+                "count": self._index.count,
+                "has_forgotten": self._index.has_forgotten,
+            }
             arrays += self._index.levels
         return KeyRowsParts(facts, arrays, self.values.rows)
 
@@ -280,6 +358,7 @@ class KeyRows:
         made.values = RowValues(parts.rows, kept=True)
         made._has_short_texts = facts["has_short_texts"]
         made._hasher = KeyHasher(tuple(facts["hasher"]))
+        made._read_rows = facts["read_rows"]
         made._starts, made._counts, *found_by = parts.arrays
         if "least" in facts:
             made._by_value = _ByValue(facts["least"], *found_by)
@@ -289,6 +368,7 @@ class KeyRows:
                 seed=facts["seed"],
                 levels=found_by,
                 count=facts["count"],
+                has_forgotten=facts["has_forgotten"],
             )
         return made
 

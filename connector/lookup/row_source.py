@@ -7,7 +7,6 @@ Where that fails the task goes on asking: reading the table is never needed.
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Final, NamedTuple, Protocol
 
@@ -17,11 +16,15 @@ import pyarrow as pa
 from streamhouse.connector.lookup.key_rows import KeyRows, Keys, Numbers
 from streamhouse.connector.lookup.lookup_plan import LookupPlan
 from streamhouse.connector.lookup.shared_tables import SharedTables
-from streamhouse.storage_service.errors import (
-    RequestTooLargeError,
-    SchemaMismatchError,
-    StreamhouseError,
+from streamhouse.connector.lookup.whole_rows import (
+    SharedCut,
+    TableCut,
+    keys_in,
+    read_columns,
+    shaped,
+    whole_rows,
 )
+from streamhouse.storage_service.errors import RequestTooLargeError, StreamhouseError
 from streamhouse.storage_service.model.schema import FOUND_COLUMN, empty_batch
 
 __all__ = ["Found", "RowSource", "ServiceCalls"]
@@ -63,24 +66,6 @@ class WholeTable(Protocol):
 
     def cut(self) -> TableCut:
         """Return the table as it is now."""
-        ...
-
-
-class TableCut(Protocol):
-    """The whole table at one instant."""
-
-    @property
-    def name(self) -> str | None:
-        """What no other cut has, nor any other table; None if that cannot be told."""
-        ...
-
-    @property
-    def changes(self) -> int:
-        """How many changes a read goes through beside the lake."""
-        ...
-
-    def read(self, columns: list[str]) -> pa.Table:
-        """Return some columns of all rows."""
         ...
 
 
@@ -137,7 +122,7 @@ class RowSource:
         plan = self._plan
         answer = self._client.lookup(plan.table, self._as_table(keys), columns=list(plan.columns))
         is_found = answer.column(FOUND_COLUMN)
-        rows = self._shaped(answer.filter(is_found))
+        rows = shaped(plan, answer.filter(is_found))
         counts = np.asarray(is_found.to_numpy()).astype(np.int64)
         return Found(keys, counts, rows)
 
@@ -172,18 +157,18 @@ class RowSource:
 
     def _some_under(self, prefixes: Keys, limit: int) -> tuple[Found, Numbers]:
         """Return the prefixes with less than `limit` rows, and the positions of the others."""
-        plan, names = self._plan, list(self._plan.key_schema.names)
-        columns = [*names, *(name for name in plan.columns if name not in names)]
+        plan = self._plan
+        columns = read_columns(plan)
         answer = self._client.prefix_lookup(
             plan.table, self._as_table(prefixes), limit=limit, columns=columns
         ).combine_chunks()
         asked = KeyRows(pa.schema([]), has_runs=False)
         one = np.ones(len(prefixes), dtype=np.int64)
         asked.add(prefixes, one, empty_batch(pa.schema([])))
-        numbers = asked.find(self._keys_in(answer)) - 1
+        numbers = asked.find(keys_in(plan, answer)) - 1
         counts = np.bincount(numbers, minlength=len(prefixes))
         is_whole = counts < limit
-        rows = self._shaped(answer)
+        rows = shaped(plan, answer)
         if not is_whole.all():
             rows = rows.filter(pa.array(is_whole[numbers]))
         chosen = prefixes.at(np.flatnonzero(is_whole))
@@ -206,11 +191,11 @@ class RowSource:
     def _read_all(self, cut: TableCut) -> KeyRows | None:
         plan = self._plan
         try:
-            if self._shared is None or cut.name is None:
-                everything = self._made_of(cut)
+            name = cut.name
+            if self._shared is None or name is None:
+                everything = whole_rows(plan, cut)
             else:
-                what = json.dumps([cut.name, _form_of(plan)])
-                everything = self._shared.made_once(what, lambda: self._made_of(cut))
+                everything = self._shared.made_once(SharedCut(plan, cut, name))
         except (StreamhouseError, OSError, ImportError, pa.ArrowException) as error:
             self._may_read_all = False
             _log.warning(
@@ -222,52 +207,5 @@ class RowSource:
         self._may_read_all = everything.nbytes <= plan.cache_bytes
         return everything
 
-    def _made_of(self, cut: TableCut) -> KeyRows:
-        plan, names = self._plan, list(self._plan.key_schema.names)
-        columns = [*names, *(name for name in plan.columns if name not in names)]
-        table = cut.read(columns).combine_chunks()
-        return KeyRows.complete(
-            plan.row_schema,
-            self._keys_in(table),
-            self._shaped(table),
-            has_runs=not plan.is_whole_key,
-        )
-
-    # -- forms ---------------------------------------------------------------------------------
-
     def _as_table(self, keys: Keys) -> pa.Table:
         return pa.table(list(keys.arrays), schema=self._plan.key_schema)
-
-    def _keys_in(self, rows: pa.Table) -> Keys:
-        schema = self._plan.key_schema
-        return Keys([_one_array(rows.column(f.name).cast(f.type)) for f in schema])
-
-    def _shaped(self, rows: pa.Table) -> pa.RecordBatch:
-        """Return the wanted columns as the plan has them."""
-        arrays = []
-        for name, field in zip(self._plan.columns, self._plan.row_schema, strict=True):
-            column = _one_array(rows.column(name))
-            if column.type != field.type:
-                try:
-                    column = column.cast(field.type)
-                except pa.ArrowException as error:
-                    raise SchemaMismatchError(
-                        f"table '{self._plan.table}': column '{name}' is {column.type} now, and was"
-                        f" {field.type} when the lookup was made; make it again"
-                    ) from error
-            arrays.append(column)
-        return pa.RecordBatch.from_arrays(arrays, schema=self._plan.row_schema)
-
-
-def _form_of(plan: LookupPlan) -> list[str]:
-    """Return what tells the rows of a plan from those of another one, of the same cut."""
-    schemas = (plan.key_schema, plan.row_schema)
-    forms = [schema.serialize().to_pybytes().hex() for schema in schemas]
-    return [*forms, *plan.columns, str(plan.is_whole_key)]
-
-
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    joined = column.combine_chunks()
-    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined

@@ -7,6 +7,7 @@ many at once, and Arrow makes texts of these in a quarter of the time, where the
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 import numpy as np
@@ -31,7 +32,11 @@ class RowValues:
 
     def __init__(self, rows: pa.RecordBatch, *, kept: bool = False) -> None:
         self.rows: Final = rows
-        self._views: Final = [_view_of(column) if kept else None for column in rows.columns]
+        self._kept: Final = kept
+
+    @functools.cached_property
+    def _views(self) -> list[pa.Array | None]:
+        return [_view_of(column) if self._kept else None for column in self.rows.columns]
 
     @property
     def nbytes(self) -> int:

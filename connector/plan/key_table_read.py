@@ -42,13 +42,14 @@ from streamhouse.storage_service.errors import (
     OffsetOutOfRangeError,
     SnapshotNotFoundError,
 )
+from streamhouse.storage_service.model.changelog import DELETE
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import RETRACTS_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import TableState
 from streamhouse.storage_service.model.values.sorted_values import distinct
 
-__all__ = ["ends_at", "plan_key_table_rows", "retracted_by"]
+__all__ = ["ends_at", "plan_key_table_changes", "plan_key_table_rows", "retracted_by"]
 
 _THREADS_MAX: Final = 8
 _Offsets = npt.NDArray[np.int64]
@@ -98,6 +99,29 @@ def plan_key_table_rows(
         context = scan.context
         pieces += [_without(piece, retracted) for piece in scan.pieces]
     pieces += [_tail_without(piece, retracted) for piece in log_pieces(tails)]
+    return ReadPlan(context=context, splits=pack(pieces, split_sizes(options)))
+
+
+def plan_key_table_changes(
+    client: StorageClient,
+    state: TableState,
+    context: ScanContext,
+    options: ReadOptions,
+    since: Mapping[int, int],
+) -> ReadPlan:
+    """Plan what became of the keys that were changed from the offsets `since` up to the cut.
+
+    Rows are the versions from then on that live at the state's cut, and every delete in between.
+    A key that has both lives. Only the log is read.
+
+    Raises `OffsetOutOfRangeError` when the log does not have all of these changes any more.
+    """
+    refuse_diverged(state, part=options.connection.name.part)
+    tops = {bucket: at.high_watermark for bucket, at in state.positions.items()}
+    tails = _tails(state, _Cut(snapshot_id=None, lake_ends=since, ends=tops))
+    context = replace(context, change_types=(*UPSERTS, DELETE), fail_on_data_loss=True)
+    retracted = retracted_by(client, state.table, tails.values())
+    pieces = [_tail_without(piece, retracted) for piece in log_pieces(tails)]
     return ReadPlan(context=context, splits=pack(pieces, split_sizes(options)))
 
 

@@ -6,7 +6,7 @@ rows of that instant.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -14,15 +14,17 @@ import pyarrow as pa
 
 from streamhouse.connector.options.options import ReadOptions, ShapeOptions
 from streamhouse.connector.plan.iceberg_read import source_state
+from streamhouse.connector.plan.key_table_read import plan_key_table_changes
 from streamhouse.connector.plan.metadata_tables import metadata_rows, metadata_schema
 from streamhouse.connector.plan.row_count import plan_row_count
-from streamhouse.connector.plan.row_form import shape_columns
+from streamhouse.connector.plan.row_form import shape_columns, table_columns
 from streamhouse.connector.plan.splits_read import read_splits, stream_splits
-from streamhouse.connector.plan.tier_plan import ReadPlan
+from streamhouse.connector.plan.tier_plan import ReadPlan, read_context
 from streamhouse.connector.plan.union_read import plan_batch_read
 from streamhouse.connector.scan.scan import ScanColumn
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.table_state import TableState
 from streamhouse.storage_service.model.values.notebook import html_of_schema
 
@@ -92,6 +94,27 @@ class PinnedTable:
         if (described := self.metadata) is not None:
             return described
         plan = self.plan()
+        return pa.Table.from_batches(
+            read_splits(self.client, plan), schema=plan.context.output_schema
+        )
+
+    def changes_since(self, ends: Mapping[int, int]) -> pa.Table:
+        """Read what became of the keys that were changed from the offsets `ends` on.
+
+        Rows are those of the table that are newer, and the deleted ones, which `__change_type` as
+        the last column tells apart; a key that is among both is in the table. It is for tables
+        with a primary key, and reads nothing but the log: `OffsetOutOfRangeError` says that it has
+        not all changes any more.
+        """
+        assert self.options.columns is not None, "which columns are told"
+        output = table_columns(
+            self.state.table,
+            columns=[*self.options.columns, CHANGE_TYPE_COLUMN],
+            include_metadata=False,
+            has_change_type=True,
+        )
+        context = read_context(self.state, self.options, output)
+        plan = plan_key_table_changes(self.client, self.state, context, self.options, ends)
         return pa.Table.from_batches(
             read_splits(self.client, plan), schema=plan.context.output_schema
         )

@@ -55,6 +55,17 @@ class FakeTable:
     def cut(self) -> FakeTable:
         return self
 
+    @property
+    def place(self) -> str | None:
+        return self.name
+
+    def since(self, place: Any) -> int | None:
+        """No cut leads to another: there is no log."""
+        return None
+
+    def read_since(self, place: Any, columns: list[str]) -> pa.Table:
+        raise AssertionError("no cut leads here")
+
     def read(self, columns: list[str]) -> pa.Table:
         if self.is_unreadable:
             raise UnavailableError("the lake is out of reach")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +38,29 @@ def _made(arrays: list[pa.Array], *, has_runs: bool = False) -> KeyRows:
     return KeyRows.complete(rows.schema, Keys(arrays), rows, has_runs=has_runs)
 
 
+class _Cut(NamedTuple):
+    """A cut at a place that is a number, after as many changes."""
+
+    name: str
+    make: Callable[[], KeyRows]
+    form: str | None = None
+    place: Any = None
+    bring: Callable[[KeyRows, Any], KeyRows | None] = lambda table, place: table
+
+    def since(self, place: Any) -> int | None:
+        return None if place is None else max(int(self.place) - int(place), 0)
+
+    def made(self) -> KeyRows:
+        return self.make()
+
+    def brought(self, table: KeyRows, place: Any) -> KeyRows | None:
+        return self.bring(table, place)
+
+
+def _once(directory: Path, name: str, make: Callable[[], KeyRows], **more: Any) -> KeyRows:
+    return SharedTables(directory).made_once(_Cut(name, make, **more))
+
+
 def _small(value: int = 5) -> KeyRows:
     return _made([pa.array([value])])
 
@@ -55,11 +79,9 @@ def test_a_table_is_the_same_to_whoever_reads_it(kind: str, has_runs: bool, tmp_
     arrays = KINDS[kind]
     parts = [array.slice(0, len(array) // 2) for array in arrays] if has_runs else arrays
     runs = [pa.concat_arrays([array, part]) for array, part in zip(arrays, parts, strict=True)]
-    made = SharedTables(tmp_path).made_once(
-        "t", lambda: _made(runs if has_runs else arrays, has_runs=has_runs)
-    )
+    made = _once(tmp_path, "t", lambda: _made(runs if has_runs else arrays, has_runs=has_runs))
 
-    got = SharedTables(tmp_path).made_once("t", _unmade)
+    got = _once(tmp_path, "t", _unmade)
 
     asked = [
         pa.concat_arrays([array, KINDS[kind][0].slice(0, 0).cast(array.type)])
@@ -93,11 +115,11 @@ def test_whoever_comes_meanwhile_waits_for_the_one_who_makes_it(tmp_path: Path) 
         return _small()
 
     with ThreadPoolExecutor(3) as tasks:
-        first = tasks.submit(SharedTables(tmp_path).made_once, "t", make)
+        first = tasks.submit(_once, tmp_path, "t", make)
         assert is_making.wait(60)
-        others = [tasks.submit(SharedTables(tmp_path).made_once, "t", make) for _ in range(2)]
+        others = [tasks.submit(_once, tmp_path, "t", make) for _ in range(2)]
         # Another cut is nobody's to wait for.
-        SharedTables(tmp_path).made_once("another", _small)
+        _once(tmp_path, "another", _small)
         may_end.set()
         tables = [task.result() for task in (first, *others)]
 
@@ -111,69 +133,69 @@ def test_where_making_fails_the_next_one_makes_it(tmp_path: Path) -> None:
         raise UnavailableError("away")
 
     with pytest.raises(UnavailableError, match="away"):
-        SharedTables(tmp_path).made_once("t", fail)
+        _once(tmp_path, "t", fail)
     assert _names(tmp_path) == set()
-    SharedTables(tmp_path).made_once("t", _small)
-    SharedTables(tmp_path).made_once("t", _unmade)
+    _once(tmp_path, "t", _small)
+    _once(tmp_path, "t", _unmade)
 
 
 def test_what_a_dead_task_left_is_written_over_or_swept(tmp_path: Path) -> None:
-    SharedTables(tmp_path).made_once("t", _small)
+    _once(tmp_path, "t", _small)
     (whole,) = _names(tmp_path)
     (tmp_path / whole).rename(tmp_path / f"{whole}.part")
     (tmp_path / "other.part").write_bytes(b"half")
 
-    SharedTables(tmp_path).made_once("t", _small)
+    _once(tmp_path, "t", _small)
 
     assert _names(tmp_path) == {whole}
-    SharedTables(tmp_path).made_once("t", _unmade)
+    _once(tmp_path, "t", _unmade)
 
 
 def test_few_tables_are_kept_and_none_for_long(tmp_path: Path) -> None:
     tables = SharedTables(tmp_path)
     for number in range(6):
-        tables.made_once(str(number), _small)
+        tables.made_once(_Cut(str(number), _small))
         for path in tmp_path.iterdir():
             os.utime(path, (path.stat().st_mtime - 1, path.stat().st_mtime - 1))
     assert len(_names(tmp_path)) == 4
-    tables.made_once("5", _unmade)
+    tables.made_once(_Cut("5", _unmade))
 
     late = SharedTables(tmp_path, clock=lambda: tmp_path.stat().st_mtime + 70)
-    assert late.made_once("5", lambda: _small(8)).find(Keys([pa.array([8])])).tolist() == [1]
+    assert late.made_once(_Cut("5", lambda: _small(8))).find(Keys([pa.array([8])])).tolist() == [1]
     assert len(_names(tmp_path)) == 1
 
 
 def test_without_a_place_for_it_each_task_makes_its_own(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     blocked = SharedTables(tmp_path / "file" / "below")
-    assert [blocked.made_once("t", _small).values.rows.num_rows for _ in range(2)] == [1, 1]
+    assert [blocked.made_once(_Cut("t", _small)).values.rows.num_rows for _ in range(2)] == [1, 1]
 
-    SharedTables(tmp_path).made_once("t", _small)
+    _once(tmp_path, "t", _small)
     (whole,) = (path for path in tmp_path.iterdir() if path.name != "file")
     whole.write_bytes(b"no table")
-    assert SharedTables(tmp_path).made_once("t", _small).values.rows.num_rows == 1
+    assert _once(tmp_path, "t", _small).values.rows.num_rows == 1
 
 
 def test_a_damaged_file_is_not_used_nor_that_of_another_cut(tmp_path: Path) -> None:
-    SharedTables(tmp_path).made_once("t", _small)
+    _once(tmp_path, "t", _small)
     (path,) = tmp_path.iterdir()
     whole = path.read_bytes()
     for place in range(0, len(whole), 5):
         path.write_bytes(
             whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :]
         )
-        got = SharedTables(tmp_path).made_once("t", lambda: _small(6))
+        got = _once(tmp_path, "t", lambda: _small(6))
         assert got.find(Keys([pa.array([6])])).tolist() == [1], place
     for size in range(0, len(whole), 5):
         path.write_bytes(whole[:size])
-        got = SharedTables(tmp_path).made_once("t", lambda: _small(6))
+        got = _once(tmp_path, "t", lambda: _small(6))
         assert got.find(Keys([pa.array([6])])).tolist() == [1], size
 
     path.write_bytes(whole)
-    SharedTables(tmp_path).made_once("another", _small)
+    _once(tmp_path, "another", _small)
     other = next(other for other in tmp_path.iterdir() if other != path)
     other.write_bytes(whole)
-    got = SharedTables(tmp_path).made_once("another", lambda: _small(7))
+    got = _once(tmp_path, "another", lambda: _small(7))
     assert got.find(Keys([pa.array([7])])).tolist() == [1]
 
 
@@ -181,7 +203,7 @@ def test_where_others_may_write_nothing_is_read(tmp_path: Path) -> None:
     directory = tmp_path / "open"
     directory.mkdir()
     directory.chmod(0o777)
-    SharedTables(directory).made_once("t", _small)
+    _once(directory, "t", _small)
     assert _names(directory) == set()
 
 
@@ -213,6 +235,6 @@ def test_the_place_is_the_executors_own(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/nowhere")
     shared = shared_by_executor()
     assert shared is not None
-    shared.made_once("t", _small)
+    shared.made_once(_Cut("t", _small))
     assert _names(tmp_path) == {"streamhouse-lookup"}
     assert (tmp_path / "streamhouse-lookup").stat().st_mode & 0o777 == 0o700
