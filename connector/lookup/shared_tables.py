@@ -125,19 +125,17 @@ class SharedTables:
         path = self._path_of(cut)
         lock = _part_of(path if cut.form is None else self._directory / _digest(cut.form))
         part = None
+        tried: set[Path] = set()
         with _not_shared(path):
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_owned(self._directory)
             if (known := self._read(path)) is not None:
                 return known
-            earlier = self._nearest(cut)
-            if earlier is not None and earlier.is_near:
-                known = self._brought(cut, earlier)
-                if known is not None:
-                    return known
+            if (brought := self._brought(cut, tried, is_near=True)) is not None:
+                return brought[0]
             part = _locked(lock, is_waiting=True)
         try:
-            return self._made(cut, path, lock, part)
+            return self._made(cut, path, part, lock, tried)
         finally:
             if part is not None:
                 with _not_shared(path):
@@ -145,20 +143,19 @@ class SharedTables:
                         lock.unlink()
                 os.close(part)
 
-    def _made(self, cut: Cut, path: Path, lock: Path, part: int | None) -> KeyRows:
+    def _made(
+        self, cut: Cut, path: Path, part: int | None, lock: Path, tried: set[Path]
+    ) -> KeyRows:
         """Return the table once nobody else makes it; write it to the file that is locked."""
-        earlier = None
-        made = None
+        brought = None
         with _not_shared(path):
             # Whoever was waited for may have made it, or one that is near.
             if (known := self._read(path)) is not None:
                 return known
-            earlier = self._nearest(cut)
-            made = None if earlier is None else self._brought(cut, earlier)
-            if made is not None and earlier is not None and earlier.is_near:
-                return made
-        if made is None:
-            earlier, made = None, cut.made()
+            brought = self._brought(cut, tried)
+        made, earlier = (cut.made(), None) if brought is None else brought
+        if earlier is not None and earlier.is_near:
+            return made
         if part is not None:
             with _not_shared(path):
                 _write(made.parts(), part, name=path.name, place=cut.place)
@@ -187,9 +184,19 @@ class SharedTables:
                     found.append(_Earlier(path, head, changes))
         return min(found, key=lambda each: each.changes, default=None)
 
-    def _brought(self, cut: Cut, earlier: _Earlier) -> KeyRows | None:
-        known = self._read(earlier.path)
-        return None if known is None else cut.brought(known, earlier.head.said["place"])
+    def _brought(
+        self, cut: Cut, tried: set[Path], *, is_near: bool = False
+    ) -> tuple[KeyRows, _Earlier] | None:
+        """Return the table as it was once with the changes since, and that one, if it is there."""
+        earlier = self._nearest(cut)
+        if earlier is None or earlier.path in tried or (is_near and not earlier.is_near):
+            return None
+        tried.add(earlier.path)
+        table = None
+        with _not_shared(earlier.path):
+            known = self._read(earlier.path)
+            table = None if known is None else cut.brought(known, earlier.head.said["place"])
+        return None if table is None else (table, earlier)
 
     def _head_of(self, path: Path) -> _Head | None:
         with self._opened(path) as file:
