@@ -46,6 +46,50 @@ def test_two_words_are_one_key() -> None:
     assert not index.find(first + np.uint64(300), second).any()
 
 
+def test_a_key_gets_another_number_is_forgotten_and_comes_back() -> None:
+    keys = np.arange(COUNT, dtype=np.uint64)
+    index = KeyIndex(1)
+    index.add(keys)
+    asked = np.array([7, COUNT + 1, 8], dtype=np.uint64)
+    numbers = np.array([COUNT + 7, COUNT + 8, COUNT + 9], dtype=np.uint64)
+
+    assert index.renumber(asked, numbers=numbers).tolist() == [False, True, False]
+    index.add(asked[1:2], numbers=numbers[1:2])
+    index.forget(np.array([9, 9, 10, COUNT + 5], dtype=np.uint64))
+
+    wanted = [i + 1 for i in range(COUNT)]
+    wanted[7:11] = [COUNT + 7, COUNT + 9, 0, 0]
+    for _ in range(2):
+        assert index.find(keys).tolist() == wanted
+        assert index.find(asked).tolist() == numbers.tolist()
+        # The same in another process.
+        index = KeyIndex(
+            1,
+            seed=index.seed,
+            levels=index.levels,
+            count=index.count,
+            has_forgotten=index.has_forgotten,
+        )
+    assert not index.renumber(keys[10:11], numbers=numbers[:1] + np.uint64(10)).any()
+    wanted[10] = COUNT + 17
+    assert index.find(keys).tolist() == wanted
+    # A larger table has the others alone.
+    index.add(np.arange(COUNT + 10, 3 * COUNT, dtype=np.uint64))
+    assert index.find(keys).tolist() == wanted
+    assert not index.has_forgotten
+
+
+def test_few_more_keys_than_it_was_made_for_move_none() -> None:
+    index = KeyIndex(1)
+    index.add(np.arange(COUNT, dtype=np.uint64))
+    (largest, *_) = index.levels
+
+    index.add(np.arange(COUNT, COUNT + COUNT // 10, dtype=np.uint64))
+
+    assert index.levels[0] is largest
+    assert index.find(np.arange(COUNT + COUNT // 10, dtype=np.uint64)).all()
+
+
 def test_without_keys_nothing_is_there() -> None:
     index = KeyIndex(1)
     nothing = np.zeros(0, dtype=np.uint64)

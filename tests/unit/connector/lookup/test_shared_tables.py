@@ -128,6 +128,31 @@ def test_whoever_comes_meanwhile_waits_for_the_one_who_makes_it(tmp_path: Path) 
     assert not [name for name in _names(tmp_path) if name.endswith(".part")]
 
 
+def test_whoever_wants_a_later_cut_waits_too_and_begins_with_it(tmp_path: Path) -> None:
+    is_making, may_end = threading.Event(), threading.Event()
+    begun_with: list[Any] = []
+
+    def make() -> KeyRows:
+        is_making.set()
+        assert may_end.wait(30)
+        return _small()
+
+    def bring(table: KeyRows, place: Any) -> KeyRows:
+        begun_with.append(place)
+        return table
+
+    with ThreadPoolExecutor(2) as tasks:
+        first = tasks.submit(_once, tmp_path, "cut 1", make, form="t", place=1)
+        assert is_making.wait(30)
+        later = tasks.submit(_once, tmp_path, "cut 2", _unmade, form="t", place=1, bring=bring)
+        may_end.set()
+        first.result()
+        later.result()
+
+    assert begun_with == [1]
+    assert len(_names(tmp_path)) == 1
+
+
 def test_where_making_fails_the_next_one_makes_it(tmp_path: Path) -> None:
     def fail() -> KeyRows:
         raise UnavailableError("away")
