@@ -134,7 +134,7 @@ def test_whoever_wants_a_later_cut_waits_too_and_begins_with_it(tmp_path: Path) 
 
     def make() -> KeyRows:
         is_making.set()
-        assert may_end.wait(30)
+        assert may_end.wait(60)
         return _small()
 
     def bring(table: KeyRows, place: Any) -> KeyRows:
@@ -143,7 +143,7 @@ def test_whoever_wants_a_later_cut_waits_too_and_begins_with_it(tmp_path: Path) 
 
     with ThreadPoolExecutor(2) as tasks:
         first = tasks.submit(_once, tmp_path, "cut 1", make, form="t", place=1)
-        assert is_making.wait(30)
+        assert is_making.wait(60)
         later = tasks.submit(_once, tmp_path, "cut 2", _unmade, form="t", place=1, bring=bring)
         may_end.set()
         first.result()
