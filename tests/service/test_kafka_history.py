@@ -63,22 +63,22 @@ class Consumer:
         self._offsets = dict.fromkeys(range(BUCKETS), 0)
 
     async def fetch(self, *, each: int = 20_000) -> bool:
-        """Fetch once; whether anything came."""
+        """Fetch once; whether it is not at the end yet."""
         answer = await fetch(
             self.client, {self.topic: self._offsets}, partition_max_bytes=each, wait_ms=10
         )
-        has_come = False
+        is_behind = False
         for found in answer.responses[0].partitions:
             assert found.error_code == 0, found
             if found.records:
                 bucket, offset = found.partition_index, self._offsets[found.partition_index]
                 self.records[bucket] += records_in(found.records, since=offset)
                 self._offsets[bucket] = next_offset_after(found.records)
-                has_come = True
-        return has_come
+            is_behind |= self._offsets[found.partition_index] < found.high_watermark
+        return is_behind
 
     async def fetch_all(self) -> None:
-        """Fetch until nothing comes any more."""
+        """Fetch up to the end."""
         while await self.fetch(each=1 << 20):
             pass
 

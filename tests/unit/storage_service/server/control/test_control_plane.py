@@ -244,7 +244,7 @@ async def test_the_catalog_is_named(tmp_path: Path) -> None:
 
 
 async def test_a_tiering_round_over_http(tmp_path: Path) -> None:
-    async with in_process_service(tmp_path) as service:
+    async with in_process_service(tmp_path, tiering_backoff_ms_min=60_000) as service:
         await service.create_table()
         await service.append([(0, 0, event_rows(0, 3))])
 
@@ -273,12 +273,12 @@ async def test_a_tiering_round_over_http(tmp_path: Path) -> None:
         await post("claim", worker_id="w", force=True)
         fenced = await post("complete", **report)
         assert fenced["error"]["code"] == "fenced"
-        assert await post("fail", table="events", epoch=2, error="boom") == {"paused_ms": 1_000}
+        assert await post("fail", table="events", epoch=2, error="boom") == {"paused_ms": 60_000}
         status = (await service.call("GET", "/v1/tiering")).json()["tables"]["default.events"]
         assert (status["failures"], status["last_error"]) == (1, "boom")
         assert (status["untiered_rows"], status["tiering_epoch"]) == (3, 2)
         assert (status["worker_id"], status["lease_left_ms"]) == ("", 0)
-        assert 0 < status["pause_left_ms"] <= 1_000
+        assert 0 < status["pause_left_ms"] <= 60_000
         unknown = await post("claim", worker_id="w", tables=["nope"])
         assert unknown["error"]["code"] == "table_not_found"
 
