@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, NamedTuple
 
 from streamhouse.storage_service.errors import OverloadedError
+from streamhouse.storage_service.kafka.groups.coordinator import GroupKey
 from streamhouse.storage_service.kafka.messages.answers import Piece
 from streamhouse.storage_service.kafka.messages.requests import RequestHeader, parse_header
 from streamhouse.storage_service.kafka.messages.shapes import MalformedRequestError
@@ -103,6 +104,7 @@ class KafkaConnection(asyncio.Protocol):
         self._on_open = on_open
         self._on_close = on_close
         self.waiting: set[asyncio.Future[None]] = set()
+        self.members: dict[GroupKey, str] = {}
         self._loop = asyncio.get_running_loop()
         self.refused = RefusedPlaces(self._loop.time)
         self._chunks: deque[memoryview] = deque()

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 from kio.schema.errors import ErrorCode
 
 from streamhouse.storage_service.errors import StreamhouseError, UnauthorizedError
+from streamhouse.storage_service.kafka.groups.coordinator import GroupKey
 from streamhouse.storage_service.kafka.messages.requests import RequestHeader, response_class
 from streamhouse.storage_service.server.caller import UNKNOWN
 from streamhouse.storage_service.server.http.answer_memory import AnswerHold
@@ -42,6 +43,8 @@ class Client(Protocol):
     is_gone: bool
     waiting: set[asyncio.Future[None]]
     """Woken when the client goes away."""
+    members: dict[GroupKey, str]
+    """The member that has joined a group by it last."""
     refused: RefusedPlaces
     """What it is to send again before what comes behind that."""
 
@@ -116,6 +119,7 @@ class KafkaExchange:
     def admit(self) -> None:
         """Set who asks, as it is now: a token that was revoked ends its connections.
 
+        Members that have joined by it are out of their groups at once: others get their parts.
         Raises `ConnectionEnded`.
         """
         access = self.service.access
@@ -127,6 +131,7 @@ class KafkaExchange:
             )
             self.note(error_code_of(refusal))
             self.report(refusal)
+            self.broker.groups.put_out(self.client.members)
             raise ConnectionEnded(refusal.message)
         self.caller = caller or UNKNOWN
         self.share = access.share_of(self.caller, self.client_address)

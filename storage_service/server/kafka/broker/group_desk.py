@@ -18,6 +18,7 @@ from kio.schema.errors import ErrorCode
 
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.kafka.groups.coordinator import Coordinator, GroupKey, GroupLimits
+from streamhouse.storage_service.kafka.groups.messages import Identity
 from streamhouse.storage_service.kafka.groups.placement import coordinator_of
 from streamhouse.storage_service.server.caller import Caller
 from streamhouse.storage_service.server.service import Service
@@ -111,16 +112,20 @@ class GroupDesk:
         key: GroupKey,
         member_id: str,
         ask: Callable[[Callable[[_T], None]], None],
+        *,
+        on_answer: Callable[[_T], None] = lambda _: None,
     ) -> _T:
         """Return what a call of the coordinator is answered, now or later.
 
-        Raises `ClientGone` if the client closes its connection first: it is not there then.
+        `on_answer` is told it at once, while the caller may come to nothing yet. Raises
+        `ClientGone` if the client closes its connection first: it is not there then.
         """
         waiter: asyncio.Future[None] = self._loop.create_future()
         answers: list[_T] = []
 
         def answered(answer: _T) -> None:
             answers.append(answer)
+            on_answer(answer)
             if not waiter.done():
                 waiter.set_result(None)
 
@@ -135,6 +140,13 @@ class GroupDesk:
                     self.coordinator.gave_up(key, member_id, given)
                     self.look()
         return answers[0]
+
+    def put_out(self, members: dict[GroupKey, str]) -> None:
+        """Let members go that have joined by a connection whose token is none any more."""
+        for key, member_id in members.items():
+            self.coordinator.leave(key, [Identity(member_id=member_id)])
+        members.clear()
+        self.look()
 
     # -- which shard -----------------------------------------------------------------------------
 

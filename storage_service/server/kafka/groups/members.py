@@ -49,6 +49,8 @@ _SKIPS: Final = 9
 _LEAVES_MANY: Final = 3
 _CLASSIC: Final = "classic"
 _LEAVING_AT_ONCE: Final = 100
+# Of one connection: clients are in one group by each, and tools in few.
+_NOTED_MAX: Final = 100
 
 
 def refuse_member(_: Any, code: ErrorCode, __: str) -> Mapping[str, Any]:
@@ -97,11 +99,18 @@ async def answer_join_group(exchange: KafkaExchange, request: Any) -> Mapping[st
         requires_member_id=exchange.api_version >= _ID_FIRST,
         can_skip=exchange.api_version >= _SKIPS,
     )
+
+    def joined(answer: JoinAnswer) -> None:
+        members = exchange.client.members
+        if answer.error is ErrorCode.none and (key in members or len(members) < _NOTED_MAX):
+            members[key] = answer.member_id
+
     answer: JoinAnswer = await desk.wait(
         exchange,
         key,
         request.member_id,
         lambda on_joined: desk.coordinator.join(key, asked, on_joined),
+        on_answer=joined,
     )
     exchange.note(answer.error)
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.kafka.groups.coordinator import GroupLimits
 from streamhouse.storage_service.server.access.grants import token_hash
 from streamhouse.storage_service.server.http.tls import Certificate
 from tests.support.certificates import make_certificates
@@ -26,6 +28,7 @@ from tests.support.in_process_service import (
 from tests.support.kafka_world import KafkaClient, kafka_world
 
 FETCH, METADATA, VERSIONS, HANDSHAKE, AUTHENTICATE, CREATE = 1, 3, 18, 17, 36, 19
+JOIN, HEARTBEAT = 11, 12
 TOKEN = "owner-token-0123456789"
 
 
@@ -153,6 +156,40 @@ async def test_a_revoked_token_ends_its_connection(tmp_path: Path) -> None:
 
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await ask_on()
+
+
+async def test_a_member_whose_token_is_revoked_is_out_of_its_group(tmp_path: Path) -> None:
+    grants = _grants(tmp_path / "grants", reader_0123456789=["read:default.events"])
+    async with kafka_world(
+        tmp_path / "data", grants_file=grants, grants_check_interval_ms=1
+    ) as world:
+        coordinator = world.door._broker.groups.coordinator
+        coordinator._limits = GroupLimits(initial_delay_s=0)
+        client = await world.client()
+        await _sign_in(client, "reader_0123456789")
+        session = timedelta(minutes=30)
+        protocols = [{"name": "range", "metadata": b"all"}]
+        joined = await client.call(
+            *(JOIN, 1),
+            group_id="g",
+            session_timeout=session,
+            rebalance_timeout=session,
+            protocol_type="consumer",
+            protocols=protocols,
+        )
+        assert joined.error_code is ErrorCode.none
+        assert coordinator.member_count() == 1
+        grants.write_text("")
+
+        async def heartbeat_on() -> None:
+            while True:
+                await client.call(
+                    HEARTBEAT, 0, group_id="g", member_id=joined.member_id, generation_id=1
+                )
+
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await heartbeat_on()
+        assert coordinator.member_count() == 0
 
 
 @pytest.mark.parametrize("is_revoked", [True, False])
