@@ -13,6 +13,7 @@ differ in `.` and `_` only. Nothing is looked up: name to path is a function.
 
 from __future__ import annotations
 
+import functools
 import re
 import zlib
 from collections.abc import Mapping
@@ -35,6 +36,8 @@ _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 _NODE_ID_MASK: Final = 0x7FFF_FFFF
 
 
+# Every request names a topic, and mostly one of the same few.
+@functools.lru_cache(maxsize=1_024)
 def table_path_of(topic: str) -> TablePath:
     """Return the table that a topic is; raises `InvalidNameError` for what can be no topic."""
     if not _TOPIC.fullmatch(topic) or topic in (".", ".."):

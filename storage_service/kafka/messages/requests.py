@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader
@@ -46,8 +45,7 @@ response_class = functools.cache(load_response_schema)
 """The class of an answer, by API key and version."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHeader:
+class RequestHeader(NamedTuple):
     """What every request begins with; `end` is where it ends, but for tagged fields."""
 
     api_key: int

@@ -57,6 +57,7 @@ class ServiceMetrics(Collector):
         )
         self._kafka_requests, self._kafka_seconds = self._of_kafka_clients()
         self._by_route: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._by_api: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
         self.received_bytes = self._counter("received_bytes", "Bytes of append bodies.")
         self.sent_bytes = self._counter("sent_bytes", "Bytes of fetch answers and subscriptions.")
         self.appended_rows = self._counter("appended_rows", "Rows appended, repeats included.")
@@ -150,8 +151,12 @@ class ServiceMetrics(Collector):
 
     def count_kafka_request(self, api: str, error: str, seconds: float) -> None:
         """Count one request of a Kafka client; `error` is "none" where there was none."""
-        self._kafka_requests.labels(api, error).inc()
-        self._kafka_seconds.labels(api).observe(seconds)
+        counters = self._by_api.get((api, error))
+        if counters is None:
+            counters = self._kafka_requests.labels(api, error), self._kafka_seconds.labels(api)
+            self._by_api[api, error] = counters
+        counters[0].inc()
+        counters[1].observe(seconds)
 
     def request_buckets(self) -> dict[str, dict[float, float]]:
         """Return route -> bound in seconds -> requests that took at most that long."""

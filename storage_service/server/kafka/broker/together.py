@@ -1,7 +1,8 @@
 """Small pieces of work that wait at the same time, done in one step: it costs less than many.
 
-What begins in one turn of the event loop is done in the next: requests that wait anyway, of one
-connection or of many, are taken together, and one that comes alone waits for nobody.
+What has begun is done some turns of the event loop later, which a loop without work takes at once:
+requests that wait anyway, of one connection or of many, are taken together, and one that comes
+alone waits for nobody.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 __all__ = ["Together"]
 
 _I = TypeVar("_I")
 _R = TypeVar("_R")
+# A request that its socket has by now is read in the next turn, and begun in the one after it.
+_TURNS: Final = 2
 _Work: TypeAlias = Callable[[Sequence[_I]], Sequence[_R]]
 
 
@@ -27,6 +30,9 @@ class _Piece(NamedTuple, Generic[_I, _R]):
 
 class Together(Generic[_I, _R]):
     """Items are `_I`, and what becomes of each is an `_R`. Event loop only."""
+
+    had_company = False
+    """Whether the latest step was of several items: then the next one may be, too."""
 
     def __init__(self) -> None:
         # What may be done together, by its key; who came first is first.
@@ -49,11 +55,19 @@ class Together(Generic[_I, _R]):
     def _go_on(self) -> None:
         if self._waiting and not self._is_due:
             self._is_due = True
+            self._after(_TURNS)
+
+    def _after(self, turns: int) -> None:
+        """Do a step so many turns after the next one."""
+        if turns:
+            asyncio.get_running_loop().call_soon(self._after, turns - 1)
+        else:
             asyncio.get_running_loop().call_soon(self._step)
 
     def _step(self) -> None:
         self._is_due = False
         pieces = self._next_pieces()
+        self.had_company = len(pieces) > 1
         self._go_on()
         try:
             found = pieces[0].work([piece.item for piece in pieces])

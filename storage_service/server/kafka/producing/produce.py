@@ -141,6 +141,9 @@ async def _decode_all(
     """
     most = exchange.service.config.inline_bytes_max
     inline_max = inline_bytes([part.records for part in parts], bytes_max=most)
+    # Who is alone, and was so before, waits for nobody.
+    has_others = len(parts) > 1 or exchange.service.open_requests > 1
+    has_others = has_others or exchange.broker.decoding.had_company
     together: list[tuple[_Part, int, asyncio.Future[Decoded | None]]] = []
     async with asyncio.TaskGroup() as at_once:
         async for part in in_slices(parts):
@@ -152,7 +155,7 @@ async def _decode_all(
                 alone = inline_bytes([part.records], bytes_max=min(most, _SMALL_BATCH_BYTES))
             if not alone:
                 at_once.create_task(_decode(exchange, part, held, alone))
-            elif share := share_of_pass(part.records or b"", bytes_max=most):
+            elif has_others and (share := share_of_pass(part.records or b"", bytes_max=most)):
                 together.append((part, alone, _begin_together(exchange, part, share)))
             else:
                 # What waits for nobody needs no task of its own.
