@@ -121,7 +121,7 @@ def test_an_owner_that_stands_still_is_given_up(tmp_path: Path) -> None:
     """It takes connections and requests, and answers nothing."""
     with (
         OwnedService(tmp_path) as service,
-        StorageClient(service.endpoint, timeout_s=1) as client,
+        StorageClient(service.endpoint, timeout_s=4) as client,
     ):
         client.create_table("log", SCHEMA)
         client.create_table("keyed", SCHEMA, primary_key=["id"])

@@ -58,7 +58,7 @@ class _Load:
             thread.start()
 
     def _run(self, number: int) -> None:
-        with StorageClient(self._endpoint, timeout_s=0.5) as client:
+        with StorageClient(self._endpoint, timeout_s=4) as client:
             for call in itertools.count(1):
                 try:
                     KINDS[number](client, number, call)

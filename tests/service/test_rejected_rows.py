@@ -209,15 +209,19 @@ def test_a_kill_at_any_moment_leaves_both_kinds_or_none(path: str, tmp_path: Pat
     for life in range(3):
         with (
             ServiceProcess(tmp_path / "data") as service,
-            StreamhouseClient(service.endpoint, timeout_s=2) as client,
+            StreamhouseClient(service.endpoint) as client,
+            # Of the call that is under way when the service is killed.
+            StreamhouseClient(service.endpoint, timeout_s=2) as last,
             ThreadPoolExecutor(1) as threads,
         ):
             if life == 0:
                 _create(client, path)
             for number in itertools.count(life * 1_000):
                 pair = _texts((number, "1", None), (number, "x", None))
-                call = threads.submit(_write, client, path, pair, on_error="reject")
-                if number % 1_000 == 4 + 3 * life:
+                is_last = number % 1_000 == 4 + 3 * life
+                by = last if is_last else client
+                call = threads.submit(_write, by, path, pair, on_error="reject")
+                if is_last:
                     service.kill()
                     call.exception()
                     break

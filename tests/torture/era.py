@@ -252,7 +252,7 @@ class Era:
         cuts = [c for c in self._checkers if isinstance(c, CutChecker)]
         deadline_s = time.monotonic() + seconds
         pause = threading.Event()
-        with StreamhouseClient(self._endpoint_now, timeout_s=0.1) as client:
+        with StreamhouseClient(self._endpoint_now, timeout_s=0.5) as client:
             for checker in itertools.cycle(cuts):
                 if is_over() or time.monotonic() >= deadline_s:
                     break
