@@ -1,7 +1,7 @@
 """A Kafka producer writes clicks, and Spark counts them as they come: a topic is a table.
 
 pip install 'pyspark-streamhouse[all,kafka]' confluent-kafka
-streamhouse serve --data-dir ./data --port 8080 --kafka-port 9092
+streamhouse serve --data-dir ./data --kafka-port 9092
 python examples/kafka_stream.py
 """
 
