@@ -10,13 +10,29 @@ from urllib.parse import parse_qsl
 
 from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.storage_service.journal.store.object_store import ObjectStore
+from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.server.moves import MoveDesk
 from streamhouse.storage_service.server.peers import PeerAnswer, PeerRequest
 from streamhouse.storage_service.shards.chain import DirectoryObjects
 from streamhouse.storage_service.shards.directory import ShardDirectory
 from streamhouse.storage_service.shards.owners import Owner
+from streamhouse.storage_service.shards.tickets import MoveTicket
 from tests.support.in_process_service import InProcessService, in_process_service
 
-__all__ = ["ShardWorld"]
+__all__ = ["ShardWorld", "frozen_move"]
+
+
+async def frozen_move(
+    service: InProcessService, path: TablePath, to: str
+) -> tuple[MoveDesk, MoveTicket]:
+    """Begin to move a table, and let it be copied and frozen: what is next decides the move."""
+    desk = service.service.moves
+    assert desk is not None
+    ticket = await desk.moves.begin(path, to)
+    await desk.moves.copy(ticket)
+    await desk._until_done(ticket, [])
+    await desk.moves.freeze(ticket)
+    return desk, ticket
 
 
 class ShardWorld:

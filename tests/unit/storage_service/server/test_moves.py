@@ -19,9 +19,10 @@ from tests.support.in_process_service import (
     ids_of,
 )
 from tests.support.memory_store import MemoryStore
-from tests.support.shard_world import ShardWorld
+from tests.support.shard_world import ShardWorld, frozen_move
 
 _EVENTS = TablePath("default", "events")
+_REJECTED = TablePath("default", "events__rejected")
 
 
 @pytest.fixture
@@ -103,12 +104,7 @@ async def test_rejected_rows_that_are_elsewhere_are_asked_for_again(world: Shard
     async with world.shard("a") as a, world.shard("b") as b:
         await a.create_table()
         assert (await _reject(a, 0)).status == 200
-        desk = a.service.moves
-        assert desk is not None
-        ticket = await desk.moves.begin(TablePath("default", "events__rejected"), "b")
-        await desk.moves.copy(ticket)
-        await desk._until_done(ticket, [])
-        await desk.moves.freeze(ticket)
+        desk, ticket = await frozen_move(a, _REJECTED, "b")
         await desk._until_done(ticket, [], is_whole=True)
         await desk.moves.settle(ticket, is_moved=await desk.moves.decide(ticket))
         await desk._tell(ticket, [])
@@ -126,12 +122,7 @@ async def test_rows_are_rejected_later_while_those_of_before_leave(world: ShardW
     async with world.shard("a") as a, world.shard("b"):
         await a.create_table()
         assert (await _reject(a, 0)).status == 200
-        desk = a.service.moves
-        assert desk is not None
-        ticket = await desk.moves.begin(TablePath("default", "events__rejected"), "b")
-        await desk.moves.copy(ticket)
-        await desk._until_done(ticket, [])
-        await desk.moves.freeze(ticket)
+        desk, ticket = await frozen_move(a, _REJECTED, "b")
 
         refused = await _reject(a, 1)
 
@@ -146,13 +137,9 @@ async def test_who_found_a_table_before_its_move_was_given_up_is_to_try_again(
 ) -> None:
     async with world.shard("a") as a, world.shard("b"):
         await a.create_table()
-        manager, desk = a.service.manager, a.service.moves
-        assert desk is not None
+        manager = a.service.manager
         found = manager.table(_EVENTS)
-        ticket = await desk.moves.begin(_EVENTS, "b")
-        await desk.moves.copy(ticket)
-        await desk._until_done(ticket, [])
-        await desk.moves.freeze(ticket)
+        desk, ticket = await frozen_move(a, _EVENTS, "b")
 
         with pytest.raises(UnavailableError, match="is being moved"):
             a.service.transactions_of(found)

@@ -156,6 +156,18 @@ def _waiting(world: KafkaWorld) -> list[Member]:
     return [member for member in members if member.on_joined is not None]
 
 
+async def _one_is_in_and_another_comes(
+    world: KafkaWorld, one: KafkaClient, two: KafkaClient
+) -> tuple[Any, asyncio.Future[Any]]:
+    """Return what the first was told when it joined, and what the second waits for."""
+    first = await _come(one)
+    await _sync(one, first)
+    coming = asyncio.ensure_future(_come(two))
+    await until(lambda: _waiting(world) != [])
+    assert await _heartbeat(one, first) is ErrorCode.rebalance_in_progress
+    return first, coming
+
+
 async def _state(client: KafkaClient, group_id: str = GROUP) -> str:
     answer = await client.call(DESCRIBE, 5, groups=[group_id])
     assert answer.groups[0].error_code is ErrorCode.none
@@ -186,11 +198,7 @@ async def test_members_join_sync_and_leave_in_every_version(tmp_path: Path, vers
 async def test_two_members_share_the_work_and_one_that_dies_gives_it_back(tmp_path: Path) -> None:
     async with group_world(tmp_path) as world:
         one, two = await world.client(), await world.client()
-        first = await _come(one)
-        await _sync(one, first)
-        coming = asyncio.ensure_future(_come(two))
-        await until(lambda: _waiting(world) != [])
-        assert await _heartbeat(one, first) is ErrorCode.rebalance_in_progress
+        first, coming = await _one_is_in_and_another_comes(world, one, two)
         first = await _join(one, first.member_id)
         second = await coming
         assert (first.generation_id, second.generation_id) == (2, 2)
@@ -215,11 +223,7 @@ async def test_two_members_share_the_work_and_one_that_dies_gives_it_back(tmp_pa
 async def test_a_wait_whose_connection_is_closed_is_given_up(tmp_path: Path) -> None:
     async with group_world(tmp_path) as world:
         one, two = await world.client(), await world.client()
-        first = await _come(one)
-        await _sync(one, first)
-        coming = asyncio.ensure_future(_come(two))
-        await until(lambda: _waiting(world) != [])
-        assert await _heartbeat(one, first) is ErrorCode.rebalance_in_progress
+        _, coming = await _one_is_in_and_another_comes(world, one, two)
         coming.cancel()
         await two.close()
         await until(lambda: _waiting(world) == [])

@@ -28,7 +28,7 @@ from tests.support.kafka_batches import produced, records
 from tests.support.kafka_world import kafka_door
 from tests.support.memory_store import MemoryStore
 from tests.support.registry_world import ORDER, register
-from tests.support.shard_world import ShardWorld
+from tests.support.shard_world import ShardWorld, frozen_move
 
 _EVENTS = TablePath("default", "events")
 PRODUCE = 0
@@ -298,12 +298,8 @@ async def test_no_batch_is_taken_before_one_that_was_refused_while_its_table_was
     async with _doors(tmp_path) as (world, clients):
         service = world.services["http://a:1"]
         await service.create_table(primary_key=("id",))
-        desk, client = service.service.moves, clients["a"]
-        assert desk is not None
-        ticket = await desk.moves.begin(_EVENTS, "b")
-        await desk.moves.copy(ticket)
-        await desk._until_done(ticket, [])
-        await desk.moves.freeze(ticket)
+        client = clients["a"]
+        desk, ticket = await frozen_move(service, _EVENTS, "b")
 
         assert await _produced(client, 0) is ErrorCode.not_leader_or_follower
         assert not await desk.moves.end(ticket)
