@@ -25,9 +25,15 @@ _LONG_FIRST: Final = (
 
 # No deadline: two shared cores make one slow example likely, and it says nothing about the code.
 settings.register_profile(
-    "default", deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow]
+    "thorough",
+    deadline=None,
+    max_examples=2000,
+    suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=2000)
+# The same examples each time: a change is judged by what it changed. `make thorough` draws others.
+settings.register_profile(
+    "default", parent=settings.get_profile("thorough"), max_examples=20, derandomize=True
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # Spark's workers run `python3` from PATH unless told otherwise, and a session reads this only
