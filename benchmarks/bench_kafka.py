@@ -19,6 +19,7 @@ import json
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -57,6 +58,7 @@ FETCH_BYTES: Final = 4 << 20
 
 ROWS: Final = pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.float64())])
 _BATCH: Final = struct.Struct(">qi")
+_PREPARED_MAX_S: Final = 60.0
 _BATCH_LAST: Final = struct.Struct(">i")
 
 
@@ -134,6 +136,11 @@ class _Door:
     def __init__(self, service: ServiceProcess, client: StorageClient) -> None:
         self._service = service
         self._client = client
+        # What the door makes once, beside its work, is no record's price.
+        deadline_s = time.monotonic() + _PREPARED_MAX_S
+        while "event=kafka_messages_prepared" not in service.log_text():
+            assert time.monotonic() < deadline_s, "the door did not make its messages"
+            time.sleep(0.05)
 
     def report_raw(self, *, batch_records: int, batches: int) -> None:
         """Report raw records in, and out again."""
