@@ -26,8 +26,11 @@ from streamhouse.storage_service.errors import (
     OverloadedError,
     StreamhouseError,
 )
-from streamhouse.storage_service.model.consumer_names import CONSUMER_NAME_RULE, is_consumer_name
 from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
+from streamhouse.storage_service.model.values.consumer_names import (
+    CONSUMER_NAME_RULE,
+    is_consumer_name,
+)
 
 __all__ = ["Consumer", "ConsumerKey", "Consumers"]
 

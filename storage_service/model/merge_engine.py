@@ -22,8 +22,8 @@ from typing import Final
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import InvalidSchemaError, UnknownOptionError, suggestion
-from streamhouse.storage_service.model.property_choice import property_choice
 from streamhouse.storage_service.model.schema import Column, Schema
+from streamhouse.storage_service.model.values.property_choice import property_choice
 
 __all__ = [
     "MERGE_PROPERTY_HELP",

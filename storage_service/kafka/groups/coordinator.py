@@ -34,7 +34,10 @@ from streamhouse.storage_service.kafka.groups.messages import (
     SyncAnswer,
     SyncRequest,
 )
-from streamhouse.storage_service.model.consumer_names import CONSUMER_NAME_RULE, is_consumer_name
+from streamhouse.storage_service.model.values.consumer_names import (
+    CONSUMER_NAME_RULE,
+    is_consumer_name,
+)
 
 __all__ = ["Coordinator", "GroupKey", "GroupLimits", "unusable_group_id"]
 

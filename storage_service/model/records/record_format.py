@@ -25,8 +25,8 @@ from typing import Final
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import InvalidSchemaError
-from streamhouse.storage_service.model.property_choice import property_choice
 from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.values.property_choice import property_choice
 
 __all__ = [
     "RAW_TOPIC",
