@@ -23,6 +23,7 @@ import hashlib
 import io
 import json
 import logging
+import mmap
 import os
 import time
 import zlib
@@ -206,7 +207,7 @@ class SharedTables:
         with self._opened(path) as file:
             if file is None:
                 return None
-            content = np.empty(os.fstat(file.fileno()).st_size, dtype=np.uint8)
+            content = _memory(os.fstat(file.fileno()).st_size)
             read = 0
             while read < len(content) and (count := file.readinto(content.data[read:])):
                 read += count
@@ -333,6 +334,14 @@ def _pieces(head: bytes, arrays: list[npt.NDArray[Any]]) -> Iterator[bytes | mem
 
 def _checksum(value: int) -> bytes:
     return value.to_bytes(_CHECKSUM_BYTES, "little")
+
+
+def _memory(size: int) -> _Bytes:
+    """Return so many bytes, in large pages where there are some: these are had in half the time."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype=np.uint8)
 
 
 def _head_in(file: io.FileIO) -> _Head:
