@@ -1,7 +1,8 @@
 """Schemas of Avro as types of columns.
 
 The library that reads and writes Avro gets each schema without what it does not know: logical
-types, and bytes, in whose place it gets texts. `avro_arrays` makes of whole columns what they mean.
+types, and bytes, in whose place it gets texts. Named types have other names there, without
+namespaces. `avro_arrays` makes of whole columns what they mean.
 The library believes what a schema says: one whose values may have no bytes would let a few bytes of
 data be any number of rows. Those are refused, as is what no column can have.
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -58,13 +59,15 @@ class AvroType:
     """One type of a schema.
 
     `plain` is its JSON as the library gets it, `arrow` the type of a column that has its values.
-    `logical` is Avro's name of what values mean, if the library does not know it. `parts` are what
-    is in a record, an array or a map.
+    `logical` is Avro's name of what values mean, if the library does not know it. `symbols` are the
+    texts that an enum has, none for any other type. `parts` are what is in a record, an array or a
+    map.
     """
 
     plain: Any
     arrow: pa.DataType
     logical: str = ""
+    symbols: frozenset[str] = frozenset()
     is_nullable: bool = False
     parts: Sequence[AvroField] = ()
 
@@ -183,19 +186,13 @@ class _Parser:
         if name == "null":
             raise UnsupportedError(f"Avro schema: {where} is null only, which no column can be")
         full = name if "." in name or not space else f"{space}.{name}"
-        for known in (full, name):
-            if known in self._named:
-                found = self._named[known]
-                if found is None:
-                    raise UnsupportedError(f"Avro schema: {where} has itself inside of it")
-                self._count_again(found, where, depth)
-                return AvroType(
-                    plain=_reference(found.plain),
-                    arrow=found.arrow,
-                    logical=found.logical,
-                    parts=found.parts,
-                )
-        raise InvalidSchemaError(f"Avro schema: {where} has the unknown type '{name[:80]}'")
+        if full not in self._named:
+            raise InvalidSchemaError(f"Avro schema: {where} has the unknown type '{full[:80]}'")
+        found = self._named[full]
+        if found is None:
+            raise UnsupportedError(f"Avro schema: {where} has itself inside of it")
+        self._count_again(found, where, depth)
+        return replace(found, plain=found.plain["name"])
 
     def _count_again(self, found: AvroType, where: str, depth: int) -> None:
         """Count what a name stands for as if it were written there: columns have all of it.
@@ -220,16 +217,21 @@ class _Parser:
                 " of null and one type can"
             )
         found = self.type(others[0], where=where, space=space, depth=depth + 1)
+        if isinstance(found.plain, list):
+            raise InvalidSchemaError(
+                f"Avro schema: {where} is a union with a union inside of it, which Avro has not;"
+                " write the types of both into one"
+            )
+        if len(branches) == 1:
+            # Its values have a byte more than those of the type alone, which says nothing.
+            raise UnsupportedError(
+                f"Avro schema: {where} is a union of one type; write the type without the union"
+            )
         plain = ["null" if branch == "null" else found.plain for branch in branches]
-        return AvroType(
-            plain=plain,
-            arrow=found.arrow,
-            logical=found.logical,
-            is_nullable=len(branches) == 2,
-            parts=found.parts,
-        )
+        return replace(found, plain=plain, is_nullable=True)
 
-    def _define(self, value: Mapping[str, Any], where: str, space: str) -> tuple[str, str]:
+    def _define(self, value: Mapping[str, Any], where: str, space: str) -> tuple[str, str, str]:
+        """Return a new type's full name, its namespace, and its name for the library."""
         name = value.get("name")
         if not isinstance(name, str) or not name:
             raise InvalidSchemaError(f"Avro schema: {where} has no name")
@@ -244,18 +246,19 @@ class _Parser:
         if full in self._named:
             raise InvalidSchemaError(f"Avro schema: {where} defines '{full[:80]}' again")
         self._named[full] = None
-        return full, space
+        return full, space, f"type{len(self._named)}"
 
     def _record(self, value: Mapping[str, Any], where: str, space: str, depth: int) -> AvroType:
-        full, space = self._define(value, where, space)
+        full, space, plain_name = self._define(value, where, space)
         given = value.get("fields")
         if not isinstance(given, list) or not given:
             raise UnsupportedError(f"Avro schema: {where} is a record without fields")
         self._add_fields(len(given))
         parts: list[AvroField] = []
+        names: set[str] = set()
         for field in given:
             name = field.get("name") if isinstance(field, Mapping) else None
-            if not isinstance(name, str) or any(name == part.name for part in parts):
+            if not isinstance(name, str) or name in names:
                 raise InvalidSchemaError(f"Avro schema: a field of {where} has no name of its own")
             if not _NAME.fullmatch(name):
                 raise InvalidSchemaError(f"Avro schema: field '{name[:80]}' of {where} {_RULE}")
@@ -263,10 +266,11 @@ class _Parser:
                 field.get("type"), where=f"{where}.{name}", space=space, depth=depth + 1
             )
             parts.append(AvroField(name, inner))
+            names.add(name)
         found = AvroType(
             plain={
                 "type": "record",
-                "name": full,
+                "name": plain_name,
                 "fields": [{"name": part.name, "type": part.type.plain} for part in parts],
             },
             arrow=pa.struct(
@@ -278,7 +282,7 @@ class _Parser:
         return found
 
     def _enum(self, value: Mapping[str, Any], where: str, space: str) -> AvroType:
-        full, _ = self._define(value, where, space)
+        full, _, plain_name = self._define(value, where, space)
         symbols = value.get("symbols")
         if (
             not symbols
@@ -288,8 +292,8 @@ class _Parser:
             raise InvalidSchemaError(f"Avro schema: {where} is an enum without symbols")
         if len(set(symbols)) < len(symbols) or not all(map(_NAME.fullmatch, symbols)):
             raise InvalidSchemaError(f"Avro schema: a symbol of {where} is there twice, or {_RULE}")
-        plain = {"type": "enum", "name": full, "symbols": symbols}
-        found = AvroType(plain=plain, arrow=pa.string())
+        plain = {"type": "enum", "name": plain_name, "symbols": symbols}
+        found = AvroType(plain=plain, arrow=pa.string(), symbols=frozenset(symbols))
         self._named[full] = found
         return found
 
@@ -301,11 +305,6 @@ def _extent(t: AvroType) -> tuple[int, int]:
     return fields, 1 + max((depth for _, depth in inside), default=-1)
 
 
-def _reference(plain: Any) -> Any:
-    """Return how a type is named where it is used again."""
-    return plain["name"] if isinstance(plain, Mapping) and "name" in plain else plain
-
-
 def _logical(inner: AvroType, value: Mapping[str, Any], where: str) -> AvroType:
     """Return a type with the meaning that its schema gives it; an unknown one has none."""
     name = value.get("logicalType")
@@ -313,7 +312,7 @@ def _logical(inner: AvroType, value: Mapping[str, Any], where: str) -> AvroType:
     arrow = _LOGICAL.get((kind, str(name)))
     if arrow is not None:
         return AvroType(plain=inner.plain, arrow=arrow, logical=str(name))
-    if name == "decimal" and inner.arrow == pa.binary():
+    if name == "decimal" and kind and inner.arrow == pa.binary():
         precision, scale = value.get("precision"), value.get("scale", 0)
         if (
             not isinstance(precision, int)

@@ -20,6 +20,7 @@ __all__ = ["from_plain", "to_plain"]
 
 _US_PER_MS: Final = 1_000
 _DECIMAL_BYTES: Final = 16
+_SHOWN_MAX: Final = 80
 
 
 def from_plain(array: pa.Array, t: AvroType) -> pa.Array:
@@ -63,7 +64,8 @@ def from_plain(array: pa.Array, t: AvroType) -> pa.Array:
 def to_plain(array: pa.Array, t: AvroType, *, where: str) -> pa.Array:
     """Return values of `t.arrow` as they are written.
 
-    Raises `SchemaMismatchError` for a null where the schema has none.
+    Raises `SchemaMismatchError` for a null where the schema has none, and for a text that an enum
+    has not.
     """
     if array.null_count and not t.is_nullable:
         raise SchemaMismatchError(f"{where}: a value is null, and the schema has no null there")
@@ -115,14 +117,29 @@ def _written(array: pa.Array, t: AvroType, where: str) -> pa.Array:
     if t.logical == "date":
         return array.view(pa.int32())
     if t.logical.endswith("-millis"):
-        return (
-            pc.floor_temporal(array, unit="millisecond")
-            .cast(pa.timestamp("ms", array.type.tz))
-            .view(pa.int64())
-        )
+        return _floor_ms(array.view(pa.int64()))
     if t.logical.endswith("-micros"):
         return array.view(pa.int64())
+    if t.symbols:
+        _check_symbols(array, t, where)
     return array
+
+
+def _floor_ms(us: pa.Array) -> pa.Array:
+    """Return the milliseconds before times in microseconds; the first and the last have some."""
+    whole = pc.divide(us, _US_PER_MS)
+    is_before = pc.less(us, pc.multiply(whole, _US_PER_MS))
+    return pc.subtract(whole, is_before.cast(pa.int64()))
+
+
+def _check_symbols(texts: pa.Array, t: AvroType, where: str) -> None:
+    known = pc.is_in(texts, value_set=pa.array([*sorted(t.symbols), None], texts.type))
+    others = texts.filter(pc.invert(known))
+    if len(others):
+        raise SchemaMismatchError(
+            f"{where}: the text '{others[0].as_py()[:_SHOWN_MAX]}' is no symbol of the schema's"
+            " enum; register a schema whose enum has it, or change the row"
+        )
 
 
 def _decimals(values: pa.BinaryArray, t: pa.DataType) -> pa.Array:

@@ -25,6 +25,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnsupportedError,
 )
+from streamhouse.storage_service.kafka.avro_library import read_values, write_rows
 from streamhouse.storage_service.kafka.avro_schema import AvroSchema, avro_schema
 from streamhouse.storage_service.kafka.values.avro_arrays import from_plain, to_plain
 from streamhouse.storage_service.kafka.values.draft import Bad, DraftBounds, spread_out
@@ -39,6 +40,7 @@ _HEAD_BYTES: Final = _HEAD.size
 _SCHEMAS_MAX: Final = 1_024
 # Of records that are decoded together, at worst: then their real bytes are known.
 _STEP_BYTES: Final = 32 << 20
+_REMEDY: Final = "register a schema that has such values, or change the row"
 
 
 class SchemaSource(Protocol):
@@ -218,11 +220,7 @@ class _Reader:
             done.append(rows)
 
     def _read(self, values: pa.BinaryArray, schema: AvroSchema) -> pa.RecordBatch:
-        import pyruhvro
-
-        bodies = pc.binary_slice(values, _HEAD_BYTES).to_pylist()
-        plain = pyruhvro.deserialize_array(bodies, schema.plain)
-        plain.validate()
+        plain = read_values(pc.binary_slice(values, _HEAD_BYTES).to_pylist(), schema)
         arrays = dict(zip(plain.schema.names, plain.columns, strict=True))
         found: dict[str, pa.Array] = {}
         for field, (_, column, _) in zip(schema.fields, self._pairs(schema), strict=True):
@@ -257,10 +255,9 @@ def avro_records(
 ) -> pa.BinaryArray:
     """Return rows as Avro of the newest schema of the table's key or value, framed.
 
-    Raises `SchemaMismatchError` for a row that this schema cannot say.
+    Raises `SchemaMismatchError` for a row that this schema cannot say, naming the column if that is
+    known.
     """
-    import pyruhvro
-
     if schemas is None:
         raise UnsupportedError(f"table '{table.path}': the service has no schemas of Avro")
     schema_id, text = schemas.latest(table.path, what_each)
@@ -279,12 +276,24 @@ def avro_records(
             )
         wanted = Schema((Column(id=1, name=name, type=field.type.arrow),))
         one = pa.RecordBatch.from_arrays([array], names=[name])
-        one = fitted(one, castings(one.schema, wanted), table=str(table.path))
-        arrays.append(to_plain(one.column(0), field.type, where=where))
+        try:
+            one = fitted(one, castings(one.schema, wanted), table=str(table.path))
+            array = to_plain(one.column(0), field.type, where=f"{where}: column '{name}'")
+        except pa.ArrowInvalid as error:
+            raise SchemaMismatchError(
+                f"{where}: column '{name}' has a value that the schema cannot say: {error};"
+                f" {_REMEDY}"
+            ) from error
+        arrays.append(array)
         fields.append(pa.field(field.name, arrays[-1].type, nullable=field.type.is_nullable))
     if not rows.num_rows:
         return pa.array([], pa.binary())
     batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-    written = pyruhvro.serialize_record_batch(batch, schema.plain, 1)
+    try:
+        written = write_rows(batch, schema)
+    except SchemaMismatchError as error:
+        raise SchemaMismatchError(
+            f"{where}: the rows are none of the schema: {error.message}; {_REMEDY}"
+        ) from error
     head = pa.scalar(_HEAD.pack(0, schema_id), pa.binary())
-    return pc.binary_join_element_wise(head, pa.concat_arrays(written), pa.scalar(b""))
+    return pc.binary_join_element_wise(head, written, pa.scalar(b""))

@@ -228,6 +228,11 @@ def _enum(*symbols: str) -> dict[str, Any]:
     return {"type": "enum", "name": "e", "symbols": list(symbols)}
 
 
+def _in_space(kind: Any) -> dict[str, Any]:
+    """Return a record of a namespace with a field of a type."""
+    return {**_record(a=kind), "name": "other", "namespace": "x"}
+
+
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
@@ -235,6 +240,12 @@ def _enum(*symbols: str) -> dict[str, Any]:
         (json.dumps(_record()), "a record without fields"),
         (json.dumps(_record(a="null")), "null only"),
         (json.dumps(_record(a=["null", "int", "string"])), "a union of several types"),
+        (json.dumps(_record(a=["int"])), "a union of one type; write the type without"),
+        (json.dumps([_record(a="int")]), "a union of one type; write the type without"),
+        (json.dumps(_record(a=["null", ["null", "int"]])), "a union with a union inside of it"),
+        (json.dumps(_record(a=[["null", "int"]])), "a union with a union inside of it"),
+        (json.dumps(_record(a=["null", {"type": ["null", "int"]}])), "a union with a union inside"),
+        (json.dumps(_record(e=_enum("A"), a=_in_space("e"))), "unknown type 'x.e'"),
         (json.dumps(_record(a="other")), "unknown type 'other'"),
         (json.dumps(_record(a=["null", "r"])), "has itself inside of it"),
         (json.dumps(_record(a={"type": "array", "items": "null"})), "null only"),
@@ -259,6 +270,33 @@ def test_a_schema_that_no_column_can_have_is_refused(schema: str, said: str) -> 
         avro_schema(schema)
 
     assert said in raised.value.message
+
+
+def test_a_name_is_that_of_its_namespace_wherever_it_is_used() -> None:
+    schemas = Schemas(
+        _record(
+            a=_in_space({**_enum("A", "B"), "namespace": ""}),
+            b="e",
+            c="x.other",
+            d={**_enum("C"), "namespace": "x"},
+            e="x.e",
+        )
+    )
+    inner = pa.struct([("a", pa.string())])
+    text = pa.string()
+    columns = pa.schema([("a", inner), ("b", text), ("c", inner), ("d", text), ("e", text)])
+
+    found = _read([_framed(1, 1, 0, 1, 0, 0)], schemas, columns)
+
+    assert found.rows.to_pylist() == [
+        {"a": {"a": "B"}, "b": "A", "c": {"a": "B"}, "d": "C", "e": "C"}
+    ]
+
+
+def test_a_decimal_around_a_union_is_none() -> None:
+    field = avro_schema(json.dumps(_record(a={**DECIMAL, "type": ["null", "bytes"]}))).fields[0]
+
+    assert (field.type.arrow, field.type.is_nullable) == (pa.binary(), True)
 
 
 def _types_of_types(count: int, *, uses: int) -> str:
@@ -368,13 +406,55 @@ def test_bytes_and_nested_rows_are_avro_too() -> None:
         (_record(id="long", name="string"), SchemaMismatchError, "the schema has no null there"),
         (_record(id="string"), SchemaMismatchError, "column 'id' is int64"),
         (_record(id="int"), SchemaMismatchError, "without a loss"),
+        (
+            _record(id="long", name=["null", _enum("A", "B")]),
+            SchemaMismatchError,
+            r"table 'default.t', schema 1 of its value: column 'name': the text 'C' is no symbol",
+        ),
     ],
 )
 def test_a_row_that_the_schema_cannot_say_is_an_error(
     schema: Any, error: type[Exception], said: str
 ) -> None:
     info = record_table(COLUMNS, value_format="avro")
-    rows = pa.RecordBatch.from_pylist([{"id": 1 << 40}], schema=info.schema.to_arrow())
+    rows = [{"id": 1 << 40, "name": name} for name in ("A", None, "C")]
+    rows = pa.RecordBatch.from_pylist(rows, schema=info.schema.to_arrow())
 
     with pytest.raises(error, match=said):
         records_of(rows, info, commit_ms=1, schemas=Schemas(schema))
+
+
+def test_symbols_inside_of_other_values_are_looked_at_where_there_are_values() -> None:
+    kinds = {"type": "array", "items": _enum("A")}
+    inner = {**_record(e="e"), "name": "inner"}
+    schemas = Schemas(_record(l=["null", kinds], s=["null", inner]))
+    columns = pa.schema([("l", pa.list_(pa.string())), ("s", pa.struct([("e", pa.string())]))])
+    info = record_table(columns, value_format="avro")
+    hidden = pa.StructArray.from_arrays(
+        [pa.array(["A", "C"])], fields=list(columns.field("s").type), mask=pa.array([False, True])
+    )
+    rows = pa.record_batch([pa.array([["A"], None], columns.field("l").type), hidden], columns)
+
+    found = records_of(rows, info, commit_ms=1, schemas=schemas).columns
+
+    assert found.values.to_pylist() == [_framed(1, 1, 1, 0, 0, 1, 0), _framed(1, 0, 0)]
+    for wrong in ({"l": ["A", "C"], "s": None}, {"l": None, "s": {"e": "C"}}):
+        rows = pa.RecordBatch.from_pylist([wrong], schema=columns)
+        with pytest.raises(SchemaMismatchError, match="'C' is no symbol of the schema's enum"):
+            records_of(rows, info, commit_ms=1, schemas=schemas)
+
+
+@pytest.mark.parametrize("logical", ["timestamp-millis", "local-timestamp-millis"])
+def test_the_first_and_the_last_time_have_milliseconds(logical: str) -> None:
+    schemas = Schemas(_record(at=["null", {"type": "long", "logicalType": logical}]))
+    zone = None if logical.startswith("local") else "UTC"
+    columns = pa.schema([pa.field("at", pa.timestamp("us", zone))])
+    us = [-(1 << 63), -1_001, -1_000, -1, 0, 999, 1_000, (1 << 63) - 1, None]
+    rows = pa.record_batch([pa.array(us, pa.int64()).cast(columns.field(0).type)], columns)
+
+    found = records_of(
+        rows, record_table(columns, value_format="avro"), commit_ms=1, schemas=schemas
+    )
+
+    said = [_framed(1, 0) if one is None else _framed(1, 1, one // 1_000) for one in us]
+    assert found.columns.values.to_pylist() == said
