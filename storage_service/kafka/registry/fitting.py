@@ -207,9 +207,8 @@ def check_says_rows(subject: Subject, schema: AvroSchema, info: TableInfo) -> No
 
 def _lost(given: AvroType, has: AvroType) -> str:
     """Return what values may have that is not said; `has` need not know what is within it."""
-    symbols = _symbols(given)
-    if symbols is not None and pa.types.is_string(has.arrow):
-        lost = {"other texts"} if (own := _symbols(has)) is None else own - symbols
+    if given.symbols and pa.types.is_string(has.arrow):
+        lost = has.symbols - given.symbols if has.symbols else {"other texts"}
         return f"lacks {', '.join(sorted(lost)[:_SYMBOLS_SHOWN_MAX])} in its enum" if lost else ""
     if given.logical.endswith("-millis") and not has.logical.endswith("-millis"):
         return (
@@ -229,13 +228,6 @@ def _parts_of(t: pa.DataType) -> dict[str, AvroType]:
     if pa.types.is_list(t):
         return {"element": AvroType(plain=None, arrow=t.value_type)}
     return {"value": AvroType(plain=None, arrow=t.item_type)} if pa.types.is_map(t) else {}
-
-
-def _symbols(t: AvroType) -> frozenset[str] | None:
-    """Return the symbols of an enum, None for any other type."""
-    branches = t.plain if isinstance(t.plain, list) else [t.plain]
-    enums = [one for one in branches if isinstance(one, dict) and one.get("type") == "enum"]
-    return frozenset(enums[0]["symbols"]) if enums else None
 
 
 def _not_said(given: AvroType, has: AvroType) -> str:
@@ -370,20 +362,38 @@ def _extended(
     has: Mapping[str, AvroField],
     wanted: Sequence[Column],
 ) -> str:
-    """Return the newest schema with the fields that columns want; `own` has these, made of them."""
+    """Return the newest schema with the fields that columns want; `own` has these, made of them.
+
+    Its own fields come first and in their order: what defines a type is before what names it.
+    """
+    newest = _unwrapped(newest)
     given = {one["name"]: one for one in newest["fields"]}
     made = {one["name"]: one for one in own["fields"]}
+    places = {name: number for number, name in enumerate(given)}
     fields = []
-    for column in wanted:
+    for column in sorted(wanted, key=lambda column: places.get(column.name, len(places))):
         of = has.get(column.name)
         if of is None or canonical_type(of.type.arrow, where=column.name) != column.type:
             fields.append(made[column.name])
         elif column.nullable and not of.type.is_nullable:
-            kept = {key: value for key, value in given[column.name].items() if key != "default"}
-            fields.append({**kept, "type": ["null", kept["type"]], "default": None})
+            # Its type is no union: that of a field without null would have but one type.
+            fields.append(
+                {
+                    **given[column.name],
+                    "type": ["null", given[column.name]["type"]],
+                    "default": None,
+                }
+            )
         else:
             fields.append(given[column.name])
     return json.dumps({**newest, "fields": fields}, separators=(",", ":"))
+
+
+def _unwrapped(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the record itself of one that is written as `{"type": {"type": "record", ...}}`."""
+    while isinstance(record["type"], dict):
+        record = record["type"]
+    return record
 
 
 def _has_all(of: AvroField | None, column: Column) -> bool:

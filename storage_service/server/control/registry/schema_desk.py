@@ -13,6 +13,7 @@ from streamhouse.storage_service.errors import (
     TableExistsError,
     TableNotFoundError,
 )
+from streamhouse.storage_service.kafka.avro_library import check_known
 from streamhouse.storage_service.kafka.avro_schema import AvroSchema, avro_schema
 from streamhouse.storage_service.kafka.registry.fitting import (
     TableChange,
@@ -90,7 +91,7 @@ async def register(
     """
     service.access.require(exchange, Level.WRITE, str(subject.path))
     text = compact(text)
-    schema = await service.run_blocking(avro_schema, text)
+    schema = await service.run_blocking(_readable, text)
     table = await _found_or_made(service, exchange, subject, schema)
     _check_topic(subject, table)
     schemas = table.record_schemas
@@ -114,10 +115,17 @@ async def check_fits(service: Service, exchange: Exchange, subject: Subject, tex
     """Raise as `register` would if a schema does not fit; nothing is changed."""
     table = subject_table(service, exchange, subject)
     text = compact(text)
-    schema = await service.run_blocking(avro_schema, text)
+    schema = await service.run_blocking(_readable, text)
     if _replacing(service, table, subject, schema) is None:
         change_for(table.info, subject, schema)
         await _check_says_all(service, table, subject, schema, text)
+
+
+def _readable(text: str) -> AvroSchema:
+    """Return a schema by which records can be read; raises `InvalidRequestError` otherwise."""
+    schema = avro_schema(text)
+    check_known(schema)
+    return schema
 
 
 async def _check_says_all(

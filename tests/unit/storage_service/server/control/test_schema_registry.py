@@ -220,6 +220,71 @@ async def test_an_enum_that_lacks_texts_which_rows_may_have_is_refused(tmp_path:
         assert "other texts" in lost["message"]
 
 
+async def test_an_enum_that_is_named_has_the_symbols_of_the_one_that_it_names(
+    tmp_path: Path,
+) -> None:
+    async with in_process_service(tmp_path) as service:
+        other = {**_enum("X"), "name": "F"}
+        await register(service, "t-value", _key(("a", _enum("A", "B")), ("b", other)))
+
+        named, why = await register(service, "t-value", _key(("b", _enum("A", "X")), ("a", "E")))
+        optional, _ = await register(
+            service, "t-value", _key(("b", _enum("A", "X")), ("a", ["null", "E"]))
+        )
+        more, answer = await register(
+            service, "t-value", _key(("a", _enum("A", "X", "B")), ("b", "E"))
+        )
+
+        assert (named, optional, more) == (409, 409, 200), answer
+        assert "field 'a' of the schema lacks B in its enum" in why["message"]
+        again, _ = await register(
+            service, "t-value", _key(("b", _enum("A", "X", "B", "Y")), ("a", "E"))
+        )
+        assert again == 200
+
+
+@pytest.mark.parametrize("wrapped", [1, 2])
+async def test_a_record_in_a_type_of_its_own_is_the_record(tmp_path: Path, wrapped: int) -> None:
+    schema: Any = ORDER
+    for _ in range(wrapped):
+        schema = {"type": schema}
+    async with in_process_service(tmp_path) as service:
+        assert (await register(service, "orders-value", schema))[0] == 200
+        change = {"changes": [{"add": "more", "type": "string"}]}
+        await service.call("PATCH", "/v1/tables/orders/schema", json_body=change)
+
+        status, _ = await register(service, "orders-value", with_field("at", ["null", "long"]))
+
+        _, newest = await ask(service, "GET", "/subjects/orders-value/versions/latest")
+        found = json.loads(newest["schema"])
+        assert status == 200
+        assert (found["name"], [one["name"] for one in found["fields"]]) == (
+            "Order",
+            ["id", "note", "at", "more"],
+        )
+
+
+async def test_a_schema_of_the_service_defines_a_type_before_it_names_it(tmp_path: Path) -> None:
+    async with in_process_service(tmp_path) as service:
+        other = {**_enum("C"), "name": "F"}
+        await register(service, "u-value", _key(("a", _enum("A", "B")), ("b", other)))
+        # Another order than that of the columns.
+        swapped = _key(("b", _enum("A", "B", "C")), ("a", "E"))
+        assert (await register(service, "u-value", swapped))[0] == 200
+        change = {"changes": [{"add": "more", "type": "string"}]}
+        await service.call("PATCH", "/v1/tables/u/schema", json_body=change)
+
+        wider = _key(("b", _enum("A", "B", "C", "D")), ("a", "E"), ("more", ["null", "string"]))
+        assert (await register(service, "u-value", swapped))[0] == 200
+        _, newest = await ask(service, "GET", "/subjects/u-value/versions/latest")
+        assert [one["type"] for one in json.loads(newest["schema"])["fields"]] == [
+            _enum("A", "B", "C"),
+            "E",
+            ["null", "string"],
+        ]
+        assert (await register(service, "u-value", wider))[0] == 200
+
+
 async def test_a_unit_of_time_that_cuts_what_rows_may_have_is_refused(tmp_path: Path) -> None:
     async with in_process_service(tmp_path) as service:
         times = {"type": "array", "items": _time("micros")}
