@@ -309,11 +309,14 @@ def _widened(given: pa.DataType, has: pa.DataType) -> pa.DataType:
     return has
 
 
-def reading_schema(info: TableInfo, part: Part, newest: str | None) -> str | None:
+def reading_schema(
+    info: TableInfo, part: Part, newest: str | None, *, bytes_max: int
+) -> str | None:
     """Return a schema of values, or keys, that has every row; None if the newest one does.
 
     Rows come with their columns as they are now, so it must have all of them, and nulls where they
-    may be. It is the newest one as far as that goes. Raises `UnsupportedError` for columns that
+    may be. It is the newest one as far as that goes in `bytes_max`; what columns need may be more.
+    Raises `UnsupportedError` for columns that
     Avro cannot have.
     """
     known = None if newest is None else avro_schema(newest)
@@ -338,7 +341,7 @@ def reading_schema(info: TableInfo, part: Part, newest: str | None) -> str | Non
     except InvalidRequestError:
         # A name that one of its fields gave a type is gone with that field.
         return own
-    return extended
+    return extended if len(extended.encode()) <= bytes_max else own
 
 
 def _value_columns(info: TableInfo, has: Container[str]) -> list[Column]:

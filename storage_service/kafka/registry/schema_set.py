@@ -2,13 +2,16 @@
 
 An id is 1000 times the table's id, plus the schema's number in the table. Table ids are unique in a
 service, also over its shards, and are never given again; so are the numbers of a table, because
-none of its schemas is ever taken away. So an id names one schema for ever, says which table has it
+none of its schemas is ever taken away. Some numbers, and bytes, are kept for schemas that the
+service registers itself: a table whose columns change can be read, however many schemas producers
+have registered. So an id names one schema for ever, says which table has it
 without any index, and nobody has to agree on it. In the framing of records it has 31 bits: tables
 with ids above 2,147,483 can have no schemas.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +35,11 @@ SCHEMAS_MAX: Final = _NUMBERS - 1
 SCHEMA_BYTES_MAX: Final = 256 << 10
 BYTES_MAX: Final = 4 << 20
 """Of all schemas of a table: they are one file, written anew with each of them."""
+_KEPT: Final = 100
+_KEPT_BYTES: Final = 512 << 10
+GIVEN_MAX: Final = SCHEMAS_MAX - _KEPT
+"""At most how many schemas there are when a producer registers one more, itself included."""
+GIVEN_BYTES_MAX: Final = BYTES_MAX - _KEPT_BYTES
 _ID_MAX: Final = (1 << 31) - 1
 _VERSION_MEMBER: Final = "streamhouse.version"
 """Avro lets a schema have members of any other name, which mean nothing to its readers."""
@@ -127,17 +135,28 @@ class SchemaSet:
             )
         return self.id_of(own[-1]), own[-1].text
 
+    @property
+    def room_bytes(self) -> int:
+        """At most how many bytes a schema of the service's own may have, unless it needs more.
+
+        As much as a producer's, and else its share of what is kept for the service.
+        """
+        left = GIVEN_BYTES_MAX - self._byte_count
+        return min(max(left, _KEPT_BYTES // _KEPT), SCHEMA_BYTES_MAX)
+
     def with_newest(self, part: Part, text: str) -> SchemaSet:
-        """Return the set with a record's schema as the newest of a part; raises as `with_schema`.
+        """Return the set with a schema of the service's own as the newest of a part.
 
         One that is there already, behind which another one came, is there twice then: the second
-        one says its version, since no two have the same text.
+        one says its version, since no two have the same text. Raises as `with_schema`.
         """
         of_part = self.of(part)
-        if of_part and self.find(part, text) not in (None, of_part[-1]):
+        if of_part and (known := self.find(part, text)) is not None:
+            if known is of_part[-1]:
+                return self
             named = {**json.loads(text), _VERSION_MEMBER: len(of_part) + 1}
             text = json.dumps(named, separators=(",", ":"))
-        return self.with_schema(part, text)
+        return self._with(part, text, count_max=SCHEMAS_MAX, bytes_max=BYTES_MAX)
 
     def with_schema(self, part: Part, text: str) -> SchemaSet:
         """Return the set with one more schema, or itself if it has that one.
@@ -147,20 +166,25 @@ class SchemaSet:
         """
         if self.find(part, text) is not None:
             return self
-        number = len(self.schemas) + 1
-        if number > SCHEMAS_MAX:
-            raise OverloadedError(
-                f"the table has {SCHEMAS_MAX} schemas of records, the most there may be; schemas"
-                " that differ with every producer do not belong here"
-            )
         size = len(text.encode())
         if size > SCHEMA_BYTES_MAX:
             raise RequestTooLargeError(
                 f"the schema has {size} bytes; at most {SCHEMA_BYTES_MAX} are possible"
             )
-        if size + sum(len(one.text.encode()) for one in self.schemas) > BYTES_MAX:
+        return self._with(part, text, count_max=GIVEN_MAX, bytes_max=GIVEN_BYTES_MAX)
+
+    def _with(self, part: Part, text: str, *, count_max: int, bytes_max: int) -> SchemaSet:
+        number = len(self.schemas) + 1
+        if number > count_max:
             raise OverloadedError(
-                f"the schemas of the table would have more than {BYTES_MAX} bytes together"
+                f"the table has {len(self.schemas)} schemas of records, and there may be"
+                f" {count_max}; schemas that differ with every producer do not belong here: give"
+                " the rows to a new table"
+            )
+        if len(text.encode()) + self._byte_count > bytes_max:
+            raise OverloadedError(
+                f"the schemas of the table would have more than {bytes_max} bytes together; give"
+                " the rows to a new table"
             )
         if self.table_id * _NUMBERS + number > _ID_MAX:
             raise UnsupportedError(
@@ -171,6 +195,10 @@ class SchemaSet:
             part=part, number=number, version=len(self.of(part)) + 1, text=text
         )
         return SchemaSet(self.table_id, (*self.schemas, added))
+
+    @functools.cached_property
+    def _byte_count(self) -> int:
+        return sum(len(one.text.encode()) for one in self.schemas)
 
 
 def table_id_of(schema_id: int) -> int:

@@ -158,7 +158,9 @@ async def keep_reading_schemas(table: OpenTable) -> None:
 def _with_reading_schemas(table: OpenTable, known: SchemaSet) -> SchemaSet:
     for part in _avro_parts(table):
         own = known.of(part)
-        missing = reading_schema(table.info, part, own[-1].text if own else None)
+        missing = reading_schema(
+            table.info, part, own[-1].text if own else None, bytes_max=known.room_bytes
+        )
         if missing is not None:
             known = known.with_newest(part, missing)
     return known

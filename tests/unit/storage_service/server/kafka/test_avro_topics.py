@@ -9,9 +9,11 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
+from streamhouse.storage_service.kafka.registry.schema_set import GIVEN_MAX, SCHEMA_BYTES_MAX
+from streamhouse.storage_service.kafka.registry.subjects import Part
 from tests.support.fetch_world import fetch, fetched
 from tests.support.kafka_batches import produced, records
-from tests.support.kafka_world import KafkaClient, kafka_world
+from tests.support.kafka_world import KafkaClient, KafkaWorld, kafka_world
 from tests.support.registry_world import ORDER, ask, framed, register, with_field
 
 _FIRST, _SECOND = b"\x02\x02\x02x", b"\x04\x00"
@@ -129,3 +131,49 @@ async def test_a_table_that_was_changed_otherwise_is_read_by_a_schema_of_its_own
             "note",
             "more",
         ]
+
+
+async def _add_column(world: KafkaWorld, name: str) -> None:
+    changes = [{"add": name, "type": "string"}]
+    path = "/v1/tables/orders/schema"
+    answer = await world.http.call("PATCH", path, json_body={"changes": changes})
+    assert answer.status == 200, answer.body
+
+
+async def test_producers_that_register_all_they_may_do_not_end_the_reading(
+    tmp_path: Path,
+) -> None:
+    async with kafka_world(tmp_path) as world:
+        _, made = await register(world.http, "orders-value", ORDER)
+        client = await world.client()
+        await _produce(client, framed(made["id"], _FIRST))
+        schemas = world.service.table("orders").record_schemas
+        known = schemas.current()
+        for number in range(GIVEN_MAX - 1):
+            known = known.with_schema(Part.VALUE, json.dumps({**ORDER, "doc": str(number)}))
+        async with schemas.changing:
+            await schemas.keep(known)
+        status, answer = await register(world.http, "orders-value", {**ORDER, "doc": "more"})
+        assert (status, "899 schemas" in answer["message"]) == (503, True)
+
+        for number in range(3):
+            await _add_column(world, f"more{number}")
+
+            newest = framed(made["id"] + GIVEN_MAX + number, _FIRST + b"\0" * (number + 1))
+            assert await _values(client) == [newest]
+
+
+async def test_a_schema_as_large_as_may_be_does_not_end_the_reading(tmp_path: Path) -> None:
+    async with kafka_world(tmp_path) as world:
+        size = len(json.dumps({**ORDER, "doc": ""}))
+        large = {**ORDER, "doc": "x" * (SCHEMA_BYTES_MAX - size)}
+        _, made = await register(world.http, "orders-value", large)
+        client = await world.client()
+        await _produce(client, framed(made["id"], _FIRST))
+
+        await _add_column(world, "more")
+
+        assert await _values(client) == [framed(made["id"] + 1, _FIRST + b"\0")]
+        _, newest = await ask(world.http, "GET", "/subjects/orders-value/versions/latest")
+        # Of its columns: the one before it leaves no room for one more field.
+        assert json.loads(newest["schema"])["name"] == "orders"
