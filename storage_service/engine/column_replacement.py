@@ -24,21 +24,27 @@ from streamhouse.storage_service.model.lake.partition_fields import check_column
 from streamhouse.storage_service.model.schema_change import replace_columns
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 
-__all__ = ["is_untouched", "with_other_columns"]
+__all__ = ["is_untouched", "may_have_rows", "with_other_columns"]
+
+
+def may_have_rows(manager: TabletManager, table: OpenTable) -> bool:
+    """Whether a table has, or had, a row, or somebody is about to bring one."""
+    return (
+        # A row that nobody knows of may be behind the end of a log whose disk failed.
+        not table.can_store
+        or any(tablet.log_end_offset for tablet in table.tablets)
+        or bool(manager.transactions.of(table).open_count)
+        or table.lake.snapshot_id is not None
+    )
 
 
 def is_untouched(manager: TabletManager, table: OpenTable) -> bool:
     """Whether a table never had a row, and nobody is about to bring one or to look for some."""
-    lake = table.lake
     return (
         isinstance(table, LogTable)
         and not table.is_dropped
-        # A row that nobody knows of may be behind the end of a log whose disk failed.
-        and table.can_store
-        and all(tablet.log_end_offset == 0 for tablet in table.tablets)
-        and not manager.transactions.of(table).open_count
-        and lake.snapshot_id is None
-        and lake.tiering_epoch == 0
+        and not may_have_rows(manager, table)
+        and table.lake.tiering_epoch == 0
     )
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamhouse.storage_service.engine.directory.state_file import StateFile
 from streamhouse.storage_service.engine.runtime import Runtime
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordSchemas", "load_schemas"]
 
+_T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 
 
@@ -53,8 +55,8 @@ class RecordSchemas:
         self._damage = ""
         self._lock = asyncio.Lock()
         self._end: StreamhouseError | None = None
-        self.fits: TableInfo | None = None
-        """The table as it was when the newest schemas were found to have all of its rows."""
+        self._fits: TableInfo | None = None
+        self._fitting: set[int] = set()
         self.changing = asyncio.Lock()
         """Held by who changes the table for a schema, and registers it then."""
         try:
@@ -79,6 +81,25 @@ class RecordSchemas:
     def known(self) -> SchemaSet:
         """Return the schemas for a list: none if the file is damaged."""
         return self._set
+
+    def do_fit(self, table: TableInfo, number: int | None = None) -> bool:
+        """Whether the newest schemas have all rows of a table as it is, as far as that is known.
+
+        With a number, also that the table need not change for records of that schema.
+        """
+        return self._fits is table and (number is None or number in self._fitting)
+
+    def found_fitting(self, table: TableInfo, number: int | None = None) -> None:
+        """Know from now on what `do_fit` tells; for who holds `changing`."""
+        if self._fits is not table:
+            self._fits = table
+            self._fitting.clear()
+        if number is not None:
+            self._fitting.add(number)
+
+    async def run(self, function: Callable[..., _T], *args: Any) -> _T:
+        """Run what takes long with wide schemas on a thread."""
+        return await self._runtime.run(function, *args)
 
     async def end(self, error: StreamhouseError) -> None:
         """Return when nothing is being saved, and nothing will be: who registers gets `error`."""

@@ -45,6 +45,12 @@ _SLOW: Final = "the real value takes a test too long to reach"
 STEPS: Final = {
     "rows-written": Place("storage_service.log.log_tablet", "LogTablet.write", _BUG),
     "records-decoding": Place("storage_service.server.kafka.producing.produce", "decoded", _HELD),
+    "schema-judging": Place(
+        "storage_service.server.control.registry.schema_desk", "_checked_change", _HELD
+    ),
+    "schemas-making": Place(
+        "storage_service.server.control.registry.schema_desk", "_with_reading_schemas", _HELD
+    ),
     "table-found": Place("storage_service.server.service", "Service._found", _BUG),
     "catalog-answering": Place(
         "storage_service.rest_catalog.rest_api", "RestCatalogApi.answer", _HELD

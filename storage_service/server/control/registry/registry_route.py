@@ -221,27 +221,29 @@ class _Request:
 
     async def look_up(self) -> Any:
         subject = self._subject
-        text = compact(self._schema_text())
+        text = await self._schema_text()
         known = self._own_set(subject)
-        found = known.find(subject.part, text)
+        found = await self._service.run_blocking(lambda: known.find(subject.part, compact(text)))
         if found is None:
             raise RegistryRefusedError(NO_SCHEMA, f"subject '{subject}' has no such schema")
         return _described(subject, known, found)
 
     async def register(self) -> Any:
         subject = self._subject
-        known, found = await register(self._service, self._exchange, subject, self._schema_text())
+        text = await self._schema_text()
+        known, found = await register(self._service, self._exchange, subject, text)
         return _described(subject, known, found)
 
     async def compatibility(self) -> Any:
         try:
-            await check_fits(self._service, self._exchange, self._subject, self._schema_text())
+            text = await self._schema_text()
+            await check_fits(self._service, self._exchange, self._subject, text)
         except InvalidRequestError as error:
             return {"is_compatible": False, "messages": [error.message]}
         return {"is_compatible": True}
 
-    def _schema_text(self) -> str:
-        body = self._json()
+    async def _schema_text(self) -> str:
+        body = await self._json()
         kind, references = body.get("schemaType") or "AVRO", body.get("references")
         if kind != "AVRO":
             raise UnsupportedError(
@@ -256,9 +258,9 @@ class _Request:
             raise InvalidSchemaError("the request needs 'schema', the schema as a text")
         return text
 
-    def _json(self) -> dict[str, Any]:
+    async def _json(self) -> dict[str, Any]:
         try:
-            value = json.loads(self._body)
+            value = await self._service.run_by_size(json.loads, self._body)
         except (ValueError, RecursionError) as error:
             raise InvalidRequestError(f"the body is no JSON: {error}") from error
         if not isinstance(value, dict):
@@ -271,7 +273,7 @@ class _Request:
         return {"compatibilityLevel": _LEVEL}
 
     async def set_level(self) -> Any:
-        if self._json().get("compatibility") != _LEVEL:
+        if (await self._json()).get("compatibility") != _LEVEL:
             raise RegistryRefusedError(
                 INVALID_LEVEL,
                 f"the compatibility level is {_LEVEL} and does not change: the newest schema of a"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 from streamhouse.storage_service.engine.column_replacement import (
     is_untouched,
+    may_have_rows,
     with_other_columns,
 )
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import (
     InvalidNameError,
+    InvalidRequestError,
     NotFoundError,
     TableExistsError,
     TableNotFoundError,
@@ -34,7 +38,7 @@ from streamhouse.storage_service.kafka.registry.subjects import Part, Subject
 from streamhouse.storage_service.kafka.topics import is_same_topic, topic_name_of
 from streamhouse.storage_service.model.records.record_format import KeyFormat, ValueFormat
 from streamhouse.storage_service.model.rejected.companion import is_rejecting
-from streamhouse.storage_service.model.table import TableDescriptor
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.exchange import Exchange
 from streamhouse.storage_service.server.service import Service
@@ -90,35 +94,67 @@ async def register(
     needs, and as the making and the change of a table.
     """
     service.access.require(exchange, Level.WRITE, str(subject.path))
-    text = compact(text)
+    text = await service.run_blocking(compact, text)
+    already = await _fitting_already(service, subject, text)
+    if already is not None:
+        return already
     schema = await service.run_blocking(_readable, text)
     table = await _found_or_made(service, exchange, subject, schema)
     _check_topic(subject, table)
     schemas = table.record_schemas
     async with schemas.changing:
         # Before the table changes: what cannot be registered changes nothing.
-        known = schemas.current().with_schema(subject.part, text)
+        known, found = await service.run_blocking(_added, schemas.current(), subject.part, text)
         await _replace_columns(service, exchange, table, subject, schema)
-        change = change_for(table.info, subject, schema)
-        await _check_says_all(service, table, subject, schema, text)
+        change = await _change(service, table, subject, schema, text)
         if change:
             service.access.require(exchange, Level.ADMIN, str(subject.path))
             await _apply(service, table, change)
-        await schemas.keep(_with_reading_schemas(table, known))
-        known = schemas.current()
-        found = known.find(subject.part, text)
-        assert found is not None, "just kept"
-        return known, found
+        info = await _keep_with_reading_schemas(table, known)
+        if await service.run_blocking(_is_unchanging, info, subject, schema):
+            schemas.found_fitting(info, found.number)
+        return schemas.current(), found
 
 
 async def check_fits(service: Service, exchange: Exchange, subject: Subject, text: str) -> None:
     """Raise as `register` would if a schema does not fit; nothing is changed."""
     table = subject_table(service, exchange, subject)
-    text = compact(text)
+    text = await service.run_blocking(compact, text)
     schema = await service.run_blocking(_readable, text)
-    if _replacing(service, table, subject, schema) is None:
-        change_for(table.info, subject, schema)
-        await _check_says_all(service, table, subject, schema, text)
+    if await _replacing(service, table, subject, schema) is None:
+        await _change(service, table, subject, schema, text)
+
+
+async def keep_reading_schemas(table: OpenTable) -> None:
+    """Register schemas of a table whose records are Avro, as it is now, unless the newest have it.
+
+    So it can be read after its columns were changed otherwise, and if nobody has registered any.
+    """
+    schemas = table.record_schemas
+    if schemas.do_fit(table.info) or not _avro_parts(table.info):
+        return
+    async with schemas.changing:
+        if not schemas.do_fit(table.info):
+            await _keep_with_reading_schemas(table, schemas.current())
+
+
+async def _keep_with_reading_schemas(table: OpenTable, known: SchemaSet) -> TableInfo:
+    """Keep schemas, and those that have all rows of a table; return the table they have it of.
+
+    For who holds `changing`: the schemas stay, and the table may change meanwhile.
+    """
+    schemas = table.record_schemas
+    while True:
+        info = table.info
+        whole = await schemas.run(_with_reading_schemas, info, known)
+        if table.info is info:
+            break
+    await schemas.keep(whole)
+    schemas.found_fitting(info)
+    return info
+
+
+# -- what takes long with wide schemas: functions for threads ------------------------------------
 
 
 def _readable(text: str) -> AvroSchema:
@@ -128,48 +164,94 @@ def _readable(text: str) -> AvroSchema:
     return schema
 
 
-async def _check_says_all(
-    service: Service, table: OpenTable, subject: Subject, schema: AvroSchema, text: str
-) -> None:
-    """Raise unless a schema, if it is new, says all that the newest one does, or the rows do."""
-    known = table.record_schemas.current()
-    own = known.of(subject.part)
-    if not own and not is_untouched(service.manager, table):
-        check_says_rows(subject, schema, table.info)
-    if own and known.find(subject.part, text) is None:
-        newest = await service.run_blocking(avro_schema, own[-1].text)
-        check_says_all(subject, schema, newest)
+def _added(known: SchemaSet, part: Part, text: str) -> tuple[SchemaSet, RegisteredSchema]:
+    whole = known.with_schema(part, text)
+    found = whole.find(part, text)
+    assert found is not None, "just added"
+    return whole, found
 
 
-async def keep_reading_schemas(table: OpenTable) -> None:
-    """Register schemas of a table whose records are Avro, as it is now, unless the newest have it.
+def _checked_change(
+    info: TableInfo,
+    subject: Subject,
+    schema: AvroSchema,
+    text: str,
+    known: SchemaSet,
+    has_rows: bool,
+) -> TableChange:
+    """Return what `change_for` does.
 
-    So it can be read after its columns were changed otherwise, and if nobody has registered any.
+    Raises unless a schema, if it is new, says all that the newest one does, or the rows do.
     """
-    schemas = table.record_schemas
-    if schemas.fits is table.info or not _avro_parts(table):
-        return
-    async with schemas.changing:
-        info = table.info
-        await schemas.keep(_with_reading_schemas(table, schemas.current()))
-        schemas.fits = info
+    change = change_for(info, subject, schema)
+    own = known.of(subject.part)
+    if not own and has_rows:
+        check_says_rows(subject, schema, info)
+    if own and known.find(subject.part, text) is None:
+        check_says_all(subject, schema, avro_schema(own[-1].text))
+    return change
 
 
-def _with_reading_schemas(table: OpenTable, known: SchemaSet) -> SchemaSet:
-    for part in _avro_parts(table):
+def _is_unchanging(info: TableInfo, subject: Subject, schema: AvroSchema) -> bool:
+    try:
+        return not change_for(info, subject, schema)
+    except InvalidRequestError:
+        # The table has just been changed otherwise; whoever registers again is told so.
+        return False
+
+
+def _with_reading_schemas(info: TableInfo, known: SchemaSet) -> SchemaSet:
+    for part in _avro_parts(info):
         own = known.of(part)
         missing = reading_schema(
-            table.info, part, own[-1].text if own else None, bytes_max=known.room_bytes
+            info, part, own[-1].text if own else None, bytes_max=known.room_bytes
         )
         if missing is not None:
             known = known.with_newest(part, missing)
     return known
 
 
-def _avro_parts(table: OpenTable) -> list[Part]:
-    form = table.info.descriptor.record_format()
+def _avro_parts(info: TableInfo) -> list[Part]:
+    form = info.descriptor.record_format()
     parts = [Part.VALUE] if form.value is ValueFormat.AVRO else []
     return [*parts, Part.KEY] if form.key is KeyFormat.AVRO and form.key_columns else parts
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+
+async def _fitting_already(
+    service: Service, subject: Subject, text: str
+) -> tuple[SchemaSet, RegisteredSchema] | None:
+    """Return a schema that is registered, if its table has been found to need nothing for it.
+
+    Serializers register what they send each time they start.
+    """
+    try:
+        table = service.table(str(subject.path))
+    except TableNotFoundError:
+        return None
+    _check_topic(subject, table)
+    schemas = table.record_schemas
+    known = schemas.current()
+    found = await service.run_blocking(known.find, subject.part, text)
+    if found is None or not schemas.do_fit(table.info, found.number):
+        return None
+    return known, found
+
+
+async def _change(
+    service: Service, table: OpenTable, subject: Subject, schema: AvroSchema, text: str
+) -> TableChange:
+    """Return what changes of a table as it is; raises as `_checked_change`."""
+    while True:
+        info, known = table.info, table.record_schemas.current()
+        has_rows = may_have_rows(service.manager, table)
+        change = await service.run_blocking(
+            _checked_change, info, subject, schema, text, known, has_rows
+        )
+        if table.info is info:
+            return change
 
 
 async def _found_or_made(
@@ -183,7 +265,8 @@ async def _found_or_made(
         raise InvalidNameError(
             f"subject '{subject}': its table would have the rejected rows of another one"
         )
-    descriptor = new_table(subject, schema, bucket_count=service.config.kafka_partitions)
+    make = functools.partial(new_table, bucket_count=service.config.kafka_partitions)
+    descriptor = await service.run_blocking(make, subject, schema)
     if service.shards is not None:
         await service.shards.place(subject.path)
     try:
@@ -193,21 +276,24 @@ async def _found_or_made(
         return service.table(str(subject.path))
 
 
-def _replacing(
+async def _replacing(
     service: Service, table: OpenTable, subject: Subject, schema: AvroSchema
 ) -> TableDescriptor | None:
     """Return what takes the place of a table for a schema, None if the table is changed or kept."""
     if not is_untouched(service.manager, table):
         return None
-    return table_in_place_of(table.info, subject, schema)
+    return await service.run_blocking(table_in_place_of, table.info, subject, schema)
 
 
 async def _replace_columns(
     service: Service, exchange: Exchange, table: OpenTable, subject: Subject, schema: AvroSchema
 ) -> None:
     """Make a raw table that never had a row what registering first would have made."""
-    while (wanted := _replacing(service, table, subject, schema)) is not None:
+    while True:
         before = table.info
+        wanted = await _replacing(service, table, subject, schema)
+        if wanted is None:
+            return
         service.access.require(exchange, Level.ADMIN, str(subject.path))
         if await with_other_columns(service.manager, table, before, wanted):
             return
