@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -22,9 +24,11 @@ import pyarrow as pa
 from streamhouse.storage_service.errors import InvalidSchemaError, UnsupportedError
 from streamhouse.storage_service.text.text_rows import width_of
 
-__all__ = ["AvroField", "AvroSchema", "AvroType", "avro_schema", "avro_text_of"]
+__all__ = ["AvroField", "AvroSchema", "AvroType", "avro_schema", "avro_text_of", "known_schema"]
 
 _SCHEMA_CHARACTERS_MAX: Final = 1 << 20
+_KNOWN_CHARACTERS_MAX: Final = 4 << 20
+"""Of schemas that stay read; they take up to some ten times as many bytes."""
 _DEPTH_MAX: Final = 32
 _FIELDS_MAX: Final = 2_000
 _DECIMAL_DIGITS_MAX: Final = 38
@@ -140,6 +144,38 @@ def avro_schema(text: str) -> AvroSchema:
         }
         return AvroSchema(fields=[field], plain=json.dumps(plain), is_wrapped=True)
     return AvroSchema(fields=found.parts, plain=json.dumps(found.plain), is_wrapped=False)
+
+
+class _KnownSchemas:
+    """Schemas that were read, those asked for last; bounded by their texts, whose sizes differ."""
+
+    def __init__(self, *, characters_max: int) -> None:
+        self._characters_max = characters_max
+        self._lock = threading.Lock()
+        self._found: OrderedDict[str, AvroSchema] = OrderedDict()
+        self._characters = 0
+
+    def get(self, text: str) -> AvroSchema:
+        with self._lock:
+            if text in self._found:
+                self._found.move_to_end(text)
+                return self._found[text]
+        found = avro_schema(text)
+        with self._lock:
+            if text not in self._found:
+                self._found[text] = found
+                self._characters += len(text)
+            while self._characters > self._characters_max:
+                self._characters -= len(self._found.popitem(last=False)[0])
+        return found
+
+
+_known_schemas: Final = _KnownSchemas(characters_max=_KNOWN_CHARACTERS_MAX)
+
+
+def known_schema(text: str) -> AvroSchema:
+    """Return what `avro_schema` does, for a schema that is asked for often. Any thread."""
+    return _known_schemas.get(text)
 
 
 class _Parser:

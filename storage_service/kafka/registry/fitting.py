@@ -25,6 +25,7 @@ from streamhouse.storage_service.kafka.avro_schema import (
     AvroType,
     avro_schema,
     avro_text_of,
+    known_schema,
 )
 from streamhouse.storage_service.kafka.registry.subjects import Part, Subject
 from streamhouse.storage_service.kafka.topics import TOPIC_PROPERTY, needs_property
@@ -319,7 +320,7 @@ def reading_schema(
     Raises `UnsupportedError` for columns that
     Avro cannot have.
     """
-    known = None if newest is None else avro_schema(newest)
+    known = None if newest is None else known_schema(newest)
     if part is Part.KEY:
         if known is not None:
             return None

@@ -8,7 +8,6 @@ Source: Confluent, "Schema Registry wire format".
 
 from __future__ import annotations
 
-import functools
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
@@ -26,7 +25,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.kafka.avro_library import read_values, write_rows
-from streamhouse.storage_service.kafka.avro_schema import AvroSchema, avro_schema
+from streamhouse.storage_service.kafka.avro_schema import AvroSchema, known_schema
 from streamhouse.storage_service.kafka.values.avro_arrays import from_plain, to_plain
 from streamhouse.storage_service.kafka.values.draft import Bad, DraftBounds, spread_out
 from streamhouse.storage_service.model.casts.lossless import castings, fitted, may_fit
@@ -37,7 +36,6 @@ __all__ = ["SchemaSource", "avro_columns", "avro_records"]
 
 _HEAD: Final = struct.Struct(">BI")
 _HEAD_BYTES: Final = _HEAD.size
-_SCHEMAS_MAX: Final = 1_024
 # Of records that are decoded together, at worst: then their real bytes are known.
 _STEP_BYTES: Final = 32 << 20
 _REMEDY: Final = "register a schema that has such values, or change the row"
@@ -54,11 +52,6 @@ class SchemaSource(Protocol):
 
         Raises `NotFoundError` if there is none.
         """
-
-
-@functools.lru_cache(maxsize=_SCHEMAS_MAX)
-def _parsed(text: str) -> AvroSchema:
-    return avro_schema(text)
 
 
 def avro_columns(
@@ -134,7 +127,7 @@ class _Reader:
         if self._schemas is None:
             raise UnsupportedError("the service has no schemas of Avro")
         text = self._schemas.schema(schema_id)
-        schema = _parsed(text)
+        schema = known_schema(text)
         if schema.is_wrapped and len(self._types) != 1:
             raise SchemaMismatchError(
                 f"schema {schema_id} is no record, and the {self._what_each} has several columns"
@@ -261,7 +254,7 @@ def avro_records(
     if schemas is None:
         raise UnsupportedError(f"table '{table.path}': the service has no schemas of Avro")
     schema_id, text = schemas.latest(table.path, what_each)
-    schema = _parsed(text)
+    schema = known_schema(text)
     where = f"table '{table.path}', schema {schema_id} of its {what_each}"
     arrays, fields = [], []
     for number, field in enumerate(schema.fields):

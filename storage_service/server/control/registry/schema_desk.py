@@ -18,7 +18,7 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
 )
 from streamhouse.storage_service.kafka.avro_library import check_known
-from streamhouse.storage_service.kafka.avro_schema import AvroSchema, avro_schema
+from streamhouse.storage_service.kafka.avro_schema import AvroSchema, avro_schema, known_schema
 from streamhouse.storage_service.kafka.registry.fitting import (
     TableChange,
     change_for,
@@ -188,7 +188,7 @@ def _checked_change(
     if not own and has_rows:
         check_says_rows(subject, schema, info)
     if own and known.find(subject.part, text) is None:
-        check_says_all(subject, schema, avro_schema(own[-1].text))
+        check_says_all(subject, schema, known_schema(own[-1].text))
     return change
 
 

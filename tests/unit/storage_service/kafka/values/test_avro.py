@@ -18,7 +18,7 @@ from streamhouse.storage_service.errors import (
     RequestTooLargeError,
     SchemaMismatchError,
 )
-from streamhouse.storage_service.kafka.avro_schema import avro_schema
+from streamhouse.storage_service.kafka.avro_schema import _KnownSchemas, avro_schema
 from streamhouse.storage_service.kafka.values import RecordRows, records_of, rows_of
 from streamhouse.storage_service.model.table import TablePath
 from tests.support.kafka_records import columns_of, record_table
@@ -297,6 +297,22 @@ def test_a_decimal_around_a_union_is_none() -> None:
     field = avro_schema(json.dumps(_record(a={**DECIMAL, "type": ["null", "bytes"]}))).fields[0]
 
     assert (field.type.arrow, field.type.is_nullable) == (pa.binary(), True)
+
+
+def test_schemas_stay_read_as_far_as_their_texts_are_short() -> None:
+    texts = [json.dumps(_record(**{f"f{n}": "long"})) for n in range(3)]
+    kept = _KnownSchemas(characters_max=2 * len(texts[0]))
+    first, second = kept.get(texts[0]), kept.get(texts[1])
+
+    assert (kept.get(texts[0]), kept.get(texts[1])) == (first, second)
+    assert kept.get(texts[0]) is first
+    kept.get(texts[2])
+    assert kept.get(texts[0]) is first
+    assert kept.get(texts[1]) is not second
+    # One that is longer than all that is kept drives the others out, and does not stay.
+    large = json.dumps({**_record(a="long"), "doc": "x" * 500})
+    assert kept.get(large) is not kept.get(large)
+    assert kept.get(texts[0]) is not first
 
 
 def _types_of_types(count: int, *, uses: int) -> str:
