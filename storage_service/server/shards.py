@@ -120,6 +120,10 @@ class Shards:
         self._elsewhere_last: dict[TablePath, str] = {}
         self._endpoints: list[str] = []
         self._endpoints_until_s = 0.0
+        self._ids: dict[int, TablePath] = {}
+        self._reading_ids = asyncio.Lock()
+        self._ids_begun = 0
+        self._ids_read = 0
 
     def close(self) -> None:
         """Wait for what is asked of the directory."""
@@ -234,6 +238,21 @@ class Shards:
         """Return the tables of the other shards, by id."""
         entries = await self._run(self._directory.entries)
         return {e.table_id: path for path, e in entries.items() if self._is_elsewhere(e)}
+
+    async def path_elsewhere(self, table_id: int) -> TablePath | None:
+        """Return the table of another shard that had an id when it was found; None if none has it.
+
+        An id is always of the same table, so one that was found is not looked for again. For others
+        all names are read: by one after the other, and for all who asked before that began.
+        """
+        if table_id not in self._ids:
+            asked = self._ids_begun
+            async with self._reading_ids:
+                if self._ids_read <= asked:
+                    self._ids_begun += 1
+                    self._ids = await self.ids_elsewhere()
+                    self._ids_read = self._ids_begun
+        return self._ids.get(table_id)
 
     async def databases(self) -> list[str]:
         """Return the names of all databases, sorted."""

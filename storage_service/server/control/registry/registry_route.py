@@ -123,7 +123,7 @@ class _Request:
         table_id = table_id_of(self._schema_id())
         if any(t.info.table_id == table_id for t in self._service.manager.open_tables()):
             return None
-        return (await self._service.shards.ids_elsewhere()).get(table_id)
+        return await self._service.shards.path_elsewhere(table_id)
 
     @property
     def _is_registering(self) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
+from streamhouse.storage_service.journal.store.object_store import LIST_COUNT_MAX, ObjectEntry
 from tests.support.memory_store import MemoryStore
 from tests.support.registry_world import ORDER, ask, register, with_field
 from tests.support.shard_world import ShardWorld
@@ -52,3 +54,43 @@ async def test_schemas_move_with_their_table(tmp_path: Path) -> None:
             assert (await ask(service, "GET", f"/schemas/ids/{made['id']}"))[0] == 200
         _, second = await register(source, "first-value", with_field("at", ["null", "double"]))
         assert second["id"] == made["id"] + 1
+
+
+class _ListedStore(MemoryStore):
+    """A store that counts how often the names of all tables were listed."""
+
+    count = 0
+
+    def list_objects(
+        self, folder: str, *, start_after: str = "", count_max: int = LIST_COUNT_MAX
+    ) -> list[ObjectEntry]:
+        self.count += folder.endswith("/tables/")
+        return super().list_objects(folder, start_after=start_after, count_max=count_max)
+
+
+async def test_ids_of_no_table_here_are_looked_for_together(tmp_path: Path) -> None:
+    store = _ListedStore()
+    world = ShardWorld(tmp_path, store)
+    async with world.shard("a") as a, world.shard("b") as b:
+        _, made = await register(a, "t-value", ORDER)
+        has = {str(t.path) for t in a.service.manager.open_tables()}
+        other = b if has else a
+        assert other.service.shards is not None
+        assert (await ask(other, "GET", f"/schemas/ids/{made['id']}"))[0] == 200
+
+        before = store.count
+        for _ in range(3):
+            assert (await ask(other, "GET", f"/schemas/ids/{made['id']}"))[0] == 200
+        assert store.count == before
+
+        # The second reads for all behind it: the first one began before they asked.
+        wanted = [other.service.shards.path_elsewhere(900 + number) for number in range(10)]
+        assert await asyncio.gather(*wanted) == [None] * 10
+        assert store.count == before + 2
+
+        # A table that is new is found at once.
+        _, newer = await register(a, "u-value", ORDER)
+        _, newest = await register(a, "v-value", ORDER)
+        for one in (newer, newest):
+            for service in (a, b):
+                assert (await ask(service, "GET", f"/schemas/ids/{one['id']}"))[0] == 200
