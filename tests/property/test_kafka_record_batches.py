@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from streamhouse.storage_service.kafka.errors import InvalidRecordsError
 from streamhouse.storage_service.kafka.records.batches import (
     Compression,
+    fitting_count,
     read_batch,
     read_batches,
     write_batch,
@@ -98,6 +99,22 @@ def test_what_was_written_is_read(
 
     found = [records_of(batch.columns, batch.offset_deltas.tolist()) for batch in read]
     assert found == several
+
+
+@given(records=_records(), bytes_max=st.integers(0, 40_000))
+def test_as_many_records_fit_as_are_written_in_so_many_bytes(
+    records: tuple[Record, ...], bytes_max: int
+) -> None:
+    columns = columns_of(records)
+    deltas = np.array([record.offset_delta for record in records])
+    sizes = [
+        sum(map(len, write_batch(columns.first(n), base_offset=0, offset_deltas=deltas[:n])))
+        for n in range(1, len(records) + 1)
+    ]
+
+    count = fitting_count(columns, offset_deltas=deltas, bytes_max=bytes_max)
+
+    assert count == sum(size <= bytes_max for size in sizes)
 
 
 @given(records=_records(), cut=st.tuples(st.integers(0, 29), st.integers(0, 30)))

@@ -27,10 +27,17 @@ import crc32c
 from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault
 from streamhouse.storage_service.kafka.records.compression import Compression
 
-__all__ = ["NO_PRODUCER", "BatchHeader", "header_bytes", "open_batch", "told_record_count"]
+__all__ = [
+    "HEADER_BYTES",
+    "NO_PRODUCER",
+    "BatchHeader",
+    "header_bytes",
+    "open_batch",
+    "told_record_count",
+]
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
-_HEADER_BYTES: Final = _HEADER.size
+HEADER_BYTES: Final = _HEADER.size
 _PREFIX: Final = struct.Struct(">qi")
 _MAGIC_AT: Final = 16
 _MAGIC: Final = 2
@@ -83,11 +90,11 @@ def open_batch(data: memoryview) -> tuple[BatchHeader, memoryview, memoryview]:
             " clients write it since Kafka 0.11",
             fault=RecordsFault.OLD_FORMAT,
         )
-    if len(data) < _HEADER_BYTES:
-        raise _corrupt(f"{len(data)} bytes are no record batch, its header has {_HEADER_BYTES}")
+    if len(data) < HEADER_BYTES:
+        raise _corrupt(f"{len(data)} bytes are no record batch, its header has {HEADER_BYTES}")
     _, batch_bytes = _PREFIX.unpack_from(data)
     end = _PREFIX.size + batch_bytes
-    if not _HEADER_BYTES <= end <= len(data):
+    if not HEADER_BYTES <= end <= len(data):
         raise _corrupt(f"a record batch of {end} bytes has {len(data)}")
     (base_offset, _, _, _, crc, attributes, *rest) = _HEADER.unpack_from(data)
     found = crc32c.crc32c(data[_CRC_FROM:end])
@@ -106,14 +113,14 @@ def open_batch(data: memoryview) -> tuple[BatchHeader, memoryview, memoryview]:
         bool(attributes & _IS_CONTROL),
         *rest,
     )
-    return header, data[_HEADER_BYTES:end], data[end:]
+    return header, data[HEADER_BYTES:end], data[end:]
 
 
 def told_record_count(data: bytes) -> int:
     """Return how many records a batch says that it has, 0 for what is none; nothing is checked."""
-    if len(data) < _HEADER_BYTES:
+    if len(data) < HEADER_BYTES:
         return 0
-    return max(0, int.from_bytes(data[_HEADER_BYTES - 4 : _HEADER_BYTES], "big", signed=True))
+    return max(0, int.from_bytes(data[HEADER_BYTES - 4 : HEADER_BYTES], "big", signed=True))
 
 
 def _corrupt(message: str) -> InvalidRecordsError:
@@ -128,7 +135,7 @@ def header_bytes(header: BatchHeader, records: list[bytes | memoryview]) -> byte
         | header.is_transactional * _IS_TRANSACTIONAL
         | header.is_control * _IS_CONTROL
     )
-    batch_bytes = _HEADER_BYTES - _PREFIX.size + sum(len(piece) for piece in records)
+    batch_bytes = HEADER_BYTES - _PREFIX.size + sum(len(piece) for piece in records)
     packed = bytearray(
         _HEADER.pack(header.base_offset, batch_bytes, 0, _MAGIC, 0, attributes, *header[5:])
     )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault
 from streamhouse.storage_service.kafka.records.batch_header import (
+    HEADER_BYTES,
     NO_PRODUCER,
     BatchHeader,
     header_bytes,
@@ -30,14 +31,18 @@ from streamhouse.storage_service.kafka.records.record_reading import (
     read_records,
 )
 from streamhouse.storage_service.kafka.records.record_writing import (
+    RECORD_BYTES_MIN,
     RECORDS_BYTES_MAX,
+    record_sizes,
     written_records,
 )
 
 __all__ = [
+    "BATCH_BYTES_MIN",
     "Compression",
     "OpenedBatch",
     "ReadBatch",
+    "fitting_count",
     "open_produced",
     "read_batch",
     "read_batches",
@@ -45,7 +50,11 @@ __all__ = [
     "write_batch",
 ]
 
+BATCH_BYTES_MIN: Final = HEADER_BYTES + RECORD_BYTES_MIN
+"""No batch with a record is smaller."""
 _NO_TIMESTAMP = -1
+# Beside the bytes of its key, its value and its headers: all numbers at their longest.
+_AROUND_RECORD_BYTES_MAX: Final = 36
 # As many as small batches have: making it takes longer than comparing with it.
 _FROM_0: Final = np.arange(1 << 12, dtype=np.int64)
 
@@ -171,6 +180,27 @@ def write_batch(
         record_count=count,
     )
     return [header_bytes(header, records), *records]
+
+
+def fitting_count(
+    columns: RecordColumns, *, offset_deltas: NDArray[np.int64], bytes_max: int
+) -> int:
+    """Return how many of the records, from the first on, `write_batch` writes in so many bytes.
+
+    That is without compression.
+    """
+    count = len(columns)
+    bytes_max -= HEADER_BYTES
+    most = columns.keys.nbytes + columns.values.nbytes + count * _AROUND_RECORD_BYTES_MAX
+    if columns.headers is None and most <= bytes_max:
+        return count
+    timestamps = columns.timestamps_ms
+    sizes = record_sizes(
+        columns,
+        timestamp_deltas_ms=timestamps - (timestamps[0] if count else 0),
+        offset_deltas=offset_deltas,
+    )
+    return int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right"))
 
 
 def _opened(

@@ -52,3 +52,13 @@ class RecordColumns:
 
     def __len__(self) -> int:
         return len(self.timestamps_ms)
+
+    def first(self, count: int) -> RecordColumns:
+        """Return the first so many records."""
+        headers = None if self.headers is None else self.headers.slice(0, count)
+        return RecordColumns(
+            keys=self.keys.slice(0, count),
+            values=self.values.slice(0, count),
+            timestamps_ms=self.timestamps_ms[:count],
+            headers=headers,
+        )

@@ -8,7 +8,7 @@ from there in the order of the records.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +18,27 @@ from numpy.typing import NDArray
 from streamhouse.storage_service.kafka.records.columns import RecordColumns
 from streamhouse.storage_service.kafka.records.varints import Varints, varint_rows
 
-__all__ = ["RECORDS_BYTES_MAX", "written_records"]
+__all__ = ["RECORDS_BYTES_MAX", "RECORD_BYTES_MIN", "record_sizes", "written_records"]
 
 Numbers = NDArray[np.int64]
 
 RECORDS_BYTES_MAX: Final = (1 << 31) - 1024
 """What one batch can hold, whose size is a number of 32 bits, beside its header."""
+RECORD_BYTES_MIN: Final = 7
+"""What a record has beside its key, its value and its headers."""
 _ZERO: Final = b"\0"
+
+
+class _Laid(NamedTuple):
+    """The pieces of records but keys and values; `size` is of each one what its first number says.
+
+    Without headers the zero of each record's count of them is its last piece, in no column.
+    """
+
+    numbers: list[Varints]
+    value_size: Varints
+    headers: list[pa.BinaryArray]
+    size: Numbers
 
 
 def written_records(
@@ -34,22 +48,10 @@ def written_records(
     count = len(columns)
     if count == 0:
         return []
-    zero = Varints.of(np.zeros(count, dtype=np.int64))
-    keys, values = _sizes(columns.keys), _sizes(columns.values)
-    key_size, value_size = Varints.of(keys), Varints.of(values)
-    numbers = [zero, Varints.of(timestamp_deltas_ms), Varints.of(offset_deltas), key_size]
-    size = value_size.size + np.maximum(keys, 0) + np.maximum(values, 0)
-    for column in numbers:
-        size += column.size
+    numbers, value_size, behind, size = _laid(columns, timestamp_deltas_ms, offset_deltas)
     # The count of a record's headers is its last number. Where all have none, it is written with
     # the first numbers of the next record.
-    before, behind = [zero], list[pa.BinaryArray]()
-    if columns.headers is None:
-        size += zero.size
-    else:
-        before, behind = [], _header_pieces(columns.headers)
-        for piece in behind:
-            size += _sizes(piece)
+    before = [] if behind else [_zeros(count)]
     if int(size.sum()) > RECORDS_BYTES_MAX:
         raise ValueError(f"records of {int(size.sum())} bytes are more than one batch can hold")
     numbers = [*before, Varints.of(size), *numbers]
@@ -59,6 +61,38 @@ def written_records(
         pieces = [_written(numbers), columns.keys, _written([value_size]), columns.values]
     records = _interleaved([*pieces, *behind])
     return [records] if behind else [records[len(_ZERO) :], _ZERO]
+
+
+def record_sizes(
+    columns: RecordColumns, *, timestamp_deltas_ms: Numbers, offset_deltas: Numbers
+) -> Numbers:
+    """Return how many bytes each record takes as `written_records` writes it."""
+    if not len(columns):
+        return np.empty(0, dtype=np.int64)
+    size = _laid(columns, timestamp_deltas_ms, offset_deltas).size
+    return size + Varints.of(size).size
+
+
+def _laid(columns: RecordColumns, timestamp_deltas_ms: Numbers, offset_deltas: Numbers) -> _Laid:
+    keys, values = _sizes(columns.keys), _sizes(columns.values)
+    key_size, value_size = Varints.of(keys), Varints.of(values)
+    attributes = _zeros(len(columns))
+    numbers = [attributes, Varints.of(timestamp_deltas_ms), Varints.of(offset_deltas), key_size]
+    size = value_size.size + np.maximum(keys, 0) + np.maximum(values, 0)
+    for column in numbers:
+        size += column.size
+    headers: list[pa.BinaryArray] = []
+    if columns.headers is None:
+        size += len(_ZERO)
+    else:
+        headers = _header_pieces(columns.headers)
+        for piece in headers:
+            size += _sizes(piece)
+    return _Laid(numbers, value_size, headers, size)
+
+
+def _zeros(count: int) -> Varints:
+    return Varints.of(np.zeros(count, dtype=np.int64))
 
 
 def _sizes(column: pa.BinaryArray) -> Numbers:
