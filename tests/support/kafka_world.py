@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import socket
 import struct
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +147,10 @@ async def kafka_door(
     *,
     certificate: Certificate | None = None,
     history: LakeHistory | None = None,
+    open_history: Callable[[], LakeHistory] | None = None,
     apis: Mapping[int, Api] = APIS,
 ) -> AsyncIterator[KafkaWorld]:
-    """Open a door to a service."""
+    """Open a door to a service; `open_history` is for one that is no `history` at once."""
     listening = socket.create_server(("127.0.0.1", 0))
     door = KafkaDoor(
         http.service,
@@ -157,7 +158,7 @@ async def kafka_door(
         connections=http.service.connections,
         certificate=certificate,
         apis=apis,
-        open_history=None if history is None else lambda: history,
+        open_history=open_history if history is None else lambda: history,
     )
     await door.open()
     world = KafkaWorld(http, door)

@@ -32,6 +32,30 @@ class OlderRows(NamedTuple):
     timestamps_us: npt.NDArray[np.int64]
     next_offset: int
 
+    def up_to(self, row: int) -> OlderRows:
+        """Return the rows before number `row`, which there is."""
+        return OlderRows(
+            self.rows.slice(0, row),
+            self.offsets[:row],
+            self.timestamps_us[:row],
+            int(self.offsets[row]),
+        )
+
+    def since(self, row: int) -> OlderRows:
+        """Return the rows from number `row` on."""
+        return OlderRows(
+            self.rows.slice(row), self.offsets[row:], self.timestamps_us[row:], self.next_offset
+        )
+
+    def then(self, following: OlderRows) -> OlderRows:
+        """Return these rows and those that follow them."""
+        return OlderRows(
+            pa.concat_batches([self.rows, following.rows]),
+            np.concatenate([self.offsets, following.offsets]),
+            np.concatenate([self.timestamps_us, following.timestamps_us]),
+            following.next_offset,
+        )
+
 
 class WrittenAt(NamedTuple):
     """The offset of a row, and when it was written."""

@@ -30,12 +30,12 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.kafka.messages.answers import Piece
 from streamhouse.storage_service.kafka.messages.fetch_answer import FetchedPartition, fetch_answer
-from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.control.registry.schema_desk import keep_reading_schemas
 from streamhouse.storage_service.server.kafka.broker.lake_reads import LakeReads
 from streamhouse.storage_service.server.kafka.error_codes import error_code_of
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
+from streamhouse.storage_service.server.kafka.failures import failure_of
 from streamhouse.storage_service.server.kafka.fetching.partition_records import (
     RecordsWriter,
     TableRecords,
@@ -43,6 +43,11 @@ from streamhouse.storage_service.server.kafka.fetching.partition_records import 
 from streamhouse.storage_service.server.kafka.fetching.readable_offsets import (
     ReadableOffsets,
     readable_offsets,
+)
+from streamhouse.storage_service.server.kafka.fetching.reading import (
+    FoundRecords,
+    Part,
+    read_parts,
 )
 from streamhouse.storage_service.server.kafka.topics.topic_tables import topic_table
 from streamhouse.storage_service.server.status.event_loop import in_slices
@@ -90,7 +95,7 @@ async def answer_fetch(exchange: KafkaExchange, request: Any) -> Sequence[Piece]
     except OverloadedError as error:
         # Consumers take that for nothing yet, and ask again after a moment.
         exchange.report(error)
-        found, throttle_ms = _Found({}, {}), _BUSY_MS
+        found, throttle_ms = FoundRecords(), _BUSY_MS
     write = functools.partial(fetch_answer, version, throttle_ms=throttle_ms)
     topics = await fetch.by_topic(found)
     if fetch.partition_count <= _LOOKED_AT_ONCE_MAX:
@@ -148,35 +153,8 @@ class _Asked:
         return self.has is not None and self.offset < self.has.log_start
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A partition as it is read: what the event loop knew of it at one moment."""
-
-    asked: _Asked
-    open_table: OpenTable
-    table: TableRecords
-    tablet: LogTablet
-    has: ReadableOffsets
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What was read, by number of the partition in the request."""
-
-    writers: Mapping[int, RecordsWriter]
-    errors: Mapping[int, StreamhouseError]
-
-    @property
-    def byte_count(self) -> int:
-        return sum(writer.byte_count for writer in self.writers.values())
-
-    @property
-    def row_count(self) -> int:
-        return sum(writer.row_count for writer in self.writers.values())
-
-
 class _Fetch:
-    """One request. Event loop only, but for `_read`."""
+    """One request. Event loop only."""
 
     def __init__(self, exchange: KafkaExchange, request: Any) -> None:
         self._exchange = exchange
@@ -295,46 +273,50 @@ class _Fetch:
 
     # -- reading -------------------------------------------------------------------------------
 
-    async def read(self) -> _Found:
+    async def read(self) -> FoundRecords:
         """Read what there is now, once there is room for it."""
         await self._keep_schemas()
         parts = await self._parts()
         if not parts:
-            return _Found({}, {})
-        is_in_lake = any(part.asked.is_in_lake for _, part in parts)
-        weight = max(part.table.weight for _, part in parts)
+            return FoundRecords()
+        is_in_lake = any(part.is_in_lake for part in parts)
+        weight = max(part.table.weight for part in parts)
+        read = functools.partial(read_parts, parts, self._bytes_max)
 
-        async def build(expected: int) -> _Found:
+        async def build(expected: int) -> FoundRecords:
             if is_in_lake:
                 assert self._lake_reads is not None, "else the log has all that is readable"
-                return await self._lake_reads.run(self._read, parts)
+                return await self._lake_reads.run(read)
             is_soon_done = expected * weight <= self._service.config.inline_bytes_max
             if is_soon_done and len(parts) <= _INLINE_PARTS_MAX:
-                return self._read(parts)
-            return await self._service.run_blocking(self._read, parts)
+                return read()
+            return await self._service.run_blocking(read)
 
-        estimate = sum(min(part.asked.bytes_max, self._estimate(part.asked)) for _, part in parts)
+        estimate = sum(
+            min(part.bytes_max, self._estimate(self._asked[part.number])) for part in parts
+        )
         found = await self._service.answers.build(
             self._exchange, min(estimate, self._bytes_max), build
         )
-        for number, part in parts:
-            if number in found.writers:
-                part.open_table.read_rows += found.writers[number].row_count
+        for part in parts:
+            if part.number in found.writers:
+                part.open_table.read_rows += found.writers[part.number].row_count
         self._service.metrics.count_sent(row_count=found.row_count, byte_count=found.byte_count)
         return found
 
     async def _keep_schemas(self) -> None:
         """See to it that tables whose records are Avro have schemas with all of their columns."""
+        kept: dict[OpenTable, StreamhouseError | None] = {}
         async for one in in_slices(self._asked):
             if one.has_rows:
                 assert one.table is not None, "it has rows"
-                try:
-                    await keep_reading_schemas(one.table)
-                except StreamhouseError as error:
-                    self._exchange.report(error)
-                    one.error = error
+                if one.table not in kept:
+                    kept[one.table] = await _schemas_kept(one.table)
+                one.error = kept[one.table]
+                if one.error is not None:
+                    self._exchange.report(one.error)
 
-    async def _parts(self) -> list[tuple[int, _Part]]:
+    async def _parts(self) -> list[Part]:
         """Return the partitions that have rows; each time another one is the first."""
         found = []
         records: dict[OpenTable, TableRecords] = {}
@@ -344,61 +326,23 @@ class _Fetch:
                 assert one.has is not None, "it has rows"
                 if one.table not in records:
                     records[one.table] = TableRecords.of(one.table)
-                tablet = one.table.tablet(one.partition)
-                part = _Part(one, one.table, records[one.table], tablet, one.has)
-                found.append((number, part))
+                part = Part(
+                    number=number,
+                    partition=one.partition,
+                    offset=one.offset,
+                    bytes_max=one.bytes_max,
+                    open_table=one.table,
+                    table=records[one.table],
+                    tablet=one.table.tablet(one.partition),
+                    has=one.has,
+                )
+                found.append(part)
         turn = next(_turns) % len(found) if found else 0
         return found[turn:] + found[:turn]
 
-    def _read(self, parts: Sequence[tuple[int, _Part]]) -> _Found:
-        """Read partition after partition until there are enough bytes. On any thread."""
-        writers: dict[int, RecordsWriter] = {}
-        errors: dict[int, StreamhouseError] = {}
-        bytes_left = self._bytes_max
-        for number, part in parts:
-            if bytes_left <= 0:
-                break
-            writer = writers[number] = RecordsWriter(
-                table=part.table,
-                first_offset=part.asked.offset,
-                bytes_max=min(part.asked.bytes_max, bytes_left),
-                is_first=bytes_left == self._bytes_max,
-            )
-            try:
-                self._read_part(part, writer)
-            except StreamhouseError as error:
-                # What was read before it is answered; the next request begins at it.
-                if not writer.pieces:
-                    errors[number] = error
-            writer.cover_gap()
-            bytes_left -= writer.byte_count
-        return _Found(writers, errors)
-
-    def _read_part(self, part: _Part, writer: RecordsWriter) -> None:
-        while writer.next_offset < part.has.log_start and writer.has_room:
-            assert self._lake_reads is not None, "else the log has all that is readable"
-            found = self._lake_reads.read(
-                part.open_table,
-                part.table.info,
-                part.asked.partition,
-                offset=writer.next_offset,
-                rows_max=writer.rows_wanted,
-                bytes_max=writer.bytes_wanted,
-            )
-            writer.write_older(found)
-        if writer.next_offset >= part.has.log_start:
-            try:
-                writer.write_log(part.tablet, end=part.has.end)
-            except OffsetOutOfRangeError:
-                # Retention took them just now: the next request finds them in the lake.
-                _logger.info(
-                    "event=rows_left_the_log table=%s bucket=%d offset=%d",
-                    *(part.open_table.path, part.asked.partition, writer.next_offset),
-                )
-
     # -- answering -----------------------------------------------------------------------------
 
-    async def by_topic(self, found: _Found) -> dict[str, list[FetchedPartition]]:
+    async def by_topic(self, found: FoundRecords) -> dict[str, list[FetchedPartition]]:
         """Return what is answered of every partition that was asked for."""
         topics: dict[str, list[FetchedPartition]] = {}
         async for number, one in in_slices(enumerate(self._asked)):
@@ -422,6 +366,15 @@ class _Fetch:
             log_start_offset=-1 if one.has is None else one.has.start,
             records=() if writer is None else writer.pieces,
         )
+
+
+async def _schemas_kept(table: OpenTable) -> StreamhouseError | None:
+    """See to a table's schemas; return what is wrong with that."""
+    try:
+        await keep_reading_schemas(table)
+    except Exception as error:  # noqa: BLE001 - outermost for the table's partitions
+        return failure_of(error, f"keeping the schemas of table '{table.path}' up with its columns")
+    return None
 
 
 def _code_of(error: StreamhouseError) -> ErrorCode:

@@ -6,6 +6,7 @@ a partition it never goes back, so all rows from the answered offset on are of t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,7 +22,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.lake.older_rows import WrittenAt
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.server.caller import Level
-from streamhouse.storage_service.server.kafka.broker.lake_reads import LakeReads
+from streamhouse.storage_service.server.kafka.broker.lake_reads import LakeReads, Older
 from streamhouse.storage_service.server.kafka.error_codes import error_code_of
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
 from streamhouse.storage_service.server.kafka.fetching.readable_offsets import (
@@ -85,7 +86,7 @@ async def answer_list_offsets(exchange: KafkaExchange, request: Any) -> Mapping[
         lake_reads: LakeReads | None = exchange.broker.lake_reads
         older = [one for one in by_time if _may_be_in_lake(one)]
         if older and lake_reads is not None:
-            await lake_reads.run(_look_in_lake, lake_reads, older)
+            await lake_reads.run(functools.partial(_look_in_lake, older))
     topics: dict[str, list[Mapping[str, Any]]] = {}
     async for (name, _), one in in_slices(asked.items()):
         topics.setdefault(name, []).append(_answered(exchange, one))
@@ -196,13 +197,16 @@ def _may_be_in_lake(one: _Asked) -> bool:
     )
 
 
-def _look_in_lake(lake_reads: LakeReads, asked: Sequence[_Asked]) -> None:
+def _look_in_lake(asked: Sequence[_Asked], older: Older) -> None:
     for one in asked:
+        if isinstance(older, StreamhouseError):
+            one.error = older
+            continue
         assert one.table is not None, "else there is an error"
         assert one.info is not None, "else there is an error"
         assert one.has is not None, "else there is an error"
         try:
-            found = lake_reads.first_since(
+            found = older.first_since(
                 one.table, one.info, one.partition, one.time_ms * 1_000, offset=one.has.start
             )
         except StreamhouseError as error:

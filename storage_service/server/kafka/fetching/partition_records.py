@@ -1,12 +1,17 @@
 """Rows of a partition as record batches, up to a number of bytes: from the log, or from the lake.
 
-Records begin at the offset that was asked for and stop where the bytes do, or a row later. The
-offset of a record is that of its row. Rows that are no record, such as the row before an update,
-and offsets whose rows have gone leave gaps, which a batch covers. Blocking, on any thread.
+Guarantees:
+- records begin at the offset that was asked for, and take no more bytes than there is room for; but
+  the first of an answer is written however large it is, alone
+- a row of which no record can be made ends what is written; the rows before it are written
+- an update has the row that it replaces, wherever the read before it ended
+The offset of a record is that of its row. Rows that are no record, such as the row before an
+update, and offsets whose rows have gone leave gaps, which a batch covers. Blocking, on any thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,12 +21,16 @@ import pyarrow as pa
 
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.kafka.messages.answers import Piece
-from streamhouse.storage_service.kafka.records.batches import write_batch
+from streamhouse.storage_service.kafka.records.batches import (
+    BATCH_BYTES_MIN,
+    fitting_count,
+    write_batch,
+)
 from streamhouse.storage_service.kafka.records.columns import RecordColumns
 from streamhouse.storage_service.kafka.values.avro_columns import SchemaSource
-from streamhouse.storage_service.kafka.values.records import records_of
+from streamhouse.storage_service.kafka.values.records import RowRecords, records_of
 from streamhouse.storage_service.log.log_tablet import LogTablet, StoredBatch
-from streamhouse.storage_service.model.changelog import UPDATE_BEFORE
+from streamhouse.storage_service.model.changelog import UPDATE_AFTER, UPDATE_BEFORE
 from streamhouse.storage_service.model.lake.older_rows import OlderRows
 from streamhouse.storage_service.model.records.record_format import (
     ChangesFormat,
@@ -41,6 +50,10 @@ _Numbers = npt.NDArray[np.int64]
 _FIRST_ROWS: Final = 1_024
 _BATCH_ROWS_MAX: Final = 1 << 16
 _OFFSET_DELTA_MAX: Final = (1 << 31) - 1
+# Records that do not fit were made for nothing; rows that are counted exactly are counted often.
+_OVERSHOOT_MAX: Final = 1.25
+# Rows that became few bytes say little of those behind them.
+_GROWTH_MIN: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +98,7 @@ class TableRecords:
 class RecordsWriter:
     """Record batches of one partition that follow each other; `next_offset` is behind the last.
 
-    About `bytes_max` bytes are written: none beyond it begins a batch, but a first record does if
-    `is_first`.
+    At most `bytes_max` bytes are written, but the first record if `is_first`.
     """
 
     table: TableRecords
@@ -97,6 +109,10 @@ class RecordsWriter:
     pieces: list[Piece] = field(default_factory=list)
     byte_count: int = 0
     row_count: int = 0
+    rest: OlderRows | None = None
+    """Rows that have left the log, were read and are not written; none is below `next_offset`."""
+    _row_bytes: int = 0
+    _is_full: bool = False
 
     def __post_init__(self) -> None:
         self.next_offset = self.first_offset
@@ -104,7 +120,7 @@ class RecordsWriter:
     @property
     def has_room(self) -> bool:
         """Whether more is to be written."""
-        return self._bytes_left > 0 or self._is_owed
+        return self._is_owed or (self._bytes_left >= BATCH_BYTES_MIN and not self._is_full)
 
     @property
     def rows_wanted(self) -> int:
@@ -116,19 +132,20 @@ class RecordsWriter:
 
     @property
     def bytes_wanted(self) -> int:
-        """How many bytes of rows may become that many of records, at least one."""
-        return max(1, self._bytes_left)
+        """About how many bytes of rows become as many of records as there is room for, not none."""
+        return max(1, int(self._bytes_left / self._growth))
 
     def write_log(self, tablet: LogTablet, *, end: int) -> None:
         """Write rows of the log from `next_offset` on, at most to `end`.
 
-        Raises as `LogTablet.read`, and `CorruptDataError`.
+        Raises as `LogTablet.read`, `CorruptDataError`, and whatever making a record of a row does.
         """
         while self.next_offset < end and self.has_room:
             first = self.next_offset
-            stored = tablet.read(first, bytes_max=max(1, self._bytes_left), end_offset=end)
+            stored = tablet.read(first, bytes_max=self.bytes_wanted, end_offset=end)
+            rows = self._readable(stored)
+            stored = stored[: len(rows)]
             base, after = stored[0].base_offset, min(stored[-1].end_offset, end)
-            rows = [self.table.rows(frame) for frame in stored]
             offsets = np.arange(base, after, dtype=np.int64)
             times = np.repeat([f.timestamp_us for f in stored], [f.row_count for f in stored])
             joined = rows[0] if len(rows) == 1 else pa.concat_batches(rows)
@@ -136,12 +153,50 @@ class RecordsWriter:
             if self.next_offset < after:
                 return
 
-    def write_older(self, found: OlderRows) -> None:
-        """Write rows that have left the log, all of them; none is below `next_offset`."""
-        count = found.rows.num_rows
-        if count:
-            self._put(found.rows, found.offsets, found.timestamps_us, 0, count, found.next_offset)
-        self.next_offset = found.next_offset
+    @property
+    def older_offset(self) -> int:
+        """Where rows that have left the log are to be read next."""
+        return self.next_offset if self.rest is None else self.rest.next_offset
+
+    def lacks_before(self, found: OlderRows) -> bool:
+        """Whether the first of these rows is an update whose replaced row was not read."""
+        return (
+            self.table.has_pairs
+            and self.rest is None
+            and found.rows.num_rows > 0
+            and found.offsets[0] == self.next_offset
+            and _change_type(found.rows, 0) == UPDATE_AFTER
+        )
+
+    def write_older(self, found: OlderRows, *, before: OlderRows | None = None) -> None:
+        """Write rows that have left the log, read from `older_offset` on, as far as they fit.
+
+        What does not is `rest`, as is the last row if it is that before an update, to be given
+        again with what follows it. `before` is the row before them, if they lack it. Raises as
+        `write_log`.
+        """
+        kept = self.rest or before
+        found = found if kept is None else kept.then(found)
+        rows, offsets, end = found.rows, found.offsets, found.next_offset
+        row = int(np.searchsorted(offsets, self.next_offset))
+        stop = rows.num_rows
+        if stop and self._is_before_update(rows, stop - 1):
+            stop -= 1
+            end = int(offsets[stop])
+        try:
+            self._write(rows.slice(0, stop), offsets, found.timestamps_us, row, end)
+        finally:
+            left = int(np.searchsorted(offsets, self.next_offset))
+            self.rest = found.since(left) if left < rows.num_rows else None
+        if self.rest is None:
+            self.next_offset = max(self.next_offset, found.next_offset)
+
+    def pass_over(self, offset: int) -> None:
+        """Go on at `offset`: there are no rows before it but those that have been read."""
+        if self.has_room and self.older_offset >= offset:
+            # An update that is nowhere has no record, nor has what it replaces.
+            self.rest = None
+            self.next_offset = max(self.next_offset, offset)
 
     def cover_gap(self) -> None:
         """If there was no record among the rows, let the consumer go on behind them.
@@ -169,15 +224,32 @@ class RecordsWriter:
     def _is_raw(self) -> bool:
         return self.table.record_format.value is ValueFormat.RAW
 
+    @property
+    def _growth(self) -> float:
+        """How many bytes of records a byte of rows has become so far."""
+        if not self._row_bytes or not self.byte_count:
+            return 1.0
+        return max(_GROWTH_MIN, self.byte_count / self._row_bytes)
+
+    def _readable(self, stored: Sequence[StoredBatch]) -> list[pa.RecordBatch]:
+        """Return the rows of the batches before the first that cannot be read; raises at that."""
+        found: list[pa.RecordBatch] = []
+        for frame in stored:
+            try:
+                found.append(self.table.rows(frame))
+            except Exception:
+                if not found:
+                    raise
+                # The next read begins at it.
+                break
+        return found
+
     def _write(
         self, rows: pa.RecordBatch, offsets: _Numbers, times: _Numbers, row: int, end: int
     ) -> None:
         """Write the rows from number `row` on, as far as they fit; `end` is the offset behind."""
         while row < rows.num_rows and (count := self._fitting(rows, row)):
-            stop = row + count
-            after = end if stop == rows.num_rows else int(offsets[stop])
-            self._put(rows, offsets, times, row, stop, after)
-            self.next_offset, row = after, stop
+            row = self._put(rows, offsets, times, row, row + count, end)
 
     def _put(
         self,
@@ -186,45 +258,75 @@ class RecordsWriter:
         times: _Numbers,
         row: int,
         stop: int,
-        after: int,
-    ) -> None:
-        """Write the rows with these numbers as one batch, which ends before offset `after`."""
-        # The row before an update is no record, but a part of the next one.
-        begin = row - 1 if self._is_before_update(rows, row - 1) else row
-        found = records_of(
-            rows.slice(begin, stop - begin),
-            self.table.info,
-            commit_ms=times[begin:stop] // 1_000,
-            first_row=row - begin,
-            schemas=self.table.schemas,
-        )
-        if len(found.rows):
-            of_records = offsets[begin:stop][found.rows]
+        end: int,
+    ) -> int:
+        """Write the rows with these numbers as one batch, as far as they fit.
+
+        Return the number of the row behind, from which on nothing is written.
+        """
+        found, stop = self._records(rows, times, row, stop)
+        columns, of_rows = found.columns, found.rows
+        if len(of_rows):
+            deltas = offsets[of_rows] - offsets[of_rows[0]]
+            count = fitting_count(columns, offset_deltas=deltas, bytes_max=self._bytes_left)
+            if count < len(of_rows):
+                count = count or int(self._is_owed)
+                self._is_full = True
+                if not count:
+                    return row
+                columns, of_rows = columns.first(count), of_rows[:count]
+                stop = int(of_rows[-1]) + 1
+        after = end if stop == rows.num_rows else int(offsets[stop])
+        if len(of_rows):
+            of_records = offsets[of_rows]
             base = int(of_records[0])
-            self._append(found.columns, base, of_records - base, after)
+            self._append(columns, base, of_records - base, after)
         self.row_count += stop - row
+        self._row_bytes += rows.slice(row, stop - row).nbytes
+        self.next_offset = max(self.next_offset, after)
+        return stop
+
+    def _records(
+        self, rows: pa.RecordBatch, times: _Numbers, row: int, stop: int
+    ) -> tuple[RowRecords, int]:
+        """Return the records of the rows with these numbers, and the number of the row behind.
+
+        If one of them cannot be a record these are rows before it, raises if that is the first.
+        """
+        # The row before an update is no record, but a part of the next one.
+        begin = row - 1 if row and self._is_before_update(rows, row - 1) else row
+        while True:
+            try:
+                found = records_of(
+                    rows.slice(begin, stop - begin),
+                    self.table.info,
+                    commit_ms=times[begin:stop] // 1_000,
+                    first_row=row - begin,
+                    schemas=self.table.schemas,
+                )
+            except Exception:
+                if stop - row == 1:
+                    raise
+                stop = row + (stop - row) // 2
+            else:
+                return RowRecords(found.columns, found.rows + begin), stop
 
     def _fitting(self, rows: pa.RecordBatch, row: int) -> int:
-        """Return how many rows, from number `row` on, are to be the next batch."""
-        if self.row_count:
-            row_bytes = self.byte_count / self.row_count
-        else:
-            row_bytes = rows.nbytes / rows.num_rows
+        """Return of how many rows, from number `row` on, records are made next: about as fit."""
+        if not self.has_room:
+            return 0
         left = rows.num_rows - row
-        room = int(max(0, self._bytes_left) / max(1.0, row_bytes))
-        count: int = min(left, _BATCH_ROWS_MAX, room)
-        if not self.row_count and not self._is_raw:
-            count = min(count, _FIRST_ROWS)
-        if not count and self._is_owed:
-            count = 1
-        if count and self._is_before_update(rows, row + count - 1):
+        is_known = self._is_raw or self.byte_count > 0
+        count: int = min(left, _BATCH_ROWS_MAX if is_known else _FIRST_ROWS)
+        room = self.bytes_wanted
+        while count > 1 and (row_bytes := rows.slice(row, count).nbytes) > room * _OVERSHOOT_MAX:
+            count = max(1, count * room // row_bytes)
+        if self._is_before_update(rows, row + count - 1):
             count = min(left, count + 1)
         return count
 
     def _is_before_update(self, rows: pa.RecordBatch, row: int) -> bool:
-        if row < 0 or not self.table.has_pairs:
-            return False
-        return bool(rows.column(CHANGE_TYPE_COLUMN)[row].as_py() == UPDATE_BEFORE)
+        return self.table.has_pairs and _change_type(rows, row) == UPDATE_BEFORE
 
     def _append(self, columns: RecordColumns, base: int, deltas: _Numbers, after: int) -> None:
         pieces = write_batch(
@@ -235,3 +337,8 @@ class RecordsWriter:
         )
         self.pieces += pieces
         self.byte_count += sum(map(len, pieces))
+
+
+def _change_type(rows: pa.RecordBatch, row: int) -> int:
+    code: int = rows.column(CHANGE_TYPE_COLUMN)[row].as_py()
+    return code

@@ -131,6 +131,29 @@ async def test_a_record_that_is_larger_than_all_limits_comes_alone(tmp_path: Pat
         ]
 
 
+async def test_large_rows_behind_small_ones_do_not_make_an_answer_too_large(
+    tmp_path: Path,
+) -> None:
+    schema = pa.schema([pa.field("text", pa.string())])
+    # JSON takes six characters for each of a large one.
+    texts = ["a"] * 1_100 + ["\x01" * 3_000] * 100
+    async with kafka_world(tmp_path) as world:
+        await world.http.create_table("texts", schema)
+        await append(world, "texts", 0, pa.record_batch([pa.array(texts)], schema=schema))
+        client = await world.client()
+        values: list[str] = []
+        while len(values) < len(texts):
+            answer = await fetch(
+                client, {"texts": {0: len(values)}}, max_bytes=100_000, partition_max_bytes=100_000
+            )
+            assert 0 < len(answer.responses[0].partitions[0].records) <= 100_000
+            found = fetched(answer)["texts", 0]
+            assert isinstance(found, list)
+            values += [json.loads(record.value or b"")["text"] for record in found]
+
+        assert values == texts
+
+
 async def test_partitions_take_turns_where_all_do_not_fit(tmp_path: Path) -> None:
     async with kafka_world(tmp_path) as world:
         await raw_topic(world, buckets=4)

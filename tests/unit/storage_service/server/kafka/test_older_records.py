@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from kio.schema.errors import ErrorCode
 
 from streamhouse.storage_service.errors import SnapshotNotFoundError, UnavailableError
 from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
+from streamhouse.storage_service.model.lake.facts import LakeState, SideLakeState
 from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
+from streamhouse.storage_service.server.kafka.fetching.partition_records import TableRecords
 from tests.support.fetch_world import (
     ROWS,
     TIMES_US,
@@ -23,9 +27,12 @@ from tests.support.fetch_world import (
     fetch,
     fetched,
     list_offsets,
+    next_offset_after,
     raw_rows,
+    records_in,
     tiered_clicks,
 )
+from tests.support.in_process_service import EVENTS, append_body, event_rows
 from tests.support.kafka_batches import produced, records
 from tests.support.kafka_world import KafkaClient, kafka_world
 
@@ -75,6 +82,45 @@ async def test_a_consumer_that_reads_on_has_one_place_in_the_lake(tmp_path: Path
         await read_all(client, 0, partition_max_bytes=200)
 
         assert history.opened == 1
+
+
+async def test_an_update_that_has_left_the_log_has_both_rows_wherever_a_read_ends(
+    tmp_path: Path,
+) -> None:
+    history = MemoryHistory()
+    async with kafka_world(tmp_path, history=history) as world:
+        properties = {"kafka.changes.format": "debezium-json", "table.datalake.changelog": "true"}
+        await world.http.create_table("keyed", EVENTS, primary_key=("id",), properties=properties)
+        # The first read of the lake is of 1,024 rows, and ends between those of an update.
+        updates = pa.record_batch([pa.array([5, 6]), ["five", "six"]], schema=EVENTS)
+        for rows in (event_rows(0, 1_023), updates):
+            body = append_body(rows.schema, [(None, 0, rows)])
+            answer = await world.http.call("POST", "/v1/tables/keyed/upsert", body=body)
+            assert answer.status == 200, answer.body
+        table = world.service.table("keyed")
+        tablet, records = table.tablet(0), TableRecords.of(table)
+        frames = tablet.read(0, bytes_max=1 << 30)
+        history.keep(0, 0, TIMES_US[0], pa.concat_batches(map(records.rows, frames)))
+        side = SideLakeState(snapshot_id=1, table_uuid="u", tiered_offsets={0: 1_027})
+        table.keep_lake(
+            LakeState(snapshot_id=1, table_uuid="u", tiered_offsets={0: 1_027}, changelog=side)
+        )
+        tablet.truncate(1_027)
+        client = await world.client()
+        for start in (0, 1_022, 1_023, 1_024, 1_025, 1_026):
+            found, offset = [], start
+            while offset < 1_027:
+                answer = await fetch(client, {"keyed": {0: offset}})
+                data = answer.responses[0].partitions[0].records
+                found += records_in(data, since=offset)
+                offset = next_offset_after(data)
+
+            values = [(record.offset, json.loads(record.value or b"")) for record in found]
+            assert [(at, value["before"]) for at, value in values if at >= 1_023] == [
+                (at, {"id": number, "name": f"n{number}"})
+                for at, number in ((1_024, 5), (1_026, 6))
+                if at >= start
+            ]
 
 
 async def test_files_that_moved_are_looked_for_again(tmp_path: Path) -> None:
