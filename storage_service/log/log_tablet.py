@@ -33,13 +33,13 @@ from streamhouse.storage_service.log.append_queue import (
 )
 from streamhouse.storage_service.log.filesystem import Filesystem
 from streamhouse.storage_service.log.recovery import LogRecovery, RecoveredLog
-from streamhouse.storage_service.log.segments.segment import StoredBatch
+from streamhouse.storage_service.log.segments.segment import Extent, StoredBatch
 from streamhouse.storage_service.log.segments.segment_chain import SegmentChain
 from streamhouse.storage_service.log.segments.segment_format import PAYLOAD_BYTES_LIMIT, LogIdentity
 from streamhouse.storage_service.log.segments.segment_roll import RollFailedError, SegmentRoll
 from streamhouse.storage_service.model.records.record_sequence import Continuity
 
-__all__ = ["AppendResult", "LogOptions", "LogTablet", "StoredBatch"]
+__all__ = ["AppendResult", "Extent", "LogOptions", "LogTablet", "StoredBatch"]
 
 _logger = logging.getLogger(__name__)
 
@@ -186,6 +186,16 @@ class LogTablet:
         """Return about how many bytes so many of the rows take."""
         rows = self.log_end_offset - self.log_start_offset
         return self.size_bytes * row_count // max(rows, 1)
+
+    def extent(self, offset: int) -> Extent:
+        """Return what the batch that holds `offset` has at most, with some small ones before it.
+
+        However few bytes a read is to have, it is of one batch at least. Reads no row.
+        """
+        try:
+            return self._chain.extent(offset)
+        except OSError as error:
+            raise StorageFailedError(f"cannot read offset {offset} of {self}: {error}") from error
 
     def durable_files(self) -> list[tuple[Path, int]]:
         """Return the segments' files, and of each how many bytes are durable: these stay.

@@ -39,7 +39,7 @@ from streamhouse.storage_service.log.segments.segment_index import (
     decode_index,
 )
 
-__all__ = ["ActiveSegment", "SealedSegment", "Segment", "StoredBatch", "WrittenFrame"]
+__all__ = ["ActiveSegment", "Extent", "SealedSegment", "Segment", "StoredBatch", "WrittenFrame"]
 
 _logger = logging.getLogger(__name__)
 
@@ -63,6 +63,13 @@ class StoredBatch(NamedTuple):
     def end_offset(self) -> int:
         """The offset after the batch's last row."""
         return self.base_offset + self.row_count
+
+
+class Extent(NamedTuple):
+    """How much batches that follow each other have."""
+
+    row_count: int
+    byte_count: int
 
 
 class WrittenFrame(NamedTuple):
@@ -162,6 +169,13 @@ class Segment(ABC):
         end_offset, size = self.end_offset, self.size_bytes
         view = self._filesystem.map(self.path, size)
         return _Stretch(view, self.index().at_or_before_offset(offset), size, end_offset)
+
+    def extent(self, offset: int) -> Extent:
+        """Return what the batch that holds `offset` has at most, with some small ones before it."""
+        index = self.index()
+        end = index.after_offset(offset) or FrameStart(self.end_offset, self.size_bytes)
+        start = index.at_or_before_offset(offset)
+        return Extent(end.offset - start.offset, end.position - start.position)
 
     def offset_for_timestamp(self, timestamp_us: int, *, offset_max: int) -> int | None:
         """Return the base offset of the first frame below `offset_max` stamped so late, if any."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.filesystem import Filesystem
-from streamhouse.storage_service.log.segments.segment import Segment, StoredBatch
+from streamhouse.storage_service.log.segments.segment import Extent, Segment, StoredBatch
 from streamhouse.storage_service.log.segments.segment_format import index_path
 
 __all__ = ["SegmentChain"]
@@ -64,6 +64,15 @@ class SegmentChain:
                 break
             offset = segment.end_offset
         return batches
+
+    def extent(self, offset: int) -> Extent:
+        """See `Segment.extent`; raises OSError."""
+        segments = self.segments
+        number = max(0, bisect_right(segments, offset, key=_base_offset) - 1)
+        segment = segments[number]
+        return (
+            Extent(0, 0) if segment.is_empty else segment.extent(max(offset, segment.base_offset))
+        )
 
     def offset_for_timestamp(self, timestamp_us: int, *, offset_max: int) -> int | None:
         """Return the offset of the first batch below `offset_max` stamped so late, if any."""

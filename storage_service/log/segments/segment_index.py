@@ -64,6 +64,12 @@ class SparseIndex:
         entry = bisect_right(self.offsets, offset, 0, len(self.timestamps)) - 1
         return FrameStart(self.offsets[entry], self.positions[entry])
 
+    def after_offset(self, offset: int) -> FrameStart | None:
+        """Return the first frame start above `offset` that has an entry, if one has."""
+        count = len(self.timestamps)
+        entry = bisect_right(self.offsets, offset, 0, count)
+        return None if entry == count else FrameStart(self.offsets[entry], self.positions[entry])
+
     def fingerprint_at(self, start: FrameStart) -> bytes:
         """Return the fingerprint at an entry; only of a log that has fingerprints."""
         entry = bisect_left(self.offsets, start.offset) * _COLUMN_BYTES

@@ -352,3 +352,17 @@ def test_batches_of_one_time_keep_it_over_new_segments_and_restarts(disk: CrashF
     stamps += [r.timestamp_us for r in store(log, b"after")]
 
     assert stamps == [2_000, 2_000, 2_000, 2_000, 9_000]
+
+
+def test_how_much_a_read_takes_at_least_is_known_before_it() -> None:
+    log = open_log(CrashFilesystem(0), segment_bytes_max=200_000, index_interval_bytes=4_096)
+    sizes = [100] * 60 + [50_000, 100, 150_000] + [100] * 60
+    for size in sizes:
+        store(log, b"x" * size, rows=10)
+
+    extents = [log.extent(number * 10 + 3) for number in range(len(sizes))]
+
+    assert all(size < found.byte_count for size, found in zip(sizes, extents, strict=True))
+    # Small batches right before a large one may be taken for a part of it.
+    assert all(found.byte_count < 10_000 for found in extents[:20] + extents[-40:])
+    assert all(10 <= found.row_count <= 1_000 for found in extents)
