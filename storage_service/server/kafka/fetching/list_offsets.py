@@ -17,14 +17,16 @@ from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,
+    OverloadedError,
     StreamhouseError,
 )
 from streamhouse.storage_service.model.lake.older_rows import WrittenAt
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.server.caller import Level
-from streamhouse.storage_service.server.kafka.broker.lake_reads import LakeReads, Older
+from streamhouse.storage_service.server.kafka.broker.lake_reads import LakeReads, Older, OlderReads
 from streamhouse.storage_service.server.kafka.error_codes import error_code_of
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
+from streamhouse.storage_service.server.kafka.failures import failure_of
 from streamhouse.storage_service.server.kafka.fetching.readable_offsets import (
     ReadableOffsets,
     lake_end,
@@ -34,7 +36,7 @@ from streamhouse.storage_service.server.kafka.topics.metadata import LEADER_EPOC
 from streamhouse.storage_service.server.kafka.topics.topic_tables import topic_table
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
-__all__ = ["answer_list_offsets", "answer_offset_for_leader_epoch"]
+__all__ = ["answer_list_offsets", "answer_offset_for_leader_epoch", "refuse_list_offsets"]
 
 # What stands for a time, in `timestamp`.
 _LATEST: Final = -1
@@ -86,11 +88,32 @@ async def answer_list_offsets(exchange: KafkaExchange, request: Any) -> Mapping[
         lake_reads: LakeReads | None = exchange.broker.lake_reads
         older = [one for one in by_time if _may_be_in_lake(one)]
         if older and lake_reads is not None:
-            await lake_reads.run(functools.partial(_look_in_lake, older))
+            try:
+                await lake_reads.run(functools.partial(_look_in_lake, older))
+            except OverloadedError as error:
+                exchange.report(error)
+                for one in older:
+                    one.error = error.with_traceback(None)
     topics: dict[str, list[Mapping[str, Any]]] = {}
     async for (name, _), one in in_slices(asked.items()):
         topics.setdefault(name, []).append(_answered(exchange, one))
     return {"topics": [{"name": name, "partitions": found} for name, found in topics.items()]}
+
+
+def refuse_list_offsets(request: Any, code: ErrorCode, _: str) -> Mapping[str, Any]:
+    """Return the answer that has an error for every partition that was asked for."""
+    nothing = {"error_code": code, "timestamp": _NONE, "offset": _NONE, "leader_epoch": _NONE}
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {"partition_index": one.partition_index, **nothing} for one in topic.partitions
+                ],
+            }
+            for topic in request.topics
+        ]
+    }
 
 
 async def answer_offset_for_leader_epoch(
@@ -191,6 +214,8 @@ def _look_in_log(asked: Sequence[_Asked]) -> None:
 def _may_be_in_lake(one: _Asked) -> bool:
     """Whether an older row than the log's first may be the one that is looked for."""
     assert one.has is not None, "else there is an error"
+    if one.time_ms == _LATEST_TIME:
+        return one.error is None and one.has.start < one.has.end <= one.has.log_start
     is_at_begin = one.found.offset in (_NONE, one.has.log_start)
     return (
         one.error is None and one.time_ms >= 0 and one.has.start < one.has.log_start and is_at_begin
@@ -206,14 +231,26 @@ def _look_in_lake(asked: Sequence[_Asked], older: Older) -> None:
         assert one.info is not None, "else there is an error"
         assert one.has is not None, "else there is an error"
         try:
-            found = older.first_since(
-                one.table, one.info, one.partition, one.time_ms * 1_000, offset=one.has.start
-            )
-        except StreamhouseError as error:
-            one.error = error
+            found = _in_lake(older, one.table, one.info, one, one.has)
+        except Exception as error:  # noqa: BLE001 - outermost for a partition
+            doing = f"looking for a time in table '{one.table.path}', bucket {one.partition}"
+            one.error = failure_of(error, doing)
             continue
         if found is not None and found.offset < one.has.log_start:
             one.found = found
+
+
+def _in_lake(
+    older: OlderReads, table: OpenTable, info: TableInfo, one: _Asked, has: ReadableOffsets
+) -> WrittenAt | None:
+    if one.time_ms != _LATEST_TIME:
+        since_us = one.time_ms * 1_000
+        return older.first_since(table, info, one.partition, since_us, offset=has.start)
+    # Within a partition time never goes back: the last row has the latest.
+    last = older.read(table, info, one.partition, offset=has.end - 1, rows_max=1, bytes_max=1)
+    if not last.rows.num_rows:
+        return None
+    return WrittenAt(int(last.offsets[0]), int(last.timestamps_us[0]))
 
 
 def _answered(exchange: KafkaExchange, one: _Asked) -> Mapping[str, Any]:

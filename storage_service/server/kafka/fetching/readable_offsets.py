@@ -2,7 +2,8 @@
 
 A consumer knows one range of offsets. The lake's rows belong to it where they lead up to the log
 without a gap: then the range begins with the lake's first row. Offsets that neither has any more,
-because they were overwritten or have reached their time to live, are below it.
+because they were overwritten, have reached their time to live, or left the log while the lake was
+off, are below it, and so is what the lake has below such a hole.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def readable_offsets(table: OpenTable, bucket: int, *, has_history: bool) -> Rea
     expired = table.lake.expired_offsets.get(bucket, 0)
     start = log_start
     if has_history and lake_end(table, bucket) >= log_start:
-        start = min(log_start, truncated)
+        start = min(log_start, max(truncated, tablet.forgotten_offset))
     # What has reached its time to live is found by no read of the table, wherever it still lies.
     start = min(max(start, truncated, expired), end)
     return ReadableOffsets(start=start, log_start=max(log_start, start), end=end)

@@ -208,6 +208,33 @@ async def test_where_a_partition_begins(
         assert stored.responses[0].partition_responses[0].log_start_offset == start
 
 
+async def test_a_range_begins_above_rows_that_left_the_log_while_the_lake_was_off(
+    tmp_path: Path,
+) -> None:
+    history = MemoryHistory()
+    properties = {"table.datalake.enabled": "false", "table.log.segment-bytes": "64kb"}
+    async with kafka_world(tmp_path, history=history) as world:
+        await world.http.create_table("clicks", RAW_TOPIC, properties=properties)
+        rows = [raw_rows(i, i + 100, value_bytes=1_000) for i in range(0, 400, 100)]
+        await append(world, "clicks", 0, *rows)
+        table = world.service.table("clicks")
+        tablet = table.tablet(0)
+        tablet.apply_retention(timestamp_us_before=tablet.now_us() + 1, offset_max=200)
+        start = tablet.log_start_offset
+        assert start > 0
+        # The lake is on again: it has all that the log still has.
+        history.keep(0, start, TIMES_US[0], raw_rows(start, 400))
+        table.keep_lake(LakeState(snapshot_id=1, table_uuid="u", tiered_offsets={0: 400}))
+        tablet.truncate(300)
+        client = await world.client()
+
+        assert await list_offsets(client, "clicks", 0, EARLIEST) == (start, -1)
+        found = fetched(await fetch(client, {"clicks": {0: start - 1}}))
+        assert found["clicks", 0] is ErrorCode.offset_out_of_range
+        found = fetched(await fetch(client, {"clicks": {0: start}}))
+        assert offsets_of(found["clicks", 0]) == [*range(start, 400)]
+
+
 async def test_a_lake_of_another_history_is_not_read(tmp_path: Path) -> None:
     history = MemoryHistory(covered=CoveredOffsets(tiered_offsets={0: ROWS + 1}, epoch=1))
     async with kafka_world(tmp_path, history=history) as world:
