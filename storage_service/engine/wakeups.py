@@ -9,7 +9,7 @@ from typing import Final
 
 from streamhouse.storage_service.errors import OverloadedError
 
-__all__ = ["ANY_BUCKET", "WaiterLimit", "Wakeups", "joint_waiter"]
+__all__ = ["ANY_BUCKET", "WaiterLimit", "Wakeups", "Watch"]
 
 ANY_BUCKET: Final = -1
 """Waits for every bucket of the table."""
@@ -34,65 +34,96 @@ class Wakeups:
         self._limit = limit
         self.count = 0
         """How many wait."""
-        self._waiters: dict[int, set[asyncio.Future[None]]] = {}
+        self._waiting: dict[int, set[Watch]] = {}
 
     def waiter(self, bucket: int, *, timeout_s: float | None) -> asyncio.Future[None]:
         """Return a future that is done when `bucket` changed, the time is up, or all are woken.
 
         Raises `OverloadedError` when too many wait. Awaiting or cancelling it frees its place.
         """
-        return joint_waiter(self._limit, {self: (bucket,)}, timeout_s=timeout_s)
+        watch = Watch(self._limit, {self: (bucket,)})
+        future = watch.waiter(timeout_s=timeout_s)
+        future.add_done_callback(lambda _: watch.close())
+        return future
 
-    def waiting(self, bucket: int) -> set[asyncio.Future[None]]:
+    def waiting(self, bucket: int) -> set[Watch]:
         """Return those who wait for `bucket`, to be added to and taken from."""
-        return self._waiters.setdefault(bucket, set())
+        return self._waiting.setdefault(bucket, set())
 
     def wake(self, buckets: Iterable[int]) -> None:
         """Wake who waits for one of `buckets` or for any."""
         for bucket in (*buckets, ANY_BUCKET):
-            for future in tuple(self._waiters.get(bucket, ())):
-                _finish(future)
+            self._wake(bucket)
 
     def wake_all(self) -> None:
         """Wake everybody: the table is gone, or the service stops."""
-        for waiting in tuple(self._waiters.values()):
-            for future in tuple(waiting):
-                _finish(future)
+        for bucket in tuple(self._waiting):
+            self._wake(bucket)
+
+    def _wake(self, bucket: int) -> None:
+        for watch in tuple(self._waiting.get(bucket, ())):
+            watch.wake(self, bucket)
 
 
-def joint_waiter(
-    limit: WaiterLimit, buckets: Mapping[Wakeups, Iterable[int]], *, timeout_s: float | None
-) -> asyncio.Future[None]:
-    """Return one future for buckets of several tables, as `Wakeups.waiter` does.
+class Watch:
+    """One who waits for buckets of several tables, as often as it takes, until `close`.
 
-    All tables of a service share `limit`. Without any bucket only the time wakes it.
+    Buckets that are woken while nobody awaits are not missed: the next `waiter` is done at once.
     """
-    if limit.count >= limit.waiters_max:
-        raise OverloadedError(
-            f"{limit.waiters_max} requests are already waiting for new rows"
-            " (waiting_fetches_max); try again later"
-        )
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[None] = loop.create_future()
-    timer = None if timeout_s is None else loop.call_later(timeout_s, _finish, future)
-    places = [wakeups.waiting(bucket) for wakeups, own in buckets.items() for bucket in own]
-    for waiting in places:
-        waiting.add(future)
-    for wakeups in buckets:
-        wakeups.count += 1
-    limit.count += 1
 
-    def forget(_: asyncio.Future[None]) -> None:
-        limit.count -= 1
-        for wakeups in buckets:
+    def __init__(self, limit: WaiterLimit, buckets: Mapping[Wakeups, Iterable[int]]) -> None:
+        """Raises `OverloadedError` when too many wait. All tables of a service share `limit`.
+
+        Without any bucket only the time wakes.
+        """
+        if limit.count >= limit.waiters_max:
+            raise OverloadedError(
+                f"{limit.waiters_max} requests are already waiting for new rows"
+                " (waiting_fetches_max); try again later"
+            )
+        self._limit = limit
+        self._tables = tuple(buckets)
+        self._places = [
+            wakeups.waiting(bucket) for wakeups, own in buckets.items() for bucket in own
+        ]
+        self._woken: set[tuple[Wakeups, int]] = set()
+        self._future: asyncio.Future[None] | None = None
+        for waiting in self._places:
+            waiting.add(self)
+        for wakeups in self._tables:
+            wakeups.count += 1
+        limit.count += 1
+
+    def waiter(self, *, timeout_s: float | None) -> asyncio.Future[None]:
+        """Return a future that is done when a bucket is woken, or the time is up."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        if self._woken:
+            future.set_result(None)
+        elif timeout_s is not None:
+            timer = loop.call_later(timeout_s, _finish, future)
+            future.add_done_callback(lambda _: timer.cancel())
+        self._future = future
+        return future
+
+    def wake(self, wakeups: Wakeups, bucket: int) -> None:
+        """Be told of a bucket that changed."""
+        self._woken.add((wakeups, bucket))
+        if self._future is not None:
+            _finish(self._future)
+
+    def take_woken(self) -> set[tuple[Wakeups, int]]:
+        """Return the buckets that were woken since the last call."""
+        woken, self._woken = self._woken, set()
+        return woken
+
+    def close(self) -> None:
+        """Give the place to others. Once."""
+        self._limit.count -= 1
+        for wakeups in self._tables:
             wakeups.count -= 1
-        for waiting in places:
-            waiting.discard(future)
-        if timer is not None:
-            timer.cancel()
-
-    future.add_done_callback(forget)
-    return future
+        for waiting in self._places:
+            waiting.discard(self)
 
 
 def _finish(future: asyncio.Future[None]) -> None:

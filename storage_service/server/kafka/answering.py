@@ -103,9 +103,14 @@ async def answer_request(exchange: KafkaExchange, data: memoryview) -> list[Piec
 
 async def _parsed(exchange: KafkaExchange, data: memoryview) -> Any:
     try:
-        return parse_request(exchange.header, data, elements_max=_INLINE_ELEMENTS_MAX)
+        return _kept(exchange, data, elements_max=_INLINE_ELEMENTS_MAX)
     except ManyElementsError:
-        return await exchange.service.run_blocking(parse_request, exchange.header, data)
+        return await exchange.service.run_blocking(_kept, exchange, data)
+
+
+def _kept(exchange: KafkaExchange, data: memoryview, **limits: int) -> Any:
+    request = parse_request(exchange.header, data, **limits)
+    return request if exchange.api.keep is None else exchange.api.keep(request)
 
 
 async def _answer(exchange: KafkaExchange, request: Any) -> Answer:

@@ -40,6 +40,8 @@ class Api:
     """The first that clients are told of, where they expect an older one that none of them asks."""
     answer: Callable[..., Awaitable[Answer]]
     refuse: Refuse | None = None
+    keep: Callable[[Any], Any] | None = None
+    """Given the request: what is kept of it, for `answer` and `refuse`, of one that may wait."""
     is_open: bool = False
     """Whether it is answered before the client has shown who it is."""
     is_read: bool = False

@@ -12,10 +12,15 @@ from streamhouse.storage_service.kafka.messages.fetch_answer import FETCH_VERSIO
 from streamhouse.storage_service.server.kafka.api import Api
 from streamhouse.storage_service.server.kafka.api_versions import API_VERSIONS_KEY, api_versions
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
-from streamhouse.storage_service.server.kafka.fetching.fetch import answer_fetch, refuse_fetch
+from streamhouse.storage_service.server.kafka.fetching.fetch import (
+    FetchRequest,
+    answer_fetch,
+    refuse_fetch,
+)
 from streamhouse.storage_service.server.kafka.fetching.list_offsets import (
     answer_list_offsets,
     answer_offset_for_leader_epoch,
+    refuse_list_offsets,
 )
 from streamhouse.storage_service.server.kafka.groups.group_apis import GROUP_APIS
 from streamhouse.storage_service.server.kafka.producing.produce import PRODUCE_APIS
@@ -36,6 +41,7 @@ _ROWS: Final = (
         versions=FETCH_VERSIONS,
         answer=answer_fetch,
         refuse=refuse_fetch,
+        keep=FetchRequest.of,
         is_read=True,
     ),
     Api(
@@ -43,6 +49,7 @@ _ROWS: Final = (
         name="list_offsets",
         versions=(1, 9),
         answer=answer_list_offsets,
+        refuse=refuse_list_offsets,
         is_read=True,
     ),
     Api(

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
+import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from streamhouse.storage_service.errors import OverloadedError
@@ -55,6 +57,7 @@ _AROUND_RECORDS_BYTES: Final = 1 << 20
 _UNKNOWN_BYTES_MAX: Final = 64 << 10
 # What a client must take of an answer in `answer_stall_timeout_ms`.
 _PROGRESS_BYTES_MIN: Final = 64 << 10
+_FIRST_FETCH_MAX: Final = 1 << 20
 
 
 class _Request(NamedTuple):
@@ -104,6 +107,8 @@ class KafkaConnection(asyncio.Protocol):
         self._on_open = on_open
         self._on_close = on_close
         self.waiting: set[asyncio.Future[None]] = set()
+        # Consumers that go in step, or connect for each fetch, begin elsewhere, too.
+        self.fetches: Iterator[int] = itertools.count(random.randrange(_FIRST_FETCH_MAX))
         self.members: dict[GroupKey, str] = {}
         self._loop = asyncio.get_running_loop()
         self.refused = RefusedPlaces(self._loop.time)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from kio.schema.errors import ErrorCode
@@ -43,6 +43,8 @@ class Client(Protocol):
     is_gone: bool
     waiting: set[asyncio.Future[None]]
     """Woken when the client goes away."""
+    fetches: Iterator[int]
+    """Numbers of the fetches that have come by it: each begins with another partition."""
     members: dict[GroupKey, str]
     """The member that has joined a group by it last."""
     refused: RefusedPlaces

@@ -9,9 +9,8 @@ are no fetch sessions, and a consumer that reads nothing holds what one answer m
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-import itertools
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,7 +19,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.wakeups import Wakeups, joint_waiter
+from streamhouse.storage_service.engine.wakeups import Wakeups, Watch
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     InvalidNameError,
@@ -52,9 +51,7 @@ from streamhouse.storage_service.server.kafka.fetching.reading import (
 from streamhouse.storage_service.server.kafka.topics.topic_tables import topic_table
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
-__all__ = ["answer_fetch", "refuse_fetch"]
-
-_logger = logging.getLogger(__name__)
+__all__ = ["FetchRequest", "answer_fetch", "refuse_fetch"]
 
 _BUSY_MS: Final = 1_000
 # Rows that have left the log are not counted before they are read.
@@ -76,13 +73,44 @@ _KNOWN: Final = frozenset(
 _INLINE_PARTS_MAX: Final = 64
 # Beyond it the event loop is given to others in between.
 _LOOKED_AT_ONCE_MAX: Final = 1_000
-_turns: Final = itertools.count()
 
 
-async def answer_fetch(exchange: KafkaExchange, request: Any) -> Sequence[Piece]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRequest:
+    """What is kept of a request while it waits: partitions that there are, each once."""
+
+    session_id: int
+    wait_s: float
+    bytes_min: int
+    bytes_max: int
+    wanted: Mapping[tuple[str, int], tuple[int, int]]
+    """Topic and partition -> the offset and how many bytes."""
+
+    @classmethod
+    def of(cls, request: Any) -> FetchRequest:
+        """Keep of kio's entity, which is many times larger, what an answer needs.
+
+        What names a partition many times is answered once: no client does, and each mention would
+        be a read of its own.
+        """
+        wanted: dict[tuple[str, int], tuple[int, int]] = {}
+        for topic in request.topics:
+            for one in topic.partitions:
+                place = topic.topic, one.partition
+                wanted.setdefault(place, (one.fetch_offset, one.partition_max_bytes))
+        return cls(
+            session_id=getattr(request, "session_id", 0),
+            wait_s=request.max_wait.total_seconds(),
+            bytes_min=request.min_bytes,
+            bytes_max=request.max_bytes,
+            wanted=wanted,
+        )
+
+
+async def answer_fetch(exchange: KafkaExchange, request: FetchRequest) -> Sequence[Piece]:
     """Answer the records of the partitions that are asked for."""
     version = exchange.api_version
-    if getattr(request, "session_id", 0):
+    if request.session_id:
         # It was never given one: the client begins anew, without.
         exchange.note(ErrorCode.fetch_session_id_not_found)
         return fetch_answer(version, {}, error=ErrorCode.fetch_session_id_not_found)
@@ -103,31 +131,28 @@ async def answer_fetch(exchange: KafkaExchange, request: Any) -> Sequence[Piece]
     return await exchange.service.run_blocking(write, topics)
 
 
-def refuse_fetch(request: Any, code: ErrorCode, _: str) -> Mapping[str, Any]:
+def refuse_fetch(request: FetchRequest, code: ErrorCode, _: str) -> Mapping[str, Any]:
     """Return the answer that has an error for every partition that was asked for.
 
     No error if the service is busy: consumers take that for nothing yet, and ask again later.
     """
     is_busy = code is ErrorCode.request_timed_out
     code = ErrorCode.none if is_busy else code if code in _KNOWN else ErrorCode.unknown_server_error
+    topics: dict[str, list[Mapping[str, Any]]] = {}
+    for topic, partition in request.wanted:
+        answered = {
+            "partition_index": partition,
+            "error_code": code,
+            "high_watermark": -1,
+            "last_stable_offset": -1,
+            "log_start_offset": -1,
+            "records": b"",
+        }
+        topics.setdefault(topic, []).append(answered)
     return {
         "throttle_time": timedelta(milliseconds=_BUSY_MS if is_busy else 0),
         "responses": [
-            {
-                "topic": topic.topic,
-                "partitions": [
-                    {
-                        "partition_index": partition.partition,
-                        "error_code": code,
-                        "high_watermark": -1,
-                        "last_stable_offset": -1,
-                        "log_start_offset": -1,
-                        "records": b"",
-                    }
-                    for partition in topic.partitions
-                ],
-            }
-            for topic in request.topics
+            {"topic": topic, "partitions": partitions} for topic, partitions in topics.items()
         ],
     }
 
@@ -143,6 +168,8 @@ class _Asked:
     table: OpenTable | None
     error: StreamhouseError | None
     has: ReadableOffsets | None = None
+    bytes_ready: int = 0
+    """About how many bytes it has, as it was seen last."""
 
     @property
     def has_rows(self) -> bool:
@@ -156,37 +183,28 @@ class _Asked:
 class _Fetch:
     """One request. Event loop only."""
 
-    def __init__(self, exchange: KafkaExchange, request: Any) -> None:
+    def __init__(self, exchange: KafkaExchange, request: FetchRequest) -> None:
         self._exchange = exchange
         self._service = exchange.service
         self._lake_reads: LakeReads | None = exchange.broker.lake_reads
         config = self._service.config
-        self._bytes_min = request.min_bytes
-        self._bytes_max = max(1, min(request.max_bytes, config.fetch_bytes_max))
-        wait_s = request.max_wait.total_seconds()
-        wait_s = max(0.0, min(wait_s, config.fetch_wait_ms_max / 1_000))
+        self._bytes_min = request.bytes_min
+        self._bytes_max = max(1, min(request.bytes_max, config.fetch_bytes_max))
+        wait_s = max(0.0, min(request.wait_s, config.fetch_wait_ms_max / 1_000))
         self._deadline = asyncio.get_running_loop().time() + wait_s
-        self._topics = request.topics
+        self._wanted = request.wanted
         self._asked: list[_Asked] = []
+        self._bytes_ready = 0
+        self._is_failed = False
 
     async def begin(self) -> None:
-        """Find the tables of what is asked for; to be called first.
-
-        What names a partition many times is answered once: no client does, and each mention would
-        be a read of its own.
-        """
-        asked: dict[tuple[str, int], _Asked] = {}
+        """Find the tables of what is asked for; to be called first."""
         tables: dict[str, tuple[OpenTable | None, StreamhouseError | None]] = {}
-        mentions = ((topic.topic, one) for topic in self._topics for one in topic.partitions)
-        async for topic, p in in_slices(mentions):
+        async for (topic, partition), (offset, bytes_max) in in_slices(self._wanted.items()):
             if topic not in tables:
                 tables[topic] = self._found(topic)
-            if (topic, p.partition) not in asked:
-                asked[topic, p.partition] = _Asked(
-                    topic, p.partition, p.fetch_offset, p.partition_max_bytes, *tables[topic]
-                )
-        self._asked = list(asked.values())
-        if len(asked) > _LOOKED_AT_ONCE_MAX:
+            self._asked.append(_Asked(topic, partition, offset, bytes_max, *tables[topic]))
+        if len(self._asked) > _LOOKED_AT_ONCE_MAX:
             # What is wrong is found now. The others are looked at again, without letting go of the
             # loop, before anything waits: there are not more of them than buckets.
             async for one in in_slices(self._asked):
@@ -209,15 +227,35 @@ class _Fetch:
 
     async def wait(self) -> None:
         """Wait until there is enough to answer, or something wrong to tell, or the time is up."""
-        loop = asyncio.get_running_loop()
-        while not self._is_enough():
-            left_s = self._deadline - loop.time()
-            if left_s <= 0 or self._service.is_draining:
-                return
-            caller = self._exchange.caller
-            await self._exchange.wait(self._waiter(left_s))
-            if self._exchange.caller != caller:
-                self._check_grants()
+        for one in self._asked:
+            self._look(one)
+        if self._is_enough() or self._is_time_up():
+            return
+        places: dict[tuple[Wakeups, int], list[_Asked]] = {}
+        buckets: dict[Wakeups, list[int]] = {}
+        for one in self._asked:
+            assert one.table is not None, "else there is an error to tell"
+            places.setdefault((one.table.wakeups, one.partition), []).append(one)
+            buckets.setdefault(one.table.wakeups, []).append(one.partition)
+        with contextlib.closing(Watch(self._service.manager.waiter_limit, buckets)) as watch:
+            # Each row that is written wakes many: nobody looks at more than has changed.
+            while not (self._is_enough() or self._is_time_up()):
+                caller = self._exchange.caller
+                await self._exchange.wait(watch.waiter(timeout_s=self._left_s()))
+                if self._exchange.caller != caller:
+                    self._check_grants()
+                for place in watch.take_woken():
+                    for one in places[place]:
+                        self._look(one)
+        # Some have changed without waking anybody: what has left the log is in the lake.
+        async for one in in_slices(self._asked):
+            self._look(one)
+
+    def _left_s(self) -> float:
+        return self._deadline - asyncio.get_running_loop().time()
+
+    def _is_time_up(self) -> bool:
+        return self._left_s() <= 0 or self._service.is_draining
 
     def _check_grants(self) -> None:
         """Read nothing of tables that the caller may not read any more."""
@@ -226,30 +264,29 @@ class _Fetch:
                 Level.READ, str(one.table.path)
             ):
                 one.table, one.error = self._found(one.topic)
+                self._is_failed = self._is_failed or one.error is not None
 
     def _is_enough(self) -> bool:
-        """Look at every partition as it is now, and say whether to answer."""
-        bytes_left = self._bytes_min
-        is_failed = False
-        for one in self._asked:
-            self._look(one)
-            is_failed = is_failed or one.error is not None
-            if bytes_left > 0 and one.has_rows:
-                bytes_left -= self._estimate(one) if bytes_left > 1 else 1
-        return is_failed or bytes_left <= 0
+        """Say whether to answer, by what was seen of the partitions."""
+        return self._is_failed or self._bytes_ready >= self._bytes_min
 
     def _look(self, one: _Asked) -> None:
-        if one.table is None or one.error is not None:
-            return
+        """Look at a partition as it is now."""
+        if one.table is not None and one.error is None:
+            self._find_readable(one, one.table)
+        self._is_failed = self._is_failed or one.error is not None
+        ready = max(1, self._estimate(one)) if one.has_rows else 0
+        self._bytes_ready += ready - one.bytes_ready
+        one.bytes_ready = ready
+
+    def _find_readable(self, one: _Asked, table: OpenTable) -> None:
         try:
-            self._service.manager.check_readable(one.table)
-            has = readable_offsets(
-                one.table, one.partition, has_history=self._lake_reads is not None
-            )
+            self._service.manager.check_readable(table)
+            has = readable_offsets(table, one.partition, has_history=self._lake_reads is not None)
             one.has = has
             if one.offset not in has:
                 raise OffsetOutOfRangeError(
-                    f"table '{one.table.path}', bucket {one.partition}: offset {one.offset} is"
+                    f"table '{table.path}', bucket {one.partition}: offset {one.offset} is"
                     f" outside those that are readable, {has.start} to {has.end}"
                 )
         except StreamhouseError as error:
@@ -264,41 +301,40 @@ class _Fetch:
             return min(one.bytes_max, _LAKE_BYTES_ESTIMATE)
         return one.table.tablet(one.partition).bytes_estimate(one.has.end - one.offset)
 
-    def _waiter(self, timeout_s: float) -> asyncio.Future[None]:
-        buckets: dict[Wakeups, list[int]] = {}
-        for one in self._asked:
-            assert one.table is not None, "else there is an error to tell"
-            buckets.setdefault(one.table.wakeups, []).append(one.partition)
-        return joint_waiter(self._service.manager.waiter_limit, buckets, timeout_s=timeout_s)
-
     # -- reading -------------------------------------------------------------------------------
 
     async def read(self) -> FoundRecords:
         """Read what there is now, once there is room for it."""
         await self._keep_schemas()
-        parts = await self._parts()
-        if not parts:
+        has_rows = await self._parts()
+        if not has_rows:
             return FoundRecords()
-        is_in_lake = any(part.is_in_lake for part in parts)
-        weight = max(part.table.weight for part in parts)
-        read = functools.partial(read_parts, parts, self._bytes_max)
+        is_in_lake = any(part.is_in_lake for part in has_rows)
+        weight = max(part.table.weight for part in has_rows)
+        caller = self._exchange.caller
 
         async def build(expected: int) -> FoundRecords:
+            if self._exchange.caller != caller:
+                # There was no room for a while, and the grants are others now.
+                self._check_grants()
+            parts = [part for part in has_rows if self._asked[part.number].error is None]
+            read = functools.partial(read_parts, parts, self._bytes_max)
             if is_in_lake:
                 assert self._lake_reads is not None, "else the log has all that is readable"
                 return await self._lake_reads.run(read)
-            is_soon_done = expected * weight <= self._service.config.inline_bytes_max
-            if is_soon_done and len(parts) <= _INLINE_PARTS_MAX:
-                return read()
+            if len(parts) <= _INLINE_PARTS_MAX:
+                byte_count = expected + sum(part.large_batch_bytes() for part in parts)
+                if byte_count * weight <= self._service.config.inline_bytes_max:
+                    return read()
             return await self._service.run_blocking(read)
 
         estimate = sum(
-            min(part.bytes_max, self._estimate(self._asked[part.number])) for part in parts
+            min(part.bytes_max, self._estimate(self._asked[part.number])) for part in has_rows
         )
         found = await self._service.answers.build(
             self._exchange, min(estimate, self._bytes_max), build
         )
-        for part in parts:
+        for part in has_rows:
             if part.number in found.writers:
                 part.open_table.read_rows += found.writers[part.number].row_count
         self._service.metrics.count_sent(row_count=found.row_count, byte_count=found.byte_count)
@@ -337,7 +373,7 @@ class _Fetch:
                     has=one.has,
                 )
                 found.append(part)
-        turn = next(_turns) % len(found) if found else 0
+        turn = next(self._exchange.client.fetches) % len(found) if found else 0
         return found[turn:] + found[:turn]
 
     # -- answering -----------------------------------------------------------------------------

@@ -140,6 +140,11 @@ class RecordsWriter:
 
         Raises as `LogTablet.read`, `CorruptDataError`, and whatever making a record of a row does.
         """
+        if not self._is_owed and self.next_offset < end:
+            # A read is of a whole batch, however little of it there is room for.
+            near = tablet.extent(self.next_offset)
+            if near.byte_count > near.row_count * self._bytes_left / _GROWTH_MIN:
+                return
         while self.next_offset < end and self.has_room:
             first = self.next_offset
             stored = tablet.read(first, bytes_max=self.bytes_wanted, end_offset=end)
@@ -237,7 +242,7 @@ class RecordsWriter:
         for frame in stored:
             try:
                 found.append(self.table.rows(frame))
-            except Exception:
+            except Exception:  # raised again where a read begins with it
                 if not found:
                     raise
                 # The next read begins at it.
@@ -304,7 +309,7 @@ class RecordsWriter:
                     first_row=row - begin,
                     schemas=self.table.schemas,
                 )
-            except Exception:
+            except Exception:  # raised again where the row is the first
                 if stop - row == 1:
                     raise
                 stop = row + (stop - row) // 2

@@ -10,6 +10,7 @@ import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import OffsetOutOfRangeError, StreamhouseError
@@ -25,6 +26,10 @@ from streamhouse.storage_service.server.kafka.fetching.readable_offsets import R
 __all__ = ["FoundRecords", "Part", "read_parts"]
 
 _logger = logging.getLogger(__name__)
+
+# The log's index has an entry for so many bytes of small batches, or a few more.
+_SMALL_EXTENT_BYTES: Final = 8 << 10
+_UNKNOWN_BYTES: Final = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,15 @@ class Part:
     def is_in_lake(self) -> bool:
         """Whether what is wanted of it has left the log."""
         return self.offset < self.has.log_start
+
+    def large_batch_bytes(self) -> int:
+        """Return about how large the first stored batch is that is read of the log; 0 if small."""
+        try:
+            byte_count = self.tablet.extent(self.offset).byte_count
+        except StreamhouseError:
+            # Reading it says what is wrong.
+            return _UNKNOWN_BYTES
+        return byte_count if byte_count > _SMALL_EXTENT_BYTES else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from streamhouse.storage_service.engine.wakeups import (
     ANY_BUCKET,
     WaiterLimit,
     Wakeups,
-    joint_waiter,
+    Watch,
 )
 from streamhouse.storage_service.errors import OverloadedError
 
@@ -58,7 +58,8 @@ async def test_places_are_limited_and_freed_by_waking_and_cancelling() -> None:
 async def test_one_may_wait_for_buckets_of_several_tables() -> None:
     limit = WaiterLimit(1)
     first, second = Wakeups(limit), Wakeups(limit)
-    waiter = joint_waiter(limit, {first: (0, 1), second: (3,)}, timeout_s=None)
+    watch = Watch(limit, {first: (0, 1), second: (3,)})
+    waiter = watch.waiter(timeout_s=None)
     assert (limit.count, first.count, second.count) == (1, 1, 1)
     with pytest.raises(OverloadedError):
         second.waiter(0, timeout_s=None)
@@ -68,7 +69,16 @@ async def test_one_may_wait_for_buckets_of_several_tables() -> None:
     assert not waiter.done()
     second.wake([3])
     await waiter
-    await asyncio.sleep(0)
+    assert watch.take_woken() == {(second, 3)}
+    # It waits on, and what is woken meanwhile is not missed.
+    again = watch.waiter(timeout_s=None)
+    assert not again.done()
+    first.wake([0, 1])
+    await again
+    second.wake([3])
+    assert watch.waiter(timeout_s=None).done()
+    assert watch.take_woken() == {(first, 0), (first, 1), (second, 3)}
+    watch.close()
 
     assert (limit.count, first.count, second.count) == (0, 0, 0)
     # Nothing of it is left where nothing changed.
@@ -78,8 +88,9 @@ async def test_one_may_wait_for_buckets_of_several_tables() -> None:
 
 async def test_one_may_wait_for_no_more_than_the_time() -> None:
     limit = WaiterLimit(1)
-    waiter = joint_waiter(limit, {}, timeout_s=0.001)
+    watch = Watch(limit, {})
     assert limit.count == 1
-    await waiter
-    await asyncio.sleep(0)
+    await watch.waiter(timeout_s=0.001)
+    assert not watch.take_woken()
+    watch.close()
     assert limit.count == 0

@@ -15,6 +15,7 @@ from kio.schema.errors import ErrorCode
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.kafka.groups.coordinator import GroupLimits
 from streamhouse.storage_service.server.access.grants import token_hash
+from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.http.tls import Certificate
 from tests.support.certificates import make_certificates
 from tests.support.fetch_world import fetch_values, fetched
@@ -220,6 +221,41 @@ async def test_who_may_not_read_any_more_gets_no_rows_that_it_waits_for(
         else:
             answer = await client.answer(FETCH, 11, number)
             assert fetched(answer) == {("events", 0): ErrorCode.topic_authorization_failed}
+
+
+async def test_who_may_not_read_any_more_gets_no_rows_that_there_was_no_room_for(
+    tmp_path: Path,
+) -> None:
+    grants = _grants(tmp_path / "grants", reader=["read:*"], boss=["admin:*", "write:*"])
+    async with kafka_world(
+        tmp_path / "data", grants_file=grants, grants_check_interval_ms=1
+    ) as world:
+        owner = {"authorization": "Bearer boss"}
+        made = await world.http.call(
+            "POST", "/v1/tables", headers=owner, json_body=table_descriptor("events").to_json()
+        )
+        assert made.status == 201
+        body = append_body(EVENTS, [(0, 0, event_rows(0, 20_000))])
+        await world.http.call("POST", "/v1/tables/events/append", headers=owner, body=body)
+        client = await world.client()
+        await _sign_in(client, "reader")
+        answers = world.service.answers
+        taken = world.service.config.answers_bytes_max
+        answers.take("others", taken)
+        number = client.send(FETCH, 11, **fetch_values({"events": {0: 0}}))
+        await until(lambda: answers._waiting)
+
+        _grants(grants, reader=[], boss=["admin:*", "write:*"])
+
+        def may_read() -> bool:
+            caller = world.service.access.caller_of(b"reader")
+            assert caller is not None
+            return caller.may(Level.READ, "default.events")
+
+        await until(lambda: not may_read())
+        answers.give_back("others", taken)
+        answer = await client.answer(FETCH, 11, number)
+        assert fetched(answer) == {("events", 0): ErrorCode.topic_authorization_failed}
 
 
 async def test_the_door_speaks_tls_with_the_services_certificate(tmp_path: Path) -> None:

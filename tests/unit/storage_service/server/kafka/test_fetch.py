@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,40 @@ async def test_partitions_take_turns_where_all_do_not_fit(tmp_path: Path) -> Non
             assert sizes < 2_500
 
         assert served == {0, 1, 2, 3}
+
+
+async def test_partitions_take_turns_for_each_of_several_consumers(tmp_path: Path) -> None:
+    async with kafka_world(tmp_path) as world:
+        served: dict[str, set[int]] = {"clicks": set(), "views": set()}
+        clients = {topic: await world.client() for topic in served}
+        for topic in served:
+            await raw_topic(world, topic, buckets=2)
+            for bucket in range(2):
+                await append(world, topic, bucket, raw_rows(0, 100))
+        # They go in step.
+        for _ in range(2):
+            for topic, client in clients.items():
+                answer = await fetch(client, {topic: {0: 0, 1: 0}}, max_bytes=100)
+                partitions = answer.responses[0].partitions
+                served[topic] |= {p.partition_index for p in partitions if p.records}
+
+        assert served == {"clicks": {0, 1}, "views": {0, 1}}
+
+
+async def test_a_request_that_waits_holds_little_of_what_it_names(tmp_path: Path) -> None:
+    async with kafka_world(tmp_path) as world:
+        await raw_topic(world)
+        client = await world.client()
+        values = fetch_values({"clicks": {0: 0}}, wait_ms=20_000)
+        (topic,) = values["topics"]
+        values["topics"] = [{**topic, "partitions": topic["partitions"] * 2_000}]
+        client.send(FETCH, 11, **values)
+        del values, topic
+        await until(lambda: world.service.manager.waiter_limit.count == 1)
+
+        kept = [one for one in gc.get_objects() if type(one).__name__ == "FetchPartition"]
+
+        assert len(kept) < 10
 
 
 async def test_a_fetch_at_the_end_waits_for_a_row(tmp_path: Path) -> None:

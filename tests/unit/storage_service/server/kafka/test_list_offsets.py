@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from kio.schema.errors import ErrorCode
 
 from tests.support.fetch_world import TIMES_US, MemoryHistory, list_offsets, tiered_clicks
+from tests.support.held_step import lower
 from tests.support.kafka_world import kafka_world
 
 LATEST, EARLIEST, LATEST_TIME, EARLIEST_IN_LOG, LATEST_IN_LAKE = -1, -2, -3, -4, -5
@@ -65,6 +67,43 @@ async def test_offsets_by_name(tmp_path: Path) -> None:
                 EARLIEST_IN_LOG: (20, -1),
                 LATEST_IN_LAKE: (29, -1),
             }
+
+
+async def test_the_latest_time_is_that_of_the_last_row_wherever_it_is(tmp_path: Path) -> None:
+    history = MemoryHistory()
+    async with kafka_world(tmp_path, history=history) as world:
+        await tiered_clicks(world, history, end=60, log_start=60)
+        client = await world.client()
+
+        assert await list_offsets(client, "clicks", 0, LATEST_TIME) == (59, TIMES_US[2] // 1_000)
+
+
+async def test_a_time_that_is_looked_for_while_the_lake_is_busy_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = MemoryHistory()
+    async with kafka_world(tmp_path, history=history) as world:
+        await tiered_clicks(world, history)
+        client = await world.client()
+        with monkeypatch.context() as busy:
+            lower(busy, "history-reads", 0)
+
+            assert await list_offsets(client, "clicks", 0, 0) == ErrorCode.request_timed_out
+            assert await list_offsets(client, "clicks", 0, EARLIEST) == (0, -1)
+
+        assert await list_offsets(client, "clicks", 0, 0) == (0, TIMES_US[0] // 1_000)
+
+
+async def test_a_service_that_is_busy_says_so_of_each_partition(tmp_path: Path) -> None:
+    async with kafka_world(tmp_path, open_requests_max=1) as world:
+        await tiered_clicks(world, MemoryHistory())
+        client = await world.client()
+        world.service.open_requests += 1
+
+        assert await list_offsets(client, "clicks", 0, EARLIEST) == ErrorCode.request_timed_out
+
+        world.service.open_requests -= 1
+        assert await list_offsets(client, "clicks", 0, EARLIEST) == (20, -1)
 
 
 async def test_the_end_of_the_only_leader_epoch(tmp_path: Path) -> None:
