@@ -25,6 +25,8 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import (
@@ -32,6 +34,7 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     InvalidSchemaError,
     SchemaMismatchError,
+    UnavailableError,
 )
 from streamhouse.storage_service.model.casts.conform import conform
 from streamhouse.storage_service.model.merge_engine import is_merge_property
@@ -57,6 +60,7 @@ __all__ = [
     "change_schema",
     "convert_rows",
     "in_current_version",
+    "read_before_change",
     "read_stored",
     "replace_columns",
     "stored_version_of",
@@ -150,17 +154,66 @@ def stored_version_of(info: TableInfo, stored: pa.Schema) -> int:
     raise CorruptDataError(f"table '{info.path}': rows of an unknown schema are stored: {stored}")
 
 
-def in_current_version(info: TableInfo, rows: pa.RecordBatch) -> pa.RecordBatch:
+def in_current_version(
+    info: TableInfo,
+    rows: pa.RecordBatch,
+    *,
+    schema_id: int | None = None,
+    deletes: npt.NDArray[np.bool_] | None = None,
+) -> pa.RecordBatch:
     """Return rows for an earlier version of the schema as rows for the current one.
 
-    Others stay as they are. Raises `SchemaMismatchError` as `conform` does.
+    Others stay as they are.
+
+    Args:
+        schema_id: the version that the rows are for; by default the one that their columns say.
+        deletes: which rows delete one, of which only the key counts. With it columns beside the
+            key may have nulls: which row may, is for the caller to check. Rows that all delete may
+            have the key's columns only.
+
+    Raises `SchemaMismatchError` as `conform` does.
     """
-    schema_id = version_of(info, rows.schema)
+    table = str(info.path)
+    if schema_id is None:
+        schema_id = version_of(info, rows.schema)
     if schema_id == info.schema_id:
         return rows
-    old = _with_nulls_of(info.schema_version(schema_id), info.schema)
-    conformed = conform(rows, old, table=str(info.path))
-    return convert_rows(conformed, old, info.schema, table=str(info.path))
+    old, new = info.schema_version(schema_id), info.schema
+    if deletes is None:
+        old = _with_nulls_of(old, new)
+    else:
+        key = new.select(info.descriptor.primary_key, table=table)
+        of_key = _of_ids(old, key)
+        if deletes.all() and set(rows.schema.names) == set(of_key.names):
+            old, new = of_key, key
+        else:
+            old, new = _with_nulls_beside(key, old), _with_nulls_beside(key, new)
+    return convert_rows(conform(rows, old, table=table), old, new, table=table)
+
+
+def read_before_change(table: str, why: str) -> UnavailableError:
+    """What is said of rows that were read before a change of the schema, and no longer fit."""
+    return UnavailableError(
+        f"table '{table}': its schema changed while the rows were on their way, and as they were"
+        f" read they cannot be stored; send them again: {why}"
+    )
+
+
+def _of_ids(old: Schema, new: Schema) -> Schema:
+    """Return the columns of `old` that `new` has."""
+    ids = {column.id for column in new.columns}
+    return Schema(tuple(column for column in old.columns if column.id in ids))
+
+
+def _with_nulls_beside(key: Schema, schema: Schema) -> Schema:
+    """Return a version of the schema with nulls allowed in all columns but those of the key."""
+    ids = {column.id for column in key.columns}
+    return Schema(
+        tuple(
+            column if column.id in ids else dataclasses.replace(column, nullable=True)
+            for column in schema.columns
+        )
+    )
 
 
 def _with_nulls_of(old: Schema, new: Schema) -> Schema:

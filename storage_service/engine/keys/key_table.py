@@ -14,11 +14,11 @@ from streamhouse.storage_service.engine.open_table import Appended, OpenTable
 from streamhouse.storage_service.engine.record_schemas import RecordSchemas
 from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.engine.wakeups import Wakeups
+from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.changelog import OPERATION_DELETE
 from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.schema_change import in_current_version
+from streamhouse.storage_service.model.schema_change import in_current_version, read_before_change
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.traces.stages import stage_ended
 
@@ -96,15 +96,21 @@ class KeyTable(OpenTable):
             if columns is None and len(self.info.schema_versions) > 1:
                 writes = [self._of_now(write) for write in writes]
             return await self.key_writer.write(writes, columns=columns, writer_id=writer_id)
+        except InvalidRequestError as error:
+            # They may be right for the schema there is now, and are read by it then.
+            if all(write.schema_id in (None, self.info.schema_id) for write in writes):
+                raise
+            raise read_before_change(str(self.info.path), str(error.message)) from error
         finally:
             # A write whose caller has gone goes on: commits wait for it by `settle`.
             self.gate.leave()
 
     def _of_now(self, write: KeyWrite) -> KeyWrite:
         """Return a write that may have been read before a change of the schema with rows of now."""
-        if write.operations is not None and (write.operations == OPERATION_DELETE).all():
-            return write
-        return write._replace(rows=in_current_version(self.info, write.rows))
+        rows = in_current_version(
+            self.info, write.rows, schema_id=write.schema_id, deletes=write.deletes
+        )
+        return write if rows is write.rows else write._replace(rows=rows)
 
     async def settle(self) -> None:
         """Return when all writes taken so far are answered."""

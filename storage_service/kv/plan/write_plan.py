@@ -40,7 +40,8 @@ class KeyWrite(NamedTuple):
     """Changes of one request to one bucket. Without `operations` every row is an upsert.
 
     `row_numbers` say where the rows were in the request, for what is refused. With `versions` only
-    stored rows that were written at these offsets are seen, when it is the write's turn.
+    stored rows that were written at these offsets are seen, when it is the write's turn. The
+    columns are of version `schema_id` of the table's schema, the current one if it is None.
     """
 
     bucket: int
@@ -50,6 +51,12 @@ class KeyWrite(NamedTuple):
     row_numbers: npt.NDArray[np.int64] | None = None
     versions: range | None = None
     continuity: Continuity = Continuity.EXACT
+    schema_id: int | None = None
+
+    @property
+    def deletes(self) -> npt.NDArray[np.bool_] | None:
+        """Which rows are deleted; None: all are upserts."""
+        return None if self.operations is None else self.operations == OPERATION_DELETE
 
 
 def delete_of(bucket: int, keys: pa.RecordBatch, *, written_below: int | None = None) -> KeyWrite:

@@ -26,11 +26,13 @@ __all__ = ["Arranged", "Divided", "arranged", "divide", "divide_arranged", "divi
 class Divided:
     """Batches of rows that fit, as the table has them, and those that do not.
 
-    Of these, batch by batch: the number of the batch's first row, and its bad rows.
+    Of these, batch by batch: the number of the batch's first row, and its bad rows. `schema_id` is
+    the version of the table's schema that rows were divided by; None: their columns say it.
     """
 
     good: Sequence[pa.RecordBatch]
     bad: Sequence[tuple[int, Sequence[BadRow]]]
+    schema_id: int | None = None
 
     @property
     def good_count(self) -> int:

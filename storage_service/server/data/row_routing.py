@@ -144,7 +144,7 @@ def routed_changes(
     """
     if not rows.num_rows:
         return []
-    write = KeyWrite(0, rows, operations, sequence)
+    write = KeyWrite(0, rows, operations, sequence, schema_id=request.table.schema_id)
     return list(_by_bucket([(None, write)], request))
 
 
@@ -212,9 +212,13 @@ def routed_writes(body: bytes, request: RowsRequest) -> list[KeyWrite]:
             position = names.index(CHANGE_TYPE_COLUMN)
             operations = operations_of(rows.column(position), table=str(request.table.path))
             rows = rows.remove_column(position)
+        table = request.table
+        write = KeyWrite(
+            part.bucket or 0, rows, operations, part.sequence, schema_id=table.schema_id
+        )
         if request.verb == "upsert":
-            rows = in_current_version(request.table, rows)
-        write = KeyWrite(part.bucket or 0, rows, operations, part.sequence)
+            of_now = in_current_version(table, rows, deletes=write.deletes)
+            write = write._replace(rows=of_now)
         parts.append((part.bucket, write))
     pieces: dict[int, list[KeyWrite]] = {}
     for piece in _by_bucket(parts, request):
@@ -335,6 +339,7 @@ def _joined(pieces: Sequence[KeyWrite]) -> KeyWrite:
         pa.concat_batches([piece.rows for piece in pieces]),
         np.concatenate(given) if given else None,
         row_numbers=np.concatenate(known) if len(known) == len(pieces) else None,
+        schema_id=pieces[0].schema_id,
     )
 
 

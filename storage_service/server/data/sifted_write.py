@@ -30,6 +30,8 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.rejected.companion import rejected_rows
 from streamhouse.storage_service.model.rejected.division import Divided, divide, divide_rows
+from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.storage_service.model.schema_change import read_before_change, version_of
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
@@ -343,6 +345,8 @@ async def _commit(
     with spare:
         parts = []
         if divided.good:
+            # Of a table with a key the schema stays while the transaction is open.
+            _check_columns(table.info, divided)
             staged = await _stage(service, table, transaction_id, divided.good, bucket=asked.bucket)
             parts.append(staged)
         linked = None
@@ -370,6 +374,15 @@ async def _commit(
             raise
         assert result is not None, "nobody has limited the wait"
         return result
+
+
+def _check_columns(table: TableInfo, divided: Divided) -> None:
+    """Raise UnavailableError for rows whose columns are taken for others since a change."""
+    if divided.schema_id in (None, table.schema_id):
+        return
+    fields = [field for field in divided.good[0].schema if field.name != CHANGE_TYPE_COLUMN]
+    if version_of(table, pa.schema(fields)) != divided.schema_id:
+        raise read_before_change(str(table.path), f"they are of version {divided.schema_id}")
 
 
 def _abort(service: Service, table: OpenTable, transaction_id: str) -> None:

@@ -223,7 +223,8 @@ class _Reading:
         if found.bad:
             if not self._is_rejecting:
                 raise _refusal(found.bad, table)
-            divided = Divided([_as_changes(found)] if found.rows.num_rows else [], [(0, found.bad)])
+            good = [_as_changes(found)] if found.rows.num_rows else []
+            divided = Divided(good, [(0, found.bad)], table.schema_id)
         elif table.is_primary_key_table:
             writes = routed_changes(found.rows, found.operations, request, sequence=packed)
         elif found.rows.num_rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -125,6 +126,17 @@ def test_rows_of_an_earlier_version_may_be_null_where_the_current_one_allows_it(
     current = in_current_version(info, given)
 
     assert current.to_pylist() == [{"id": None, "price": None, "weight": 0.5, "note": None}]
+
+
+@pytest.mark.parametrize("names", [["id"], ["id", "price", "weight"]])
+def test_of_rows_to_delete_the_key_alone_is_made_a_newer_versions(names: list[str]) -> None:
+    changes = [{"rename": "id", "to": "number"}, {"drop": "weight", "confirm": "weight"}]
+    info = change_schema(_info(primary_key=("id",)), changes)
+    nothing = _rows(info, 0, (1, None, None, None, None)).select(names)
+
+    current = in_current_version(info, nothing, schema_id=0, deletes=np.array([True]))
+
+    assert current.to_pylist() == [{"number": 1, **({"price": None} if len(names) > 1 else {})}]
 
 
 def test_a_dropped_column_that_allowed_no_null_cannot_be_read_from_newer_rows() -> None:
