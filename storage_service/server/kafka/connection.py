@@ -5,6 +5,8 @@
 Guarantees:
 - answers leave in the order of their requests; a request begins when the one before it is answered,
   but for writes, of which a few are in progress at a time
+- rows are stored in the order of their requests: behind a write that ends the connection without
+  having handed its rows over none is stored
 - what a connection holds is bounded: bytes are counted in the memory for bodies as they arrive,
   and nothing is read from the socket while requests that have arrived wait
 - who sends half a request, reads no answers or is silent for long is cut off
@@ -257,8 +259,10 @@ class KafkaConnection(asyncio.Protocol):
             try:
                 with request.held:
                     await self._answer(exchange, request, answer)
-            finally:
-                exchange.pass_turn()
+            except BaseException:
+                exchange.break_turn()
+                raise
+            exchange.pass_turn()
 
         self._begin(run())
         while len(self._in_progress) >= self._config.kafka_pipelined_max:
@@ -284,6 +288,8 @@ class KafkaConnection(asyncio.Protocol):
             _logger.debug("event=kafka_connection_closed client=%s why=%r", self.address, error)
         except Exception:  # the outermost loop of a request: a bug is told by closing
             _logger.exception("event=bug route=kafka client=%s", self.address)
+        # What has arrived behind it is not begun.
+        self.close_when_answered()
         self._transport.abort()
 
     async def _answer(

@@ -84,8 +84,9 @@ class KafkaExchange:
         self.path = api.name
         """What an audit line names; a handler adds the topic that is refused."""
         self._reported: Counter[str] = Counter()
-        self._turn: asyncio.Future[None] | None = None
-        self._next_turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Whether the rows of the request before were handed over, or refused by an answer.
+        self._turn: asyncio.Future[bool] | None = None
+        self._next_turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     @property
     def api_version(self) -> int:
@@ -190,11 +191,18 @@ class KafkaExchange:
         """Return when every earlier request of the connection has handed its rows over.
 
         Decoding may end in another order; rows of one connection are stored in that of requests.
+        Raises `ConnectionEnded` if one of them never will: what comes behind it is not taken first,
+        since clients that get no answer send all of it again, in order.
         """
-        if self._turn is not None:
-            await self._turn
+        if self._turn is not None and not await self._turn:
+            raise ConnectionEnded("a request before this one has ended the connection")
 
     def pass_turn(self) -> None:
-        """Let the next request hand its rows over; the end of this request does so, too."""
+        """Let the next request hand its rows over; the answer to this request does so, too."""
         if not self._next_turn.done():
-            self._next_turn.set_result(None)
+            self._next_turn.set_result(True)
+
+    def break_turn(self) -> None:
+        """Let no later request hand rows over, unless this one has: it ends without an answer."""
+        if not self._next_turn.done():
+            self._next_turn.set_result(False)

@@ -29,6 +29,8 @@ class Writes:
         name = request.transactional_id
         self.begun.append(name)
         await self.go_on.setdefault(name, asyncio.Event()).wait()
+        if name.startswith("breaks"):
+            raise ConnectionEnded("before its rows are handed over")
         await exchange.my_turn()
         self.stored.append(name)
         exchange.pass_turn()
@@ -99,6 +101,26 @@ async def test_a_write_may_end_its_connection_and_those_behind_it_are_stored(
         writes.go_on["b"].set()
         await until(lambda: writes.stored == ["ends", "b"])
         await until(lambda: len(world.service.connections) == 0)
+
+
+async def test_behind_a_write_that_never_handed_its_rows_over_nothing_is_stored(
+    tmp_path: Path,
+) -> None:
+    writes = Writes()
+    async with kafka_world(tmp_path, kafka_pipelined_max=2, apis=writes.apis()) as world:
+        client = await world.client()
+        for name in ("a", "breaks", "b", "c"):
+            client.send(PRODUCE, VERSION, transactional_id=name, acks=1)
+        await until(lambda: len(writes.begun) == 2)
+        writes.go_on["a"].set()
+        await until(lambda: writes.begun == ["a", "breaks", "b"])
+        for name in ("breaks", "b"):
+            writes.go_on[name].set()
+        await until(lambda: len(world.service.connections) == 0)
+
+        await until(lambda: world.service.open_requests == 0)
+        assert (writes.begun, writes.stored) == (["a", "breaks", "b"], ["a"])
+        assert world.service.body_memory.bytes_held == 0
 
 
 async def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path: Path) -> None:
