@@ -7,7 +7,15 @@ from typing import Any
 
 from streamhouse.storage_service.errors import InvalidRequestError
 
-__all__ = ["InvalidRecordsError", "RecordsFault"]
+__all__ = ["InvalidRecordsError", "RecordsFault", "is_bug"]
+
+
+def is_bug(error: BaseException) -> bool:
+    """Whether what was raised while records were read is a bug, and nobody's wish to end.
+
+    A library in Rust that panics, as pyruhvro may, raises what is no Exception.
+    """
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 class RecordsFault(Enum):

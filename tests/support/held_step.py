@@ -51,6 +51,7 @@ STEPS: Final = {
     "schemas-making": Place(
         "storage_service.server.control.registry.schema_desk", "_with_reading_schemas", _HELD
     ),
+    "records-read": Place("storage_service.server.kafka.producing.decoding", "rows_of", _BUG),
     "table-found": Place("storage_service.server.service", "Service._found", _BUG),
     "catalog-answering": Place(
         "storage_service.rest_catalog.rest_api", "RestCatalogApi.answer", _HELD

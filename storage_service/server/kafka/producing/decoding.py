@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
-from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault
+from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault, is_bug
 from streamhouse.storage_service.kafka.records.batch_header import (
     NO_PRODUCER,
     BatchHeader,
@@ -153,8 +153,11 @@ def decoded_together(
                 done[at] = reading.decoded(one, part)
     except StreamhouseError:
         pass
-    except Exception:  # a bug that one batch meets is not told to who sent the others
-        _logger.exception("event=bug route=kafka_produce batches=%d", len(batches))
+    except BaseException as error:
+        if not is_bug(error):
+            raise
+        # It is told to who sent the batch that meets it, and logged, when that is read alone.
+        _logger.warning("event=records_read_alone batches=%d why=%r", len(batches), error)
     return done
 
 

@@ -25,7 +25,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnsupportedError,
 )
-from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault
+from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault, is_bug
 from streamhouse.storage_service.kafka.messages.produce_answer import (
     PRODUCE_VERSIONS,
     StoredPartition,
@@ -228,6 +228,11 @@ async def _decode(exchange: KafkaExchange, part: _Part, held: HeldBody, inline_m
             raise held.refusal()
     except StreamhouseError as error:
         part.error = error.with_traceback(None)
+    except BaseException as error:  # outermost for a partition: the others are stored
+        if not is_bug(error):
+            raise
+        _logger.exception("event=bug route=%s", exchange.route)
+        part.error = InternalError("reading the records failed; the service's log says why")
 
 
 async def _decoded(service: Service, table: OpenTable, part: _Part, inline_max: int) -> Decoded:

@@ -15,6 +15,7 @@ from streamhouse.storage_service.kafka.records.batches import Compression
 from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
 from streamhouse.storage_service.model.records.record_sequence import SEQUENCE_COUNT
 from streamhouse.storage_service.wire.arrow_body import decode_payload
+from tests.support.held_step import around
 from tests.support.kafka_batches import produced, records
 from tests.support.kafka_world import KafkaClient, KafkaWorld, kafka_world
 
@@ -410,6 +411,36 @@ async def test_records_that_are_not_even_begun_end_the_connection(tmp_path: Path
 
         assert await _counted(await world.client(), [b"b"], 0) == (ErrorCode.none, 0)
         assert _values(world) == [[b"b"]]
+
+
+class PanicException(BaseException):
+    """What a library in Rust raises where it has a bug."""
+
+
+@pytest.mark.parametrize("kind", [RecursionError, PanicException])
+@pytest.mark.parametrize("inline_bytes_max", [64 << 10, 1], ids=["inline", "on a thread"])
+async def test_records_that_meet_a_bug_refuse_their_partition_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[BaseException],
+    inline_bytes_max: int,
+) -> None:
+    def act(real: Any, columns: Any, *arguments: Any, **more: Any) -> Any:
+        if b"poison" in columns.values.to_pylist():
+            raise kind("too deep")
+        return real(columns, *arguments, **more)
+
+    async with kafka_world(tmp_path, inline_bytes_max=inline_bytes_max) as world:
+        await _topic(world, bucket_count=3)
+        client = await world.client()
+        around(monkeypatch, "records-read", act)
+        values = [b"a", b"poison", b"b"]
+        parts = await _produce(client, {n: produced(records([v])) for n, v in enumerate(values)})
+
+        refused = ErrorCode.unknown_server_error
+        assert [part.error_code for part in parts] == [ErrorCode.none, refused, ErrorCode.none]
+        assert "reading the records failed" in parts[1].error_message
+        assert _values(world) == [[b"a"], [], [b"b"]]
 
 
 async def test_what_takes_long_to_decode_is_not_decoded_on_the_event_loop(tmp_path: Path) -> None:
