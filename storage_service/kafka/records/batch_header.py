@@ -33,6 +33,7 @@ __all__ = [
     "BatchHeader",
     "header_bytes",
     "open_batch",
+    "told_is_compressed",
     "told_record_count",
 ]
 
@@ -121,6 +122,11 @@ def told_record_count(data: bytes) -> int:
     if len(data) < HEADER_BYTES:
         return 0
     return max(0, int.from_bytes(data[HEADER_BYTES - 4 : HEADER_BYTES], "big", signed=True))
+
+
+def told_is_compressed(data: bytes) -> bool:
+    """Return whether a batch says that its records are compressed; nothing is checked."""
+    return len(data) > _CRC_FROM + 1 and bool(data[_CRC_FROM + 1] & _COMPRESSION_MASK)
 
 
 def _corrupt(message: str) -> InvalidRecordsError:

@@ -27,6 +27,8 @@ from streamhouse.storage_service.kafka.records.compression import (
     decompress,
 )
 from streamhouse.storage_service.kafka.records.record_reading import (
+    HEADERS_MAX,
+    HeadersMax,
     ReadRecords,
     read_records,
 )
@@ -88,7 +90,9 @@ def open_produced(data: memoryview, *, bytes_max: int, records_max: int) -> Open
     return opened
 
 
-def read_produced(batches: Sequence[OpenedBatch]) -> RecordColumns:
+def read_produced(
+    batches: Sequence[OpenedBatch], *, headers_max: HeadersMax = HEADERS_MAX
+) -> RecordColumns:
     """Return the records of batches as columns, those of one batch behind those of the one before.
 
     A few small batches take little longer than one. Raises InvalidRecordsError where a record is
@@ -96,7 +100,7 @@ def read_produced(batches: Sequence[OpenedBatch]) -> RecordColumns:
     batches it does not say which one is: reading that one alone does.
     """
     counts = [batch.header.record_count for batch in batches]
-    read = read_records([batch.records for batch in batches], counts)
+    read = read_records([batch.records for batch in batches], counts, headers_max=headers_max)
     _check_dense(read.offset_deltas, counts)
     return _columns(batches, read)
 

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from streamhouse.storage_service.kafka.errors import InvalidRecordsError
+from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault
 from streamhouse.storage_service.kafka.records.columns import HEADERS_TYPE
 from streamhouse.storage_service.kafka.records.varints import (
     VARINT_BYTES_MAX,
@@ -31,13 +31,24 @@ from streamhouse.storage_service.kafka.records.varints import (
     read_varints,
 )
 
-__all__ = ["RECORD_BYTES_MIN", "ReadRecords", "read_records"]
+__all__ = ["HEADERS_MAX", "RECORD_BYTES_MIN", "HeadersMax", "ReadRecords", "read_records"]
 
 Numbers = NDArray[np.int64]
 
 RECORD_BYTES_MIN: Final = 7
 """A length of one byte, and six numbers of one."""
 _HEADER_BYTES_MIN: Final = 2
+
+
+class HeadersMax(NamedTuple):
+    """How many headers a record may have, and all records that are read at once."""
+
+    of_record: int
+    of_all: int
+
+
+HEADERS_MAX: Final = HeadersMax(1_000, 200_000)
+"""Two bytes are a header, which takes fifty times as much once it is read, and a step of Python."""
 _ENDS_ELSEWHERE: Final = "its parts end elsewhere than itself"
 # Of the headers that come after the first ones, only few records have some.
 _FEW_RECORDS: Final = 8
@@ -66,13 +77,16 @@ class _Part(NamedTuple):
         return int(np.count_nonzero(self.is_null))
 
 
-def read_records(pieces: Sequence[bytes], counts: Sequence[int]) -> ReadRecords:
+def read_records(
+    pieces: Sequence[bytes], counts: Sequence[int], *, headers_max: HeadersMax = HEADERS_MAX
+) -> ReadRecords:
     """Return the records that `pieces` consist of, or raise InvalidRecordsError.
 
     Each piece has the records of one batch, as many as its count says. Small batches read together
     take little longer than one of them.
 
-    Memory is bounded by the bytes of all pieces: what they cannot hold is refused first.
+    Memory is bounded by the bytes of all pieces and by `headers_max`: what they cannot hold is
+    refused first.
     """
     ends = _all_ends(pieces, counts)
     records = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -91,6 +105,7 @@ def read_records(pieces: Sequence[bytes], counts: Sequence[int]) -> ReadRecords:
     headers = None
     buffer = pa.py_buffer(records)
     if np.count_nonzero(header_counts):
+        _check_header_counts(header_counts, at, ends, headers_max)
         headers = _headers(records, data, at, ends, header_counts)
     else:
         _check(at == ends, _ENDS_ELSEWHERE)
@@ -178,11 +193,23 @@ def _binary(buffer: pa.Buffer, part: _Part) -> pa.BinaryArray:
     return pieces.take(_EVERY_SECOND.slice(0, count))
 
 
+def _check_header_counts(counts: Numbers, at: Numbers, ends: Numbers, most: HeadersMax) -> None:
+    _check((counts >= 0) & (counts <= (ends - at) // _HEADER_BYTES_MIN), "no such count of headers")
+    for found, bound, whose in (
+        (counts.max(), most.of_record, "a record has"),
+        (counts.sum(), most.of_all, "the records have"),
+    ):
+        if found > bound:
+            raise InvalidRecordsError(
+                f"{whose} {found} headers, at most {bound}; send smaller batches",
+                fault=RecordsFault.TOO_LARGE,
+            )
+
+
 def _headers(
     records: bytes, data: VarintBytes, at: Numbers, ends: Numbers, counts: Numbers
 ) -> pa.ListArray:
     """Return the headers of all records; those of a record begin at its `at`, and end with it."""
-    _check((counts >= 0) & (counts <= (ends - at) // _HEADER_BYTES_MIN), "no such count of headers")
     firsts = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=firsts[1:])
     keys, values = _empty_part(int(firsts[-1])), _empty_part(int(firsts[-1]))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -45,6 +45,7 @@ from streamhouse.storage_service.model.records.record_format import (
     RecordFormat,
     ValueFormat,
 )
+from streamhouse.storage_service.model.rejected.companion import ROW_TEXT_MAX
 from streamhouse.storage_service.model.rejected.row_splitter import BadRow, RowSplitter
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
@@ -57,6 +58,8 @@ _US_PER_MS: Final = 1_000
 _MS_MAX: Final = (1 << 63) // _US_PER_MS - 1
 _NO_TIMESTAMP: Final = -1
 _SHOWN_BYTES: Final = 64 << 10
+# The reason, and where it was.
+_BAD_ROW_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,8 @@ class RecordRows:
     records: npt.NDArray[np.int64]
     operations: npt.NDArray[np.int8] | None
     bad: Sequence[BadRow]
+    bad_nbytes: int = 0
+    """What `bad` holds of memory: all records of the batch, where some are kept."""
 
     def parts(self, counts: Sequence[int]) -> Iterator[RecordRows]:
         """Yield what each of several batches is, of which these are the records, by their counts.
@@ -93,6 +98,7 @@ class RecordRows:
                     dataclasses.replace(row, position=row.position - first)
                     for row in self.bad[bad[at] : bad[at + 1]]
                 ],
+                bad_nbytes=self.bad_nbytes,
             )
 
 
@@ -251,6 +257,12 @@ class _Reading:
                 reason = f"the record deletes a row, and its key does not say '{name}'"
                 draft.bad.setdefault(int(at), (name, reason))
 
+    def kept_nbytes(self, draft: Draft) -> int:
+        """Return what bad records hold until they are stored: the batch."""
+        records = self.records
+        parts = (records.keys, records.values, records.headers, *draft.columns.values())
+        return sum(part.get_total_buffer_size() for part in parts if part is not None)
+
     def given(self, at: int, draft: Draft) -> dict[str, Any]:
         """Return what a record has, as columns of the table as far as it could be read."""
         form, records = self.form, self.records
@@ -258,6 +270,9 @@ class _Reading:
         value = records.values[at].as_py()
         if form.value is ValueFormat.RAW:
             row[str(form.value_column)] = value
+        elif value is not None and len(value) > ROW_TEXT_MAX:
+            # Its objects would be far more than what is kept of it: it is cut where rows are.
+            row["kafka.value"] = value[: 4 * ROW_TEXT_MAX + 4].decode(errors="replace")
         elif form.value is ValueFormat.JSON and value is not None:
             try:
                 row.update(json_object(value))
@@ -276,6 +291,29 @@ class _Reading:
             if part is not None and part not in row:
                 row[part] = python_value(draft.columns[part][at])
         return row
+
+
+class _Given(Mapping[str, Any]):
+    """What a bad record has, read when that is asked: until then it is the bytes that came.
+
+    As Python's objects it may take thirty times as much.
+    """
+
+    def __init__(self, reading: _Reading, at: int, draft: Draft) -> None:
+        self._reading, self._at, self._draft = reading, at, draft
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return all of it, read once."""
+        return self._reading.given(self._at, self._draft).items()
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.items())[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict(self.items()))
+
+    def __len__(self) -> int:
+        return len(self.items())
 
 
 def _as_text(name: str, keys: pa.Array) -> tuple[pa.Array, Bad]:
@@ -353,8 +391,9 @@ def _fitted(draft: Draft, reading: _Reading) -> RecordRows:
                 position=at,
                 column=why[0],
                 reason=why[1],
-                values=reading.given(at, draft) if is_kept else {},
+                values=_Given(reading, at, draft) if is_kept else {},
             )
             for at, why in sorted(bad.items())
         ],
+        bad_nbytes=reading.kept_nbytes(draft) + _BAD_ROW_BYTES * len(bad) if bad and is_kept else 0,
     )

@@ -8,7 +8,7 @@ costs one pass, and each bad row a few small ones.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -49,7 +49,7 @@ class BadRow:
     position: int
     column: str | None
     reason: str
-    values: dict[str, Any]
+    values: Mapping[str, Any]
 
 
 def castable(given: pa.Schema, table: TableInfo) -> pa.Schema:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from streamhouse.storage_service.kafka.topics import node_id_of
 from streamhouse.storage_service.server.kafka.broker.broker_state import BrokerAddress, BrokerState
@@ -11,9 +11,12 @@ from streamhouse.storage_service.server.kafka.broker.lake_reads import LakeReads
 from streamhouse.storage_service.server.kafka.broker.other_brokers import OtherBrokers
 from streamhouse.storage_service.server.kafka.broker.producers import Producers
 from streamhouse.storage_service.server.kafka.broker.together import Together
+from streamhouse.storage_service.server.kafka.broker.working_memory import WorkingMemory
 from streamhouse.storage_service.server.service import Service
 
 __all__ = ["Broker"]
+
+_WORKING_SHARE: Final = 2
 
 
 class Broker:
@@ -31,6 +34,8 @@ class Broker:
         self.cluster_id = service.manager.service_id
         self.decoding: Together[tuple[bytes, int], Any] = Together()
         """Record batches of producers, each with its partition; the key is their table."""
+        self.working = WorkingMemory(service.config.bodies_bytes_max // _WORKING_SHARE)
+        """Of records that are read."""
         self.groups = GroupDesk(service)
         self.others = OtherBrokers()
 

@@ -21,6 +21,7 @@ from streamhouse.storage_service.kafka.records.batch_header import (
     NO_PRODUCER,
     BatchHeader,
     open_batch,
+    told_is_compressed,
     told_record_count,
 )
 from streamhouse.storage_service.kafka.records.batches import (
@@ -28,13 +29,18 @@ from streamhouse.storage_service.kafka.records.batches import (
     open_produced,
     read_produced,
 )
+from streamhouse.storage_service.kafka.records.record_reading import HEADERS_MAX, HeadersMax
 from streamhouse.storage_service.kafka.sequences import writer_of
 from streamhouse.storage_service.kafka.values.avro_columns import SchemaSource
 from streamhouse.storage_service.kafka.values.rows import RecordRows, rows_of
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.model.changelog import DELETE, OPERATION_DELETE, UPDATE_AFTER
-from streamhouse.storage_service.model.records.record_format import OnError
+from streamhouse.storage_service.model.records.record_format import (
+    KeyFormat,
+    OnError,
+    ValueFormat,
+)
 from streamhouse.storage_service.model.records.record_sequence import (
     EPOCH_MAX,
     RECORDS_MAX,
@@ -53,11 +59,17 @@ from streamhouse.storage_service.server.data.sifted_write import ROWS_MAX
 
 __all__ = [
     "Decoded",
+    "InlineBounds",
     "RefusedRecordsError",
     "decoded",
+    "decoded_inline",
     "decoded_together",
-    "inline_bytes",
+    "inline_bounds",
+    "inline_share",
     "place_of",
+    "share_of_pass",
+    "tried_bytes",
+    "working_bytes",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -66,11 +78,24 @@ TRANSACTIONS: Final = (
     "Kafka's transactions are not taken: produce without transactional.id; with enable.idempotence"
     " each record is stored once"
 )
-# As rows of JSON they take some milliseconds.
-_INLINE_RECORDS_MAX: Final = 10_000
+# Raw values are not looked at.
+_RAW_RECORDS_MAX: Final = 10_000
+# What has columns may be read value by value, if it wants to: so much takes some hundredths of a
+# second then.
+_COLUMNS_BYTES_MAX: Final = 32 << 10
+_COLUMNS_RECORDS_MAX: Final = 400
+_INLINE_HEADERS: Final = HeadersMax(100, 10_000)
 # Reading so many records takes as long for themselves as what is done once for all of them: larger
 # batches gain nothing from others.
-_PASS_BATCHES_MIN: Final = 8
+_PASS_RAW_BATCHES_MIN: Final = 8
+_PASS_COLUMNS_BATCHES_MIN: Final = 2
+# What reading takes, for each byte of records: the records as they came, decompressed, put together
+# and as columns, and those once more as they are stored; texts are also read as Python's objects.
+_RAW_WORKING: Final = 4
+_COLUMNS_WORKING: Final = 8
+# What few compressed records have more when they are decompressed. Else they are read once more.
+_USUAL_RATIO: Final = 8
+_USUAL_BYTES_MIN: Final = 64 << 10
 # A client is told of the first ones; what is wrong with one is mostly wrong with all.
 _TOLD_MAX: Final = 20
 
@@ -96,11 +121,13 @@ class Decoded:
     writes: Sequence[KeyWrite] = ()
     divided: Divided | None = None
     """Instead of both, where records that do not fit are kept apart."""
+    bad_nbytes: int = 0
+    """What these hold of memory."""
 
     @property
     def nbytes(self) -> int:
         """What its rows hold of memory."""
-        held: int = sum(len(batch.payload) for batch in self.batches)
+        held: int = self.bad_nbytes + sum(len(batch.payload) for batch in self.batches)
         held += sum(write.rows.nbytes for write in self.writes)
         if self.divided is not None:
             held += sum(batch.nbytes for batch in self.divided.good)
@@ -113,19 +140,40 @@ def decoded(
     partition: int,
     config: ServiceConfig,
     schemas: SchemaSource | None = None,
-    *,
     bytes_max: int | None = None,
+    headers_max: HeadersMax = HEADERS_MAX,
 ) -> Decoded:
     """Read the records that a client sends to a partition of a table, whose schemas are `schemas`.
 
-    They have at most `bytes_max` bytes when decompressed, by default `batch_bytes_max`. Raises
-    InvalidRecordsError for bytes that are no batch of records, RefusedRecordsError for records that
-    do not fit the table, and as `routed_rows`.
+    They have at most `bytes_max` bytes when decompressed, by default `batch_bytes_max`, and
+    `headers_max`. Raises InvalidRecordsError for bytes that are no batch of records,
+    RefusedRecordsError for records that do not fit the table, and as `routed_rows`.
     """
     reading = _Reading(table, config, schemas)
     most = config.batch_bytes_max if bytes_max is None else bytes_max
     opened = reading.opened(data, partition, bytes_max=most)
-    return reading.decoded(opened, reading.rows([opened]))
+    return reading.decoded(opened, reading.rows([opened], headers_max))
+
+
+def decoded_inline(
+    data: bytes | memoryview,
+    table: TableInfo,
+    partition: int,
+    config: ServiceConfig,
+    schemas: SchemaSource | None,
+    bytes_max: int,
+) -> Decoded | None:
+    """Read records as `decoded` does, if that is soon done; None: it would not be.
+
+    A few bytes may be very many when decompressed, which is known only once they are: that is tried
+    up to `bytes_max`.
+    """
+    try:
+        return decoded(data, table, partition, config, schemas, bytes_max, _INLINE_HEADERS)
+    except InvalidRecordsError as error:
+        if error.fault is not RecordsFault.TOO_LARGE:
+            raise
+        return None
 
 
 def decoded_together(
@@ -136,17 +184,17 @@ def decoded_together(
 ) -> list[Decoded | None]:
     """Read small batches of one table, each with its partition, at once: it costs less.
 
-    Together they have at most `inline_bytes_max` bytes when decompressed. None stands for a batch
-    that `decoded` is to read alone: it has no room here, or something may be wrong with it, which
-    is said of one batch only.
+    Together they have at most the bytes of `inline_bounds` when decompressed. None stands for a
+    batch that is to be read alone: it has no room here, or something may be wrong with it, which is
+    said of one batch only.
     """
     reading = _Reading(table, config, schemas)
     done: list[Decoded | None] = [None] * len(batches)
     try:
-        opened = _opened_within(batches, reading, config.inline_bytes_max)
+        opened = _opened_within(batches, reading, inline_bounds(table, config))
         if not opened:
             return done
-        found = reading.rows(list(opened.values()))
+        found = reading.rows(list(opened.values()), _INLINE_HEADERS)
         counts = [one.batch.header.record_count for one in opened.values()]
         for (at, one), part in zip(opened.items(), found.parts(counts), strict=True):
             if not part.bad:
@@ -162,11 +210,12 @@ def decoded_together(
 
 
 def _opened_within(
-    batches: Sequence[tuple[bytes, int]], reading: _Reading, bytes_left: int
+    batches: Sequence[tuple[bytes, int]], reading: _Reading, bounds: InlineBounds
 ) -> dict[int, _Opened]:
     """Return the batches that can be opened, by their places, within so many bytes of records."""
     opened: dict[int, _Opened] = {}
-    batch_bytes_max = bytes_left // _PASS_BATCHES_MIN
+    bytes_left = bounds.bytes_max
+    batch_bytes_max = bytes_left // bounds.pass_batches_min
     for at, (data, partition) in enumerate(batches):
         most = min(bytes_left, batch_bytes_max)
         # What is refused may have been decompressed up to there.
@@ -207,9 +256,9 @@ class _Reading:
         )
         return _Opened(partition, batch, _sequence(batch.header))
 
-    def rows(self, opened: Sequence[_Opened]) -> RecordRows:
+    def rows(self, opened: Sequence[_Opened], headers_max: HeadersMax) -> RecordRows:
         """Read the records of batches, all behind each other."""
-        columns = read_produced([one.batch for one in opened])
+        columns = read_produced([one.batch for one in opened], headers_max=headers_max)
         bytes_max = self._config.body_bytes_max
         return rows_of(columns, self._table, bytes_max=bytes_max, schemas=self._schemas)
 
@@ -241,29 +290,64 @@ class _Reading:
             batches=batches,
             writes=writes,
             divided=divided,
+            bad_nbytes=found.bad_nbytes,
         )
 
 
-def inline_bytes(batches: Sequence[bytes | None], *, bytes_max: int) -> int:
-    """Return how many bytes each of a request's batches may have, decompressed, to be soon decoded.
+class InlineBounds(NamedTuple):
+    """What of a table's records is read on the event loop, at most, by all that is read at once."""
 
-    0 where all together are not: each of many is soon decoded alone. Their headers are believed,
-    which are checked by who decodes them.
+    bytes_max: int
+    """When they are decompressed."""
+    records_max: int
+    pass_batches_min: int
+    """A batch gains from others that are read with it if it is so small a part."""
+
+
+def inline_bounds(table: TableInfo, config: ServiceConfig) -> InlineBounds:
+    """Return how many of a table's records are soon read: it depends on what they are."""
+    most = config.inline_bytes_max
+    if _is_raw(table):
+        return InlineBounds(most, _RAW_RECORDS_MAX, _PASS_RAW_BATCHES_MIN)
+    bytes_max = min(most, _COLUMNS_BYTES_MAX)
+    return InlineBounds(bytes_max, _COLUMNS_RECORDS_MAX, _PASS_COLUMNS_BATCHES_MIN)
+
+
+def inline_share(data: bytes, bounds: InlineBounds) -> float:
+    """Return how much a batch is of what is soon read. The header is believed.
+
+    Who reads it checks the header, and the bytes once they are decompressed.
     """
-    if sum(len(batch or b"") for batch in batches) > bytes_max:
-        return 0
-    if sum(told_record_count(batch or b"") for batch in batches) > _INLINE_RECORDS_MAX:
-        return 0
-    return bytes_max // max(1, len(batches))
+    return max(len(data) / bounds.bytes_max, told_record_count(data) / bounds.records_max)
 
 
-def share_of_pass(data: bytes, *, bytes_max: int) -> float:
-    """Return how much of one call of `decoded_together` a batch is; 0 if it is to be read alone.
+def share_of_pass(data: bytes, bounds: InlineBounds) -> float:
+    """Return how much of one call of `decoded_together` a batch is; 0 if it is to be read alone."""
+    share = inline_share(data, bounds)
+    return share if share <= 1 / bounds.pass_batches_min else 0
 
-    All calls together take as long as one `inline_bytes` lets take. The header is believed.
+
+def tried_bytes(data: bytes, config: ServiceConfig, *, inline_max: int) -> Sequence[int]:
+    """Return how many bytes records may have, decompressed, in each try to read them on a thread.
+
+    The last is what they may have at all; `inline_max` was tried already.
     """
-    share = max(len(data) / bytes_max, told_record_count(data) / _INLINE_RECORDS_MAX)
-    return share if share <= 1 / _PASS_BATCHES_MIN else 0
+    most = config.batch_bytes_max
+    if not told_is_compressed(data):
+        return [min(len(data), most)]
+    usual = max(_USUAL_BYTES_MIN, _USUAL_RATIO * len(data))
+    return [usual, most] if inline_max < usual < most else [most]
+
+
+def working_bytes(table: TableInfo, bytes_max: int) -> int:
+    """Return what reading records takes of memory that have up to so many bytes."""
+    return bytes_max * (_RAW_WORKING if _is_raw(table) else _COLUMNS_WORKING)
+
+
+def _is_raw(table: TableInfo) -> bool:
+    form = table.descriptor.record_format()
+    is_raw_key = not form.key_columns or form.key is KeyFormat.RAW
+    return form.value is ValueFormat.RAW and is_raw_key
 
 
 def place_of(data: bytes, partition: int) -> tuple[int, RecordSequence] | None:

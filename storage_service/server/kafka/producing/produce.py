@@ -42,15 +42,19 @@ from streamhouse.storage_service.server.kafka.fetching.readable_offsets import r
 from streamhouse.storage_service.server.kafka.producing.decoding import (
     TRANSACTIONS,
     Decoded,
+    InlineBounds,
     RefusedRecordsError,
     decoded,
+    decoded_inline,
     decoded_together,
-    inline_bytes,
+    inline_bounds,
+    inline_share,
     share_of_pass,
+    tried_bytes,
+    working_bytes,
 )
 from streamhouse.storage_service.server.kafka.producing.produced import NO_OFFSET, keep_place, store
 from streamhouse.storage_service.server.kafka.topics.topic_tables import topic_table
-from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
 __all__ = ["PRODUCE_APIS"]
@@ -139,23 +143,26 @@ async def _decode_all(
 
     Small ones are read together with others of their table, also of other requests.
     """
-    most = exchange.service.config.inline_bytes_max
-    inline_max = inline_bytes([part.records for part in parts], bytes_max=most)
+    async for part in in_slices(parts):
+        _find_table(exchange, request, part)
+    readable = [part for part in parts if part.error is None]
+    is_soon_done = await _share_of_all(exchange, readable) <= 1
     # Who is alone, and was so before, waits for nobody.
     has_others = len(parts) > 1 or exchange.service.open_requests > 1
     has_others = has_others or exchange.broker.decoding.had_company
     together: list[tuple[_Part, int, asyncio.Future[Decoded | None]]] = []
     async with asyncio.TaskGroup() as at_once:
-        async for part in in_slices(parts):
-            _find_table(exchange, request, part)
-            if part.error is not None:
-                continue
-            alone = inline_max
-            if not inline_max and len(parts) > _DECODES_AT_ONCE:
-                alone = inline_bytes([part.records], bytes_max=min(most, _SMALL_BATCH_BYTES))
+        async for part in in_slices(readable):
+            bounds = _bounds(exchange, part)
+            alone = bounds.bytes_max // len(readable)
+            if not is_soon_done:
+                small = bounds._replace(bytes_max=min(bounds.bytes_max, _SMALL_BATCH_BYTES))
+                is_one_of_many = len(parts) > _DECODES_AT_ONCE
+                is_small = is_one_of_many and inline_share(part.records or b"", small) <= 1
+                alone = small.bytes_max if is_small else 0
             if not alone:
                 at_once.create_task(_decode(exchange, part, held, alone))
-            elif has_others and (share := share_of_pass(part.records or b"", bytes_max=most)):
+            elif has_others and (share := share_of_pass(part.records or b"", bounds)):
                 together.append((part, alone, _begin_together(exchange, part, share)))
             else:
                 # What waits for nobody needs no task of its own.
@@ -163,6 +170,19 @@ async def _decode_all(
     for part, alone, reading in together:
         part.batch = await reading
         await _decode(exchange, part, held, alone)
+
+
+def _bounds(exchange: KafkaExchange, part: _Part) -> InlineBounds:
+    assert part.table is not None
+    return inline_bounds(part.table.info, exchange.service.config)
+
+
+async def _share_of_all(exchange: KafkaExchange, parts: Sequence[_Part]) -> float:
+    """Return how much all batches are of what is soon read."""
+    share = 0.0
+    async for part in in_slices(parts):
+        share += inline_share(part.records or b"", _bounds(exchange, part))
+    return share
 
 
 def _find_table(exchange: KafkaExchange, request: Any, part: _Part) -> None:
@@ -223,7 +243,7 @@ async def _decode(exchange: KafkaExchange, part: _Part, held: HeldBody, inline_m
     assert part.table is not None
     try:
         if part.batch is None:
-            part.batch = await _decoded(exchange.service, part.table, part, inline_max)
+            part.batch = await _decoded(exchange, part.table, part, inline_max)
         if not held.adds_at_once(part.batch.nbytes):
             raise held.refusal()
     except StreamhouseError as error:
@@ -235,22 +255,32 @@ async def _decode(exchange: KafkaExchange, part: _Part, held: HeldBody, inline_m
         part.error = InternalError("reading the records failed; the service's log says why")
 
 
-async def _decoded(service: Service, table: OpenTable, part: _Part, inline_max: int) -> Decoded:
+async def _decoded(
+    exchange: KafkaExchange, table: OpenTable, part: _Part, inline_max: int
+) -> Decoded:
     """Make rows of records: here if that is soon done, else on a worker thread.
 
-    A few bytes may be very many when decompressed, which is known only once they are: here that is
-    tried up to a bound.
+    What that takes of memory is reserved before it begins.
     """
     assert part.records is not None
-    source = table.record_schemas.source()
-    arguments = (part.records, table.info, part.partition, service.config, source)
+    service, config = exchange.service, exchange.service.config
+    arguments = (
+        *(part.records, table.info, part.partition, config),
+        table.record_schemas.source(),
+    )
     if inline_max:
-        try:
-            return decoded(*arguments, bytes_max=inline_max)
-        except InvalidRecordsError as error:
-            if error.fault is not RecordsFault.TOO_LARGE:
-                raise
-    return await service.run_blocking(decoded, *arguments)
+        found = decoded_inline(*arguments, inline_max)
+        if found is not None:
+            return found
+    for bytes_max in tried_bytes(part.records, config, inline_max=inline_max):
+        async with exchange.broker.working.room(working_bytes(table.info, bytes_max)):
+            try:
+                return await service.run_blocking(decoded, *arguments, bytes_max)
+            except InvalidRecordsError as error:
+                if error.fault is not RecordsFault.TOO_LARGE:
+                    raise
+                refusal = error.with_traceback(None)
+    raise refusal
 
 
 async def _store(exchange: KafkaExchange, part: _Part) -> None:
