@@ -78,11 +78,14 @@ class BatchHeader(NamedTuple):
         return self.last_offset_delta == self.record_count - 1
 
 
-def open_batch(data: memoryview) -> tuple[BatchHeader, memoryview, memoryview]:
+def open_batch(
+    data: memoryview, *, is_damaged: bool = False
+) -> tuple[BatchHeader, memoryview, memoryview]:
     """Return the header of the batch that `data` begins with, its records, what follows the batch.
 
-    All bytes of the batch are there and are those that were sent, or InvalidRecordsError is raised.
-    What the header says of its records is not checked.
+    All bytes of the batch are there and are those that were sent, or InvalidRecordsError is raised;
+    of one that `is_damaged` the header may be right all the same. What it says of its records is
+    not checked.
     """
     # Of every magic at the same place, and the first thing to be known of a batch.
     if len(data) > _MAGIC_AT and data[_MAGIC_AT] != _MAGIC:
@@ -99,7 +102,7 @@ def open_batch(data: memoryview) -> tuple[BatchHeader, memoryview, memoryview]:
         raise _corrupt(f"a record batch of {end} bytes has {len(data)}")
     (base_offset, _, _, _, crc, attributes, *rest) = _HEADER.unpack_from(data)
     found = crc32c.crc32c(data[_CRC_FROM:end])
-    if found != crc:
+    if found != crc and not is_damaged:
         raise _corrupt(f"the record batch has checksum {found:08x}, its header says {crc:08x}")
     code = attributes & _COMPRESSION_MASK
     if code > max(Compression):

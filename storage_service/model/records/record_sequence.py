@@ -65,6 +65,10 @@ class RecordSequence(NamedTuple):
         """Return how many records on from its first one the sequence is `base`."""
         return (base - self.base) % SEQUENCE_COUNT
 
+    def is_before(self, other: RecordSequence) -> bool:
+        """Whether the batch begins before another one of its epoch: sequences go round."""
+        return 0 < self.records_until(other.base) < SEQUENCE_COUNT // 2
+
     def packed(self) -> int:
         """Return the sequence of its frames."""
         assert 0 <= self.epoch <= EPOCH_MAX

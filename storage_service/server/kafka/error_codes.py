@@ -38,8 +38,9 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
+from streamhouse.storage_service.kafka.errors import InvalidRecordsError
 
-__all__ = ["RefusedError", "error_code_of"]
+__all__ = ["RefusedError", "error_code_of", "is_repeated", "produce_code_of"]
 
 
 class RefusedError(Exception):
@@ -83,9 +84,41 @@ _CODES: Final[Mapping[type[StreamhouseError], ErrorCode]] = {
 }
 
 
+# At these a producer sends the same records again, in the place that they had.
+_REPEATED: Final = frozenset(
+    {
+        ErrorCode.corrupt_message,
+        ErrorCode.kafka_storage_error,
+        ErrorCode.not_enough_replicas_after_append,
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.request_timed_out,
+        ErrorCode.unknown_topic_or_partition,
+    }
+)
+
+
 def error_code_of(error: StreamhouseError) -> ErrorCode:
     """Return the code of the nearest kind that has one."""
     for kind in type(error).__mro__:
         if kind in _CODES:
             return _CODES[kind]
     return ErrorCode.unknown_server_error
+
+
+def produce_code_of(error: StreamhouseError) -> ErrorCode:
+    """Return what is said of an error to who sends records."""
+    if isinstance(error, InvalidRecordsError):
+        return ErrorCode[error.fault.value.lower()]
+    if isinstance(error, OutOfOrderSequenceError) and error.is_unknown_writer:
+        # Clients begin a new epoch at this one, and repeat what they had in flight.
+        return ErrorCode.unknown_producer_id
+    if isinstance(error, UnsupportedError):
+        return ErrorCode.transactional_id_authorization_failed
+    code = error_code_of(error)
+    # Of records nothing else can be wrong than they themselves.
+    return ErrorCode.invalid_record if code is ErrorCode.invalid_request else code
+
+
+def is_repeated(error: StreamhouseError) -> bool:
+    """Whether who sent records sends the same ones again when it is told of an error."""
+    return produce_code_of(error) in _REPEATED

@@ -65,9 +65,12 @@ class RefusedPlaces:
         self._first: dict[tuple[TablePath, int], tuple[RecordSequence, float]] = {}
 
     def note(self, path: TablePath, writer_id: int, sequence: RecordSequence) -> None:
-        """Remember a batch, unless one before it is remembered."""
+        """Remember a batch, unless one before it is remembered, or a newer epoch's."""
         first = self._known(path, writer_id)
-        if first is not None and first.epoch == sequence.epoch and first != sequence:
+        if first is not None and (
+            first.epoch > sequence.epoch
+            or (first.epoch == sequence.epoch and first.is_before(sequence))
+        ):
             return
         self._first[path, writer_id] = sequence, self._clock_s() + _REFUSED_S
         if len(self._first) > _REFUSED_MAX:
@@ -76,15 +79,17 @@ class RefusedPlaces:
     def check(self, path: TablePath, writer_id: int, sequence: RecordSequence) -> None:
         """Raise UnavailableError if one before this batch is to be sent again first."""
         first = self._known(path, writer_id)
-        if first is not None and first.epoch == sequence.epoch and first != sequence:
+        if first is not None and first.epoch == sequence.epoch and first.is_before(sequence):
             raise UnavailableError(
                 f"the producer's records from {first.base} on were refused for now, and come before"
                 f" those from {sequence.base} on: send all of them again"
             )
 
-    def stored(self, path: TablePath, writer_id: int) -> None:
-        """Forget what a writer had refused: that batch is stored, or another epoch's."""
-        self._first.pop((path, writer_id), None)
+    def stored(self, path: TablePath, writer_id: int, sequence: RecordSequence) -> None:
+        """Forget what a writer had refused, unless that comes behind the batch that is stored."""
+        first = self._known(path, writer_id)
+        if first is None or first.epoch != sequence.epoch or not sequence.is_before(first):
+            self._first.pop((path, writer_id), None)
 
     def _known(self, path: TablePath, writer_id: int) -> RecordSequence | None:
         first, until_s = self._first.get((path, writer_id), (None, 0.0))

@@ -350,12 +350,14 @@ def _is_raw(table: TableInfo) -> bool:
     return form.value is ValueFormat.RAW and is_raw_key
 
 
-def place_of(data: bytes, partition: int) -> tuple[int, RecordSequence] | None:
+def place_of(
+    data: bytes, partition: int, *, is_damaged: bool = False
+) -> tuple[int, RecordSequence] | None:
     """Return the writer and sequence of a batch whose records nobody has read; None: it has none.
 
-    Raises InvalidRecordsError.
+    Raises InvalidRecordsError; of a batch that is damaged only for a header that cannot be.
     """
-    header = open_batch(memoryview(data))[0]
+    header = open_batch(memoryview(data), is_damaged=is_damaged)[0]
     sequence = _sequence(header)
     return None if sequence is None else (writer_of(header.producer_id, partition), sequence)
 

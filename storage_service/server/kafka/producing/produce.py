@@ -21,7 +21,6 @@ from kio.schema.errors import ErrorCode
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import (
     InternalError,
-    OutOfOrderSequenceError,
     StreamhouseError,
     UnsupportedError,
 )
@@ -36,7 +35,7 @@ from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.http.body_memory import HeldBody
 from streamhouse.storage_service.server.http.http_exchange import short
 from streamhouse.storage_service.server.kafka.api import Answer, Api, ConnectionEnded
-from streamhouse.storage_service.server.kafka.error_codes import error_code_of
+from streamhouse.storage_service.server.kafka.error_codes import is_repeated, produce_code_of
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
 from streamhouse.storage_service.server.kafka.fetching.readable_offsets import readable_offsets
 from streamhouse.storage_service.server.kafka.producing.decoding import (
@@ -235,7 +234,7 @@ async def _store_all(exchange: KafkaExchange, parts: Sequence[_Part]) -> None:
 
 def _keeps_place(part: _Part) -> bool:
     """Whether a part that is refused may be one of a producer that repeats it later."""
-    return part.error is not None and part.error.retriable and bool(part.records)
+    return part.error is not None and is_repeated(part.error) and bool(part.records)
 
 
 async def _decode(exchange: KafkaExchange, part: _Part, held: HeldBody, inline_max: int) -> None:
@@ -297,13 +296,14 @@ async def _store(exchange: KafkaExchange, part: _Part) -> None:
             if not stored.is_write:
                 # It is so as this process sees it: it may be otherwise elsewhere by now.
                 exchange.tenure = service.tenure
-        elif part.error.retriable and part.records:
+        elif part.records and is_repeated(part.error):
             await keep_place(
                 producers,
                 refused,
-                path=table_path_of(part.topic),
+                path=table_path_of(part.topic) if table is None else table.path,
                 records=part.records,
                 partition=part.partition,
+                is_damaged=produce_code_of(part.error) is ErrorCode.corrupt_message,
             )
     except StreamhouseError as error:
         part.error = error
@@ -315,23 +315,9 @@ async def _store(exchange: KafkaExchange, part: _Part) -> None:
 
 def _report(exchange: KafkaExchange, part: _Part) -> None:
     if part.error is not None:
-        exchange.note(_code_of(part.error))
+        exchange.note(produce_code_of(part.error))
         exchange.path = f"{exchange.api.name} {part.topic[:TOPIC_CHARACTERS_MAX]}"
         exchange.report(part.error)
-
-
-def _code_of(error: StreamhouseError) -> ErrorCode:
-    """Return what is said of an error to who sends records."""
-    if isinstance(error, InvalidRecordsError):
-        return ErrorCode[error.fault.value.lower()]
-    if isinstance(error, OutOfOrderSequenceError) and error.is_unknown_writer:
-        # Clients begin a new epoch at this one, and repeat what they had in flight.
-        return ErrorCode.unknown_producer_id
-    if isinstance(error, UnsupportedError):
-        return ErrorCode.transactional_id_authorization_failed
-    code = error_code_of(error)
-    # Of records nothing else can be wrong than they themselves.
-    return ErrorCode.invalid_record if code is ErrorCode.invalid_request else code
 
 
 async def _answer(exchange: KafkaExchange, request: Any, parts: Sequence[_Part]) -> Answer:
@@ -369,7 +355,7 @@ def _part_answer(exchange: KafkaExchange, part: _Part) -> Mapping[str, Any]:
         return values
     told = error.told if isinstance(error, RefusedRecordsError) else ()
     return values | {
-        "error_code": _code_of(error),
+        "error_code": produce_code_of(error),
         "error_message": short(error.message),
         "record_errors": [
             {"batch_index": number, "batch_index_error_message": short(reason)}

@@ -25,6 +25,7 @@ from streamhouse.storage_service.server.kafka.broker.producers import (
     RefusedPlaces,
     TableProducers,
 )
+from streamhouse.storage_service.server.kafka.error_codes import is_repeated
 from streamhouse.storage_service.server.kafka.producing.decoding import Decoded, place_of
 from streamhouse.storage_service.server.service import Service
 
@@ -67,7 +68,7 @@ async def store(
         # First of all: what is refused from here on keeps its place.
         admitted = order.admit(batch.writer_id, batch.sequence)
         if isinstance(admitted, Repeated):
-            refused.stored(table.path, batch.writer_id)
+            refused.stored(table.path, batch.writer_id, batch.sequence)
             return Stored(admitted.answer, is_write=False)
         try:
             stored = await _write(service, table, batch, admitted)
@@ -75,11 +76,11 @@ async def store(
             order.refused(batch.writer_id, error)
             raise
         except StreamhouseError as error:
-            if error.retriable:
+            if is_repeated(error):
                 refused.note(table.path, batch.writer_id, batch.sequence)
             raise
         order.stored(batch.writer_id, batch.sequence, stored.base_offset)
-        refused.stored(table.path, batch.writer_id)
+        refused.stored(table.path, batch.writer_id, batch.sequence)
         return stored
 
 
@@ -90,16 +91,18 @@ async def keep_place(
     path: TablePath,
     records: bytes,
     partition: int,
+    is_damaged: bool,
 ) -> None:
     """Keep the place of a batch that is refused for now, so that no later one is taken first.
 
-    `producers` are of its table, if that is here.
+    `producers` are of its table, if that is here. Who damaged records are of is believed for as
+    long as `refused` remembers it, and no longer.
     """
     with contextlib.suppress(StreamhouseError):
-        place = place_of(records, partition)
+        place = place_of(records, partition, is_damaged=is_damaged)
         if place is not None:
             refused.note(path, *place)
-            if producers is not None:
+            if producers is not None and not is_damaged:
                 async with producers.turn(place[0]):
                     producers.order.admit(*place)
 

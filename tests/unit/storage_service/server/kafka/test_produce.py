@@ -399,6 +399,38 @@ async def test_what_is_refused_for_now_is_not_overtaken(tmp_path: Path) -> None:
         assert [row["value"][:1] for row in rows] == [b"x", b"x", b"y"]
 
 
+async def test_what_was_damaged_on_the_way_is_not_overtaken(tmp_path: Path) -> None:
+    async with kafka_world(tmp_path) as world:
+        await world.http.create_table("events", _KEYED, bucket_count=2, primary_key=("key",))
+        client = await world.client()
+        first = records([b"old"], keys=[b"1"])
+        damaged = bytearray(produced(first, producer_id=_PRODUCER, epoch=0, sequence=0))
+        damaged[-1] ^= 1
+
+        (part,) = await _produce(client, {0: bytes(damaged)})
+        assert part.error_code is ErrorCode.corrupt_message
+        later = await _counted(client, [b"new"], 1, keys=[b"1"])
+        assert later[0] is ErrorCode.not_leader_or_follower
+
+        for number, value in enumerate([b"old", b"new"]):
+            assert (await _counted(client, [value], number, keys=[b"1"]))[0] is ErrorCode.none
+        rows = [row for bucket in _rows(world) for row in bucket]
+        assert [row["value"] for row in rows] == [b"old", b"old", b"new"]
+
+
+async def test_what_came_before_its_table_is_not_overtaken(tmp_path: Path) -> None:
+    async with kafka_world(tmp_path) as world:
+        client = await world.client()
+        before = await _counted(client, [b"a"], 0, keys=[b"1"])
+        assert before[0] is ErrorCode.unknown_topic_or_partition
+        await world.http.create_table("events", _KEYED, bucket_count=2, primary_key=("key",))
+
+        later = await _counted(client, [b"b"], 1, keys=[b"1"])
+        assert later[0] is ErrorCode.not_leader_or_follower
+        for number in range(2):
+            assert (await _counted(client, [b"x"], number, keys=[b"1"]))[0] is ErrorCode.none
+
+
 async def test_records_that_are_not_even_begun_end_the_connection(tmp_path: Path) -> None:
     async with kafka_world(tmp_path, open_requests_max=1) as world:
         await _topic(world)

@@ -17,7 +17,10 @@ from streamhouse.storage_service.errors import UnavailableError
 from streamhouse.storage_service.journal.store.object_store import ObjectEntry
 from streamhouse.storage_service.kafka.groups.placement import coordinator_of
 from streamhouse.storage_service.kafka.topics import node_id_of
-from streamhouse.storage_service.model.records.record_sequence import RecordSequence
+from streamhouse.storage_service.model.records.record_sequence import (
+    SEQUENCE_COUNT,
+    RecordSequence,
+)
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.kafka.broker.group_desk import GroupDesk
 from streamhouse.storage_service.server.kafka.broker.other_brokers import OtherBrokers
@@ -324,6 +327,26 @@ def test_a_batch_that_was_refused_long_ago_was_stored_elsewhere() -> None:
     now_s = 5.0
 
     refused.check(_EVENTS, 7, RecordSequence(0, 15, 5))
+
+
+def test_of_batches_that_were_refused_the_first_one_holds_up_those_behind_it_alone() -> None:
+    refused = RefusedPlaces(lambda: 0.0)
+    last = SEQUENCE_COUNT - 5
+    # They are refused in any order, and sequences go round.
+    for base in (0, last, 5):
+        refused.note(_EVENTS, 7, RecordSequence(0, base, 5))
+
+    refused.check(_EVENTS, 7, RecordSequence(0, last - 5, 5))
+    refused.check(_EVENTS, 7, RecordSequence(0, last, 3))
+    for base in (0, 5):
+        with pytest.raises(UnavailableError, match=f"from {last} on"):
+            refused.check(_EVENTS, 7, RecordSequence(0, base, 5))
+
+    refused.stored(_EVENTS, 7, RecordSequence(0, last - 5, 5))
+    with pytest.raises(UnavailableError):
+        refused.check(_EVENTS, 7, RecordSequence(0, 0, 5))
+    refused.stored(_EVENTS, 7, RecordSequence(0, last, 5))
+    refused.check(_EVENTS, 7, RecordSequence(0, 0, 5))
 
 
 async def _produced(client: Any, number: int) -> ErrorCode:
