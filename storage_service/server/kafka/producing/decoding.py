@@ -117,6 +117,8 @@ class Decoded:
     sequence: RecordSequence | None
     is_exact: bool
     """Whether the partition is a bucket that gets a row for each record, and so every batch."""
+    timestamps_ms: tuple[int, int] = (0, 0)
+    """Of the first record, and the latest: sequences go round, and time does not."""
     batches: Sequence[RoutedBatch] = ()
     writes: Sequence[KeyWrite] = ()
     divided: Divided | None = None
@@ -287,6 +289,7 @@ class _Reading:
             writer_id=writer_id,
             sequence=sequence,
             is_exact=self._is_exact,
+            timestamps_ms=(header.base_timestamp_ms, header.max_timestamp_ms),
             batches=batches,
             writes=writes,
             divided=divided,

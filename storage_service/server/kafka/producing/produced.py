@@ -59,9 +59,11 @@ async def store(
     that order. Raises OutOfOrderSequenceError for one that does not follow, FencedError for an
     older epoch, and as any write.
     """
-    if batch.sequence is None or batch.is_exact:
-        return await _write(service, table, batch, Continuity.EXACT)
     order = producers.order
+    # While bad records were kept apart a bucket did not get every batch.
+    is_exact = batch.is_exact and batch.writer_id not in order
+    if batch.sequence is None or is_exact:
+        return await _write(service, table, batch, Continuity.EXACT)
     async with producers.turn(batch.writer_id):
         if batch.writer_id not in order:
             refused.check(table.path, batch.writer_id, batch.sequence)
@@ -137,11 +139,13 @@ async def _write(
 def _asked(table: OpenTable, batch: Decoded) -> SiftedWrite:
     """Return what is asked of a batch with records that are kept apart.
 
-    The transaction is known by the producer's sequence: it happens once, also across a restart.
+    The transaction is known by the producer's sequence: it happens once, also across a restart. An
+    outcome may be remembered for as long as sequences take to go round, so the time is of it, too.
     """
     transaction_id = None
     if batch.sequence is not None:
-        named = f"{table.info.table_id} {batch.writer_id} {batch.sequence.packed()}"
+        place = batch.writer_id, batch.sequence.packed(), *batch.timestamps_ms
+        named = " ".join(map(str, (table.info.table_id, *place)))
         digest = hashlib.blake2b(named.encode(), digest_size=_TRANSACTION_ID_BYTES)
         transaction_id = digest.hexdigest()
     is_keyed = isinstance(table, KeyTable)

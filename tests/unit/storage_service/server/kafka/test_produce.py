@@ -17,6 +17,7 @@ from streamhouse.storage_service.model.records.record_sequence import SEQUENCE_C
 from streamhouse.storage_service.wire.arrow_body import decode_payload
 from tests.support.held_step import around
 from tests.support.kafka_batches import produced, records
+from tests.support.kafka_records import columns_of
 from tests.support.kafka_world import KafkaClient, KafkaWorld, kafka_world
 
 PRODUCE, INIT_PRODUCER_ID = 0, 22
@@ -268,6 +269,41 @@ async def test_records_that_do_not_fit_are_kept_apart_once(tmp_path: Path) -> No
             ("kafka partition 0", 0),
             ("kafka partition 0", 1),
         ]
+
+
+async def test_sequences_that_have_gone_round_are_no_repetition_of_what_was_kept_apart(
+    tmp_path: Path,
+) -> None:
+    properties = {"kafka.on.error": "reject"}
+    for ms in (5, 6):
+        # A process that knows nothing of producers yet, and has the outcomes of transactions.
+        async with kafka_world(tmp_path) as world:
+            if ms == 5:
+                await world.http.create_table("events", _TEXTS, properties=properties)
+            columns = columns_of([b"a", b"\xff"], ms=[ms, ms])
+            batch = produced(columns, producer_id=_PRODUCER, epoch=0, sequence=10)
+            (answer,) = await _produce(await world.client(), {0: batch})
+            assert answer.error_code is ErrorCode.none
+
+            assert _values(world) == [["a"] * (ms - 4)]
+
+
+async def test_bad_records_may_be_refused_from_one_batch_to_the_next(tmp_path: Path) -> None:
+    async with kafka_world(tmp_path) as world:
+        properties = {"kafka.on.error": "reject"}
+        await world.http.create_table("events", _TEXTS, properties=properties)
+        client = await world.client()
+        for sequence, value in enumerate([b"a", b"\xff"]):
+            assert (await _counted(client, [value], sequence))[0] is ErrorCode.none
+
+        changed = {"set": {"kafka.on.error": "refuse"}}
+        answer = await world.http.call("PATCH", "/v1/tables/events/properties", json_body=changed)
+        assert answer.status == 200, answer.body
+
+        assert await _counted(client, [b"b"], 2) == (ErrorCode.none, 1)
+        assert await _counted(client, [b"b"], 2) == (ErrorCode.none, 1)
+        assert await _counted(client, [b"c"], 3) == (ErrorCode.none, 2)
+        assert _values(world) == [["a", "b", "c"]]
 
 
 async def test_changes_by_key_that_do_not_fit_are_kept_apart(tmp_path: Path) -> None:
