@@ -18,14 +18,12 @@ from streamhouse.storage_service.engine.open_table import Appended, OpenTable
 from streamhouse.storage_service.errors import (
     CorruptDataError,
     InternalError,
-    InvalidRequestError,
     OutOfOrderSequenceError,
     RequestTooLargeError,
     SchemaMismatchError,
     StorageFailedError,
     StreamhouseError,
     TableNotFoundError,
-    UnavailableError,
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
@@ -600,19 +598,3 @@ async def test_nothing_is_being_handed_over_once_a_table_is_stopped(
         await stopping
 
         assert not table.key_writer._runs
-
-
-async def test_rows_of_a_schema_before_the_current_one_that_do_not_fit_it_are_sent_again(
-    tmp_path: Path,
-) -> None:
-    async with open_manager(tmp_path) as manager:
-        table = await _table(manager)
-        await manager.alter_schema(table.path, [{"rename": "name", "to": "title"}])
-        unknown = pa.record_batch([pa.array([1], pa.int64()), ["a"]], names=["id", "other"])
-
-        with pytest.raises(UnavailableError, match=r"its schema changed .* send them again"):
-            await _write(manager, table, KeyWrite(0, unknown, schema_id=0))
-        with pytest.raises(InvalidRequestError, match="other"):
-            await _write(manager, table, KeyWrite(0, unknown, schema_id=1))
-        await _write(manager, table, KeyWrite(0, event_rows(0, 3), schema_id=0))
-        assert table.key_buckets[0].row_count == 3
