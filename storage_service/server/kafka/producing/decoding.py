@@ -203,7 +203,7 @@ def decoded_together(
                 done[at] = reading.decoded(one, part)
     except StreamhouseError:
         pass
-    except BaseException as error:
+    except BaseException as error:  # a bug of one batch is nothing to the others
         if not is_bug(error):
             raise
         # It is told to who sent the batch that meets it, and logged, when that is read alone.
