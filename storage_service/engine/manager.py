@@ -293,13 +293,13 @@ class TabletManager:
             await self.runtime.run(self.registry.release_names)
 
     def table(self, path: TablePath) -> OpenTable:
-        """Return a table; raises as the registry does."""
+        """Return a table; raises as the registry does, `UnavailableError` if it is not open now."""
         table = self._tables.get(path)
         if table is None:
             self._check_not_away(path)
             self.registry.table(path)
-            # It is just being created or dropped.
-            raise self.registry.not_found(path)
+            # Just being created or dropped: who is told that there is none might begin anew.
+            raise UnavailableError(f"table '{path}' is not open now; try again")
         return table
 
     def check_open(self, table: OpenTable) -> None:
@@ -470,8 +470,8 @@ class TabletManager:
 
     async def put_back(self, info: TableInfo) -> None:
         """Serve a table that was frozen and closed by `give_up`."""
-        if self.away.pop(info.path, None) is not None:
-            await self._open_known(info)
+        if info.path in self.away:
+            await self.show(None, info)
 
     async def open_arrived(self, info: TableInfo) -> OpenTable:
         """Open a table whose files have come; it is not served before `show`."""
@@ -491,11 +491,13 @@ class TabletManager:
         await self.runtime.run(close_tablets, table.tablets)
 
     async def show(self, table: OpenTable | None, info: TableInfo) -> None:
-        """Serve a table of this shard that was opened before; None: open it now."""
-        self.away.pop(info.path, None)
-        if table is None:
-            return await self._open_known(info)
-        self._add(table)
+        """Serve a table of this shard that was opened before; None: open it, away until then."""
+        try:
+            if table is None:
+                return await self._open_known(info)
+            self._add(table)
+        finally:
+            self.away.pop(info.path, None)
 
     async def drop_damaged(self, path: TablePath) -> None:
         """Drop a table that cannot be served, and its rejected rows; the files of both stay."""

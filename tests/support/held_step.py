@@ -76,6 +76,7 @@ STEPS: Final = {
         f"{_ENGINE}.transactions.transaction_files", "TransactionFiles._sync_open", _HELD
     ),
     "log-beginning": Place(f"{_ENGINE}.opener", "begin_log", "the disk is full at this step alone"),
+    "table-opening": Place(f"{_ENGINE}.opener", "TableOpener.open", _HELD),
     "history-checking": Place(f"{_ENGINE}.opener", "TableOpener._check_history", _BUG),
     "table-adding": Place(f"{_ENGINE}.directory.table_registry", "TableRegistry.add_table", _BUG),
     "table-keeping": Place(f"{_ENGINE}.directory.table_registry", "TableRegistry.keep", _HELD),

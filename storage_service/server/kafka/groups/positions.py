@@ -22,6 +22,7 @@ from streamhouse.storage_service.errors import (
     NotFoundError,
     OverloadedError,
     StreamhouseError,
+    UnavailableError,
 )
 from streamhouse.storage_service.kafka.groups.coordinator import unusable_group_id
 from streamhouse.storage_service.kafka.topics import table_path_of, topic_name_of
@@ -64,7 +65,11 @@ class Elsewhere:
 
     async def find(self, group_id: str) -> Mapping[int, int] | None:
         """Return the caller's group's positions; raises as the other shard does."""
-        return (await self.find_all({group_id}, of_others=False)).get(group_id)
+        try:
+            return (await self.find_all({group_id}, of_others=False)).get(group_id)
+        except NotFoundError as error:
+            # It was there a moment ago: dropped since, or on its way again. Who asks anew is told.
+            raise UnavailableError(f"table '{self.path}' has left its shard; try again") from error
 
     async def find_all(
         self, group_ids: Container[str], *, of_others: bool
@@ -121,9 +126,10 @@ async def found_table(exchange: KafkaExchange, topic: str) -> OpenTable | Elsewh
     except NotFoundError:
         path = table_path_of(topic)
         endpoint = await elsewhere(exchange, path)
-        if endpoint is None:
-            raise
-        return Elsewhere(exchange, path, endpoint)
+        if endpoint is not None:
+            return Elsewhere(exchange, path, endpoint)
+        # It may have come here while the store was asked.
+        return topic_table(exchange, topic, Level.READ)
 
 
 # -- committing ----------------------------------------------------------------------------------

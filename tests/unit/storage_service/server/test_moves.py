@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.storage_service.errors import StorageFailedError, UnavailableError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.model.table import TablePath
+from tests.support.held_step import around
 from tests.support.in_process_service import (
     EVENTS,
     InProcessService,
     event_rows,
     ids_of,
+    table_descriptor,
 )
 from tests.support.memory_store import MemoryStore
 from tests.support.shard_world import ShardWorld, frozen_move
@@ -311,3 +315,46 @@ async def test_a_table_of_which_only_a_part_has_come_is_asked_for_at_its_source(
             assert (await b.call("GET", "/v1/tables/events/state")).status == 421
             moving.cancel()
         assert (await b.call("GET", "/v1/tables/events/state")).status == 421
+
+
+async def test_a_table_that_has_come_is_away_until_it_is_open(
+    world: ShardWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shard was restarted between being ready and the decision: it opens the table then."""
+    async with world.shard("a") as a:
+        manager = a.service.manager
+        table = await manager.create_table(table_descriptor())
+        manager.hide(table, UnavailableError("on its way"))
+        manager.end_reads(table)
+        await manager.give_up(table)
+
+        async def ask(real: Any, *arguments: Any) -> Any:
+            with pytest.raises(UnavailableError, match="on its way"):
+                manager.table(table.path)
+            return await real(*arguments)
+
+        around(monkeypatch, "table-opening", ask)
+        await manager.show(None, table.info)
+
+        assert manager.table(table.path).info == table.info
+
+
+async def test_a_table_that_cannot_be_opened_again_now_is_not_one_that_is_not_there(
+    world: ShardWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.shard("a") as a:
+        manager = a.service.manager
+        table = await manager.create_table(table_descriptor())
+        manager.hide(table, UnavailableError("on its way"))
+        manager.end_reads(table)
+        await manager.give_up(table)
+
+        async def refuse(*_: Any) -> Any:
+            raise StorageFailedError(f"no table: {os.strerror(errno.ENOSPC)}")
+
+        around(monkeypatch, "table-opening", refuse)
+        with pytest.raises(StorageFailedError):
+            await manager.put_back(table.info)
+
+        with pytest.raises(UnavailableError, match="is not open now"):
+            manager.table(table.path)
