@@ -91,6 +91,10 @@ class Caller:
         """Whether some grant is about tables or the lake."""
         return any(grant.scope != SERVICE for grant in self.grants)
 
+    def reads_tables(self) -> bool:
+        """Whether some grant lets it read a table; each level does."""
+        return any(grant.scope not in (SERVICE, LAKE) for grant in self.grants)
+
     def sees_database(self, database: str) -> bool:
         """Whether some grant is about the database or one of its tables."""
         return any(

@@ -45,6 +45,8 @@ _logger = logging.getLogger(__name__)
 
 SESSION_TIMEOUT_S_MIN: Final = 6.0
 SESSION_TIMEOUT_S_MAX: Final = 1_800.0
+# With less a generation could end before anybody has an answer, and the group begin the next one.
+REBALANCE_TIMEOUT_S_MIN: Final = 1.0
 REBALANCE_TIMEOUT_S_MAX: Final = 86_400.0
 _INSTANCE_ID_CHARACTERS_MAX: Final = 249
 # Clients have one for each assignor that they know. What all members have in common is looked for
@@ -161,10 +163,8 @@ class Coordinator:
         if error is not None:
             on_joined(JoinAnswer(error=error, member_id=request.who.member_id))
             return
-        request = replace(
-            request,
-            rebalance_timeout_s=min(max(request.rebalance_timeout_s, 0.0), REBALANCE_TIMEOUT_S_MAX),
-        )
+        timeout_s = max(request.rebalance_timeout_s, REBALANCE_TIMEOUT_S_MIN)
+        request = replace(request, rebalance_timeout_s=min(timeout_s, REBALANCE_TIMEOUT_S_MAX))
         if key not in self._groups:
             self._owners.setdefault(key[1], set()).add(key[0])
             self._groups[key] = Group(

@@ -377,6 +377,9 @@ class Group:
     def _rebalance(self, now_s: float) -> None:
         """Let all members join anew, if they are not about to."""
         if self.state is GroupState.PREPARING:
+            if self._join_due_s == math.inf:
+                # Nobody had joined. Who does now waits no longer for the others than ever.
+                self._join_due_s = now_s + self._rebalance_timeout_s()
             return
         for member in self._members.values():
             if member.answer_sync(SyncAnswer(error=ErrorCode.rebalance_in_progress)):
@@ -411,11 +414,10 @@ class Group:
             if member.on_joined is None and member.instance_id is None:
                 self._drop(member, ErrorCode.unknown_member_id)
         joined = [m for m in self._members.values() if m.on_joined is not None]
+        self._is_first_delay, self._join_due_s = False, math.inf
         if self._members and not joined:
             # All may be starting anew. Sessions that end make the group empty.
-            self._join_due_s = now_s + self._rebalance_timeout_s()
             return
-        self._is_first_delay, self._join_due_s = False, math.inf
         self.generation += 1
         if not joined:
             self.state, self.protocol, self.protocol_type = GroupState.EMPTY, None, None

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.errors import ForbiddenError, StreamhouseError
 from streamhouse.storage_service.kafka.groups.coordinator import GroupKey
 from streamhouse.storage_service.kafka.groups.group import Group, GroupState
 from streamhouse.storage_service.kafka.groups.messages import (
@@ -84,6 +84,11 @@ async def answer_join_group(exchange: KafkaExchange, request: Any) -> Mapping[st
     desk = exchange.broker.groups
     key = desk.key(exchange, request.group_id)
     error = await desk.refusal(request.group_id)
+    if error is None and not exchange.caller.reads_tables():
+        # It could read nothing that it were assigned, and groups take room.
+        name = exchange.caller.name
+        exchange.report(ForbiddenError(f"token '{name}' may read no table, so be in no group"))
+        error = ErrorCode.group_authorization_failed
     if error is not None:
         exchange.note(error)
         return {"error_code": error, "member_id": request.member_id}

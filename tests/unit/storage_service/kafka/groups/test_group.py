@@ -275,6 +275,46 @@ def test_static_members_that_do_not_join_again_are_waited_for_until_their_sessio
     assert world.coordinator.group(KEY) is None
 
 
+def test_a_group_of_which_nobody_has_joined_is_looked_at_when_sessions_end_and_not_before() -> None:
+    world = GroupWorld()
+    world.assign(world.ask_to_join(instance_id="one", rebalance_timeout_s=0.0)[0])
+    wait = world.ask_to_join(instance_id="two", rebalance_timeout_s=0.0)
+    world.coordinator.gave_up(KEY, "", wait)
+
+    looks, end_s = list[float](), world.now_s + SESSION_S
+    while world.coordinator.due_s() < end_s and len(looks) < 10:
+        looks.append(world.coordinator.due_s())
+        world.now_s = max(world.now_s, looks[-1])
+        world.coordinator.tick()
+
+    assert len(looks) == 1
+    assert world.group().state is GroupState.PREPARING
+    world.pass_time(SESSION_S)
+    assert world.coordinator.group(KEY) is None
+
+
+def test_who_joins_a_group_of_which_nobody_had_joined_waits_as_long_as_for_any_generation() -> None:
+    world = GroupWorld(initial_delay_s=1.0)
+    waits = [world.ask_to_join(instance_id=one, rebalance_timeout_s=3.0) for one in ("one", "two")]
+    for wait in waits:
+        world.coordinator.gave_up(KEY, "", wait)
+    world.pass_time(4)
+    one = world.ask_to_join(instance_id="one", rebalance_timeout_s=3.0)
+
+    world.pass_time(2.9)
+    assert not one
+    world.pass_time(0.2)
+
+    assert (one.error, one[0].generation) == (ErrorCode.none, 1)
+
+
+def test_a_generation_lasts_long_enough_for_its_members_to_be_told() -> None:
+    world = GroupWorld()
+    joined = world.come(rebalance_timeout_s=0.0)[1][0]
+    world.pass_time(0.9)
+    assert world.sync(joined, {joined.member_id: b"its"}).error is ErrorCode.none
+
+
 def test_who_asks_again_on_another_connection_ends_its_first_wait() -> None:
     world = GroupWorld()
     first = world.stable(1)[0]

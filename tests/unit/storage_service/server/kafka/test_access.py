@@ -99,6 +99,34 @@ async def test_authenticate_needs_a_handshake_and_plain(tmp_path: Path) -> None:
         assert await client.is_closed()
 
 
+async def test_who_may_read_no_table_is_in_no_group(tmp_path: Path) -> None:
+    grants = _grants(
+        tmp_path / "grants",
+        nothing_0123456789=[],
+        keeper_0123456789=["admin:service", "read:lake"],
+        reader_0123456789=["read:default.events"],
+    )
+    async with kafka_world(tmp_path / "data", grants_file=grants) as world:
+        answers = []
+        for name in ("nothing", "keeper", "reader"):
+            client = await world.client()
+            await _sign_in(client, f"{name}_0123456789")
+            joined = await client.call(
+                JOIN,
+                9,
+                group_id=name,
+                session_timeout=timedelta(minutes=1),
+                rebalance_timeout=timedelta(minutes=1),
+                member_id="",
+                protocol_type="consumer",
+                protocols=[{"name": "range", "metadata": b""}],
+            )
+            answers.append(joined.error_code)
+
+        refused = ErrorCode.group_authorization_failed
+        assert answers == [refused, refused, ErrorCode.member_id_required]
+
+
 async def test_any_password_will_do_where_none_is_asked_for(tmp_path: Path) -> None:
     async with kafka_world(tmp_path) as world:
         answer = await _sign_in(await world.client(), "anything")
