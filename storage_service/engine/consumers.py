@@ -112,6 +112,7 @@ class Consumers:
         self._saved_us = 0
         self._changes = 0
         self._changes_saved = 0
+        self._is_saved_known = True
         self._lock = asyncio.Lock()
         self._end: StreamhouseError | None = None
         self.written_us: dict[tuple[int, int], int] = {}
@@ -175,7 +176,7 @@ class Consumers:
         )
         self._change({**known, said.key: said})
         saved = self._saved.get(said.key)
-        is_behind = saved is None or saved.offsets != said.offsets
+        is_behind = not self._is_saved_known or saved is None or saved.offsets != said.offsets
         if before is None or saved is None or (is_durable and is_behind) or self._is_due():
             await self._save_since(self._changes)
         return said
@@ -246,7 +247,10 @@ class Consumers:
     async def _save(self) -> None:
         consumers, changes = self._consumers, self._changes
         content = {"consumers": [one.to_json() for _, one in sorted(consumers.items())]}
+        # While it is being saved, or after that failed, the file may have either.
+        self._is_saved_known = False
         await self._runtime.run(self._file.save, content)
+        self._is_saved_known = True
         self._saved, self._saved_us = consumers, self._runtime.clock_us()
         self._changes_saved = changes
 

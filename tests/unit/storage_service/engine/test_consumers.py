@@ -219,3 +219,53 @@ async def test_reports_that_wait_for_the_disk_share_the_next_save(tmp_path: Path
 
     assert saves == 2
     assert len(world.open().current(TTL_MS)) == 20
+
+
+async def test_a_durable_report_is_on_disk_though_another_one_was_being_saved(
+    tmp_path: Path,
+) -> None:
+    consumers = World(tmp_path).open()
+
+    async def commit(offset: int) -> None:
+        await consumers.report(
+            "group",
+            owner="me",
+            offsets={0: offset},
+            reads_lake=True,
+            ttl_ms=TTL_MS,
+            is_durable=True,
+        )
+
+    await commit(5)
+    # It goes back to what the file has, while the file gets something else.
+    await asyncio.gather(commit(9), commit(5))
+
+    assert _stand(World(tmp_path).open()) == {"group": 5}
+
+
+async def test_a_durable_report_after_a_save_that_failed_is_saved(tmp_path: Path) -> None:
+    consumers = World(tmp_path).open()
+    save = consumers._file.save
+
+    def broken(content: Mapping[str, Any]) -> None:
+        save(content)
+        raise StorageFailedError("the directory is not synced")
+
+    async def commit(offset: int) -> None:
+        await consumers.report(
+            "group",
+            owner="me",
+            offsets={0: offset},
+            reads_lake=True,
+            ttl_ms=TTL_MS,
+            is_durable=True,
+        )
+
+    await commit(5)
+    consumers._file = SimpleNamespace(save=broken)  # type: ignore[assignment]
+    with pytest.raises(StorageFailedError):
+        await commit(9)
+    consumers._file = SimpleNamespace(save=save)  # type: ignore[assignment]
+    await commit(5)
+
+    assert _stand(World(tmp_path).open()) == {"group": 5}
