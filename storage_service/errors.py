@@ -34,6 +34,7 @@ StreamhouseError
 ├── CorruptDataError               corrupt_data              500
 ├── TableDamagedError              table_damaged             500
 ├── OverloadedError                overloaded                503
+│   └── ConsumerLimitError         consumer_limit            409
 ├── UnavailableError               unavailable               503
 ├── StorageFailedError             storage_failed            503
 ├── UnknownOutcomeError            unknown_outcome           500
@@ -308,6 +309,14 @@ class OverloadedError(StreamhouseError):
     code = "overloaded"
     retriable = True
     http_status = 503
+
+
+class ConsumerLimitError(OverloadedError):
+    """A table has as many consumers as it may have: one is forgotten, or this one stays out."""
+
+    code = "consumer_limit"
+    retriable = False
+    http_status = 409
 
 
 class UnavailableError(StreamhouseError):

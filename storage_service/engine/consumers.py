@@ -21,9 +21,9 @@ from typing import Any, Final, TypeAlias
 from streamhouse.storage_service.engine.directory.state_file import StateFile
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.errors import (
+    ConsumerLimitError,
     CorruptDataError,
     InvalidRequestError,
-    OverloadedError,
     StreamhouseError,
 )
 from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
@@ -154,7 +154,7 @@ class Consumers:
 
         Raises:
             InvalidRequestError: the name is not a possible one.
-            OverloadedError: the table, or this owner, has as many consumers as it may have.
+            ConsumerLimitError: the table, or this owner, has as many consumers as it may have.
         """
         if not is_consumer_name(name):
             raise InvalidRequestError(
@@ -230,7 +230,7 @@ class Consumers:
             whose, limit = "this token", self._owner_consumers_max
             if of_owner < self._owner_consumers_max:
                 whose, limit = "all tokens together", self._consumers_max
-            raise OverloadedError(
+            raise ConsumerLimitError(
                 f"table '{self._table}' has its limit of {limit} consumers of {whose}; forget one"
                 " with 'streamhouse consumers --forget'"
             )

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import parse_qsl
 
-from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.storage_service.errors import UnavailableError, UnknownOutcomeError
 from streamhouse.storage_service.journal.store.object_store import ObjectStore
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.moves import MoveDesk
@@ -40,7 +40,7 @@ class ShardWorld:
 
     Those of `away` have no live owner. Requests between shards set `is_asked` and wait for `go_on`,
     those for the last round of a move for `go_on_whole`, too; who is not in `services` does not
-    answer them.
+    answer them, and with `loses_answers` nobody hears what a change was answered.
     """
 
     def __init__(self, path: Path, store: ObjectStore) -> None:
@@ -53,6 +53,7 @@ class ShardWorld:
         self.go_on_whole = asyncio.Event()
         self.go_on_whole.set()
         self.is_asked = asyncio.Event()
+        self.loses_answers = False
 
     def of(self, shard: str) -> Owner | None:
         """See `ShardOwners.of`."""
@@ -75,6 +76,8 @@ class ShardWorld:
             headers=request.headers,
             body=request.body,
         )
+        if self.loses_answers and request.method != "GET":
+            raise UnknownOutcomeError(f"{endpoint} did not answer")
         return PeerAnswer(answer.status, "application/json", answer.body)
 
     @contextlib.asynccontextmanager

@@ -13,6 +13,7 @@ from kio.schema.errors import ErrorCode
 
 from streamhouse.storage_service.errors import (
     AlreadyExistsError,
+    ConsumerLimitError,
     CorruptDataError,
     FencedError,
     ForbiddenError,
@@ -54,6 +55,8 @@ class RefusedError(Exception):
 
 _CODES: Final[Mapping[type[StreamhouseError], ErrorCode]] = {
     AlreadyExistsError: ErrorCode.topic_already_exists,
+    # To try again would help nobody.
+    ConsumerLimitError: ErrorCode.policy_violation,
     CorruptDataError: ErrorCode.kafka_storage_error,
     FencedError: ErrorCode.invalid_producer_epoch,
     ForbiddenError: ErrorCode.topic_authorization_failed,

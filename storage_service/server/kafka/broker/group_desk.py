@@ -34,6 +34,8 @@ _KEEP_S: Final = 60.0
 _AGAIN: Final = frozenset(
     (
         ErrorCode.kafka_storage_error,
+        # A position may be committed twice.
+        ErrorCode.not_enough_replicas_after_append,
         ErrorCode.not_leader_or_follower,
         ErrorCode.request_timed_out,
     )

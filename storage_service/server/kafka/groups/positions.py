@@ -20,7 +20,6 @@ from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import (
     InternalError,
     NotFoundError,
-    OverloadedError,
     StreamhouseError,
     UnavailableError,
 )
@@ -153,10 +152,6 @@ async def commit_positions(
             if taken:
                 await _report(exchange, table, group_id, taken, is_part=True)
         exchange.broker.groups.stands_in((exchange.caller.name, group_id), topic)
-    except OverloadedError as error:
-        # As many groups as a table may have; to try again would help nobody.
-        exchange.report(error)
-        return dict.fromkeys(offsets, ErrorCode.policy_violation)
     except StreamhouseError as error:
         exchange.report(error)
         return dict.fromkeys(offsets, retriable_by_members(error_code_of(error)))

@@ -14,8 +14,8 @@ import pytest
 from streamhouse.storage_service.engine.consumers import SAVE_MS, Consumers
 from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.errors import (
+    ConsumerLimitError,
     InvalidRequestError,
-    OverloadedError,
     StorageFailedError,
     UnavailableError,
 )
@@ -103,11 +103,11 @@ async def test_their_number_is_bounded_and_one_token_leaves_room_for_others(
     consumers = World(tmp_path).open(consumers_max=3, owner_consumers_max=2)
     await _report(consumers, "a", 1)
     await _report(consumers, "b", 1)
-    with pytest.raises(OverloadedError, match="limit of 2 consumers of this token"):
+    with pytest.raises(ConsumerLimitError, match="limit of 2 consumers of this token"):
         await _report(consumers, "c", 1)
     await _report(consumers, "b", 2)
     await _report(consumers, "a", 3, owner="you")
-    with pytest.raises(OverloadedError, match="limit of 3 consumers of all tokens"):
+    with pytest.raises(ConsumerLimitError, match="limit of 3 consumers of all tokens"):
         await _report(consumers, "d", 1, owner="they")
 
     assert [(one.owner, one.offsets[0]) for one in consumers.current(TTL_MS)] == [

@@ -122,3 +122,32 @@ async def test_a_table_that_leaves_its_shard_while_it_is_asked_has_positions_nob
 
         assert await asked is ErrorCode.not_coordinator
         assert await shards.position() == -1
+
+
+async def test_a_commit_to_a_shard_that_is_busy_for_a_moment_is_to_be_repeated(
+    tmp_path: Path,
+) -> None:
+    async with _shards(tmp_path) as shards:
+        b = await shards.events_in("b")
+        b.service.open_requests += 1_000_000
+        assert await shards.commit({0: 7}) == {0: ErrorCode.not_coordinator}
+        b.service.open_requests -= 1_000_000
+        assert await shards.commit({0: 7}) == {0: ErrorCode.none}
+
+
+async def test_a_table_of_another_shard_has_only_so_many_groups(tmp_path: Path) -> None:
+    async with _shards(tmp_path) as shards:
+        b = await shards.events_in("b")
+        consumers = b.service.table("events").consumers
+        for number in range(100):
+            await consumers.report(
+                f"other{number}", owner="owner", offsets={}, reads_lake=True, ttl_ms=1_000_000
+            )
+        assert await shards.commit({0: 7}) == {0: ErrorCode.policy_violation}
+
+
+async def test_a_commit_that_nobody_knows_the_outcome_of_is_to_be_repeated(tmp_path: Path) -> None:
+    async with _shards(tmp_path) as shards:
+        await shards.events_in("b")
+        shards.world.loses_answers = True
+        assert await shards.commit({0: 7}) == {0: ErrorCode.not_coordinator}
