@@ -92,6 +92,7 @@ class KafkaDoor:
         try:
             await self._end_connections()
         finally:
+            await self._broker.groups.settle()
             if self._lake_reads is not None:
                 self._lake_reads.close()
             await self.preparing.close()

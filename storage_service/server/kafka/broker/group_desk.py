@@ -11,20 +11,21 @@ import asyncio
 import math
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol, TypeVar
 
 from kio.schema.errors import ErrorCode
 
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.errors import StreamhouseError, TableDamagedError
 from streamhouse.storage_service.kafka.groups.coordinator import Coordinator, GroupKey, GroupLimits
 from streamhouse.storage_service.kafka.groups.messages import Identity
 from streamhouse.storage_service.kafka.groups.placement import coordinator_of
 from streamhouse.storage_service.server.caller import Caller
+from streamhouse.storage_service.server.kafka.error_codes import error_code_of
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards import ShardState
 
-__all__ = ["GroupDesk", "retriable_by_members"]
+__all__ = ["GroupDesk", "code_for_members", "retriable_by_members"]
 
 _T = TypeVar("_T")
 
@@ -45,6 +46,15 @@ _AGAIN: Final = frozenset(
 def retriable_by_members(code: ErrorCode) -> ErrorCode:
     """Return the code that members of groups understand where others repeat at `code`."""
     return ErrorCode.not_coordinator if code in _AGAIN else code
+
+
+def code_for_members(error: StreamhouseError) -> ErrorCode:
+    """Return the code of an error that members of groups understand.
+
+    A damaged table stays so until somebody repairs it: it must not keep a group from its others.
+    """
+    code = error_code_of(error)
+    return code if isinstance(error, TableDamagedError) else retriable_by_members(code)
 
 
 class Asking(Protocol):
@@ -76,12 +86,19 @@ class GroupDesk:
         self._standing: dict[GroupKey, set[str]] = {}
         """Topics in which a group that has members has positions, as it calls them."""
         self._kept_s: dict[GroupKey, float] = {}
+        self._keeping: dict[GroupKey, asyncio.Task[None]] = {}
+        self.is_closed = False
         service.on_drain.append(self.close)
 
     def close(self) -> None:
         """End every wait; who asks again is told that this is no coordinator."""
         self.coordinator.end()
+        self.is_closed = True
         self._look()
+
+    async def settle(self) -> None:
+        """Return when no table is being told of a group any more; after `close`."""
+        await asyncio.gather(*self._keeping.values(), return_exceptions=True)
 
     def key(self, exchange: Asking, group_id: str) -> GroupKey:
         """Return the caller's group of this id."""
@@ -203,7 +220,14 @@ class GroupDesk:
     def due_to_keep(self, key: GroupKey) -> frozenset[str]:
         """Return the topics whose tables are to be told now that the group is still there."""
         now_s = self._loop.time()
-        if key not in self._standing or now_s < self._kept_s.get(key, now_s - _KEEP_S) + _KEEP_S:
+        if key in self._keeping or key not in self._standing:
+            return frozenset()
+        if now_s < self._kept_s.get(key, now_s - _KEEP_S) + _KEEP_S:
             return frozenset()
         self._kept_s[key] = now_s
         return frozenset(self._standing[key])
+
+    def keep(self, key: GroupKey, telling: Coroutine[Any, Any, None]) -> None:
+        """Tell the tables of `due_to_keep`, while the group goes on."""
+        self._keeping[key] = asyncio.ensure_future(telling)
+        self._keeping[key].add_done_callback(lambda _: self._keeping.pop(key, None))

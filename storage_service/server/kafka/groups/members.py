@@ -17,8 +17,10 @@ from streamhouse.storage_service.kafka.groups.messages import (
     SyncAnswer,
     SyncRequest,
 )
-from streamhouse.storage_service.server.kafka.broker.group_desk import retriable_by_members
-from streamhouse.storage_service.server.kafka.error_codes import error_code_of
+from streamhouse.storage_service.server.kafka.broker.group_desk import (
+    code_for_members,
+    retriable_by_members,
+)
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
 from streamhouse.storage_service.server.kafka.groups.positions import (
     all_positions,
@@ -175,7 +177,8 @@ async def answer_heartbeat(exchange: KafkaExchange, request: Any) -> Mapping[str
     if error is None:
         error = desk.coordinator.heartbeat(key, _identity(request), request.generation_id)
     if error is ErrorCode.none and (topics := desk.due_to_keep(key)):
-        await keep_positions(exchange, request.group_id, topics)
+        # Its answer does not wait: other shards may take long, and sessions end meanwhile.
+        desk.keep(key, keep_positions(exchange, request.group_id, topics))
     exchange.note(error)
     return {"error_code": error}
 
@@ -228,7 +231,7 @@ async def answer_describe_groups(exchange: KafkaExchange, request: Any) -> Mappi
         found = await all_positions(exchange, absent)
     except StreamhouseError as failure:
         exchange.report(failure)
-        code = retriable_by_members(error_code_of(failure))
+        code = code_for_members(failure)
         groups |= {one: _failed(exchange, one, code) for one in absent}
     else:
         async for group_id in in_slices(absent):
@@ -332,7 +335,7 @@ async def answer_delete_groups(exchange: KafkaExchange, request: Any) -> Mapping
         found = await all_positions(exchange, deleted)
     except StreamhouseError as failure:
         exchange.report(failure)
-        codes |= dict.fromkeys(deleted, retriable_by_members(error_code_of(failure)))
+        codes |= dict.fromkeys(deleted, code_for_members(failure))
     else:
         async for group_id in in_slices(deleted):
             codes[group_id] = await _delete(exchange, group_id, found[group_id])
@@ -352,5 +355,5 @@ async def _delete(exchange: KafkaExchange, group_id: str, topics: Collection[str
                 await forget_positions(exchange, group_id, topic)
     except StreamhouseError as failure:
         exchange.report(failure)
-        return retriable_by_members(error_code_of(failure))
+        return code_for_members(failure)
     return ErrorCode.none

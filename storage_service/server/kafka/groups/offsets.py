@@ -14,8 +14,10 @@ from kio.schema.errors import ErrorCode
 
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.kafka.groups.messages import Identity
-from streamhouse.storage_service.server.kafka.broker.group_desk import retriable_by_members
-from streamhouse.storage_service.server.kafka.error_codes import error_code_of
+from streamhouse.storage_service.server.kafka.broker.group_desk import (
+    code_for_members,
+    retriable_by_members,
+)
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
 from streamhouse.storage_service.server.kafka.groups.positions import (
     all_positions,
@@ -136,7 +138,7 @@ async def _everywhere(
         return await all_positions(exchange, usable)
     except StreamhouseError as failure:
         exchange.report(failure)
-        return retriable_by_members(error_code_of(failure))
+        return code_for_members(failure)
 
 
 async def _group_answer(
@@ -166,7 +168,7 @@ async def _group_answer(
             return {"topics": topics}
         except StreamhouseError as failure:
             exchange.report(failure)
-            error = retriable_by_members(error_code_of(failure))
+            error = code_for_members(failure)
     exchange.note(error)
     return _refused_group(asked.topics, error)
 
@@ -246,7 +248,7 @@ async def answer_offset_delete(exchange: KafkaExchange, request: Any) -> Mapping
                 await forget_positions(exchange, group_id, name, numbers)
             except StreamhouseError as failure:
                 exchange.report(failure)
-                code = retriable_by_members(error_code_of(failure))
+                code = code_for_members(failure)
                 exchange.note(code)
             topics.append((name, [(number, code) for number in numbers]))
     return _by_topic(topics)

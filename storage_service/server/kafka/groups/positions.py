@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Collection, Container, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from kio.schema.errors import ErrorCode
@@ -18,21 +18,28 @@ from kio.schema.errors import ErrorCode
 from streamhouse.storage_service.engine.consumers import Consumer
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import (
+    BucketNotFoundError,
     InternalError,
+    InvalidRequestError,
     NotFoundError,
+    OffsetOutOfRangeError,
     StreamhouseError,
+    TableDamagedError,
     UnavailableError,
 )
 from streamhouse.storage_service.kafka.groups.coordinator import unusable_group_id
 from streamhouse.storage_service.kafka.topics import table_path_of, topic_name_of
 from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
 from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.model.table_state import TableState
 from streamhouse.storage_service.server.caller import SERVICE, Level
-from streamhouse.storage_service.server.kafka.broker.group_desk import retriable_by_members
+from streamhouse.storage_service.server.kafka.broker.group_desk import (
+    code_for_members,
+)
 from streamhouse.storage_service.server.kafka.broker.shard_calls import ask_shard, elsewhere
 from streamhouse.storage_service.server.kafka.error_codes import error_code_of
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
-from streamhouse.storage_service.server.kafka.topics.topic_tables import topic_table
+from streamhouse.storage_service.server.kafka.topics.topic_tables import table_there, topic_table
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
 __all__ = [
@@ -49,6 +56,8 @@ __all__ = [
 ]
 
 _logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 _PEER_TIMEOUT_S: Final = 5.0
 _AT_ONCE: Final = 8
@@ -67,8 +76,7 @@ class Elsewhere:
         try:
             return (await self.find_all({group_id}, of_others=False)).get(group_id)
         except NotFoundError as error:
-            # It was there a moment ago: dropped since, or on its way again. Who asks anew is told.
-            raise UnavailableError(f"table '{self.path}' has left its shard; try again") from error
+            raise _has_left(self.path) from error
 
     async def find_all(
         self, group_ids: Container[str], *, of_others: bool
@@ -77,7 +85,7 @@ class Elsewhere:
 
         With `of_others` also those of other tokens' groups, where the caller has none of the name.
         """
-        answer = await self._ask("GET", "")
+        answer = await self._ask("GET", "/consumers")
         found: dict[str, Mapping[int, int]] = {}
         own = set()
         try:
@@ -101,21 +109,31 @@ class Elsewhere:
             "durable": is_durable,
             "part": is_part,
         }
-        await self._ask("PUT", f"/{quote(group_id)}", json.dumps(body).encode())
+        await self._ask("PUT", f"/consumers/{quote(group_id)}", json.dumps(body).encode())
 
     async def forget(self, group_id: str) -> None:
         """Forget the group's positions there; raises as the other shard does."""
-        await self._ask("DELETE", f"/{quote(group_id)}")
+        await self._ask("DELETE", f"/consumers/{quote(group_id)}")
+
+    async def ends(self) -> Mapping[int, int]:
+        """Return where each partition ends; raises as the other shard does."""
+        state = TableState.from_json(await self._ask("GET", "/state"))
+        return {bucket: at.high_watermark for bucket, at in state.positions.items()}
 
     async def _ask(self, method: str, rest: str, body: bytes = b"") -> Any:
         return await ask_shard(
             self._exchange,
             self._endpoint,
             method,
-            f"/v1/tables/{self.path}/consumers{rest}",
+            f"/v1/tables/{self.path}{rest}",
             body=body,
             timeout_s=_PEER_TIMEOUT_S,
         )
+
+
+def _has_left(path: TablePath) -> UnavailableError:
+    # It was there a moment ago: dropped since, or on its way again. Who asks anew is told.
+    return UnavailableError(f"table '{path}' has left its shard; try again")
 
 
 async def found_table(exchange: KafkaExchange, topic: str) -> OpenTable | Elsewhere:
@@ -126,6 +144,10 @@ async def found_table(exchange: KafkaExchange, topic: str) -> OpenTable | Elsewh
         path = table_path_of(topic)
         endpoint = await elsewhere(exchange, path)
         if endpoint is not None:
+            try:
+                await table_there(exchange, topic, path, endpoint)
+            except NotFoundError as error:
+                raise _has_left(path) from error
             return Elsewhere(exchange, path, endpoint)
         # It may have come here while the store was asked.
         return topic_table(exchange, topic, Level.READ)
@@ -145,26 +167,49 @@ async def commit_positions(
     try:
         table = await found_table(exchange, topic)
         if isinstance(table, Elsewhere):
-            await table.report(group_id, offsets, is_part=True)
+            codes |= await _commit_there(table, group_id, offsets)
         else:
-            codes |= _refusals(table, offsets)
+            codes |= _refusals(_ends(table, offsets), offsets)
             taken = {b: at for b, at in offsets.items() if codes[b] is ErrorCode.none}
             if taken:
                 await _report(exchange, table, group_id, taken, is_part=True)
         exchange.broker.groups.stands_in((exchange.caller.name, group_id), topic)
     except StreamhouseError as error:
         exchange.report(error)
-        return dict.fromkeys(offsets, retriable_by_members(error_code_of(error)))
+        return dict.fromkeys(offsets, code_for_members(error))
     return codes
 
 
-def _refusals(table: OpenTable, offsets: Mapping[int, int]) -> dict[int, ErrorCode]:
+async def _commit_there(
+    table: Elsewhere, group_id: str, offsets: Mapping[int, int]
+) -> Mapping[int, ErrorCode]:
+    """Commit what can be; return the partitions that refuse."""
+    try:
+        await table.report(group_id, offsets, is_part=True)
+        return {}
+    except (BucketNotFoundError, InvalidRequestError, OffsetOutOfRangeError):
+        # One partition has refused for all of them.
+        refused = _refusals(await table.ends(), offsets)
+        if not refused:
+            raise
+    taken = {bucket: at for bucket, at in offsets.items() if bucket not in refused}
+    if taken:
+        await table.report(group_id, taken, is_part=True)
+    return refused
+
+
+def _ends(table: OpenTable, buckets: Iterable[int]) -> Mapping[int, int]:
+    there = (bucket for bucket in buckets if 0 <= bucket < len(table.tablets))
+    return {bucket: table.tablets[bucket].high_watermark for bucket in there}
+
+
+def _refusals(ends: Mapping[int, int], offsets: Mapping[int, int]) -> dict[int, ErrorCode]:
     """Return the partitions that are not there, or where nobody can have read so far."""
     refused = {}
     for bucket, offset in offsets.items():
-        if not 0 <= bucket < len(table.tablets):
+        if bucket not in ends:
             refused[bucket] = ErrorCode.unknown_topic_or_partition
-        elif not 0 <= offset <= table.tablets[bucket].high_watermark:
+        elif not 0 <= offset <= ends[bucket]:
             # Another table had this name; or it is a slip that would skip rows for good.
             refused[bucket] = ErrorCode.offset_out_of_range
     return refused
@@ -195,7 +240,10 @@ async def _report(
 
 async def keep_positions(exchange: KafkaExchange, group_id: str, topics: Iterable[str]) -> None:
     """Let positions of a group that has members not be forgotten, though they do not move."""
-    for topic in topics:
+
+    async def keep(topic: str) -> None:
+        if exchange.broker.groups.is_closed:
+            return
         try:
             table = await found_table(exchange, topic)
             if isinstance(table, Elsewhere):
@@ -204,6 +252,8 @@ async def keep_positions(exchange: KafkaExchange, group_id: str, topics: Iterabl
                 await _report(exchange, table, group_id, {}, is_part=True, is_durable=False)
         except StreamhouseError as error:
             _logger.info("event=group_not_kept topic=%s why=%r", topic, error.message)
+
+    await _some_at_once(keep, topics)
 
 
 # -- asking --------------------------------------------------------------------------------------
@@ -219,19 +269,19 @@ async def positions(
     """
     try:
         table = await found_table(exchange, topic)
+        if isinstance(table, Elsewhere):
+            found = await table.find(group_id)
+        else:
+            consumer = _find(exchange, table, group_id)
+            found = None if consumer is None else consumer.offsets
     except NotFoundError:
         return {}
     except StreamhouseError as error:
         code = error_code_of(error)
-        if retriable_by_members(code) is not code:
+        if code_for_members(error) is not code:
             raise
         exchange.report(error)
         return code
-    if isinstance(table, Elsewhere):
-        found = await table.find(group_id)
-    else:
-        consumer = _find(exchange, table, group_id)
-        found = None if consumer is None else consumer.offsets
     if found is None:
         return {}
     exchange.broker.groups.stands_in((exchange.caller.name, group_id), topic)
@@ -273,22 +323,30 @@ async def all_positions(
             if consumer.name in found and (is_own or of_others):
                 topics = found[consumer.name]
                 topics[topic] = consumer.offsets if is_own else topics.get(topic, consumer.offsets)
-    turns = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(table: Elsewhere) -> tuple[TablePath, Mapping[str, Mapping[int, int]]]:
-        async with turns:
-            try:
-                return table.path, await table.find_all(found, of_others=of_others)
-            except NotFoundError:
-                return table.path, {}
+        try:
+            return table.path, await table.find_all(found, of_others=of_others)
+        except (NotFoundError, TableDamagedError):
+            return table.path, {}
 
-    answers = await asyncio.gather(*(ask(table) for table in await _readable_elsewhere(exchange)))
+    answers = await _some_at_once(ask, await _readable_elsewhere(exchange))
     there = {path: known for path, known in answers if known}
     topics_there = await _topics_elsewhere(exchange, there.keys())
     for path, known in there.items():
         for group_id, offsets in known.items():
             found[group_id][topics_there[path]] = offsets
     return found
+
+
+async def _some_at_once(do: Callable[[_T], Awaitable[_R]], items: Iterable[_T]) -> list[_R]:
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def in_turn(item: _T) -> _R:
+        async with turns:
+            return await do(item)
+
+    return await asyncio.gather(*(in_turn(item) for item in items))
 
 
 async def _topics_elsewhere(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from kio.schema.errors import ErrorCode
 from streamhouse.storage_service.kafka.groups.placement import coordinator_of
 from streamhouse.storage_service.model.table import TablePath
 from tests.support.held_step import around
-from tests.support.in_process_service import InProcessService, event_rows
+from tests.support.in_process_service import InProcessService, event_rows, until
 from tests.support.kafka_world import KafkaClient, kafka_door
 from tests.support.memory_store import MemoryStore
 from tests.support.shard_world import ShardWorld, frozen_move
 
 OFFSET_COMMIT, OFFSET_FETCH, METADATA = 8, 9, 3
+JOIN, HEARTBEAT, SYNC = 11, 12, 14
 GROUP = next(f"g{n}" for n in range(100) if coordinator_of(f"g{n}", {"a", "b"}) == "a")
 _EVENTS = TablePath("default", "events")
 
@@ -27,20 +29,28 @@ _EVENTS = TablePath("default", "events")
 class _Shards:
     """Shards a and b, and a client of a, which coordinates `GROUP`."""
 
-    def __init__(self, world: ShardWorld, client: KafkaClient) -> None:
-        self.world, self.client = world, client
+    def __init__(self, world: ShardWorld, client: KafkaClient | None = None) -> None:
+        self.world, self._client = world, client
+
+    @property
+    def client(self) -> KafkaClient:
+        """The client, where there is one."""
+        assert self._client is not None
+        return self._client
 
     def service(self, shard: str) -> InProcessService:
         """Return the service of a shard."""
         return self.world.services[f"http://{shard}:1"]
 
-    async def events_in(self, shard: str) -> InProcessService:
-        """Make a table of 10 rows there."""
+    async def events_in(
+        self, shard: str, *, name: str = "events", **properties: str
+    ) -> InProcessService:
+        """Make a table there, with 10 rows in each of its two buckets."""
         service = self.service(shard)
         assert service.service.shards is not None
-        await service.service.shards.claim(_EVENTS)
-        await service.create_table(bucket_count=2)
-        await service.append([(0, 0, event_rows(0, 10)), (1, 0, event_rows(0, 10))])
+        await service.service.shards.claim(TablePath("default", name))
+        await service.create_table(name, bucket_count=2, properties=properties)
+        await service.append([(0, 0, event_rows(0, 10)), (1, 0, event_rows(0, 10))], path=name)
         return service
 
     async def commit(self, offsets: dict[int, int], *, topic: str = "events") -> dict[int, Any]:
@@ -151,3 +161,108 @@ async def test_a_commit_that_nobody_knows_the_outcome_of_is_to_be_repeated(tmp_p
         await shards.events_in("b")
         shards.world.loses_answers = True
         assert await shards.commit({0: 7}) == {0: ErrorCode.not_coordinator}
+
+
+async def test_an_offset_that_is_refused_refuses_no_others_of_a_table_elsewhere(
+    tmp_path: Path,
+) -> None:
+    async with _shards(tmp_path) as shards:
+        await shards.events_in("b")
+        unknown, beyond = ErrorCode.unknown_topic_or_partition, ErrorCode.offset_out_of_range
+        none = ErrorCode.none
+        for refused in ({1: 11}, {1: -1}, {2: 0}, {-1: 0}, {1_000_000: 0}):
+            (bucket,) = refused
+            code = beyond if bucket == 1 else unknown
+            assert await shards.commit({0: 7, **refused}) == {0: none, bucket: code}
+        assert await shards.position() == 7
+        assert await shards.commit({1: 11}) == {1: beyond}
+
+
+async def test_a_topic_is_not_that_of_another_name_elsewhere(tmp_path: Path) -> None:
+    async with _shards(tmp_path) as shards:
+        await shards.events_in("b", name="a_b_c", **{"kafka.topic": "a.b.c"})
+        assert await shards.commit({0: 7}, topic="a.b.c") == {0: ErrorCode.none}
+
+        wrong = ErrorCode.invalid_topic_exception
+        assert await shards.commit({0: 9}, topic="a-b-c") == {0: wrong}
+        assert await shards.position(topic="a-b-c") is wrong
+        assert await shards.position(topic="a.b.c") == 7
+
+
+@pytest.mark.parametrize("shard", ["a", "b"])
+async def test_a_damaged_table_keeps_a_group_from_none_of_its_others(
+    tmp_path: Path, shard: str
+) -> None:
+    world = ShardWorld(tmp_path, MemoryStore())
+    async with world.shard("a"), world.shard("b"):
+        shards = _Shards(world)
+        service = await shards.events_in(shard)
+        table_id = service.service.table("events").info.table_id
+    (tmp_path / shard / "tables" / str(table_id) / "lake.json").write_text("{")
+    async with _shards(tmp_path) as shards:
+        await shards.events_in("a", name="whole")
+        topics = [{"name": name, "partition_indexes": [0]} for name in ("events", "whole")]
+        answer = await shards.client.call(
+            OFFSET_FETCH, 8, groups=[{"group_id": GROUP, "topics": topics}]
+        )
+        everything = await shards.client.call(
+            OFFSET_FETCH, 8, groups=[{"group_id": GROUP, "topics": None}]
+        )
+
+        damaged = ErrorCode.kafka_storage_error
+        assert answer.groups[0].error_code is ErrorCode.none
+        found = {t.name: t.partitions[0].error_code for t in answer.groups[0].topics}
+        assert found == {"events": damaged, "whole": ErrorCode.none}
+        assert everything.groups[0].error_code is ErrorCode.none
+        assert await shards.commit({0: 1}) == {0: damaged}
+
+
+async def test_a_heartbeat_does_not_wait_for_another_shard(tmp_path: Path) -> None:
+    async with _shards(tmp_path) as shards:
+        await shards.events_in("b")
+        session = datetime.timedelta(minutes=5)
+        asked: dict[str, Any] = {
+            "group_id": GROUP,
+            "session_timeout": session,
+            "rebalance_timeout": session,
+            "protocol_type": "consumer",
+            "protocols": [{"name": "range", "metadata": b""}],
+            "group_instance_id": "one",
+        }
+        joined = await shards.client.call(JOIN, 9, member_id="", **asked)
+        member = {
+            "group_id": GROUP,
+            "generation_id": joined.generation_id,
+            "member_id": joined.member_id,
+            "group_instance_id": "one",
+        }
+        await shards.client.call(SYNC, 5, assignments=[], **member)
+        committed = await shards.client.call(
+            OFFSET_COMMIT,
+            8,
+            group_id=GROUP,
+            generation_id_or_member_epoch=joined.generation_id,
+            member_id=joined.member_id,
+            group_instance_id="one",
+            topics=[
+                {
+                    "name": "events",
+                    "partitions": [
+                        {"partition_index": 0, "committed_offset": 7, "committed_metadata": ""}
+                    ],
+                }
+            ],
+        )
+        assert committed.topics[0].partitions[0].error_code is ErrorCode.none
+        consumers = shards.service("b").service.table("events").consumers
+        (before,) = consumers.current(1_000_000)
+        shards.world.is_asked.clear()
+        shards.world.go_on.clear()
+
+        beats = [await shards.client.call(HEARTBEAT, 4, **member) for _ in range(2)]
+
+        assert [beat.error_code for beat in beats] == [ErrorCode.none] * 2
+        await shards.world.is_asked.wait()
+        shards.world.go_on.set()
+        await until(lambda: consumers.current(1_000_000)[0].reported_us > before.reported_us)
+        assert consumers.current(1_000_000)[0].offsets == {0: 7}
