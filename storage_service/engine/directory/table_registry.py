@@ -77,7 +77,7 @@ from streamhouse.storage_service.model.table import (
 )
 from streamhouse.storage_service.shards.directory import ShardDirectory
 
-__all__ = ["TableRegistry"]
+__all__ = ["TableRegistry", "with_properties"]
 
 _logger = logging.getLogger(__name__)
 
@@ -333,23 +333,7 @@ class TableRegistry:
         self, path: TablePath, *, updates: Mapping[str, str], removals: Sequence[str]
     ) -> TableInfo:
         """Return what a table would be with other properties; raises if any of them is wrong."""
-        info = self.table(path)
-        for key in (*updates, *removals):
-            if is_merge_property(key) or key in _FIXED_PROPERTIES:
-                raise UnsupportedError(
-                    f"table '{path}': property {key} is fixed when the table is created"
-                )
-        properties = {**info.descriptor.properties, **updates}
-        for key in removals:
-            if key not in PROPERTY_HELP:
-                # Raises with the suggestion, as for a misspelt property to set.
-                TableProperties.parse({key: ""}, table=str(path))
-        for key in removals:
-            properties.pop(key, None)
-        descriptor = replace(info.descriptor, properties=properties)
-        if descriptor.batch_layout() != info.descriptor.batch_layout():
-            check_lake_schema(descriptor)
-        return replace(info, descriptor=descriptor)
+        return with_properties(self.table(path), updates=updates, removals=removals)
 
     def alter_schema(self, path: TablePath, changes: Sequence[Mapping[str, Any]]) -> TableInfo:
         """Change the schema; raises and changes nothing if any change is wrong."""
@@ -545,3 +529,26 @@ class TableRegistry:
             self._state.tables[table_id] = KnownTable(known.path, generation=1)
         self._save()
         self._directory.former -= served
+
+
+def with_properties(
+    info: TableInfo, *, updates: Mapping[str, str], removals: Sequence[str]
+) -> TableInfo:
+    """Return what a table would be with other properties; raises if any of them is wrong."""
+    path = info.path
+    for key in (*updates, *removals):
+        if is_merge_property(key) or key in _FIXED_PROPERTIES:
+            raise UnsupportedError(
+                f"table '{path}': property {key} is fixed when the table is created"
+            )
+    properties = {**info.descriptor.properties, **updates}
+    for key in removals:
+        if key not in PROPERTY_HELP:
+            # Raises with the suggestion, as for a misspelt property to set.
+            TableProperties.parse({key: ""}, table=str(path))
+    for key in removals:
+        properties.pop(key, None)
+    descriptor = replace(info.descriptor, properties=properties)
+    if descriptor.batch_layout() != info.descriptor.batch_layout():
+        check_lake_schema(descriptor)
+    return replace(info, descriptor=descriptor)

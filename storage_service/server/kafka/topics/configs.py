@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from streamhouse.storage_service.engine.directory.table_registry import with_properties
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.table import TableInfo
@@ -260,7 +261,10 @@ async def _alter(
 ) -> None:
     info = await _info(exchange, topic, Level.ADMIN)
     removals = [name for name in removals if name in info.descriptor.properties]
-    if is_tried or not (updates or removals):
+    if not (updates or removals):
+        return
+    if is_tried:
+        with_properties(info, updates=updates, removals=removals)
         return
     endpoint = await elsewhere(exchange, info.path)
     if endpoint is None:

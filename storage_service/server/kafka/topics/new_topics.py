@@ -13,10 +13,9 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     NotOwnerError,
     StreamhouseError,
-    TableExistsError,
     UnsupportedError,
 )
-from streamhouse.storage_service.kafka.topics import TOPIC_PROPERTY, needs_property
+from streamhouse.storage_service.kafka.topics import TOPIC_PROPERTY, is_same_topic, needs_property
 from streamhouse.storage_service.model.records.record_format import (
     RAW_TOPIC,
     OnSchema,
@@ -91,8 +90,9 @@ async def _created(exchange: KafkaExchange, topic: Any, *, is_tried: bool) -> Ma
         "configs": (),
     }
     if is_tried:
-        if exchange.service.manager.has_table(descriptor.path):
-            raise TableExistsError(f"table '{descriptor.path}' exists")
+        manager = exchange.service.manager
+        async with manager.runtime.changing_files:
+            await manager.runtime.run(manager.registry.check_new, descriptor)
         return answer
     info = await _make(exchange, descriptor)
     return {**answer, "topic_id": topic_id(exchange.broker.cluster_id, info.table_id)}
@@ -121,7 +121,13 @@ def _descriptor(
     unsaid = {} if _VALUE_FORMAT in own else {_ON_SCHEMA: str(OnSchema.REPLACE)}
     properties = {_VALUE_FORMAT: str(ValueFormat.RAW), **unsaid, **own}
     if needs_property(topic):
-        properties[TOPIC_PROPERTY] = topic
+        properties.setdefault(TOPIC_PROPERTY, topic)
+    if not is_same_topic(topic, path, properties):
+        raise RefusedError(
+            ErrorCode.invalid_config,
+            f"topic '{topic}': with {TOPIC_PROPERTY} = '{properties[TOPIC_PROPERTY][:260]}' its"
+            " table would be another topic's: leave that setting out",
+        )
     return TableDescriptor(
         path=path,
         schema=Schema.from_arrow(RAW_TOPIC),

@@ -104,6 +104,49 @@ async def test_a_topic_that_is_only_tried_is_not_made(tmp_path: Path) -> None:
         assert world.service.manager.list_tables(None) == []
 
 
+async def test_what_is_only_tried_is_refused_as_if_it_were_meant(tmp_path: Path) -> None:
+    async with kafka_world(tmp_path) as world:
+        client = await world.client()
+        await _create(client, _new("there"))
+
+        async def created(topic: dict[str, Any]) -> set[ErrorCode]:
+            """What is answered for a new topic, tried and meant."""
+            tried = await _create(client, topic, validate_only=True)
+            return {tried.error_code, (await _create(client, topic)).error_code}
+
+        async def altered(name: str, value: str) -> set[ErrorCode]:
+            """What is answered for another setting of a topic, tried and meant."""
+            config = {"name": name, "config_operation": 0, "value": value}
+            resource = {"resource_type": TOPIC, "resource_name": "there", "configs": [config]}
+            codes = set()
+            for is_tried in (True, False):
+                answer = await client.call(
+                    INCREMENTAL, 1, resources=[resource], validate_only=is_tried
+                )
+                codes.add(ErrorCode(answer.responses[0].error_code))
+            return codes
+
+        assert await created(_new("there")) == {ErrorCode.topic_already_exists}
+        assert await created(_new("many", 1_000_000_000)) == {ErrorCode.invalid_config}
+        assert await altered("kafka.value.format", "bogus") == {ErrorCode.invalid_config}
+        assert await altered("table.log.ttl", "never") == {ErrorCode.invalid_request}
+
+
+@pytest.mark.parametrize("topic", ["web_clicks", "web.clicks.all"])
+async def test_a_topic_is_not_made_under_the_name_of_another_one(
+    tmp_path: Path, topic: str
+) -> None:
+    async with kafka_world(tmp_path) as world:
+        client = await world.client()
+        other = topic.replace("_", "-").replace(".", "-")
+
+        for is_tried in (True, False):
+            found = await _create(client, _new(topic, kafka_topic=other), validate_only=is_tried)
+            assert found.error_code is ErrorCode.invalid_config
+            assert f"'{other}'" in found.error_message
+        assert (await _create(client, _new(topic, kafka_topic=topic))).error_code is ErrorCode.none
+
+
 async def test_two_topics_that_would_be_one_table_are_not_both_made(tmp_path: Path) -> None:
     async with kafka_world(tmp_path) as world:
         client = await world.client()
