@@ -22,12 +22,19 @@ from streamhouse.storage_service.model.values.units import (
 __all__ = ["IMPORT_SOURCE_PROPERTY", "PROPERTY_HELP", "TableProperties"]
 
 
+_CONSUMERS_TTL_MS_MIN: Final = 180_000
+
+
 def _parse_ttl(text: str, *, name: str) -> int | None:
     return None if text.strip().lower() == "forever" else parse_duration_ms(text, name=name)
 
 
 def _parse_text(text: str, *, name: str) -> str:  # noqa: ARG001 - as every parser
     return text.strip()
+
+
+def _consumers_ttl_ms(text: str, *, name: str) -> int:
+    return max(parse_duration_ms(text, name=name), _CONSUMERS_TTL_MS_MIN)
 
 
 def _parse_layout_freshness(text: str, *, name: str) -> int:
@@ -136,8 +143,9 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
     "table.log.consumers.ttl": (
         "log_consumers_ttl_ms",
         "7d",
-        parse_duration_ms,
-        "How long a consumer is known after its last report.",
+        _consumers_ttl_ms,
+        "How long a consumer is known after its last report, at least 3m: one that stands still"
+        " reports once a minute.",
     ),
     "table.log.segment-bytes": (
         "log_segment_bytes",

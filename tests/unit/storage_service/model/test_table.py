@@ -190,3 +190,11 @@ def test_unset_properties_have_their_defaults() -> None:
     assert properties.datalake_enabled
     assert properties.log_ttl_ms == 7 * 86_400_000
     assert properties.datalake_freshness_ms == 60_000
+
+
+@pytest.mark.parametrize(("text", "ttl_ms"), [("2s", 180_000), ("3m", 180_000), ("1h", 3_600_000)])
+def test_a_consumer_that_reports_once_a_minute_is_known_whatever_the_ttl(
+    text: str, ttl_ms: int
+) -> None:
+    properties = TableProperties.parse({"table.log.consumers.ttl": text}, table="t")
+    assert properties.log_consumers_ttl_ms == ttl_ms
