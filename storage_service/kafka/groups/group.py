@@ -77,6 +77,8 @@ class Group:
         self._new_id = new_id
         self._members: dict[str, Member] = {}
         self._statics: dict[str, str] = {}
+        self._offered: Counter[str] = Counter()
+        """How many members have a protocol: what all have is asked for at each join."""
         self._given_ids: dict[str, float] = {}
         """Ids that nobody has joined with yet, and when each is forgotten."""
         self._join_due_s = math.inf
@@ -138,7 +140,7 @@ class Group:
 
     def _candidates(self) -> set[str]:
         """The protocols that all members have; at least one, if there are members."""
-        return set.intersection(*(set(member.protocols) for member in self._members.values()))
+        return {name for name, count in self._offered.items() if count == len(self._members)}
 
     def _best_protocol(self) -> str:
         """Each member has one vote, for what it likes best of what all can do."""
@@ -162,6 +164,7 @@ class Group:
         if not self._members:
             self.protocol_type = request.protocol_type
         member = self._members[member_id] = Member(member_id, request, now_s)
+        self._offered.update(member.protocols.keys())
         if member.instance_id is not None:
             self._statics[member.instance_id] = member_id
         if self.leader is None:
@@ -186,9 +189,15 @@ class Group:
         ):
             on_joined(self._joined(member))
             return
-        member.update(request)
+        self._update(member, request)
         member.wait_for_join(on_joined)
         self._rebalance(now_s)
+
+    def _update(self, member: Member, request: JoinRequest) -> None:
+        self._offered.subtract(member.protocols.keys())
+        member.update(request)
+        self._offered.update(member.protocols.keys())
+        self._offered = +self._offered
 
     def _replace_static(
         self, request: JoinRequest, instance_id: str, on_joined: OnJoined, now_s: float
@@ -202,7 +211,7 @@ class Group:
         member.answer_join(JoinAnswer(error=ErrorCode.fenced_instance_id, member_id=old_id))
         member.answer_sync(SyncAnswer(error=ErrorCode.fenced_instance_id))
         member.member_id = f"{instance_id[:_NAME_CHARACTERS_KEPT]}-{self._new_id()}"
-        member.update(request)
+        self._update(member, request)
         member.hear(now_s)
         self._members[member.member_id] = member
         self._statics[instance_id] = member.member_id
@@ -444,6 +453,8 @@ class Group:
         member.answer_join(JoinAnswer(error=error))
         member.answer_sync(SyncAnswer(error=error))
         del self._members[member.member_id]
+        self._offered.subtract(member.protocols.keys())
+        self._offered = +self._offered
         self._unsynced.discard(member.member_id)
         if member.instance_id is not None:
             del self._statics[member.instance_id]

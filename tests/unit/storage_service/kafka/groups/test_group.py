@@ -200,6 +200,27 @@ def test_a_sync_of_another_protocol_is_refused() -> None:
     assert (right[0].protocol, right[0].protocol_type) == ("range", "consumer")
 
 
+def test_what_all_members_have_follows_those_that_change_start_anew_and_go() -> None:
+    world = GroupWorld()
+    one = world.ask_to_join(instance_id="one", protocols={"a": b"", "b": b""})[0]
+    world.assign(one)
+    changed = world.ask_to_join(one.member_id, instance_id="one", protocols={"b": b"", "c": b""})
+    assert changed[0].protocol == "b"
+    refused = ErrorCode.inconsistent_group_protocol
+    assert world.ask_to_join(protocols={"a": b""}).error is refused
+
+    anew = world.ask_to_join(instance_id="one", protocols={"c": b"", "d": b""})
+    assert anew[0].protocol == "c"
+    assert world.ask_to_join(protocols={"b": b""}).error is refused
+
+    two_id, two = world.come(protocols={"d": b"", "e": b""})
+    again = world.ask_to_join(anew[0].member_id, instance_id="one", protocols={"c": b"", "d": b""})
+    assert again[0].protocol == two[0].protocol == "d"
+    assert world.ask_to_join(protocols={"c": b""}).error is refused
+    world.leave(two_id)
+    assert world.ask_to_join(protocols={"c": b""}).error is ErrorCode.member_id_required
+
+
 def test_a_static_member_starts_anew_without_disturbing_the_others() -> None:
     world = GroupWorld()
     first = world.ask_to_join(instance_id="one")[0]
