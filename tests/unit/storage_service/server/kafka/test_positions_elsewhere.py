@@ -105,11 +105,12 @@ async def test_a_group_has_its_positions_or_none_are_known_while_a_table_opens_a
         ending = asyncio.ensure_future(desk.moves.end(ticket))
         await is_opening.wait()
 
-        position = await shards.position()
-        seen = await shards.client.call(METADATA, 12, topics=[{"name": "events"}])
-        answer = await a.call("GET", "/v1/tables/events")
-
-        go_on.set()
+        try:
+            position = await shards.position()
+            seen = await shards.client.call(METADATA, 12, topics=[{"name": "events"}])
+            answer = await a.call("GET", "/v1/tables/events")
+        finally:
+            go_on.set()
         assert not await ending
         assert position is ErrorCode.not_coordinator
         assert seen.topics[0].error_code is ErrorCode.not_leader_or_follower
