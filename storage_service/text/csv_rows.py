@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 
 from streamhouse.storage_service.errors import (
@@ -151,8 +150,6 @@ def _with_all_columns(
                     f" '{name}': {str(array[at].as_py())[:100]!r} is no hexadecimal digits; nothing"
                     " was written"
                 ) from error
-        elif pa.types.is_floating(table.schema.column(name, table=str(table.path)).type):
-            array = _without_overflow(array, table.schema.column(name, table="").type)
         arrays.append(array)
         fields.append(pa.field(name, array.type))
     for column in table.schema.columns:
@@ -160,21 +157,6 @@ def _with_all_columns(
             arrays.append(pa.nulls(batch.num_rows, column.type))
             fields.append(pa.field(column.name, column.type))
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-
-
-def _without_overflow(texts: pa.Array, t: pa.DataType) -> pa.Array:
-    """Return texts of which none is a number that is infinite as a `t`: those are no numbers."""
-    trimmed = pc.utf8_trim_whitespace(texts)
-    is_number = pc.match_substring_regex(trimmed, r"^[+-]?[0-9.]+([eE][+-]?[0-9]+)?$")
-    try:
-        is_infinite = pc.is_inf(pc.if_else(is_number, trimmed, None).cast(t))
-    except pa.ArrowInvalid:
-        # Some are no numbers in any case, and are found one by one.
-        return texts
-    if not pc.any(is_infinite).as_py():
-        return texts
-    too_large = pc.binary_join_element_wise(texts, " (too large)", "")
-    return pc.if_else(pc.fill_null(is_infinite, False), too_large, texts)
 
 
 def _is_hex(text: str | None) -> bool:

@@ -11,10 +11,8 @@ every text begins and ends as an object, and it finds as many objects as there a
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
@@ -25,6 +23,13 @@ import pyarrow.json
 
 from streamhouse.storage_service.errors import RequestTooLargeError, SchemaMismatchError
 from streamhouse.storage_service.model.rejected.division import Arranged, arranged
+from streamhouse.storage_service.text.json_marks import has_far_exponents, is_strict_json
+from streamhouse.storage_service.text.json_reading import (
+    JSON_DEPTH_MAX,
+    is_of,
+    json_object,
+    plain_values,
+)
 from streamhouse.storage_service.text.text_rows import as_values, nested_bytes, width_of
 
 __all__ = [
@@ -33,8 +38,6 @@ __all__ = [
     "RowReader",
     "arrow_rows",
     "check_finite",
-    "json_object",
-    "plain_values",
     "read_type",
     "runs_of",
 ]
@@ -47,7 +50,6 @@ _RUN_TEXTS_MIN: Final = 64
 ODD_TEXTS_MAX: Final = 65_536
 # Arrow's reader hands them to threads of its own, which takes longer than reading them here.
 _FEW_TEXTS: Final = 16
-_FLOAT_MAX: Final = 3.4028235677973366e38
 # A text with more blanks before or after it is read by Python.
 _BLANKS_MAX: Final = 64
 _IS_BLANK: Final = np.isin(np.arange(256), list(b" \t\r\n"))
@@ -96,13 +98,22 @@ class JsonTexts:
         part = self._data[int(self.starts[first]) : int(self.ends[end - 1])]
         return int(np.count_nonzero(part == ord("{")))
 
+    def has_far_exponents(self, first: int, end: int) -> bool:
+        """Whether a number of a run may be one that Arrow reads wrongly as a decimal."""
+        return has_far_exponents(self._data[int(self.starts[first]) : int(self.ends[end - 1])])
+
+    def is_strict(self, first: int, end: int) -> bool:
+        """Whether a run that Arrow has read is JSON, also in what was left out."""
+        start = int(self.starts[first])
+        part = self._data[start : int(self.ends[end - 1])]
+        return is_strict_json(part, self.starts[first:end] - start, depth_max=JSON_DEPTH_MAX)
+
     def begin_with(self, prefix: bytes, first: int, end: int) -> bool:
         """Whether all texts of a run begin with the same bytes."""
-        starts, ends = self.starts[first:end], self.ends[first:end]
-        if (ends - starts < len(prefix)).any():
-            return False
-        begins = self._data[starts[:, None] + np.arange(len(prefix))]
-        return bool((begins == np.frombuffer(prefix, np.uint8)).all())
+        start = int(self.starts[first])
+        run = self._body.slice(start, int(self.ends[end - 1]) - start).to_pybytes()
+        places = zip(self.starts[first:end] - start, self.ends[first:end] - start, strict=True)
+        return all(run.startswith(prefix, int(at), int(stop)) for at, stop in places)
 
     def until(self, first: int, bytes_max: int) -> int:
         """Return how far texts from `first` on have so many bytes; one text at least."""
@@ -179,12 +190,12 @@ class JsonRun:
     """The rows of a run of texts, one a text.
 
     `bad` has those that are none, by their positions, with column and reason: they are null in
-    `rows`. `given` has the objects if they were read one by one.
+    `rows`. `given` returns what an object has if they were read one by one.
     """
 
     rows: pa.RecordBatch
     bad: Mapping[int, tuple[str | None, str]]
-    given: Sequence[Mapping[str, Any]] | None = None
+    given: Callable[[int], Mapping[str, Any]] | None = None
 
 
 class _Unreadable(Protocol):
@@ -271,10 +282,12 @@ class RowReader:
             except ValueError as error:
                 unread[at - first] = (None, self._unreadable(at, str(error)))
                 row = {}
-            given.append(plain_values(row, self._types))
+            given.append(row)
         self._check(end - first, sum(nested_bytes(row, self._types) for row in given))
         found: Arranged = arranged(self._types, given, whose=self._whose, defaults=self._defaults)
-        return JsonRun(found.rows, {**found.bad, **unread}, given)
+        return JsonRun(
+            found.rows, {**found.bad, **unread}, lambda at: plain_values(given[at], self._types)
+        )
 
 
 def arrow_rows(
@@ -290,6 +303,10 @@ def arrow_rows(
     text = texts.run(first, end)
     # Several objects may be in one text: that many rows would be made of it.
     if text is None or texts.braces(first, end) * width > 4 * _RUN_WIDTH:
+        return None
+    if any(is_of(t, pa.types.is_decimal) for t in schema.types) and texts.has_far_exponents(
+        first, end
+    ):
         return None
     try:
         # `read_json` takes twice as long for few texts.
@@ -308,6 +325,8 @@ def arrow_rows(
         rows = read.combine_chunks().to_batches()[0]
         rows.validate(full=True)
     except (pa.ArrowException, UnicodeDecodeError):
+        return None
+    if unexpected != "error" and not texts.is_strict(first, end):
         return None
     return rows.select(schema.names)
 
@@ -352,52 +371,3 @@ def check_finite(array: pa.Array) -> None:
             check_finite(part)
     elif pa.types.is_floating(t) and pc.any(pc.invert(pc.is_finite(array))).as_py():
         raise SchemaMismatchError("a number is too large")
-
-
-def json_object(text: bytes) -> Mapping[str, Any]:
-    """Return the object of a text, its numbers with a point as decimals.
-
-    Raises ValueError with what the text is instead, as `is no JSON: ...`.
-    """
-    try:
-        row = json.loads(text, parse_float=Decimal, parse_constant=_no_constant)
-    except (ValueError, ArithmeticError, RecursionError) as error:
-        raise ValueError(f"is no JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise ValueError("is no JSON object of column to value")
-    return row
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(f'{text} is none; write "{text}"')
-
-
-def plain_values(row: Mapping[str, Any], types: Mapping[str, pa.DataType]) -> Mapping[str, Any]:
-    """Return a row whose numbers are floats again where `types` has no decimals."""
-    return {
-        name: _floats(value, float32=_is_of(types.get(name), pa.types.is_float32))
-        if not _is_of(types.get(name), pa.types.is_decimal)
-        else value
-        for name, value in row.items()
-    }
-
-
-def _is_of(t: pa.DataType | None, is_kind: Any) -> bool:
-    """Whether a type, or one inside it, is of a kind."""
-    if t is None:
-        return False
-    inside: Sequence[pa.DataType] = [t.field(i).type for i in range(t.num_fields)]
-    return bool(is_kind(t)) or any(_is_of(part, is_kind) for part in inside)
-
-
-def _floats(value: Any, *, float32: bool) -> Any:
-    """Return a value with floats in place of decimals; as a text what no float can be."""
-    if isinstance(value, list):
-        return [_floats(item, float32=float32) for item in value]
-    if isinstance(value, dict):
-        return {name: _floats(item, float32=float32) for name, item in value.items()}
-    if isinstance(value, Decimal):
-        number = float(value)
-        is_right = abs(number) < (_FLOAT_MAX if float32 else float("inf"))
-        return number if is_right else f"{value} (too large)"
-    return value

@@ -18,7 +18,8 @@ from streamhouse.storage_service.model.rejected.division import (
 )
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.text.json_texts import JsonTexts, RowReader, json_object
+from streamhouse.storage_service.text.json_reading import json_object
+from streamhouse.storage_service.text.json_texts import JsonTexts, RowReader
 from streamhouse.storage_service.text.text_rows import DividedText, TextBounds
 
 __all__ = ["divide_ndjson", "json_object_lines"]

@@ -17,6 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import SchemaMismatchError
+from streamhouse.storage_service.model.values.decimals import as_decimal
 
 __all__ = ["SourceColumn", "WireType", "is_known_type", "to_array", "unavailable_forms"]
 
@@ -199,7 +200,7 @@ def _decoder(data_type: pa.DataType, wire: WireType) -> _Decode | None:
     if pa.types.is_floating(t):
         return float
     if pa.types.is_decimal(t):
-        return _decimal
+        return lambda value: as_decimal(Decimal(str(value)), t)
     if pa.types.is_date(t):
         return lambda days: _clip(int(days) * _MICROS_A_DAY) // _MICROS_A_DAY
     if pa.types.is_binary(t):
@@ -207,13 +208,6 @@ def _decoder(data_type: pa.DataType, wire: WireType) -> _Decode | None:
     if pa.types.is_timestamp(t):
         return _timestamp_decoder(t, wire)
     return None
-
-
-def _decimal(value: Any) -> Decimal:
-    number = Decimal(str(value))
-    if not number.is_finite():
-        raise ValueError(value)
-    return number
 
 
 def _timestamp_decoder(data_type: pa.DataType, wire: WireType) -> _Decode:

@@ -28,6 +28,7 @@ from streamhouse.storage_service.model.schema import (
     type_name,
 )
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.values.decimals import is_near
 from streamhouse.storage_service.model.values.json_values import json_value
 
 __all__ = ["keys_as_arrow", "rows_as_arrow", "rows_as_tried"]
@@ -140,6 +141,8 @@ def _are_plain(values: Sequence[Any], t: pa.DataType) -> bool:
     plain = _PLAIN.get(t.id)
     if plain is None or not plain.issuperset(map(type, values)):
         return False
+    if t.id == _DECIMAL:
+        return all(is_near(value) for value in values if type(value) is Decimal)
     if t.id != _TIMESTAMP:
         return True
     is_moment = t.tz is not None
@@ -147,6 +150,7 @@ def _are_plain(values: Sequence[Any], t: pa.DataType) -> bool:
 
 
 _TIMESTAMP: Final = pa.timestamp("us").id
+_DECIMAL: Final = pa.decimal128(1).id
 _INTEGER: Final = frozenset((int, NoneType))
 _PLAIN: Final[Mapping[int, frozenset[type]]] = {
     pa.bool_().id: frozenset((bool, NoneType)),
@@ -159,7 +163,7 @@ _PLAIN: Final[Mapping[int, frozenset[type]]] = {
     pa.binary().id: frozenset((bytes, NoneType)),
     pa.date32().id: frozenset((datetime.date, NoneType)),
     _TIMESTAMP: frozenset((datetime.datetime, NoneType)),
-    pa.decimal128(1).id: frozenset((Decimal, int, NoneType)),
+    _DECIMAL: frozenset((Decimal, int, NoneType)),
 }
 
 

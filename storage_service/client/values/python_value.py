@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamhouse.storage_service.model.schema import type_name
+from streamhouse.storage_service.model.values.decimals import as_decimal
 
 __all__ = ["Misfit", "python_value_of"]
 
@@ -111,7 +112,10 @@ def _decimal(value: Any, t: pa.DataType) -> Any:
     number = Decimal(value)
     if not number.is_finite():
         raise Misfit(f"{number} is no {type_name(t)}; give None where there is no value")
-    return number
+    try:
+        return as_decimal(number, t)
+    except (ValueError, ArithmeticError):
+        raise Misfit(f"{str(value)[:80]!r} does not fit {type_name(t)}") from None
 
 
 def _text(value: Any, t: pa.DataType) -> Any:

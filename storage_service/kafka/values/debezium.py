@@ -26,12 +26,11 @@ from streamhouse.storage_service.kafka.values.json_columns import texts_of
 from streamhouse.storage_service.model.rejected.division import arranged
 from streamhouse.storage_service.model.schema import empty_batch
 from streamhouse.storage_service.text.base64_columns import from_base64
+from streamhouse.storage_service.text.json_reading import json_object
 from streamhouse.storage_service.text.json_texts import (
     JsonTexts,
     arrow_rows,
     check_finite,
-    json_object,
-    plain_values,
     read_type,
     runs_of,
 )
@@ -271,7 +270,7 @@ class _Reader:
         plain = [
             {
                 name: _plain(value, types[name], counted.get(name))
-                for name, value in plain_values(row, types).items()
+                for name, value in row.items()
                 if name in types
             }
             for row, counted in zip(rows, units, strict=True)

@@ -50,7 +50,7 @@ from streamhouse.storage_service.model.rejected.row_splitter import BadRow, RowS
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.values.calendar import python_value
-from streamhouse.storage_service.text.json_texts import json_object
+from streamhouse.storage_service.text.json_reading import json_object, plain_values
 
 __all__ = ["RecordRows", "rows_of"]
 
@@ -275,7 +275,7 @@ class _Reading:
             row["kafka.value"] = value[: 4 * ROW_TEXT_MAX + 4].decode(errors="replace")
         elif form.value is ValueFormat.JSON and value is not None:
             try:
-                row.update(json_object(value))
+                row.update(plain_values(json_object(value), self._types()))
             except ValueError:
                 row["kafka.value"] = _shown(value)
         elif value is not None:

@@ -6,7 +6,7 @@ array in one step, and only what is not plain is read value by value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any
@@ -108,32 +108,40 @@ def arranged(
 
 
 def divide_rows(
-    table: TableInfo, rows: Sequence[Mapping[str, Any]], *, whose: str = "the table"
+    table: TableInfo,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    whose: str = "the table",
+    given: Callable[[int], Mapping[str, Any]] | None = None,
 ) -> Divided:
     """Divide rows, which are one batch then.
 
     A column that a row does not name is null in it. Rows of a table with a primary key may say with
     `__change_type` what they change. `whose` the columns are is said of one that is not there.
+    `given` is asked what a bad row had; without it that is as in `rows`.
     """
     types = {column.name: column.type for column in table.schema.columns}
     if table.is_primary_key_table and any(CHANGE_TYPE_COLUMN in row for row in rows):
         types[CHANGE_TYPE_COLUMN] = pa.string()
     found = arranged(types, rows, whose=whose, defaults={CHANGE_TYPE_COLUMN: "+U"})
-    return divide_arranged(table, found, rows)
+    return divide_arranged(table, found, given or rows.__getitem__)
 
 
 def divide_arranged(
-    table: TableInfo, found: Arranged, given: Sequence[Mapping[str, Any]]
+    table: TableInfo, found: Arranged, given: Callable[[int], Mapping[str, Any]]
 ) -> Divided:
-    """Divide rows that are arranged already, and were `given` so; they are one batch."""
+    """Divide rows that are arranged already; `given` is asked what a bad one had.
+
+    They are one batch.
+    """
     batch, bad = found.rows, dict(found.bad)
-    kept = [at for at in range(len(given)) if at not in bad]
+    kept = [at for at in range(batch.num_rows) if at not in bad]
     if bad:
         batch = batch.take(pa.array(kept, pa.int64()))
     fit, misfits = RowSplitter(table).split(batch)
     bad |= {kept[misfit.position]: (misfit.column, misfit.reason) for misfit in misfits}
     misfitting = [
-        BadRow(position=at, column=why[0], reason=why[1], values=dict(given[at]))
+        BadRow(position=at, column=why[0], reason=why[1], values=dict(given(at)))
         for at, why in sorted(bad.items())
     ]
     return Divided([fit] if fit.num_rows else [], [(0, misfitting)] if bad else [])

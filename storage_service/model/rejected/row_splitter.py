@@ -29,6 +29,7 @@ from streamhouse.storage_service.model.lake.limits import LakeLimits
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.values.calendar import python_value
+from streamhouse.storage_service.model.values.decimals import castable_texts
 
 __all__ = ["BadRow", "Cast", "RowSplitter", "cast_values", "castable"]
 
@@ -76,7 +77,10 @@ def _may_be_tried(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _is_number(t: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(t) or pa.types.is_floating(t) or pa.types.is_decimal(t))
+    if pa.types.is_decimal(t):
+        # Of others Arrow reads beyond its tables, as `model.values.decimals` says.
+        return bool(0 <= t.scale <= t.precision)
+    return bool(pa.types.is_integer(t) or pa.types.is_floating(t))
 
 
 class RowSplitter:
@@ -251,6 +255,12 @@ def cast_values(array: pa.Array, t: pa.DataType) -> pa.Array:
     if not is_text or pa.types.is_string(t):
         return array.cast(t)
     array = pc.utf8_trim_whitespace(array)
+    if pa.types.is_decimal(t):
+        return castable_texts(array, t).cast(t)
+    if pa.types.is_integer(t):
+        return _without_hexadecimals(array).cast(t)
+    if pa.types.is_floating(t):
+        return _without_overflow(array, array.cast(t))
     if pa.types.is_timestamp(t) and t.tz is not None:
         try:
             return array.cast(t)
@@ -258,6 +268,21 @@ def cast_values(array: pa.Array, t: pa.DataType) -> pa.Array:
             # A text without a zone is a time of UTC.
             return array.cast(pa.timestamp(t.unit)).cast(pa.int64()).cast(t)
     return array.cast(t)
+
+
+def _without_hexadecimals(texts: pa.Array) -> pa.Array:
+    """Return texts of which none is a `0x1f`, for which Arrow has a number."""
+    if pc.any(pc.match_substring(texts, "x", ignore_case=True)).as_py():
+        raise SchemaMismatchError("a text is no number")
+    return texts
+
+
+def _without_overflow(texts: pa.Array, numbers: pa.Array) -> pa.Array:
+    """Return numbers of which none is infinite where its text writes a finite one."""
+    infinite = texts.filter(pc.is_inf(numbers))
+    if len(infinite) and pc.any(pc.match_substring_regex(infinite, "[0-9]")).as_py():
+        raise SchemaMismatchError("a number is too large")
+    return numbers
 
 
 def _values(rows: pa.RecordBatch, at: int) -> dict[str, Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from streamhouse.storage_service.model.values.calendar import (
@@ -17,8 +19,13 @@ from streamhouse.storage_service.model.values.calendar import (
     date_of_text,
     timestamp_of_text,
 )
+from streamhouse.storage_service.model.values.decimals import NUMBER, decimal_of_text
 
-__all__ = ["json_value", "row_to_json", "text_reader"]
+__all__ = ["as_float", "json_value", "row_to_json", "text_reader"]
+
+_FLOAT32_BITS: Final = 32
+_INTEGER: Final = re.compile(r"[+-]?[0-9]+")
+_NO_NUMBER: Final = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 
 
 def row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,9 +69,9 @@ def text_reader(t: pa.DataType) -> Callable[[str], Any]:
     if pa.types.is_boolean(t):
         return _boolean
     if pa.types.is_floating(t):
-        return float
+        return partial(_float, t=t)
     if pa.types.is_decimal(t):
-        return Decimal
+        return partial(decimal_of_text, t=t)
     if pa.types.is_date(t):
         return date_of_text
     if pa.types.is_timestamp(t):
@@ -72,6 +79,8 @@ def text_reader(t: pa.DataType) -> Callable[[str], Any]:
     bound = 1 << (t.bit_width - 1)
 
     def integer(text: str) -> int:
+        if _INTEGER.fullmatch(text := text.strip()) is None:
+            raise ValueError
         number = int(text)
         if not -bound <= number < bound:
             raise ValueError
@@ -84,3 +93,28 @@ def _boolean(text: str) -> bool:
     if text not in ("true", "false"):
         raise ValueError
     return text == "true"
+
+
+def _float(text: str, t: pa.DataType) -> float:
+    text = text.strip()
+    if _NO_NUMBER.fullmatch(text):
+        return float(text)
+    if NUMBER.fullmatch(text) is None:
+        raise ValueError
+    return as_float(text, t)
+
+
+def as_float(number: int | float | Decimal | str, t: pa.DataType) -> float:
+    """Return the value of the floating type `t` that is nearest to a number.
+
+    Raises ValueError or OverflowError for a number that only infinity is near to.
+    """
+    found = float(number)
+    if math.isinf(found if t.bit_width > _FLOAT32_BITS else _as_float32(found)):
+        raise ValueError("it is too large")
+    return found
+
+
+def _as_float32(number: float) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.float32(number))

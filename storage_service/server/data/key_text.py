@@ -19,6 +19,7 @@ from streamhouse.storage_service.model.schema import FOUND_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.server.data.log_text import LogForm
 from streamhouse.storage_service.server.http.http_exchange import Body
+from streamhouse.storage_service.text.json_reading import read_json
 from streamhouse.storage_service.text.json_text import joined, row_texts
 from streamhouse.storage_service.text.ndjson_rows import json_object_lines
 
@@ -60,9 +61,9 @@ def key_rows(body: bytes, form: Body, table: TableInfo, what: str) -> pa.RecordB
 
 def _listed(body: bytes, what: str) -> Sequence[Mapping[str, Any]]:
     try:
-        keys = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{what}: the body is no JSON: {error}") from error
+        keys = read_json(body)
+    except ValueError as error:
+        raise InvalidRequestError(f"{what}: the body {error}") from error
     if not isinstance(keys, list) or not all(isinstance(key, dict) for key in keys):
         raise InvalidRequestError(
             f"{what}: the body must be a JSON list of keys, each an object of column to value"

@@ -8,7 +8,6 @@ others, which then happens once, however often it arrives.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,6 +53,7 @@ from streamhouse.storage_service.server.http.http_exchange import (
 from streamhouse.storage_service.server.http.parameters import integer
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.text.csv_rows import divide_csv
+from streamhouse.storage_service.text.json_reading import plain_values, read_json
 from streamhouse.storage_service.text.ndjson_rows import divide_ndjson
 from streamhouse.storage_service.text.text_rows import (
     DividedText,
@@ -215,7 +215,9 @@ def _divided(body: bytes, table: TableInfo, asked: SiftedWrite, config: ServiceC
         empty_bytes = len(rows) * width_of(types.values())
         nested = sum(nested_bytes(row, types) for row in rows)
         DividedText(bounds).check(0, empty_bytes + nested)
-        return divide_rows(table, rows, whose=bounds.whose)
+        return divide_rows(
+            table, rows, whose=bounds.whose, given=lambda at: plain_values(rows[at], types)
+        )
     if asked.form is not Body.ROWS:
         return (divide_csv if asked.form is Body.CSV else divide_ndjson)(body, table, bounds)
     stream = open_request(
@@ -246,9 +248,9 @@ def _of_keys(table: TableInfo) -> TableInfo:
 
 def _json_rows(body: bytes, *, what: str) -> Sequence[Mapping[str, Any]]:
     try:
-        rows = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{what}: the body is no JSON: {error}") from error
+        rows = read_json(body)
+    except ValueError as error:
+        raise InvalidRequestError(f"{what}: the body {error}") from error
     if not isinstance(rows, list):
         raise InvalidRequestError(
             f"{what}: the body must be a JSON list of rows, each an object of column to value"

@@ -1,0 +1,124 @@
+"""What is looked for in the bytes of JSON texts before or after Arrow reads them as a whole.
+
+Arrow's reader takes more than JSON is: `Infinity` for a number, any bytes in what it leaves out,
+any depth. And it makes other numbers of decimals with far exponents (`model.values.decimals`). Here
+it is seen in the bytes of many texts at once whether one may have such a thing, without parsing.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["has_far_exponents", "is_strict_json"]
+
+Bytes = npt.NDArray[np.uint8]
+_Places = npt.NDArray[np.int64]
+
+_SCALE_MAX: Final = 38
+"""Arrow reads decimals with so many digits behind the point as what they are, or refuses them."""
+_WINDOW: Final = 64
+_BEFORE: Final = re.compile(rb"(?:^|[^0-9A-Za-z_.+-])[+-]?([0-9.]+)$")
+_LONG: Final = re.compile(rb"[0-9]{%d}" % (_SCALE_MAX + 1))
+_AFTER: Final = re.compile(rb"[0-9]+")
+# A digit, a letter e, a point or a sign, written as an escape in a text.
+_ESCAPED: Final = re.compile(rb"\\u00(?:2[BbDdEe]|3[0-9]|[46]5)")
+_CASE: Final = ord("a") - ord("A")
+_ESCAPES_MAX: Final = 64
+_CLOSING: Final = 2
+"""What a closing bracket's byte is more than its opening one's."""
+
+
+def has_far_exponents(data: Bytes) -> bool:
+    """Whether a number, or a text that may be one, has more digits behind its point than any has.
+
+    It may have: what is as far in an identifier counts, too.
+    """
+    points = np.flatnonzero(data == ord("."))
+    points = points[_is_digit(data, points + 1) & _is_digit(data, points + _SCALE_MAX + 1)]
+    for at in points.tolist():
+        if _LONG.match(data[at + 1 : at + 1 + _WINDOW].tobytes()):
+            return True
+    dashes = np.flatnonzero(data == ord("-"))
+    marked = dashes[data.take(dashes - 1, mode="clip") | _CASE == ord("e")]
+    for at in marked.tolist():
+        if _is_far(data[max(at - 1 - _WINDOW, 0) : at - 1], data[at + 1 : at + 1 + _WINDOW]):
+            return True
+    return bool((data == ord("\\")).any()) and _ESCAPED.search(data) is not None  # type: ignore[call-overload]
+
+
+def _is_digit(data: Bytes, places: _Places) -> npt.NDArray[np.bool_]:
+    return np.asarray(data.take(places, mode="clip") - ord("0") < len("0123456789"))
+
+
+def _is_far(before: Bytes, after: Bytes) -> bool:
+    digits = _BEFORE.search(before.tobytes())
+    exponent = _AFTER.match(after.tobytes())
+    if digits is None or exponent is None:
+        return False
+    if len(digits[1]) >= _WINDOW - 2 or len(exponent[0]) >= _WINDOW:
+        return True
+    return int(exponent[0]) + len(digits[1].partition(b".")[2]) > _SCALE_MAX
+
+
+def is_strict_json(data: Bytes, starts: _Places, *, depth_max: int) -> bool:
+    """Whether texts that Arrow has read are JSON: UTF-8, no other numbers, and not too deep.
+
+    False may also be what takes long to see.
+    """
+    try:
+        codecs.utf_8_decode(data, "strict", True)  # type: ignore[arg-type]
+    except UnicodeDecodeError:
+        return False
+    names = np.flatnonzero(_is_text(data, b"Inf") | _is_text(data, b"NaN"))
+    # In a text they are behind a quote or a letter as a rule.
+    names = names[np.isin(data.take(names - 1, mode="clip"), _AROUND)]
+    opens = np.flatnonzero(data & ~_BRACKETS == _OPEN)
+    counts = np.diff(np.searchsorted(opens, starts), append=len(opens))
+    is_flat = not len(counts) or int(counts.max()) <= depth_max
+    if is_flat and not len(names):
+        return True
+    quotes = _quotes(data)
+    if quotes is None or _outside(names, quotes).any():
+        return False
+    if is_flat:
+        return True
+    closes = np.flatnonzero(data & ~_BRACKETS == _OPEN + _CLOSING)
+    opens = opens[_outside(opens, quotes)]
+    closes = closes[_outside(closes, quotes)]
+    return bool((np.arange(1, len(opens) + 1) - np.searchsorted(closes, opens)).max() <= depth_max)
+
+
+_AROUND: Final = np.frombuffer(b":[, \t\r\n-+", np.uint8)
+# `[` and `{`, `]` and `}` differ in one bit.
+_BRACKETS: Final = np.uint8(ord("[") ^ ord("{"))
+_OPEN: Final = ord("[") & ~int(_BRACKETS)
+
+
+def _is_text(data: Bytes, text: bytes) -> npt.NDArray[np.bool_]:
+    count = max(len(data) - len(text) + 1, 0)
+    found = data[:count] == text[0]
+    for at, letter in enumerate(text[1:], 1):
+        found &= data[at : at + count] == letter
+    return np.asarray(found)
+
+
+def _quotes(data: Bytes) -> _Places | None:
+    """Return where texts begin and end; None if backslashes are too many before a quote."""
+    quotes = np.flatnonzero(data == ord('"'))
+    escaped = np.zeros(len(quotes), np.bool_)
+    left = np.arange(len(quotes))
+    for back in range(1, _ESCAPES_MAX):
+        left = left[data.take(quotes[left] - back, mode="clip") == ord("\\")]
+        if not len(left):
+            return quotes[~escaped]
+        escaped[left] ^= True
+    return None
+
+
+def _outside(places: _Places, quotes: _Places) -> npt.NDArray[np.bool_]:
+    return np.asarray(np.searchsorted(quotes, places) % 2 == 0)
