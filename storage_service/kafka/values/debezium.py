@@ -13,6 +13,8 @@ An envelope is `{op, before, after}`, alone or as the payload beside its schema.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -24,6 +26,7 @@ from streamhouse.storage_service.errors import SchemaMismatchError
 from streamhouse.storage_service.kafka.values.draft import Bad, Draft, DraftBounds, spread_out
 from streamhouse.storage_service.kafka.values.json_columns import texts_of
 from streamhouse.storage_service.model.rejected.division import arranged
+from streamhouse.storage_service.model.rejected.row_text import column_of
 from streamhouse.storage_service.model.schema import empty_batch
 from streamhouse.storage_service.text.base64_columns import from_base64
 from streamhouse.storage_service.text.json_reading import json_object
@@ -53,6 +56,8 @@ _UNITS: Final = {
 }
 """What a schema calls times that are no microseconds, and what they count."""
 _UNIT_MARKS: Final = tuple(name.encode() for name in _UNITS)
+_BEFORE_SCHEMA: Final = re.compile(rb'\{[ \t\r\n]*"schema"[ \t\r\n]*:[ \t\r\n]*')
+_DECODER: Final = json.JSONDecoder()
 _PER_US: Final = 1_000
 _Units = Mapping[str, str]
 
@@ -194,13 +199,10 @@ class _Reader:
         whole = run.to_pybytes()
         if not any(mark in whole for mark in _UNIT_MARKS):
             return {}
-        text = texts.text(first)
-        head, mark, _ = text.partition(b'"payload"')
-        try:
-            units = self._units(json_object(text))
-        except ValueError:
+        head, schema = _schema_before(texts.text(first))
+        if schema is None or not texts.begin_with(head, first, end):
             return None
-        return units if mark and texts.begin_with(head + mark, first, end) else None
+        return self._units({"schema": schema})
 
     def _units(self, envelope: Mapping[str, Any]) -> _Units:
         """Return what times count by the schema beside an envelope, where no microseconds."""
@@ -208,9 +210,9 @@ class _Reader:
         if self._parts:
             schema = next((f for f in _fields(schema) if f.get("field") == "after"), None)
         return {
-            str(field.get("field")): _UNITS[str(field.get("name"))]
+            str(field.get("field")): _UNITS[name]
             for field in _fields(schema)
-            if field.get("name") in _UNITS
+            if isinstance(name := field.get("name"), str) and name in _UNITS
         }
 
     def _made(self, rows: pa.RecordBatch, units: _Units) -> pa.RecordBatch:
@@ -248,14 +250,18 @@ class _Reader:
                 bad[at - first] = (None, f"the {self._what_each} {error}")
                 envelope = {}
             units.append(self._units(envelope))
-            payload = envelope.get("payload")
-            envelopes.append({**envelope, **payload} if isinstance(payload, dict) else envelope)
+            payload = _object(envelope.get("payload"))
+            inside = {name: value for name, value in payload.items() if value is not None}
+            envelopes.append({**envelope, **inside})
         if not self._parts:
             found = self._arranged(envelopes, units)
             return found[0], {**found[1], **bad}
-        ops = [e.get("op") if isinstance(e.get("op"), str) else None for e in envelopes]
+        ops, no_texts = column_of([e.get("op") for e in envelopes], pa.string())
+        for at in no_texts:
+            shown = ascii(envelopes[at]["op"])[:100]
+            bad.setdefault(at, (None, f"the value is no envelope of Debezium: its op is {shown}"))
         has_after = [isinstance(e.get("after"), dict) for e in envelopes]
-        arrays = [pa.array(ops, pa.string()), pa.array(has_after)]
+        arrays = [ops, pa.array(has_after)]
         for part in self._parts:
             rows, wrong = self._arranged([_object(e.get(part)) for e in envelopes], units)
             for at, why in wrong.items():
@@ -279,6 +285,22 @@ class _Reader:
         self._bounds.check_bytes(len(plain), nested)
         found = arranged(types, plain)
         return found.rows, dict(found.bad)
+
+
+def _schema_before(text: bytes) -> tuple[bytes, Any]:
+    """Return the schema that an envelope begins with, and the text up to its end.
+
+    None for it: the envelope begins with something else.
+    """
+    begin = _BEFORE_SCHEMA.match(text)
+    if begin is None:
+        return b"", None
+    try:
+        rest = text[begin.end() :].decode()
+        schema, end = _DECODER.raw_decode(rest)
+    except (ValueError, RecursionError):
+        return b"", None
+    return text[: begin.end()] + rest[:end].encode(), schema
 
 
 def _fields(schema: Any) -> list[Mapping[str, Any]]:
@@ -320,9 +342,35 @@ def _plain(value: Any, t: pa.DataType, unit: str | None) -> Any:
     """Return a value of JSON as the table's own JSON has it."""
     if unit is not None and isinstance(value, int) and pa.types.is_timestamp(t):
         return value * _PER_US if unit == "ms" else value // _PER_US
+    if pa.types.is_nested(t):
+        return _with_known_fields(value, t)
     if pa.types.is_binary(t) and isinstance(value, str):
         try:
             return from_base64(pa.array([value]))[0].as_py()
         except (SchemaMismatchError, UnicodeEncodeError):
             return f"{value} (no base64)"
+    return value
+
+
+def _with_known_fields(value: Any, t: pa.DataType) -> Any:
+    """Return a value of JSON without the fields that structs of a column have not."""
+    if pa.types.is_struct(t) and isinstance(value, dict):
+        known = {field.name: field.type for field in t}
+        return {
+            name: _with_known_fields(inner, known[name])
+            for name, inner in value.items()
+            if name in known
+        }
+    if pa.types.is_list(t) and isinstance(value, list):
+        return [_with_known_fields(item, t.value_type) for item in value]
+    if pa.types.is_map(t) and isinstance(value, dict):
+        return {name: _with_known_fields(item, t.item_type) for name, item in value.items()}
+    if pa.types.is_map(t) and isinstance(value, list):
+        types = (t.key_type, t.item_type)
+        return [
+            [_with_known_fields(*part) for part in zip(pair, types, strict=True)]
+            if isinstance(pair, list) and len(pair) == len(types)
+            else pair
+            for pair in value
+        ]
     return value

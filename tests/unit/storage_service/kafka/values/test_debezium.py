@@ -182,3 +182,90 @@ def test_nested_columns_are_read_too() -> None:
     found = _read(_envelope("c", None, row), schema=schema)
 
     assert found.rows.to_pylist() == [{"id": 1, "tags": ["a", None], "map": [("k", 5)]}]
+
+
+def _with_schema(number: int, kind: str, moment: int) -> dict[str, Any]:
+    fields = [{"field": "id"}, {"field": "payload"}, {"field": "woke", "name": kind}]
+    parts = [{"field": part, "fields": fields} for part in ("before", "after")]
+    row = {"id": number, "payload": "x", "woke": moment}
+    return {"schema": {"fields": parts}, "payload": _envelope("c", None, row)}
+
+
+def test_times_count_what_their_own_schema_says_also_beside_a_column_payload() -> None:
+    fields = [PEOPLE.field("id"), pa.field("payload", pa.string()), PEOPLE.field("woke")]
+    ms, us = "io.debezium.time.Timestamp", "io.debezium.time.MicroTimestamp"
+    in_ms = [_with_schema(i, ms, 1_700_000_000_000) for i in range(10)]
+    in_us = [_with_schema(i, us, 1_700_000_000_000_000) for i in range(10, 20)]
+
+    found = _read(*in_ms, *in_us, schema=pa.schema(fields))
+
+    assert not found.bad
+    assert set(found.rows.column("woke").to_pylist()) == {
+        datetime.datetime(2023, 11, 14, 22, 13, 20)
+    }
+
+
+def test_a_schema_behind_its_payload_is_read_too() -> None:
+    ms = _with_schema(1, "io.debezium.time.Timestamp", 1_000)
+    behind = {"payload": ms["payload"], "schema": ms["schema"]}
+
+    found = _read(*[behind] * 20)
+
+    assert set(found.rows.column("woke").to_pylist()) == {datetime.datetime(1970, 1, 1, 0, 0, 1)}
+
+
+BAD_ENVELOPES: Final = {
+    "half a pair as op": (b'{"op":"\\ud800","after":{"id":9}}', "its op is '\\ud800'"),
+    "infinity left out": (b'{"op":"c","ts_ms":Infinity,"after":{"id":9}}', "Infinity is none"),
+    "nan left out": (b'{"op":"c","after":{"id":9,"zz":[1,-NaN]}}', "is no JSON"),
+    "no UTF-8 left out": (b'{"op":"c","source":"\xff","after":{"id":9}}', "is no JSON: 'utf-8'"),
+    "deep and left out": (
+        b'{"op":"c","source":' + b"[" * 64 + b"]" * 64 + b',"after":{"id":9}}',
+        "is nested deeper than 64",
+    ),
+    "deeper than Python reads": (
+        b'{"op":"c","source":' + b'{"a":' * 5_000 + b"1" + b"}" * 5_000 + b',"after":{"id":9}}',
+        "is nested deeper than 64",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ENVELOPES)
+def test_what_is_no_json_is_bad_among_few_and_among_many(name: str) -> None:
+    value, reason = BAD_ENVELOPES[name]
+    good = json.dumps(_envelope("c", None, {"id": 1})).encode()
+    info = record_table(PEOPLE, ("id",), value_format="debezium-json", on_error="reject")
+
+    for values in ([good, value], [value] * 2):
+        found = read_alone_and_among_many(columns_of(values), info)
+
+        assert found.rows.column("id").to_pylist() == [1] * values.count(good)
+        assert reason in _reasons(found)[1]
+
+
+def test_what_only_looks_like_it_is_good_among_few_and_among_many() -> None:
+    texts = ["x: Infinity", '\\" :NaN', "[" * 100, "]" * 100 + "{" * 70, "\\"]
+    flat = {"l": [{"a": 1}] * 100}
+
+    found = _read(*[{**_envelope("c", None, {"id": 1, "name": t}), "source": flat} for t in texts])
+
+    assert found.rows.column("name").to_pylist() == texts
+
+
+@pytest.mark.parametrize("name", [["y"], {"y": 1}, None, 5])
+def test_a_schema_with_names_that_are_none_says_nothing_of_times(name: Any) -> None:
+    fields = [{"field": "after", "fields": [{"field": ["x"], "name": name}]}]
+    beside = {"schema": {"fields": fields}, "payload": _envelope("c", None, {"id": 1})}
+
+    assert _read(beside).rows.column("id").to_pylist() == [1]
+
+
+def test_fields_that_structs_have_not_are_left_out_as_columns_are() -> None:
+    pairs = pa.map_(pa.string(), pa.struct([("x", pa.int64())]))
+    has_x = pa.struct([("x", pa.int64())])
+    fields = [PEOPLE.field("id"), pa.field("s", has_x), pa.field("m", pairs)]
+    row = {"id": 1, "s": {"x": 1, "y": 2}, "m": [["a", {"x": 3, "z": 4}]]}
+
+    found = _read(_envelope("c", None, row), schema=pa.schema(fields))
+
+    assert found.rows.to_pylist() == [{"id": 1, "s": {"x": 1}, "m": [("a", {"x": 3})]}]
