@@ -22,6 +22,8 @@ _Places = npt.NDArray[np.int64]
 _SCALE_MAX: Final = 38
 """Arrow reads decimals with so many digits behind the point as what they are, or refuses them."""
 _WINDOW: Final = 64
+_FLOAT_DIGITS: Final = 17
+"""Of them behind the point, and of an exponent above -20, come no more than `_SCALE_MAX`."""
 _BEFORE: Final = re.compile(rb"(?:^|[^0-9A-Za-z_.+-])[+-]?([0-9.]+)$")
 _LONG: Final = re.compile(rb"[0-9]{%d}" % (_SCALE_MAX + 1))
 _AFTER: Final = re.compile(rb"[0-9]+")
@@ -45,7 +47,7 @@ def has_far_exponents(data: Bytes) -> bool:
             return True
     dashes = np.flatnonzero(data == ord("-"))
     marked = dashes[data.take(dashes - 1, mode="clip") | _CASE == ord("e")]
-    for at in marked.tolist():
+    for at in marked[~_is_near(data, marked)].tolist():
         if _is_far(data[max(at - 1 - _WINDOW, 0) : at - 1], data[at + 1 : at + 1 + _WINDOW]):
             return True
     return bool((data == ord("\\")).any()) and _ESCAPED.search(data) is not None  # type: ignore[call-overload]
@@ -53,6 +55,16 @@ def has_far_exponents(data: Bytes) -> bool:
 
 def _is_digit(data: Bytes, places: _Places) -> npt.NDArray[np.bool_]:
     return np.asarray(data.take(places, mode="clip") - ord("0") < len("0123456789"))
+
+
+def _is_near(data: Bytes, dashes: _Places) -> npt.NDArray[np.bool_]:
+    """Return which exponents are as those of a float near to one, which are most by far."""
+    is_below_20 = (data.take(dashes + 1, mode="clip") < ord("2")) & ~_is_digit(data, dashes + 3)
+    is_near = is_below_20 | ~_is_digit(data, dashes + 2)
+    has_many = np.ones(len(dashes), np.bool_)
+    for back in range(2, _FLOAT_DIGITS + 2):
+        has_many &= _is_digit(data, dashes - back)
+    return np.asarray(is_near & ~has_many)
 
 
 def _is_far(before: Bytes, after: Bytes) -> bool:
@@ -70,11 +82,10 @@ def is_strict_json(data: Bytes, starts: _Places, *, depth_max: int) -> bool:
 
     False may also be what takes long to see.
     """
-    try:
-        codecs.utf_8_decode(data, "strict", True)  # type: ignore[arg-type]
-    except UnicodeDecodeError:
+    if not _is_utf8(data):
         return False
-    names = np.flatnonzero(_is_text(data, b"Inf") | _is_text(data, b"NaN"))
+    names = np.flatnonzero(data & _H_TO_O == ord("H"))
+    names = names[_is_text(data, names, b"Inf") | _is_text(data, names, b"NaN")]
     # In a text they are behind a quote or a letter as a rule.
     names = names[np.isin(data.take(names - 1, mode="clip"), _AROUND)]
     opens = np.flatnonzero(data & ~_BRACKETS == _OPEN)
@@ -97,14 +108,26 @@ _AROUND: Final = np.frombuffer(b":[, \t\r\n-+", np.uint8)
 # `[` and `{`, `]` and `}` differ in one bit.
 _BRACKETS: Final = np.uint8(ord("[") ^ ord("{"))
 _OPEN: Final = ord("[") & ~int(_BRACKETS)
+# `I` and `N` are among these eight letters.
+_H_TO_O: Final = np.uint8(~7 & 255)
+_ASCII_MAX: Final = 127
 
 
-def _is_text(data: Bytes, text: bytes) -> npt.NDArray[np.bool_]:
-    count = max(len(data) - len(text) + 1, 0)
-    found = data[:count] == text[0]
-    for at, letter in enumerate(text[1:], 1):
-        found &= data[at : at + count] == letter
-    return np.asarray(found)
+def _is_utf8(data: Bytes) -> bool:
+    if not len(data) or int(data.max()) <= _ASCII_MAX:
+        return True
+    try:
+        codecs.utf_8_decode(data, "strict", True)  # type: ignore[arg-type]
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _is_text(data: Bytes, places: _Places, text: bytes) -> npt.NDArray[np.bool_]:
+    found = np.ones(len(places), np.bool_)
+    for at, letter in enumerate(text):
+        found &= data.take(places + at, mode="clip") == letter
+    return found
 
 
 def _quotes(data: Bytes) -> _Places | None:
