@@ -3,12 +3,15 @@
 | topic | table |
 |---|---|
 | `t`, `default.t` | `default.t` |
-| `db.t` | `db.t` |
+| `db.t` | `db.t`, or `default.db_t` |
 | any other name of Kafka's, as `web-clicks` or `a.b.c` | `default.web_clicks`, `default.a_b_c` |
 
-In the third kind `.` and `-` become `_`, so two topics may ask for one table. Its property
-`kafka.topic` says whose it is; the other topic is refused, as Kafka itself refuses two topics that
-differ in `.` and `_` only. Nothing is looked up: name to path is a function.
+Where `.` and `-` become `_`, two topics may ask for one table. Its property `kafka.topic` says
+whose it is; the other topic is refused, as Kafka itself refuses two topics that differ in `.` and
+`_` only. `orders.created` may be one of two tables: of those that are there and are the topic's, it
+is the one that was made first, so that what is made later changes nothing for its clients. While
+there is none, it is the first where there is such a database, else the second. Nothing is looked up
+here; `server/topic_places.py` knows what is there.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from __future__ import annotations
 import functools
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from streamhouse.storage_service.errors import InvalidNameError
@@ -24,10 +28,12 @@ from streamhouse.storage_service.model.table import DEFAULT_DATABASE, TablePath
 
 __all__ = [
     "TOPIC_PROPERTY",
+    "TopicTable",
+    "first_made",
     "is_same_topic",
     "needs_property",
     "node_id_of",
-    "table_path_of",
+    "table_paths_of",
     "topic_name_of",
 ]
 
@@ -38,23 +44,58 @@ _NODE_ID_MASK: Final = 0x7FFF_FFFF
 
 # Every request names a topic, and mostly one of the same few.
 @functools.lru_cache(maxsize=1_024)
-def table_path_of(topic: str) -> TablePath:
-    """Return the table that a topic is; raises `InvalidNameError` for what can be no topic."""
+def table_paths_of(topic: str) -> tuple[TablePath, ...]:
+    """Return the tables that a topic may be: one, or for `db.t` that one and `default.db_t`.
+
+    Raises `InvalidNameError` for what can be no topic.
+    """
     if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         raise InvalidNameError(
             f"topic '{topic[:260]}' must be 1 to 249 letters, digits, dots, dashes and underscores"
         )
     try:
-        return TablePath.parse(topic)
+        path = TablePath.parse(topic)
     except InvalidNameError:
-        name = topic.replace(".", "_").replace("-", "_")
-        # A table's name begins with no digit.
-        return TablePath(DEFAULT_DATABASE, f"_{name}" if name[0].isdigit() else name)
+        return (_flat(topic),)
+    if path.database == DEFAULT_DATABASE:
+        return (path,)
+    try:
+        return path, _flat(topic)
+    except InvalidNameError:
+        # Together the two names are longer than that of a table.
+        return (path,)
 
 
-def needs_property(topic: str) -> bool:
+def _flat(topic: str) -> TablePath:
+    name = topic.replace(".", "_").replace("-", "_")
+    # A table's name begins with no digit.
+    return TablePath(DEFAULT_DATABASE, f"_{name}" if name[0].isdigit() else name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicTable:
+    """A table that is there, and what its topic is called."""
+
+    path: TablePath
+    topic: str
+    created_at_us: int
+    table_id: int
+
+    @property
+    def age(self) -> tuple[int, int, TablePath]:
+        """Orders tables by when they were made, the same on every shard."""
+        return self.created_at_us, self.table_id, self.path
+
+
+def first_made(topic: str, tables: Iterable[TopicTable]) -> TopicTable | None:
+    """Return the table that a topic is, of those that are there; None if it is none of them."""
+    paths = table_paths_of(topic)
+    found = [one for one in tables if one.path in paths and one.topic == topic]
+    return min(found, key=lambda one: one.age, default=None)
+
+
+def needs_property(topic: str, path: TablePath) -> bool:
     """Whether the table of a topic has to say whose it is: its path is not the topic's name."""
-    path = table_path_of(topic)
     is_in_default = path.database == DEFAULT_DATABASE
     return topic != str(path) and not (is_in_default and topic == path.table)
 
@@ -68,7 +109,7 @@ def topic_name_of(path: TablePath, properties: Mapping[str, str]) -> str:
 
 
 def is_same_topic(topic: str, path: TablePath, properties: Mapping[str, str]) -> bool:
-    """Whether `topic`, which leads to the table at `path`, is the table's own."""
+    """Whether `topic`, one of whose tables may be that at `path`, is the table's own."""
     name = topic_name_of(path, properties)
     return topic == name or (topic == str(path) and name == path.table)
 
@@ -80,6 +121,6 @@ def node_id_of(shard: str | None) -> int:
 
 def _is_of(topic: str, path: TablePath) -> bool:
     try:
-        return table_path_of(topic) == path
+        return path in table_paths_of(topic)
     except InvalidNameError:
         return False

@@ -82,7 +82,7 @@ def new_table(subject: Subject, schema: AvroSchema, *, bucket_count: int) -> Tab
     """
     columns = _columns(subject, schema)
     properties = {_VALUE_FORMAT: str(ValueFormat.AVRO)}
-    if needs_property(subject.topic):
+    if needs_property(subject.topic, subject.path):
         properties[TOPIC_PROPERTY] = subject.topic
     if subject.part is Part.KEY:
         properties[_KEY_COLUMNS] = ", ".join(columns)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from streamhouse.storage_service.errors import InvalidNameError
-from streamhouse.storage_service.kafka.topics import table_path_of, topic_name_of
+from streamhouse.storage_service.kafka.topics import table_paths_of, topic_name_of
 from streamhouse.storage_service.model.table import TablePath
 
 __all__ = ["REGISTRY_PATH", "Part", "Subject", "subject_name"]
@@ -32,27 +32,25 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A topic, and a part of its records."""
+    """A topic, a part of its records, and the table that the topic is."""
 
     topic: str
     part: Part
+    path: TablePath
 
     @classmethod
     def parse(cls, text: str) -> Subject:
-        """Read a subject; raises `InvalidNameError` for one that names no topic."""
+        """Read a subject; raises `InvalidNameError` for one that names no topic.
+
+        Of the tables that its topic may be it has the first one.
+        """
         topic, dash, part = text.rpartition("-")
         if not dash or part not in tuple(Part):
             raise InvalidNameError(
                 f"subject '{text[:_SHOWN]}' names no topic: use the TopicNameStrategy, by which it"
                 " is '<topic>-value' or '<topic>-key'; schemas are kept beside a topic's table"
             )
-        table_path_of(topic)
-        return cls(topic, Part(part))
-
-    @property
-    def path(self) -> TablePath:
-        """The table of the topic."""
-        return table_path_of(self.topic)
+        return cls(topic, Part(part), table_paths_of(topic)[0])
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.part}"

@@ -35,7 +35,7 @@ from streamhouse.storage_service.server.exchange import Exchange
 from streamhouse.storage_service.server.http.fair_shares import SHARE
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 
-__all__ = ["AccessControl", "ForeignRequests"]
+__all__ = ["AccessControl", "ForeignRequests", "token_of"]
 
 _audit = logging.getLogger("streamhouse.audit")
 
@@ -119,19 +119,13 @@ class AccessControl:
     def _caller(self, exchange: HttpExchange) -> Caller:
         if self.is_open:
             return OWNER
-        given = exchange.header(b"authorization") or b""
-        kind, _, token = given.partition(b" ")
-        token = token.strip()
-        if kind.lower() == b"basic" and exchange.path.startswith(f"{REGISTRY_PATH}/"):
-            token = _password(token)
-        elif kind.lower() != b"bearer":
-            token = b""
+        token = token_of(exchange)
         caller = self.caller_of(token) if token else None
         if caller is not None:
             return caller
         raise UnauthorizedError(
             "the bearer token is wrong"
-            if given
+            if exchange.header(b"authorization")
             else "this service needs a bearer token: send 'Authorization: Bearer TOKEN', or set"
             " STREAMHOUSE_TOKEN; commands take --token-file"
         )
@@ -157,6 +151,15 @@ class AccessControl:
         if now - self._checked_at >= self._check_interval_s:
             self._checked_at = now
             grants.refresh()
+
+
+def token_of(exchange: HttpExchange) -> bytes:
+    """Return the token that a caller has shown, empty if there is none."""
+    kind, _, token = (exchange.header(b"authorization") or b"").partition(b" ")
+    token = token.strip()
+    if kind.lower() == b"basic" and exchange.path.startswith(f"{REGISTRY_PATH}/"):
+        return _password(token)
+    return token if kind.lower() == b"bearer" else b""
 
 
 def _password(given: bytes) -> bytes:

@@ -31,6 +31,7 @@ def kafka_routes(routes: ControlRoutes, service: Service) -> None:
                     "table": str(table.path),
                     "table_id": table.info.table_id,
                     "bucket_count": table.info.bucket_count,
+                    "created_at_us": table.info.created_at_us,
                 }
                 for table in service.manager.open_tables()
                 if may(Level.READ, str(table.path))

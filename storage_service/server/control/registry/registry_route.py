@@ -6,6 +6,7 @@ Source: Confluent, "Schema Registry API reference".
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -28,7 +29,9 @@ from streamhouse.storage_service.kafka.registry.subjects import (
     Subject,
     subject_name,
 )
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.kafka.topics import TopicTable, first_made, table_paths_of
+from streamhouse.storage_service.model.table import TableInfo, TablePath
+from streamhouse.storage_service.server.access.access import token_of
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.control.registry.registry_errors import (
     INVALID_LEVEL,
@@ -49,6 +52,12 @@ from streamhouse.storage_service.server.http.http_exchange import Body, HttpExch
 from streamhouse.storage_service.server.peers import HANDED_ON, PeerAnswer, PeerRequest
 from streamhouse.storage_service.server.routes import Found
 from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.topic_places import (
+    path_here,
+    path_of_none,
+    tables_here,
+    topic_table_of,
+)
 
 __all__ = ["answer_registry"]
 
@@ -87,19 +96,25 @@ class _Request:
         self._service = service
         self._parameters = parameters
         self._body = body
+        self._path_there: TablePath | None = None
+        """The table of the subject's topic, once other shards were asked."""
 
     @property
     def _subject(self) -> Subject:
-        return Subject.parse(self._parameters["subject"])
+        subject = Subject.parse(self._parameters["subject"])
+        path = self._path_there or path_here(self._service.manager, subject.topic)
+        return dataclasses.replace(subject, path=path)
 
     # -- other shards ----------------------------------------------------------------------------
 
     async def handed_on(self) -> PeerAnswer | None:
         """Return what the shard answers that has the table, None if it is this one or none."""
         shards = self._service.shards
-        if shards is None or self._exchange.header(HANDED_ON) is not None:
+        if shards is None:
             return None
         path = await self._path()
+        if self._exchange.header(HANDED_ON) is not None:
+            return None
         if path is None or self._service.manager.has_table(path):
             return None
         endpoint = await shards.endpoint_of(path)
@@ -117,13 +132,39 @@ class _Request:
         """Return the table that the request is about, as far as that can be known here."""
         assert self._service.shards is not None
         if "subject" in self._parameters:
-            return self._subject.path
+            self._path_there = await self._path_of_topic(self._subject.topic)
+            return self._path_there
         if "id" not in self._parameters:
             return None
         table_id = table_id_of(self._schema_id())
         if any(t.info.table_id == table_id for t in self._service.manager.open_tables()):
             return None
         return await self._service.shards.path_elsewhere(table_id)
+
+    async def _path_of_topic(self, topic: str) -> TablePath:
+        """Return which table a topic is, whichever shard has it."""
+        shards, manager = self._service.shards, self._service.manager
+        assert shards is not None
+        paths = table_paths_of(topic)
+        if len(paths) == 1:
+            return paths[0]
+        known = tables_here(manager, topic)
+        for path in paths:
+            endpoint = None if manager.has_table(path) else await shards.endpoint_of(path)
+            if endpoint is not None:
+                known += await self._table_at(endpoint, path)
+        found = first_made(topic, known)
+        return path_of_none(topic, await shards.databases()) if found is None else found.path
+
+    async def _table_at(self, endpoint: str, path: TablePath) -> list[TopicTable]:
+        """Return a table of another shard, as far as the caller may know of it."""
+        assert self._service.shards is not None
+        bearer = (b"authorization", b"Bearer " + token_of(self._exchange))
+        request = PeerRequest.of("GET", f"/v1/tables/{path}", [bearer])
+        answer = await self._service.shards.peers.ask(endpoint, request)
+        if answer.status != 200:
+            return []
+        return [topic_table_of(TableInfo.from_json(json.loads(answer.body)))]
 
     @property
     def _is_registering(self) -> bool:

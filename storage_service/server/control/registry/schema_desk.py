@@ -15,7 +15,6 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     NotFoundError,
     TableExistsError,
-    TableNotFoundError,
 )
 from streamhouse.storage_service.kafka.avro_library import check_known
 from streamhouse.storage_service.kafka.avro_schema import AvroSchema, avro_schema, known_schema
@@ -259,7 +258,8 @@ async def _found_or_made(
 ) -> OpenTable:
     try:
         return service.table(str(subject.path))
-    except TableNotFoundError:
+    except NotFoundError:
+        # Its database may be one that another shard has made.
         service.access.require(exchange, Level.ADMIN, str(subject.path))
     if is_rejecting(subject.path):
         raise InvalidNameError(

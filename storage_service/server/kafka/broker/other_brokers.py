@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.kafka.topics import node_id_of
+from streamhouse.storage_service.kafka.topics import TopicTable, node_id_of
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.kafka.broker.broker_state import BrokerAddress, BrokerState
 from streamhouse.storage_service.server.kafka.broker.shard_calls import Asking, ask_shard
@@ -37,6 +37,17 @@ class KnownTopic:
     table_id: int
     bucket_count: int
     node_id: int
+    created_at_us: int
+
+    @property
+    def table(self) -> TopicTable:
+        """What decides between two tables that a topic may be."""
+        return TopicTable(
+            path=self.path,
+            topic=self.name,
+            created_at_us=self.created_at_us,
+            table_id=self.table_id,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +142,8 @@ def _read(shard: str, told: Any) -> OtherBroker | None:
             table_id=int(one["table_id"]),
             bucket_count=int(one["bucket_count"]),
             node_id=node_id,
+            # An older version does not say it.
+            created_at_us=int(one.get("created_at_us", 0)),
         )
         for one in told["topics"]
     ]

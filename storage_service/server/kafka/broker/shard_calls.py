@@ -42,6 +42,7 @@ class Whereabouts:
         self._asked = 0
         self._asked_anew = 0
         self._names: asyncio.Future[set[TablePath]] | None = None
+        self._databases: asyncio.Future[list[str]] | None = None
         self._made = set[TablePath]()
 
     async def endpoint_of(self, path: TablePath) -> str | None:
@@ -60,6 +61,18 @@ class Whereabouts:
                 return None
         self._asked += 1
         return await shards.endpoint_of(path)
+
+    async def databases(self) -> list[str]:
+        """Return all databases as they are at the first question of the request.
+
+        Raises `StreamhouseError` if that is not known.
+        """
+        shards = self._service.shards
+        if shards is None:
+            return self._service.manager.databases()
+        if self._databases is None:
+            self._databases = asyncio.ensure_future(shards.databases())
+        return await asyncio.shield(self._databases)
 
     def made(self, path: TablePath) -> None:
         """Say that this request has made a table, which is in no older list."""

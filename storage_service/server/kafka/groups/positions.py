@@ -28,7 +28,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
 )
 from streamhouse.storage_service.kafka.groups.coordinator import unusable_group_id
-from streamhouse.storage_service.kafka.topics import table_path_of, topic_name_of
+from streamhouse.storage_service.kafka.topics import topic_name_of
 from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.model.table_state import TableState
@@ -39,7 +39,11 @@ from streamhouse.storage_service.server.kafka.broker.group_desk import (
 from streamhouse.storage_service.server.kafka.broker.shard_calls import ask_shard, elsewhere
 from streamhouse.storage_service.server.kafka.error_codes import error_code_of
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
-from streamhouse.storage_service.server.kafka.topics.topic_tables import table_there, topic_table
+from streamhouse.storage_service.server.kafka.topics.topic_tables import (
+    path_among_shards,
+    table_there,
+    topic_table,
+)
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
 __all__ = [
@@ -141,7 +145,7 @@ async def found_table(exchange: KafkaExchange, topic: str) -> OpenTable | Elsewh
     try:
         return topic_table(exchange, topic, Level.READ)
     except NotFoundError:
-        path = table_path_of(topic)
+        path = await path_among_shards(exchange, topic, Level.READ)
         endpoint = await elsewhere(exchange, path)
         if endpoint is not None:
             try:

@@ -30,7 +30,6 @@ from streamhouse.storage_service.kafka.messages.produce_answer import (
     StoredPartition,
     produce_answer,
 )
-from streamhouse.storage_service.kafka.topics import table_path_of
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.http.body_memory import HeldBody
 from streamhouse.storage_service.server.http.http_exchange import short
@@ -55,6 +54,7 @@ from streamhouse.storage_service.server.kafka.producing.decoding import (
 from streamhouse.storage_service.server.kafka.producing.produced import NO_OFFSET, keep_place, store
 from streamhouse.storage_service.server.kafka.topics.topic_tables import topic_table
 from streamhouse.storage_service.server.status.event_loop import in_slices
+from streamhouse.storage_service.server.topic_places import path_here
 
 __all__ = ["PRODUCE_APIS"]
 
@@ -300,7 +300,7 @@ async def _store(exchange: KafkaExchange, part: _Part) -> None:
             await keep_place(
                 producers,
                 refused,
-                path=table_path_of(part.topic) if table is None else table.path,
+                path=path_here(service.manager, part.topic) if table is None else table.path,
                 records=part.records,
                 partition=part.partition,
                 is_damaged=produce_code_of(part.error) is ErrorCode.corrupt_message,

@@ -22,10 +22,10 @@ from streamhouse.storage_service.server.kafka.broker.shard_calls import ask_shar
 from streamhouse.storage_service.server.kafka.error_codes import RefusedError
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
 from streamhouse.storage_service.server.kafka.topics.topic_tables import (
+    path_among_shards,
     refusal_of,
+    table_at,
     table_there,
-    topic_path,
-    topic_table,
 )
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
@@ -276,8 +276,8 @@ async def _alter(
 
 
 async def _info(exchange: KafkaExchange, topic: str, level: Level) -> TableInfo:
-    path = topic_path(exchange, topic, level)
+    path = await path_among_shards(exchange, topic, level)
     endpoint = await elsewhere(exchange, path)
     if endpoint is None:
-        return topic_table(exchange, topic, level).info
+        return table_at(exchange, topic, path).info
     return await table_there(exchange, topic, path, endpoint)

@@ -21,10 +21,10 @@ from streamhouse.storage_service.server.kafka.topics.cluster import all_brokers
 from streamhouse.storage_service.server.kafka.topics.new_topics import make_topic
 from streamhouse.storage_service.server.kafka.topics.topic_tables import (
     check_topic,
+    path_among_shards,
     refusal_of,
+    table_at,
     topic_id,
-    topic_path,
-    topic_table,
 )
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
@@ -58,14 +58,18 @@ async def answer_metadata(exchange: KafkaExchange, request: Any) -> Mapping[str,
 
 
 async def _every_topic(exchange: KafkaExchange) -> list[Mapping[str, Any]]:
-    found = {
-        topic.name: topic
+    every = [
+        topic
         for other in await exchange.broker.others.all(exchange)
         for topic in other.topics.values()
-    }
+    ]
     async for table in in_slices(exchange.service.manager.open_tables()):
         if exchange.caller.may(Level.READ, str(table.path)):
-            topic = _here(exchange, table)
+            every.append(_here(exchange, table))
+    # Of two tables with one topic's name it is the first that was made.
+    found = dict[str, KnownTopic]()
+    for topic in every:
+        if topic.name not in found or topic.table.age <= found[topic.name].table.age:
             found[topic.name] = topic
     named = sorted(found.items())
     return [_described(exchange, name, topic) async for name, topic in in_slices(named)]
@@ -89,6 +93,7 @@ def _here(exchange: KafkaExchange, table: OpenTable) -> KnownTopic:
         table_id=table.info.table_id,
         bucket_count=table.info.bucket_count,
         node_id=exchange.broker.node_id,
+        created_at_us=table.info.created_at_us,
     )
 
 
@@ -109,19 +114,19 @@ async def _topic(
 
 async def _found(exchange: KafkaExchange, name: str, may_make_next: Iterator[bool]) -> KnownTopic:
     """Return a topic of this shard or another one; makes it if it is nowhere and may be made."""
+    path = await path_among_shards(exchange, name, Level.READ)
     try:
-        return _here(exchange, topic_table(exchange, name, Level.READ))
+        return _here(exchange, table_at(exchange, name, path))
     except NotFoundError:
-        path = topic_path(exchange, name, Level.READ)
         there = await _elsewhere(exchange, name, path)
         if there is not None:
             return there
         if not next(may_make_next, False):
             raise
-    await make_topic(exchange, name)
+    path = await make_topic(exchange, name)
     exchange.whereabouts.made(path)
     there = await _elsewhere(exchange, name, path)
-    return there or _here(exchange, topic_table(exchange, name, Level.READ))
+    return there or _here(exchange, table_at(exchange, name, path))
 
 
 async def _elsewhere(exchange: KafkaExchange, name: str, path: TablePath) -> KnownTopic | None:

@@ -23,18 +23,18 @@ from streamhouse.storage_service.model.records.record_format import (
 )
 from streamhouse.storage_service.model.rejected.companion import is_rejecting
 from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.kafka.broker.shard_calls import ask_shard, elsewhere
 from streamhouse.storage_service.server.kafka.error_codes import RefusedError
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
 from streamhouse.storage_service.server.kafka.topics.configs import check_count, properties_of
 from streamhouse.storage_service.server.kafka.topics.topic_tables import (
+    path_among_shards,
     refusal_of,
+    table_at,
     table_there,
     topic_id,
-    topic_path,
-    topic_table,
 )
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
@@ -82,7 +82,7 @@ async def _created(exchange: KafkaExchange, topic: Any, *, is_tried: bool) -> Ma
         )
     check_count(topic.name, len(topic.configs))
     configs = {config.name: config.value for config in topic.configs}
-    descriptor = _descriptor(exchange, topic.name, topic.num_partitions, configs)
+    descriptor = await _descriptor(exchange, topic.name, topic.num_partitions, configs)
     answer = {
         "name": topic.name,
         "num_partitions": descriptor.bucket_count,
@@ -98,17 +98,17 @@ async def _created(exchange: KafkaExchange, topic: Any, *, is_tried: bool) -> Ma
     return {**answer, "topic_id": topic_id(exchange.broker.cluster_id, info.table_id)}
 
 
-async def make_topic(exchange: KafkaExchange, topic: str) -> None:
+async def make_topic(exchange: KafkaExchange, topic: str) -> TablePath:
     """Make the raw table of a topic that a client asks about; raises as the registry does."""
-    descriptor = _descriptor(exchange, topic, _DEFAULT_PARTITIONS, {})
-    await _make(exchange, descriptor)
+    descriptor = await _descriptor(exchange, topic, _DEFAULT_PARTITIONS, {})
+    return (await _make(exchange, descriptor)).path
 
 
-def _descriptor(
+async def _descriptor(
     exchange: KafkaExchange, topic: str, partitions: int, configs: Mapping[str, str | None]
 ) -> TableDescriptor:
-    """Return the table of a new topic; raises as `topic_path` before all else."""
-    path = topic_path(exchange, topic, Level.ADMIN)
+    """Return the table of a new topic; raises as `path_among_shards` before all else."""
+    path = await path_among_shards(exchange, topic, Level.ADMIN)
     if is_rejecting(path):
         raise InvalidNameError(
             f"topic '{topic}': its table would have the rejected rows of another one; choose"
@@ -120,7 +120,7 @@ def _descriptor(
     # Who says what values are means it; else a serializer may come yet that registers a schema.
     unsaid = {} if _VALUE_FORMAT in own else {_ON_SCHEMA: str(OnSchema.REPLACE)}
     properties = {_VALUE_FORMAT: str(ValueFormat.RAW), **unsaid, **own}
-    if needs_property(topic):
+    if needs_property(topic, path):
         properties.setdefault(TOPIC_PROPERTY, topic)
     if not is_same_topic(topic, path, properties):
         raise RefusedError(
@@ -171,10 +171,10 @@ async def answer_delete_topics(exchange: KafkaExchange, request: Any) -> Mapping
 
 
 async def _delete(exchange: KafkaExchange, topic: str) -> None:
-    path = topic_path(exchange, topic, Level.ADMIN)
+    path = await path_among_shards(exchange, topic, Level.ADMIN)
     endpoint = await elsewhere(exchange, path)
     if endpoint is None:
-        await exchange.service.manager.drop_table(topic_table(exchange, topic, Level.ADMIN).path)
+        await exchange.service.manager.drop_table(table_at(exchange, topic, path).path)
         return
     await table_there(exchange, topic, path, endpoint)
     await ask_shard(exchange, endpoint, "DELETE", f"/v1/tables/{path}")
@@ -185,9 +185,9 @@ async def answer_create_partitions(exchange: KafkaExchange, request: Any) -> Map
     found = []
     async for topic in in_slices(request.topics):
         try:
-            path = topic_path(exchange, topic.name, Level.ADMIN)
+            path = await path_among_shards(exchange, topic.name, Level.ADMIN)
             if await elsewhere(exchange, path) is None:
-                topic_table(exchange, topic.name, Level.ADMIN)
+                table_at(exchange, topic.name, path)
             raise RefusedError(
                 ErrorCode.invalid_partitions,
                 f"topic '{topic.name}': the number of a table's buckets is fixed when it is made;"

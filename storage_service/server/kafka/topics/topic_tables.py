@@ -13,17 +13,25 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     TableNotFoundError,
 )
-from streamhouse.storage_service.kafka.topics import is_same_topic, table_path_of, topic_name_of
+from streamhouse.storage_service.kafka.topics import (
+    first_made,
+    is_same_topic,
+    table_paths_of,
+    topic_name_of,
+)
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.http.http_exchange import short
-from streamhouse.storage_service.server.kafka.broker.shard_calls import ask_shard
+from streamhouse.storage_service.server.kafka.broker.shard_calls import ask_shard, elsewhere
 from streamhouse.storage_service.server.kafka.error_codes import RefusedError, error_code_of
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
+from streamhouse.storage_service.server.topic_places import path_here, path_of_none, tables_here
 
 __all__ = [
     "check_topic",
+    "path_among_shards",
     "refusal_of",
+    "table_at",
     "table_there",
     "topic_id",
     "topic_path",
@@ -34,11 +42,39 @@ _NAME_SHOWN: Final = 260
 
 
 def topic_path(exchange: KafkaExchange, topic: str, level: Level) -> TablePath:
-    """Return where the table of a topic is, for who may do so much with it.
+    """Return which table a topic is as far as is known here, for who may do so much with it.
 
     Raises `InvalidNameError` for what is no topic, and `ForbiddenError`, whether it exists or not.
     """
-    path = table_path_of(topic)
+    return _allowed(exchange, topic, path_here(exchange.service.manager, topic), level)
+
+
+async def path_among_shards(exchange: KafkaExchange, topic: str, level: Level) -> TablePath:
+    """Return which table a topic is, whichever shard has it; raises as `topic_path`.
+
+    Also `StreamhouseError` if that is not known now.
+    """
+    manager, paths = exchange.service.manager, table_paths_of(topic)
+    is_told = any(exchange.caller.may(level, str(path)) for path in paths)
+    if len(paths) == 1 or exchange.service.shards is None or not is_told:
+        return topic_path(exchange, topic, level)
+    known, others = tables_here(manager, topic), exchange.broker.others
+    for is_fresh in (False, True):
+        if is_fresh and not exchange.whereabouts.may_ask_anew():
+            break
+        for other in await others.all(exchange, is_fresh=is_fresh):
+            known += [other.topics[path].table for path in paths if path in other.topics]
+        found = first_made(topic, known)
+        if found is not None:
+            return _allowed(exchange, topic, found.path, level)
+        # What is known of the others is seconds old; the directory has them as they are.
+        if not [path for path in paths if await elsewhere(exchange, path) is not None]:
+            break
+    databases = await exchange.whereabouts.databases()
+    return _allowed(exchange, topic, path_of_none(topic, databases), level)
+
+
+def _allowed(exchange: KafkaExchange, topic: str, path: TablePath, level: Level) -> TablePath:
     exchange.path = f"{exchange.api.name} {topic[:_NAME_SHOWN]}"
     exchange.service.access.require(exchange, level, str(path))
     return path
@@ -49,7 +85,11 @@ def topic_table(exchange: KafkaExchange, topic: str, level: Level) -> OpenTable:
 
     Also `InvalidNameError` if the table is another topic's.
     """
-    path = topic_path(exchange, topic, level)
+    return table_at(exchange, topic, topic_path(exchange, topic, level))
+
+
+def table_at(exchange: KafkaExchange, topic: str, path: TablePath) -> OpenTable:
+    """Return the table of a topic, which is known to be at `path`; raises as `topic_table`."""
     manager = exchange.service.manager
     if not manager.has_table(path) and path not in manager.away:
         # The manager looks for names like it, which is much for each of thousands in a request.

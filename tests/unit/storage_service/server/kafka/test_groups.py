@@ -17,7 +17,7 @@ from streamhouse.storage_service.errors import NotOwnerError
 from streamhouse.storage_service.kafka.groups.coordinator import GroupLimits
 from streamhouse.storage_service.kafka.groups.member import Member
 from streamhouse.storage_service.kafka.groups.placement import coordinator_of
-from streamhouse.storage_service.kafka.topics import table_path_of
+from streamhouse.storage_service.kafka.topics import table_paths_of
 from streamhouse.storage_service.server.access.grants import token_hash
 from tests.support.in_process_service import (
     EVENTS,
@@ -422,7 +422,7 @@ async def test_positions_do_not_expire_while_the_group_has_members(
         joined = await _come(client)
         await _sync(client, joined)
         assert await _commit(client, {0: 0}, topic=topic, joined=joined) == {0: ErrorCode.none}
-        table = world.service.table(str(table_path_of(topic)))
+        table = world.service.table(str(table_paths_of(topic)[0]))
         (before,) = table.readers()
         desk = world.door._broker.groups
         assert await _heartbeat(client, joined) is ErrorCode.none
