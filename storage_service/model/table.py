@@ -30,6 +30,7 @@ from streamhouse.storage_service.model.schema import Schema, type_name
 from streamhouse.storage_service.model.values.notebook import html_table
 
 __all__ = [
+    "BUCKET_COUNT_MAX",
     "DEFAULT_DATABASE",
     "REJECTED_SUFFIX",
     "VERSION_HEADER",

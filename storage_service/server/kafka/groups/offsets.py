@@ -60,6 +60,7 @@ async def answer_offset_commit(exchange: KafkaExchange, request: Any) -> Mapping
         if error is None:
             error = desk.coordinator.check_commit(key, who, generation)
         if error is not ErrorCode.none:
+            exchange.note(retriable_by_members(error))
             return refuse_offset_commit(request, error, "")
         # Each topic once, though a request may name it twice; the last offset counts.
         topics: dict[str, dict[int, int]] = {}

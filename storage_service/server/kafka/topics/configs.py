@@ -1,7 +1,6 @@
-"""The configuration of topics, as far as clients ask: `retention.ms` and the table's properties.
+"""The configuration of topics, and of this broker: described, and changed, as clients ask.
 
-What else a topic of Kafka may be configured with says how brokers keep it; here the service does.
-Those settings are known by name: they are taken and change nothing, and shown with what is so.
+Which settings there are, and what they are to a table, is in `topic_settings.py`.
 """
 
 from __future__ import annotations
@@ -21,6 +20,14 @@ from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.kafka.broker.shard_calls import ask_shard, elsewhere
 from streamhouse.storage_service.server.kafka.error_codes import RefusedError
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
+from streamhouse.storage_service.server.kafka.topics.topic_settings import (
+    LOG_TTL,
+    RETENTION,
+    check_settings,
+    is_table_property,
+    properties_of,
+    settings_of,
+)
 from streamhouse.storage_service.server.kafka.topics.topic_tables import (
     path_among_shards,
     refusal_of,
@@ -34,7 +41,6 @@ __all__ = [
     "answer_describe_configs",
     "answer_incremental_alter_configs",
     "check_count",
-    "properties_of",
 ]
 
 _TOPIC: Final = 2
@@ -44,33 +50,6 @@ _SOURCE_DEFAULT: Final = 5
 _SET, _DELETE = 0, 1
 # Of one topic, in one request.
 _SETTINGS_MAX: Final = 1_000
-_LOG_TTL: Final = "table.log.ttl"
-_RETENTION: Final = "retention.ms"
-_POLICY: Final = "cleanup.policy"
-_PREFIXES: Final = ("table.", "kafka.")
-# Name -> what is so here, whatever is asked.
-_FIXED: Final[Mapping[str, str]] = {
-    "compression.type": "producer",
-    "delete.retention.ms": "86400000",
-    "file.delete.delay.ms": "60000",
-    "flush.messages": "1",
-    "flush.ms": "0",
-    "index.interval.bytes": "4096",
-    "max.compaction.lag.ms": "9223372036854775807",
-    "max.message.bytes": "67108864",
-    "message.format.version": "3.0-IV1",
-    "message.timestamp.type": "CreateTime",
-    "min.cleanable.dirty.ratio": "0.5",
-    "min.compaction.lag.ms": "0",
-    "min.insync.replicas": "1",
-    "preallocate": "false",
-    "retention.bytes": "-1",
-    "segment.bytes": "134217728",
-    "segment.index.bytes": "10485760",
-    "segment.jitter.ms": "0",
-    "segment.ms": "604800000",
-    "unclean.leader.election.enable": "false",
-}
 _OF_BROKER: Final[Mapping[str, str]] = {
     "auto.create.topics.enable": "true",
     "default.replication.factor": "1",
@@ -81,33 +60,6 @@ _OF_BROKER: Final[Mapping[str, str]] = {
 }
 
 
-def properties_of(topic: str, configs: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the table properties that the configuration of a topic asks for.
-
-    Raises `RefusedError` for what would promise something else than what is done.
-    """
-    found = dict[str, str]()
-    for name, value in configs.items():
-        if value is None or name in _FIXED:
-            continue
-        if name.startswith(_PREFIXES):
-            found[name] = value
-        elif name == _RETENTION:
-            found |= _retention(topic, value)
-        elif name == _POLICY:
-            if value != "delete":
-                raise RefusedError(
-                    ErrorCode.invalid_config,
-                    f"topic '{topic}': {_POLICY} = {value[:80]} is a table with a primary key here:"
-                    " create the table by HTTP or SQL, and use its name as a topic",
-                )
-        else:
-            raise RefusedError(
-                ErrorCode.invalid_config, f"topic '{topic}': there is no setting '{name[:200]}'"
-            )
-    return found
-
-
 def check_count(topic: str, count: int) -> None:
     """Raise `RefusedError` for more settings of a topic than are looked at."""
     if count > _SETTINGS_MAX:
@@ -115,18 +67,6 @@ def check_count(topic: str, count: int) -> None:
             ErrorCode.invalid_request,
             f"topic '{topic[:260]}': {count} settings at once; at most {_SETTINGS_MAX}",
         )
-
-
-def _retention(topic: str, value: str) -> dict[str, str]:
-    if value == "-1":
-        # Rows that are tiered stay in the lake for ever anyway.
-        return {}
-    if not (value.isascii() and value.isdigit() and len(value) < 16 and int(value) > 0):
-        raise RefusedError(
-            ErrorCode.invalid_config,
-            f"topic '{topic}': {_RETENTION} = '{value[:80]}' must be milliseconds, or -1",
-        )
-    return {_LOG_TTL: f"{value}ms"}
 
 
 async def answer_describe_configs(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
@@ -148,12 +88,12 @@ async def answer_describe_configs(exchange: KafkaExchange, request: Any) -> Mapp
 
 async def _described(exchange: KafkaExchange, asked: Any) -> list[dict[str, Any]]:
     if asked.resource_type == _TOPIC:
-        return _of_topic(await _info(exchange, asked.resource_name, Level.READ))
+        return _of_topic(exchange, await _info(exchange, asked.resource_name, Level.READ))
     if asked.resource_type == _BROKER and asked.resource_name == str(exchange.broker.node_id):
         config = exchange.service.config
         own = {
             "num.partitions": str(config.kafka_partitions),
-            "message.max.bytes": str(config.body_bytes_max),
+            "message.max.bytes": str(config.batch_bytes_max),
         }
         return [_config(name, value) for name, value in sorted({**_OF_BROKER, **own}.items())]
     raise RefusedError(
@@ -163,14 +103,12 @@ async def _described(exchange: KafkaExchange, asked: Any) -> list[dict[str, Any]
     )
 
 
-def _of_topic(info: TableInfo) -> list[dict[str, Any]]:
+def _of_topic(exchange: KafkaExchange, info: TableInfo) -> list[dict[str, Any]]:
     properties = info.descriptor.properties
-    ttl_ms = TableProperties.parse(properties, table=str(info.path)).log_ttl_ms
-    shown = {name: _config(name, value) for name, value in _FIXED.items()}
-    policy = "compact" if info.descriptor.primary_key else "delete"
-    shown[_POLICY] = _config(_POLICY, policy)
-    shown[_RETENTION] = _config(
-        _RETENTION, str(ttl_ms), is_own=_LOG_TTL in properties, is_fixed=False
+    so = settings_of(info, record_bytes_max=exchange.service.config.batch_bytes_max)
+    shown = {name: _config(name, value) for name, value in so.items()}
+    shown[RETENTION] = _config(
+        RETENTION, so[RETENTION], is_own=LOG_TTL in properties, is_fixed=False
     )
     for name, value in properties.items():
         shown[name] = _config(name, value, is_own=True, is_fixed=False)
@@ -222,15 +160,16 @@ async def _altered(
                     ErrorCode.invalid_request,
                     "only topics are configured by clients; the service has its command line",
                 )
-            updates, removals = _changes(asked, is_incremental=is_incremental)
-            await _alter(exchange, asked.resource_name, updates, removals, request.validate_only)
+            wanted, removals = _changes(asked, is_incremental=is_incremental)
+            await _alter(exchange, asked.resource_name, wanted, removals, request.validate_only)
             found.append(named)
         except (StreamhouseError, RefusedError) as error:
             found.append({**named, **refusal_of(exchange, error)})
     return {"responses": found}
 
 
-def _changes(asked: Any, *, is_incremental: bool) -> tuple[dict[str, str], list[str]]:
+def _changes(asked: Any, *, is_incremental: bool) -> tuple[dict[str, str | None], list[str]]:
+    """Return the settings that are set, and the table properties that are removed."""
     topic = asked.resource_name
     check_count(topic, len(asked.configs))
     wanted, removals = dict[str, str | None](), list[str]()
@@ -239,28 +178,36 @@ def _changes(asked: Any, *, is_incremental: bool) -> tuple[dict[str, str], list[
         if operation == _SET:
             wanted[config.name] = config.value
         elif operation == _DELETE:
-            name = _LOG_TTL if config.name == _RETENTION else config.name
-            if name.startswith(_PREFIXES):
+            name = LOG_TTL if config.name == RETENTION else config.name
+            if is_table_property(name):
                 removals.append(name)
         else:
             raise RefusedError(
                 ErrorCode.invalid_request,
                 f"topic '{topic[:260]}': setting '{config.name[:200]}' is no list",
             )
-    if wanted.get(_RETENTION) == "-1":
-        removals.append(_LOG_TTL)
-    return properties_of(topic, wanted), removals
+    if wanted.get(RETENTION) == "-1":
+        removals.append(LOG_TTL)
+    return wanted, removals
 
 
 async def _alter(
     exchange: KafkaExchange,
     topic: str,
-    updates: dict[str, str],
+    wanted: Mapping[str, str | None],
     removals: list[str],
     is_tried: bool,
 ) -> None:
+    updates = properties_of(topic, wanted)
     info = await _info(exchange, topic, Level.ADMIN)
     removals = [name for name in removals if name in info.descriptor.properties]
+    kept = {k: v for k, v in info.descriptor.properties.items() if k not in removals}
+    check_settings(
+        topic,
+        wanted,
+        TableProperties.parse({**kept, **updates}, table=str(info.path)),
+        is_keyed=bool(info.descriptor.primary_key),
+    )
     if not (updates or removals):
         return
     if is_tried:

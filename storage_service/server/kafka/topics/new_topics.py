@@ -16,6 +16,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.kafka.topics import TOPIC_PROPERTY, is_same_topic, needs_property
+from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.records.record_format import (
     RAW_TOPIC,
     OnSchema,
@@ -23,12 +24,23 @@ from streamhouse.storage_service.model.records.record_format import (
 )
 from streamhouse.storage_service.model.rejected.companion import is_rejecting
 from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.storage_service.model.table import (
+    BUCKET_COUNT_MAX,
+    TableDescriptor,
+    TableInfo,
+    TablePath,
+)
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.kafka.broker.shard_calls import ask_shard, elsewhere
 from streamhouse.storage_service.server.kafka.error_codes import RefusedError
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
-from streamhouse.storage_service.server.kafka.topics.configs import check_count, properties_of
+from streamhouse.storage_service.server.kafka.topics.configs import check_count
+from streamhouse.storage_service.server.kafka.topics.topic_settings import (
+    COMPACTED_PROPERTIES,
+    check_settings,
+    is_compacted,
+    properties_of,
+)
 from streamhouse.storage_service.server.kafka.topics.topic_tables import (
     path_among_shards,
     refusal_of,
@@ -48,8 +60,15 @@ __all__ = [
 _DEFAULT_PARTITIONS: Final = -1
 _VALUE_FORMAT: Final = "kafka.value.format"
 _ON_SCHEMA: Final = "kafka.on.schema"
-_REPLICATION_FACTORS: Final = (-1, 1)
+_DEFAULT_REPLICATION: Final = -1
+# Of Kafka's records; in the table of a compacted topic it is the primary key.
+_KEY: Final = "key"
 _TOPICS_MAX: Final = 100
+# Kafka Streams calls the topics of its stores so.
+_CHANGELOG: Final = "-changelog"
+_COMPACTED_TOPIC: Final = RAW_TOPIC.set(
+    RAW_TOPIC.get_field_index(_KEY), RAW_TOPIC.field(_KEY).with_nullable(False)
+)
 
 
 async def answer_create_topics(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
@@ -74,11 +93,11 @@ async def _created(exchange: KafkaExchange, topic: Any, *, is_tried: bool) -> Ma
             f"topic '{topic.name}': partitions are not assigned to brokers by hand; the service"
             " places a table"
         )
-    if topic.replication_factor not in _REPLICATION_FACTORS:
+    if topic.replication_factor < 1 and topic.replication_factor != _DEFAULT_REPLICATION:
         raise RefusedError(
             ErrorCode.invalid_replication_factor,
-            f"topic '{topic.name}': a replication factor of {topic.replication_factor} is not"
-            " offered; give 1, or -1 for the service's own way (a journal keeps a second copy)",
+            f"topic '{topic.name}': {topic.replication_factor} is no replication factor; give any"
+            " from 1 on, or -1: the service keeps a table in its own way, whatever is asked",
         )
     check_count(topic.name, len(topic.configs))
     configs = {config.name: config.value for config in topic.configs}
@@ -116,10 +135,30 @@ async def _descriptor(
         )
     if partitions == _DEFAULT_PARTITIONS:
         partitions = exchange.service.config.kafka_partitions
+    if partitions < 1 or partitions > BUCKET_COUNT_MAX:
+        raise RefusedError(
+            ErrorCode.invalid_partitions,
+            f"topic '{topic}': {partitions} partitions; a table has 1 to {BUCKET_COUNT_MAX}"
+            " buckets, and -1 leaves the number to the service",
+        )
     own = properties_of(topic, configs)
+    is_keyed = bool(is_compacted(topic, configs))
+    if is_keyed and partitions > 1 and topic.endswith(_CHANGELOG):
+        raise RefusedError(
+            ErrorCode.invalid_config,
+            f"topic '{topic}': Kafka Streams restores a store from the partition to which it wrote"
+            " its changes, and here a row is in the bucket of its key: a changelog has one"
+            " partition, as of topics with one",
+        )
     # Who says what values are means it; else a serializer may come yet that registers a schema.
-    unsaid = {} if _VALUE_FORMAT in own else {_ON_SCHEMA: str(OnSchema.REPLACE)}
-    properties = {_VALUE_FORMAT: str(ValueFormat.RAW), **unsaid, **own}
+    # What a table with a key is stays.
+    is_said = is_keyed or _VALUE_FORMAT in own
+    unsaid = {} if is_said else {_ON_SCHEMA: str(OnSchema.REPLACE)}
+    kept = COMPACTED_PROPERTIES if is_keyed else {}
+    properties = {_VALUE_FORMAT: str(ValueFormat.RAW), **unsaid, **kept, **own}
+    check_settings(
+        topic, configs, TableProperties.parse(properties, table=str(path)), is_keyed=is_keyed
+    )
     if needs_property(topic, path):
         properties.setdefault(TOPIC_PROPERTY, topic)
     if not is_same_topic(topic, path, properties):
@@ -130,7 +169,8 @@ async def _descriptor(
         )
     return TableDescriptor(
         path=path,
-        schema=Schema.from_arrow(RAW_TOPIC),
+        schema=Schema.from_arrow(_COMPACTED_TOPIC if is_keyed else RAW_TOPIC),
+        primary_key=(_KEY,) if is_keyed else (),
         bucket_count=partitions,
         properties=properties,
     )

@@ -68,8 +68,10 @@ async def test_what_is_wrong_with_a_new_topic_is_said_of_it_alone(tmp_path: Path
             _new("no topic"),
             _new("many", 100_000),
             {**_new("copies"), "replication_factor": 3},
+            {**_new("none"), "replication_factor": 0},
             _new("odd", no_such="1"),
-            _new("compacted", cleanup_policy="compact"),
+            _new("odd-policy", cleanup_policy="shrink"),
+            _new("for-ever", table_datalake_enabled="false", retention_ms="-1"),
             _new("fine", -1, retention_ms="60000", segment_ms="1"),
             {**_new("placed"), "assignments": [{"partition_index": 0, "broker_ids": [0]}]},
             _new("t__rejected"),
@@ -78,17 +80,21 @@ async def test_what_is_wrong_with_a_new_topic_is_said_of_it_alone(tmp_path: Path
         assert {t.name: t.error_code.name for t in found} == {
             "there": "topic_already_exists",
             "no topic": "invalid_topic_exception",
-            "many": "invalid_config",
-            "copies": "invalid_replication_factor",
+            "many": "invalid_partitions",
+            "copies": "none",
+            "none": "invalid_replication_factor",
             "odd": "invalid_config",
-            "compacted": "invalid_config",
+            "odd-policy": "invalid_config",
+            "for-ever": "invalid_config",
             "fine": "none",
             "placed": "invalid_request",
             "t__rejected": "invalid_topic_exception",
         }
         assert all(t.error_message for t in found if t.error_code is not ErrorCode.none)
         assert (await _described(world, "fine"))["properties"]["table.log.ttl"] == "60000ms"
+        assert next(t for t in found if t.name == "copies").replication_factor == 1
         assert [str(path) for path in world.service.manager.list_tables(None)] == [
+            "default.copies",
             "default.fine",
             "default.there",
         ]
@@ -224,11 +230,16 @@ async def test_a_topic_is_configured(tmp_path: Path) -> None:
             )
             return answer.responses[0]
 
-        assert (await configs())["retention.ms"] == "604800000"
+        assert (await configs())["retention.ms"] == "-1"
         assert (await change("retention.ms", 0, "1000")).error_code is ErrorCode.none
         assert (await configs())["retention.ms"] == "1000"
         assert (await change("retention.ms", 1, None)).error_code is ErrorCode.none
-        assert (await configs())["retention.ms"] == "604800000"
+        assert (await configs())["retention.ms"] == "-1"
+        assert (await change("retention.ms", 0, "1000")).error_code is ErrorCode.none
+        assert (await change("retention.ms", 0, "-1")).error_code is ErrorCode.none
+        assert (await configs())["retention.ms"] == "-1"
+        assert (await change("cleanup.policy", 0, "delete")).error_code is ErrorCode.none
+        assert (await change("cleanup.policy", 0, "compact")).error_code is ErrorCode.invalid_config
         assert (await change("retention.ms", 2, "1")).error_code is ErrorCode.invalid_request
         assert (await change("nothing", 0, "1")).error_code is ErrorCode.invalid_config
         assert (await change("table.log.ttl", 0, "x")).error_code is ErrorCode.invalid_request
