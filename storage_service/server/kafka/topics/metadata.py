@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import NotFoundError, StreamhouseError
-from streamhouse.storage_service.kafka.topics import TOPIC_PROPERTY, topic_name_of
+from streamhouse.storage_service.kafka.topics import TOPIC_PROPERTY
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.kafka.broker.other_brokers import KnownTopic
@@ -18,6 +18,11 @@ from streamhouse.storage_service.server.kafka.broker.shard_calls import elsewher
 from streamhouse.storage_service.server.kafka.error_codes import RefusedError
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
 from streamhouse.storage_service.server.kafka.topics.cluster import all_brokers
+from streamhouse.storage_service.server.kafka.topics.known_topics import (
+    known_topic,
+    topics_by_id,
+    topics_by_name,
+)
 from streamhouse.storage_service.server.kafka.topics.new_topics import make_topic
 from streamhouse.storage_service.server.kafka.topics.topic_tables import (
     check_topic,
@@ -58,20 +63,7 @@ async def answer_metadata(exchange: KafkaExchange, request: Any) -> Mapping[str,
 
 
 async def _every_topic(exchange: KafkaExchange) -> list[Mapping[str, Any]]:
-    every = [
-        topic
-        for other in await exchange.broker.others.all(exchange)
-        for topic in other.topics.values()
-    ]
-    async for table in in_slices(exchange.service.manager.open_tables()):
-        if exchange.caller.may(Level.READ, str(table.path)):
-            every.append(_here(exchange, table))
-    # Of two tables with one topic's name it is the first that was made.
-    found = dict[str, KnownTopic]()
-    for topic in every:
-        if topic.name not in found or topic.table.age <= found[topic.name].table.age:
-            found[topic.name] = topic
-    named = sorted(found.items())
+    named = sorted((await topics_by_name(exchange)).items())
     return [_described(exchange, name, topic) async for name, topic in in_slices(named)]
 
 
@@ -81,30 +73,31 @@ async def _named_topics(
     """Return the topics that are asked for, each once: an answer is no larger than the topics."""
     may_make_next = itertools.repeat(may_make, _MADE_MAX)
     asked_once = {(one.name, getattr(one, "topic_id", None)): one for one in asked}
+    ids = [topic_id for name, topic_id in asked_once if name is None and topic_id is not None]
+    by_id = await topics_by_id(exchange, ids)
     return [
-        await _topic(exchange, one, may_make_next) async for one in in_slices(asked_once.values())
+        _with_id(exchange, one.topic_id, by_id)
+        if one.name is None
+        else await _topic(exchange, one, may_make_next)
+        async for one in in_slices(asked_once.values())
     ]
 
 
-def _here(exchange: KafkaExchange, table: OpenTable) -> KnownTopic:
-    return KnownTopic(
-        name=topic_name_of(table.path, table.info.descriptor.properties),
-        path=table.path,
-        table_id=table.info.table_id,
-        bucket_count=table.info.bucket_count,
-        node_id=exchange.broker.node_id,
-        created_at_us=table.info.created_at_us,
-    )
+def _with_id(
+    exchange: KafkaExchange, topic_id: uuid.UUID | None, found: Mapping[uuid.UUID, KnownTopic]
+) -> Mapping[str, Any]:
+    """Return one topic that is asked for by its id."""
+    topic = None if topic_id is None else found.get(topic_id)
+    if topic is None:
+        exchange.note(ErrorCode.unknown_topic_id)
+        return {"error_code": ErrorCode.unknown_topic_id, "topic_id": topic_id}
+    return _described(exchange, topic.name, topic)
 
 
 async def _topic(
     exchange: KafkaExchange, asked: Any, may_make_next: Iterator[bool]
 ) -> Mapping[str, Any]:
     """Return one topic that is asked for by name, or what is wrong with it."""
-    if asked.name is None:
-        # By id: only clients that have seen it, of a version that is not offered, ask so.
-        exchange.note(ErrorCode.unknown_topic_id)
-        return {"error_code": ErrorCode.unknown_topic_id, "topic_id": asked.topic_id}
     try:
         topic = await _found(exchange, asked.name, may_make_next)
     except (StreamhouseError, RefusedError) as error:
@@ -116,7 +109,7 @@ async def _found(exchange: KafkaExchange, name: str, may_make_next: Iterator[boo
     """Return a topic of this shard or another one; makes it if it is nowhere and may be made."""
     path = await path_among_shards(exchange, name, Level.READ)
     try:
-        return _here(exchange, table_at(exchange, name, path))
+        return known_topic(exchange, table_at(exchange, name, path))
     except NotFoundError:
         there = await _elsewhere(exchange, name, path)
         if there is not None:
@@ -126,7 +119,7 @@ async def _found(exchange: KafkaExchange, name: str, may_make_next: Iterator[boo
     path = await make_topic(exchange, name)
     exchange.whereabouts.made(path)
     there = await _elsewhere(exchange, name, path)
-    return there or _here(exchange, table_at(exchange, name, path))
+    return there or known_topic(exchange, table_at(exchange, name, path))
 
 
 async def _elsewhere(exchange: KafkaExchange, name: str, path: TablePath) -> KnownTopic | None:

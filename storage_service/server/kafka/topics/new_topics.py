@@ -35,6 +35,7 @@ from streamhouse.storage_service.server.kafka.broker.shard_calls import ask_shar
 from streamhouse.storage_service.server.kafka.error_codes import RefusedError
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
 from streamhouse.storage_service.server.kafka.topics.configs import check_count
+from streamhouse.storage_service.server.kafka.topics.known_topics import topics_by_id
 from streamhouse.storage_service.server.kafka.topics.topic_settings import (
     COMPACTED_PROPERTIES,
     check_settings,
@@ -64,6 +65,8 @@ _DEFAULT_REPLICATION: Final = -1
 # Of Kafka's records; in the table of a compacted topic it is the primary key.
 _KEY: Final = "key"
 _TOPICS_MAX: Final = 100
+# Of DeleteTopics: from it on topics are named, or known by their ids.
+_BY_ID_VERSION: Final = 6
 # Kafka Streams calls the topics of its stores so.
 _CHANGELOG: Final = "-changelog"
 _COMPACTED_TOPIC: Final = RAW_TOPIC.set(
@@ -194,20 +197,35 @@ async def _make(exchange: KafkaExchange, descriptor: TableDescriptor) -> TableIn
 
 async def answer_delete_topics(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
     """Drop the table of each topic; each is dropped or refused for itself."""
-    if exchange.api_version >= 6:
-        names = [topic.name for topic in request.topics]
-    else:
-        names = list(request.topic_names)
+    if exchange.api_version < _BY_ID_VERSION:
+        return {
+            "responses": [await _deleted(exchange, n) async for n in in_slices(request.topic_names)]
+        }
     found = []
-    async for name in in_slices(names):
-        try:
-            if name is None:
-                raise UnsupportedError("topics are deleted by name here, not by id")
-            await _delete(exchange, name)
-            found.append({"name": name})
-        except (StreamhouseError, RefusedError) as error:
-            found.append({"name": name, **refusal_of(exchange, error)})
+    ids = [topic.topic_id for topic in request.topics if topic.name is None and topic.topic_id]
+    by_id = await topics_by_id(exchange, ids)
+    async for topic in in_slices(request.topics):
+        if topic.name is not None:
+            found.append(await _deleted(exchange, topic.name))
+        elif topic.topic_id in by_id:
+            of_id = await _deleted(exchange, by_id[topic.topic_id].name)
+            found.append({**of_id, "topic_id": topic.topic_id})
+        else:
+            # The same for who may not see it.
+            unknown = RefusedError(
+                ErrorCode.unknown_topic_id, f"there is no topic with the id {topic.topic_id}"
+            )
+            refusal = refusal_of(exchange, unknown)
+            found.append({"name": None, "topic_id": topic.topic_id, **refusal})
     return {"responses": found}
+
+
+async def _deleted(exchange: KafkaExchange, name: str) -> dict[str, Any]:
+    try:
+        await _delete(exchange, name)
+    except (StreamhouseError, RefusedError) as error:
+        return {"name": name, **refusal_of(exchange, error)}
+    return {"name": name}
 
 
 async def _delete(exchange: KafkaExchange, topic: str) -> None:
