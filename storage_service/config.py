@@ -146,6 +146,8 @@ class ServiceConfig:
     """Where Kafka clients are served, on the same host; None: they are not."""
     kafka_advertised: str | None = None
     """`host:port` where Kafka clients reach this process, if not at the address it listens on."""
+    kafka_auto_create: bool = True
+    """Whether a Kafka client that asks for a topic that is not there makes it."""
 
     body_bytes_max: int = _option(MEMORY, 64 * _MIB, "bytes", "Largest body of an append.")
     bodies_bytes_max: int = _option(

@@ -53,7 +53,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 # Of these each one is a field of the configuration, as it is given.
 _JOURNAL: Final = ("journal_url", "shard", "journal_ack", "is_standby", "advertised_endpoint")
 
-_KAFKA: Final = ("kafka_port", "kafka_advertised")
+_KAFKA: Final = ("kafka_port", "kafka_advertised", "kafka_auto_create")
 _AS_GIVEN: Final = (*_JOURNAL, *_KAFKA)
 
 _GIVEN: Final = "streamhouse.serve.arguments"
@@ -179,7 +179,16 @@ def _kafka_options(command: _F) -> _F:
             "--kafka-advertise",
             "kafka_advertised",
             metavar="HOST:PORT",
-            help="Where Kafka clients reach this process, if not at the address it listens on.",
+            help="Where Kafka clients reach this process, if not at the address it listens on; with"
+            " TLS a name of the certificate.",
+        ),
+        click.option(
+            "--kafka-auto-create",
+            type=bool,
+            metavar="true|false",
+            default=True,
+            show_default=True,
+            help="Whether clients make a topic by asking for it, as auto.create.topics.enable.",
         ),
     )
     for option in reversed(options):

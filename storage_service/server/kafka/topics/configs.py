@@ -51,7 +51,6 @@ _SET, _DELETE = 0, 1
 # Of one topic, in one request.
 _SETTINGS_MAX: Final = 1_000
 _OF_BROKER: Final[Mapping[str, str]] = {
-    "auto.create.topics.enable": "true",
     "default.replication.factor": "1",
     "delete.topic.enable": "true",
     "log.message.timestamp.type": "CreateTime",
@@ -92,6 +91,7 @@ async def _described(exchange: KafkaExchange, asked: Any) -> list[dict[str, Any]
     if asked.resource_type == _BROKER and asked.resource_name == str(exchange.broker.node_id):
         config = exchange.service.config
         own = {
+            "auto.create.topics.enable": str(config.kafka_auto_create).lower(),
             "num.partitions": str(config.kafka_partitions),
             "message.max.bytes": str(config.batch_bytes_max),
         }

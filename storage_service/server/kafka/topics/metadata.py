@@ -39,6 +39,8 @@ LEADER_EPOCH: Final = 0
 """That of every partition: what has been acknowledged never becomes other records."""
 # Of those that one request names; its client asks again for the others.
 _MADE_MAX: Final = 100
+# Kafka's own topics are called so: who asks for them wants those of a broker.
+_INTERNAL: Final = "__"
 
 
 async def answer_metadata(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
@@ -51,6 +53,7 @@ async def answer_metadata(exchange: KafkaExchange, request: Any) -> Mapping[str,
     else:
         # Versions before it always do.
         may_make = getattr(request, "allow_auto_topic_creation", True)
+        may_make = may_make and exchange.service.config.kafka_auto_create
         topics = await _named_topics(exchange, request.topics, may_make=may_make)
     return {
         "brokers": [
@@ -114,7 +117,7 @@ async def _found(exchange: KafkaExchange, name: str, may_make_next: Iterator[boo
         there = await _elsewhere(exchange, name, path)
         if there is not None:
             return there
-        if not next(may_make_next, False):
+        if name.startswith(_INTERNAL) or not next(may_make_next, False):
             raise
     path = await make_topic(exchange, name)
     exchange.whereabouts.made(path)

@@ -182,6 +182,32 @@ async def test_asking_for_a_topic_makes_it_where_that_is_wanted(tmp_path: Path) 
         assert (made.topics[0].error_code, len(made.topics[0].partitions)) == (ErrorCode.none, 2)
 
 
+async def test_no_topic_is_made_by_asking_where_that_is_off(tmp_path: Path) -> None:
+    async with kafka_world(tmp_path, kafka_auto_create=False) as world:
+        client = await world.client()
+
+        for version in (0, 12):
+            asked = await client.call(METADATA, version, topics=[{"name": "new"}])
+            assert asked.topics[0].error_code is ErrorCode.unknown_topic_or_partition
+        broker = {"resource_type": 4, "resource_name": "0", "configuration_keys": None}
+        described = await client.call(DESCRIBE, 4, resources=[broker])
+        configs = {config.name: config.value for config in described.results[0].configs}
+        assert configs["auto.create.topics.enable"] == "false"
+        assert (await _create(client, _new("new"))).error_code is ErrorCode.none
+
+
+async def test_topics_of_kafkas_own_are_not_made_by_asking(tmp_path: Path) -> None:
+    async with kafka_world(tmp_path) as world:
+        client = await world.client()
+
+        asked = await client.call(
+            METADATA, 12, topics=[{"name": "__consumer_offsets"}], allow_auto_topic_creation=True
+        )
+
+        assert asked.topics[0].error_code is ErrorCode.unknown_topic_or_partition
+        assert world.service.manager.list_tables(None) == []
+
+
 @pytest.mark.parametrize("version", range(1, 7))
 async def test_a_topic_is_dropped(tmp_path: Path, version: int) -> None:
     async with kafka_world(tmp_path) as world:
