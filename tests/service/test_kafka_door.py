@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.free_ports import free_port
 from tests.support.kafka_world import KafkaClient
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow
 
-API_VERSIONS, METADATA, CREATE = 18, 3, 19
+API_VERSIONS, METADATA, CREATE, COORDINATOR = 18, 3, 19, 10
 
 
 async def test_kafka_clients_are_served_beside_http_and_topics_outlive_a_restart(
@@ -35,6 +36,22 @@ async def test_kafka_clients_are_served_beside_http_and_topics_outlive_a_restart
             assert service.terminate() == 0
             assert await client.is_closed()
             await client.close()
+
+
+async def test_clients_are_told_the_address_that_is_advertised(tmp_path: Path) -> None:
+    port = free_port()
+    options = ("--kafka-port", str(port), "--kafka-advertise", "lake.example:19092")
+    with ServiceProcess(tmp_path, *options, "--kafka-auto-create", "false") as service:
+        assert service.kafka_address == "lake.example:19092"
+        client = await KafkaClient.connect(f"127.0.0.1:{port}")
+
+        answer = await client.call(METADATA, 12, topics=[{"name": "orders.created"}])
+        coordinator = await client.call(COORDINATOR, 3, key="g")
+
+        assert [(b.host, b.port) for b in answer.brokers] == [("lake.example", 19_092)]
+        assert (coordinator.host, coordinator.port) == ("lake.example", 19_092)
+        assert answer.topics[0].error_code.name == "unknown_topic_or_partition"
+        await client.close()
 
 
 async def test_each_of_several_shards_is_a_broker(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from streamhouse.cli.server_commands.serve import command, help_sections
-from streamhouse.storage_service.config import ServiceConfig, is_loopback
+from streamhouse.storage_service.config import ServiceConfig, is_loopback, kafka_address
 from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError
 from streamhouse.storage_service.model.merge_engine import MERGE_PROPERTY_HELP
 from streamhouse.storage_service.model.properties import PROPERTY_HELP
@@ -219,3 +219,34 @@ def test_every_other_option_of_the_command_is_documented() -> None:
     assert [row[0] for row in _documented("option", "default", "meaning")] == [
         parameter.opts[0] for parameter in command.params if parameter.name not in elsewhere
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("lake.example:9092", ("lake.example", 9092)),
+        ("10.0.0.7:1", ("10.0.0.7", 1)),
+        ("[fd00::7]:65535", ("fd00::7", 65_535)),
+    ],
+)
+def test_where_kafka_clients_connect_is_a_host_and_a_port(
+    text: str, address: tuple[str, int]
+) -> None:
+    assert kafka_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "lake.example", "lake.example:", ":9092", "a:0", "a:65536", "a b:9092"],
+)
+def test_where_kafka_clients_cannot_connect_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"--kafka-advertise .* must be HOST:PORT"):
+        ServiceConfig(data_dir=tmp_path, kafka_port=9092, kafka_advertised=text)
+
+
+def test_kafka_clients_are_told_a_place_only_where_they_are_served(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="--kafka-advertise needs --kafka-port"):
+        ServiceConfig(data_dir=tmp_path, kafka_advertised="lake.example:9092")
+    token = {"token": "t" * 32}
+    with pytest.raises(InvalidRequestError, match="give --kafka-advertise HOST:PORT"):
+        ServiceConfig(data_dir=tmp_path, host="0.0.0.0", kafka_port=9092, **token)
