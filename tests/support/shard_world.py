@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl
 
 from streamhouse.storage_service.errors import UnavailableError, UnknownOutcomeError
@@ -81,7 +82,9 @@ class ShardWorld:
         return PeerAnswer(answer.status, "application/json", answer.body)
 
     @contextlib.asynccontextmanager
-    async def shard(self, name: str, *, lake: str = "lake") -> AsyncIterator[InProcessService]:
+    async def shard(
+        self, name: str, *, lake: str = "lake", **config: Any
+    ) -> AsyncIterator[InProcessService]:
         """Run the service of a shard, whose lake has a name: shards may share one."""
         async with in_process_service(
             self._path / name,
@@ -89,6 +92,7 @@ class ShardWorld:
             owners=self,
             peers=self,
             store=self.store,
+            **config,
             catalog_properties={
                 "type": "sql",
                 "uri": f"sqlite:///{self._path / lake}.db",

@@ -131,6 +131,10 @@ class TableRegistry:
         """The names of all databases, sorted."""
         return sorted(self._state.databases)
 
+    def has_database(self, name: str) -> bool:
+        """Whether there is a database, as far as is known here."""
+        return name in self._state.databases
+
     def tables(self, database: str | None = None) -> list[TableInfo]:
         """All tables, or those of one database, sorted by path."""
         if database is not None:

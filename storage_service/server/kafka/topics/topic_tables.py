@@ -46,7 +46,14 @@ def topic_path(exchange: KafkaExchange, topic: str, level: Level) -> TablePath:
 
     Raises `InvalidNameError` for what is no topic, and `ForbiddenError`, whether it exists or not.
     """
-    return _allowed(exchange, topic, path_here(exchange.service.manager, topic), level)
+    manager = exchange.service.manager
+    path = path_here(manager, topic)
+    if exchange.service.shards is not None and not manager.has_table(path):
+        # Which databases other shards have made is not known here. Who may use one of the tables is
+        # told that none is here, and asks where it is; nobody asks again who is told of grants.
+        may = exchange.caller.may
+        path = next((p for p in table_paths_of(topic) if may(level, str(p))), path)
+    return _allowed(exchange, topic, path, level)
 
 
 async def path_among_shards(exchange: KafkaExchange, topic: str, level: Level) -> TablePath:

@@ -173,16 +173,20 @@ async def _signed_in(client: KafkaClient, token: str) -> KafkaClient:
     return client
 
 
-async def test_the_grants_are_those_of_the_table_that_it_is(tmp_path: Path) -> None:
-    grants = tmp_path / "grants.toml"
-    wanted = {"flat": [f"admin:{FLAT}"], "dotted": [f"admin:{DOTTED}"]}
-    grants.write_text(
+def _grants(path: Path, **wanted: list[str]) -> Path:
+    path.write_text(
         "\n".join(
             f'[[token]]\nname = "{name}"\nsha256 = "{token_hash(name.encode())}"\ngrants = {of}\n'
             for name, of in wanted.items()
         )
     )
-    grants.chmod(0o600)
+    path.chmod(0o600)
+    return path
+
+
+async def test_the_grants_are_those_of_the_table_that_it_is(tmp_path: Path) -> None:
+    wanted = {"flat": [f"admin:{FLAT}"], "dotted": [f"admin:{DOTTED}"]}
+    grants = _grants(tmp_path / "grants.toml", **wanted)
     async with kafka_world(tmp_path / "data", grants_file=grants) as world:
         flat = await _signed_in(await world.client(), "flat")
         dotted = await _signed_in(await world.client(), "dotted")
@@ -213,13 +217,15 @@ async def test_its_subjects_are_those_of_the_same_table(tmp_path: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _shards(path: Path) -> AsyncIterator[tuple[list[InProcessService], list[KafkaClient]]]:
+async def _shards(
+    path: Path, **config: Any
+) -> AsyncIterator[tuple[list[InProcessService], list[KafkaClient]]]:
     """Run shards a and b, each with a door and a client."""
     world = ShardWorld(path, MemoryStore())
     async with contextlib.AsyncExitStack() as stack:
         services, clients = [], []
         for name in "ab":
-            services.append(await stack.enter_async_context(world.shard(name)))
+            services.append(await stack.enter_async_context(world.shard(name, **config)))
             door = await stack.enter_async_context(kafka_door(services[-1]))
             clients.append(await door.client())
         yield services, clients
@@ -269,6 +275,26 @@ async def test_a_later_table_of_another_shard_changes_nothing(tmp_path: Path) ->
             found = await client.call(METADATA, 12, topics=None)
             assert [(t.name, t.topic_id) for t in found.topics] == [(TOPIC, first.topic_id)]
             assert (await _asked(client)).topic_id == first.topic_id
+
+
+async def test_a_shard_without_the_table_asks_for_no_other_grant(tmp_path: Path) -> None:
+    """Clients ask anew where a topic is; who is told of grants gives up."""
+    grants = _grants(tmp_path / "grants.toml", me=["admin:orders.*"])
+    async with _shards(tmp_path, grants_file=grants) as (services, clients):
+        made = await services[0].call(
+            "POST",
+            "/v1/databases",
+            json_body={"name": "orders"},
+            headers={"authorization": "Bearer me"},
+        )
+        assert made.status == 201
+        for client in clients:
+            await _signed_in(client, "me")
+            assert (await _asked(client, makes=True)).error_code is ErrorCode.none
+
+        codes = {await _produced(client, b"x") for client in clients}
+
+        assert codes == {ErrorCode.none, ErrorCode.unknown_topic_or_partition}
 
 
 @pytest.mark.parametrize("has_database", [False, True])

@@ -193,7 +193,9 @@ async def test_a_compacted_topic_keeps_the_latest_value_of_each_key(
         assert await _produced(client, topic, (b"a", b"1"), (b"b", b"2")) is ErrorCode.none
         assert await _produced(client, topic, (b"a", b"3"), (b"b", None)) is ErrorCode.none
         latest = dict[bytes | None, bytes | None]()
-        for record in fetched(await fetch(client, {topic: {0: 0}}))[topic, 0]:  # type: ignore[union-attr]
+        found = fetched(await fetch(client, {topic: {0: 0}}))[topic, 0]
+        assert isinstance(found, list)
+        for record in found:
             latest[record.key] = record.value
         assert latest == {b"a": b"3", b"b": None}
 
