@@ -256,10 +256,6 @@ class TabletManager:
         """The names of all databases, sorted."""
         return self.registry.databases()
 
-    def has_database(self, name: str) -> bool:
-        """Whether there is a database; one that another shard has made may not be known here."""
-        return self.registry.has_database(name)
-
     async def create_database(self, name: str) -> None:
         """Create a database."""
         async with self.runtime.changing_files:

@@ -61,7 +61,7 @@ def path_here(manager: TabletManager, topic: str) -> TablePath:
         if path not in readable and (manager.has_table(path) or path in manager.away):
             # It says what is wrong with it; to make another one would be worse.
             return path
-    return paths[0] if manager.has_database(paths[0].database) else paths[-1]
+    return paths[0] if manager.registry.has_database(paths[0].database) else paths[-1]
 
 
 def path_of_none(topic: str, databases: Collection[str]) -> TablePath:

@@ -228,7 +228,7 @@ async def _fitting_already(
     """
     try:
         table = service.table(str(subject.path))
-    except TableNotFoundError:
+    except NotFoundError:
         return None
     _check_topic(subject, table)
     schemas = table.record_schemas
