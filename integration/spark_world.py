@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
@@ -18,6 +17,7 @@ from pyspark.sql.streaming import DataStreamReader
 
 import streamhouse
 from streamhouse.client import StreamhouseClient
+from tests.support.expired_log import EXPIRING, expire_log
 from tests.support.python_process import python_for_spark
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
@@ -35,10 +35,6 @@ EVENTS = pa.schema(
         pa.field("place", pa.struct([("zone", pa.int16()), ("name", pa.string())])),
     ]
 )
-
-
-EXPIRING = {"table.log.ttl": "1ms", "table.log.segment-bytes": "64kb"}
-"""Properties of a table whose log goes as soon as it may."""
 
 
 def event_rows(start: int, end: int) -> pa.Table:
@@ -91,13 +87,7 @@ class SparkWorld:
 
         The table needs EXPIRING, and one with a lake must be tiered first.
         """
-        deadline = time.monotonic() + 30
-        while True:
-            starts = {b: p.log_start_offset for b, p in self.client.positions(path).items()}
-            if all(starts.values()):
-                return starts
-            assert time.monotonic() < deadline, f"retention took nothing of {path}"
-            time.sleep(0.05)  # sleep: retention runs in the service, on its own clock
+        return expire_log(self.client, path)
 
     def reader(self, **options: Any) -> DataFrameReader:
         reader = self.spark.read.format("streamhouse").option("endpoint", self.endpoint)
