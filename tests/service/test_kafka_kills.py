@@ -1,5 +1,7 @@
 """Kafka clients while the service is killed: each acknowledged record once, in order.
 
+A group of librdkafka's reads and commits all the while: it is given every record, in order.
+
 Without a journal, and with one: on the same disk in both ways of acknowledging; and with
 `--journal-ack journal` also when each death takes the disk.
 """
@@ -13,6 +15,7 @@ from typing import Final
 import pytest
 
 from streamhouse.storage_service.client import StorageClient
+from tests.support.kafka_group import LibrdkafkaMember, PollingGroup
 from tests.support.kafka_lives import (
     EmptyDiskHome,
     Home,
@@ -56,7 +59,9 @@ async def _run(home: Home, *, seed: int, batches: int, deaths: int) -> None:
         at_steps=not isinstance(home, StandbyHome),
     )
     group = StandingGroup(producers[0], seed=seed)
-    await live_and_die(home, place, producers, drawn, group=group)
+    topic = producers[0].topic
+    reader = PollingGroup(lambda: LibrdkafkaMember(home.brokers(), topic, "readers"))
+    await live_and_die(home, place, producers, drawn, group=group, reader=reader)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in _HOMES if kind != "same disk, ack journal"])

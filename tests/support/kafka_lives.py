@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from streamhouse.storage_service.client import StorageClient
+from tests.support.free_ports import free_port
+from tests.support.kafka_group import PollingGroup
 from tests.support.kafka_producers import (
     BrokerPlace,
     IdempotentProducer,
@@ -65,7 +67,8 @@ class Home:
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.folder = folder
-        self._arguments = ("--kafka-port", "0", *arguments)
+        self._arguments = arguments
+        self._ports: dict[str, int] = {}
         self._process: ServiceProcess | None = None
 
     def start(self, command: Sequence[str] | None = None) -> ServiceProcess:
@@ -77,11 +80,19 @@ class Home:
         self, name: str, *arguments: str, command: Sequence[str] | None = None
     ) -> ServiceProcess:
         """Start a process on the directory of this name."""
-        given = (self.folder / name, *self._arguments, *arguments)
+        port = ("--kafka-port", str(self._port(name)))
+        given = (self.folder / name, *port, *self._arguments, *arguments)
         process = (
             ServiceProcess(*given) if command is None else ServiceProcess(*given, command=command)
         )
         return process.__enter__()
+
+    def brokers(self) -> str:
+        """Every address at which Kafka clients may find it, in any life."""
+        return f"127.0.0.1:{self._port('one')}"
+
+    def _port(self, name: str) -> int:
+        return self._ports.setdefault(name, free_port())
 
     def end(self) -> None:
         """Kill the process that served, and let befall its disk what does."""
@@ -116,6 +127,9 @@ class StandbyHome(Home):
         super().__init__(folder, *arguments, "--lease-ms", str(_LEASE_MS))
         self._names = ("one", "two")
         self._standby: ServiceProcess | None = None
+
+    def brokers(self) -> str:
+        return f"{super().brokers()},127.0.0.1:{self._port('two')}"
 
     def start(self, command: Sequence[str] | None = None) -> ServiceProcess:
         assert command is None
@@ -152,13 +166,19 @@ async def live_and_die(
     deaths: Sequence[Death],
     *,
     group: StandingGroup | None = None,
+    reader: PollingGroup | None = None,
 ) -> None:
-    """Let a service die and come back under its clients, and judge what it has at the end."""
+    """Let a service die and come back under its clients, and judge what it has at the end.
+
+    `group` commits positions in all its lives, `reader` what it reads of the first topic.
+    """
     reached = _Reached(producers)
     working: asyncio.Future[object] = asyncio.gather(*(p.run(reached.look) for p in producers))
     standing = None if group is None else asyncio.create_task(group.run())
     clients = [working] if standing is None else [working, standing]
     watching: list[asyncio.Future[None]] = []
+    if reader is not None:
+        reader.start()
     try:
         for death in deaths:
             reached.expect(death.acknowledged)
@@ -168,7 +188,12 @@ async def live_and_die(
             await group.end(standing)
         with StorageClient(service.endpoint) as client:
             await asyncio.to_thread(judge_topics, client, producers)
+        if reader is not None:
+            read = [p for p in producers if p.topic == producers[0].topic]
+            await asyncio.to_thread(reader.judge, {p.partition: p.values for p in read})
     finally:
+        if reader is not None:
+            await asyncio.to_thread(reader.end)
         for one in clients:
             one.cancel()
         await asyncio.gather(*clients, return_exceptions=True)

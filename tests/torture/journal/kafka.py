@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaException, Message, Producer
+from confluent_kafka import Message, Producer
 
 from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.model.changelog import INSERT, UPDATE_AFTER
 from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
 from tests.support.free_ports import free_port
 from tests.support.journal_machines import JournalHome, Machine
+from tests.support.kafka_group import LibrdkafkaMember, PollingGroup
 from tests.torture.era import Report
 from tests.torture.journal.eras import LIMITS, LostDiskEra
 from tests.torture.writers import PATIENCE_S, Gate, Writer
@@ -61,7 +62,7 @@ class KafkaEra(LostDiskEra):
             home, "one", *LIMITS, "--kafka-port", str(port), "--journal-ack", ack
         )
         self._endpoint = self._machine.endpoint
-        self._group: _Group | None = None
+        self._group: PollingGroup | None = None
 
     def run(self, lives: int) -> None:
         try:
@@ -91,7 +92,9 @@ class KafkaEra(LostDiskEra):
                     seed=self._random.getrandbits(32),
                 )
             )
-        self._group = _Group(self._brokers)
+        self._group = PollingGroup(
+            lambda: LibrdkafkaMember(self._brokers, _RAW, "torture"), patience_s=PATIENCE_S
+        )
         self._group.start()
 
     def _keep_workers(self) -> None:
@@ -234,99 +237,3 @@ class _KafkaWriter(Writer):
             return
         told = self.acknowledged[message.partition()]
         told.append((message.value() or b"", message.offset()))
-
-
-class _Group(threading.Thread):
-    """The only member of a group: reads, and commits what it has read."""
-
-    def __init__(self, brokers: str) -> None:
-        super().__init__(name="kafka group", daemon=True)
-        self._settings = {
-            **_CLIENT,
-            "bootstrap.servers": brokers,
-            "group.id": "torture",
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "session.timeout.ms": 6_000,
-        }
-        self._changed = threading.Condition()
-        self._seen: dict[int, list[bytes]] = defaultdict(list)
-        self._committed: dict[int, int] = defaultdict(int)
-        self._is_over = False
-        self._begins_anew = False
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            while not self._is_over:
-                self._begins_anew = False
-                self._read_as(Consumer(self._settings))
-        except BaseException as error:  # noqa: BLE001 - told to the main thread, which raises it
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
-
-    def _read_as(self, member: Consumer) -> None:
-        """Read from where the group stands, until it is to end or to begin anew."""
-        try:
-            member.subscribe([_RAW])
-            while not self._is_over and not self._begins_anew:
-                messages = [m for m in member.consume(500, 0.1) if not m.error()]
-                for message in messages:
-                    self._see(message)
-                if messages:
-                    self._commit(member)
-        finally:
-            member.close()
-
-    def _see(self, message: Message) -> None:
-        bucket, offset = message.partition() or 0, message.offset() or 0
-        least = self._committed[bucket]
-        # A member that has lost its place begins where the group stands.
-        assert least <= offset <= len(self._seen[bucket]), (
-            f"the group is given offset {offset} of {bucket}, has committed {least}, and has seen"
-            f" those below {len(self._seen[bucket])}"
-        )
-        value = message.value() or b""
-        with self._changed:
-            seen = self._seen[bucket]
-            if offset == len(seen):
-                seen.append(value)
-                self._changed.notify_all()
-            assert seen[offset] == value, f"offset {offset} of {bucket} has become another record"
-
-    def _commit(self, member: Consumer) -> None:
-        try:
-            for told in member.commit(asynchronous=False) or []:
-                if told.error is None:
-                    self._committed[told.partition] = told.offset
-        except KafkaException:
-            # Not known: the position is the one before or this one.
-            return
-
-    def begin_anew(self) -> None:
-        """Let another member go on where the group stands."""
-        self._begins_anew = True
-
-    def judge(self, logged: dict[int, list[bytes]]) -> None:
-        """It comes to see every record, in order."""
-        with self._changed:
-            arrived = self._changed.wait_for(
-                lambda: (
-                    self._error is not None
-                    or all(len(self._seen[b]) >= len(rows) for b, rows in logged.items())
-                ),
-                PATIENCE_S,
-            )
-            if self._error is not None:
-                raise AssertionError("the group failed") from self._error
-            assert arrived, (
-                f"the group is at { {b: len(self._seen[b]) for b in logged} }, not at"
-                f" { {b: len(rows) for b, rows in logged.items()} }"
-            )
-            assert dict(self._seen) | {b: r for b, r in logged.items() if not r} == logged
-
-    def end(self) -> None:
-        """End it."""
-        self._is_over = True
-        self.join(PATIENCE_S)
