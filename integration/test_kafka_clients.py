@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import ssl
 import subprocess
 import sys
 import threading
@@ -15,14 +16,29 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 
 from integration.judges import debian_command
-from integration.judges.kafka_clients import CLIENTS, Kcat, Librdkafka, Read, Record
+from integration.judges.kafka_clients import (
+    CLIENTS,
+    COMPRESSIONS,
+    Headers,
+    Kcat,
+    Librdkafka,
+    Read,
+    Record,
+)
+from integration.kafka_topics import (
+    FORGETFUL,
+    changes_in_lake_and_log,
+    create_topic,
+    records_in_lake_and_log,
+)
 from streamhouse.client import StreamhouseClient
+from tests.support.certificates import make_certificates
 from tests.support.free_ports import free_port
+from tests.support.kafka_group import LibrdkafkaMember, PollingGroup
 from tests.support.service_process import ServiceProcess
-from tests.support.tier_once import tier_once
 
 pytestmark = pytest.mark.slow
 
@@ -36,28 +52,34 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
         yield opened
 
 
-def _create(brokers: str, topic: str, partitions: int = 1, **settings: Any) -> None:
-    admin = AdminClient({"bootstrap.servers": brokers, **settings})
-    (made,) = admin.create_topics([NewTopic(topic, partitions, 1)]).values()
-    made.result(30)
-
-
 def _by_partition(found: list[Read]) -> dict[int, list[Read]]:
     parts: dict[int, list[Read]] = defaultdict(list)
     for read in found:
-        parts[read[0]].append(read)
+        parts[read.partition].append(read)
     return parts
+
+
+def _headers(number: int, *, null: bytes | None = None) -> Headers:
+    """None, one, or several: of one name, without a value, with an empty one, of any bytes."""
+    many = (("a", b"1"), ("a", b"\xff\0"), ("\u00e9", null), ("empty", b""))
+    return ((), (("trace", b"%d" % number),), many)[number % 3]
 
 
 @pytest.mark.parametrize("writer", CLIENTS)
 def test_what_a_client_writes_every_client_reads(service: ServiceProcess, writer: str) -> None:
+    """Keys, values, timestamps and headers, with each compression."""
     brokers, topic = service.kafka_address, f"written-by.{writer}"
-    _create(brokers, topic, 2)
+    create_topic(brokers, topic, 2)
     client = CLIENTS[writer](brokers)
     records: list[Record] = []
-    for compression in client.compressions:
-        more: list[Record] = [
-            (None if n % 5 == 4 else b"k%d" % (n % 7), f"{compression} {n}".encode() * (n % 40))
+    for compression in COMPRESSIONS:
+        more = [
+            Record(
+                None if n % 5 == 4 else b"k%d" % (n % 7),
+                f"{compression} {n}".encode() * (n % 40),
+                1_600_000_000_000 + len(records) + n,
+                _headers(n, null=None if client.writes_null_headers else b"null"),
+            )
             for n in range(300)
         ]
         assert len(client.produce(topic, more, compression=compression)) == len(more)
@@ -65,29 +87,36 @@ def test_what_a_client_writes_every_client_reads(service: ServiceProcess, writer
 
     whole: dict[str, list[Read]] = {}
     for reader, make in CLIENTS.items():
-        whole[reader] = sorted(make(brokers).consume(topic, len(records), group=f"of-{reader}"))
+        found = make(brokers).consume(topic, len(records), group=f"of-{reader}")
+        whole[reader] = sorted(found, key=lambda read: read[:2])
 
     for found in whole.values():
         assert found == whole[writer]
-        assert sorted((key or b"", value) for _, _, key, value in found) == sorted(
-            (key or b"", value) for key, value in records
+        # Every record has a time of its own.
+        assert (
+            sorted((Record(*read[2:]) for read in found), key=lambda r: r.timestamp_ms) == records
         )
         for part in _by_partition(found).values():
-            assert [offset for _, offset, _, _ in part] == list(range(len(part)))
+            assert [read.offset for read in part] == list(range(len(part)))
 
 
+def _changes(found: list[Read]) -> list[tuple[Any, Any]]:
+    return [(json.loads(r.key or b""), r.value and json.loads(r.value)) for r in found]
+
+
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("kind", CLIENTS)
 def test_a_group_goes_on_where_it_stood(service: ServiceProcess, kind: str) -> None:
     brokers, topic = service.kafka_address, f"groups-{kind}"
-    _create(brokers, topic)
-    records: list[Record] = [(b"k", b"%d" % number) for number in range(100)]
+    create_topic(brokers, topic)
+    records = [Record(b"k", b"%d" % number) for number in range(100)]
     Librdkafka(brokers).produce(topic, records)
     client = CLIENTS[kind](brokers)
 
     first = client.consume(topic, 40, group=f"walkers-{kind}")
     rest = client.consume(topic, 60, group=f"walkers-{kind}")
 
-    assert [offset for _, offset, _, _ in first + rest] == list(range(100))
+    assert [read.offset for read in first + rest] == list(range(100))
     with StreamhouseClient(service.endpoint) as streamhouse:
         (consumer,) = streamhouse.consumers(f"groups_{kind.replace('-', '_')}")
         assert (consumer["name"], consumer["lag_rows"]) == (f"walkers-{kind}", 0)
@@ -95,7 +124,7 @@ def test_a_group_goes_on_where_it_stood(service: ServiceProcess, kind: str) -> N
 
 def test_members_share_the_partitions_of_a_topic(service: ServiceProcess) -> None:
     brokers, topic = service.kafka_address, "shared"
-    _create(brokers, topic, 4)
+    create_topic(brokers, topic, 4)
     settings = {
         "bootstrap.servers": brokers,
         "group.id": "sharers",
@@ -146,23 +175,45 @@ def test_rows_by_key_are_upserts_and_tombstones(service: ServiceProcess) -> None
         client.produce(
             "people",
             [
-                (b'{"id": 1}', b'{"id": 1, "name": "Ada"}'),
-                (b'{"id": 2}', b'{"id": 2, "name": "Bo"}'),
-                (b'{"id": 1}', b'{"id": 1, "name": "Ann"}'),
-                (b'{"id": 2}', None),
+                Record(b'{"id": 1}', b'{"id": 1, "name": "Ada"}'),
+                Record(b'{"id": 2}', b'{"id": 2, "name": "Bo"}'),
+                Record(b'{"id": 1}', b'{"id": 1, "name": "Ann"}'),
+                Record(b'{"id": 2}', None),
             ],
         )
         assert streamhouse.read("people").to_pylist() == [{"id": 1, "name": "Ann"}]
 
         found = client.consume("people", 4)
 
-    changes = [(json.loads(key or b""), value and json.loads(value)) for _, _, key, value in found]
-    assert changes == [
+    assert _changes(found) == [
         ({"id": 1}, {"id": 1, "name": "Ada"}),
         ({"id": 2}, {"id": 2, "name": "Bo"}),
         ({"id": 1}, {"id": 1, "name": "Ann"}),
         ({"id": 2}, None),
     ]
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_changes_are_written_and_read_as_debeziums(service: ServiceProcess, kind: str) -> None:
+    """The same envelopes in and out, so a table can follow another one by its changes."""
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+    debezium = {f"kafka.{of}.format": "debezium-json" for of in ("value", "changes")}
+    topic = f"changes_{kind.replace('-', '_')}"
+    ada, ann, bo = ({"id": n, "name": name} for n, name in ((1, "Ada"), (1, "Ann"), (2, "Bo")))
+    changes = [("c", None, ada), ("c", None, bo), ("u", ada, ann), ("d", bo, None)]
+    with StreamhouseClient(service.endpoint) as streamhouse:
+        streamhouse.create_table(topic, schema, primary_key=["id"], properties=debezium)
+        client = CLIENTS[kind](service.kafka_address)
+        records = [
+            Record(None, json.dumps({"op": op, "before": before, "after": after}).encode())
+            for op, before, after in changes
+        ]
+        client.produce(topic, records)
+        assert streamhouse.read(topic).to_pylist() == [ann]
+
+    found = [(key, value) for key, value in _changes(client.consume(topic, 4))]
+    assert [(c["op"], c.get("before"), c.get("after")) for _, c in found] == changes
+    assert [key["id"] for key, _ in found] == [1, 2, 1, 2]
 
 
 def test_a_bad_record_is_refused_by_its_reason(service: ServiceProcess) -> None:
@@ -181,41 +232,49 @@ def test_a_bad_record_is_refused_by_its_reason(service: ServiceProcess) -> None:
 
 
 def test_a_consumer_reads_from_the_lake_into_the_log(tmp_path: Path) -> None:
-    with ServiceProcess(tmp_path, "--kafka-port", "0") as service:
-        brokers = service.kafka_address
-        _create(brokers, "years")
-        records: list[Record] = [(b"k%d" % number, b"v%d" % number) for number in range(3_000)]
-        Librdkafka(brokers).produce("years", records[:2_000])
-        with StreamhouseClient(service.endpoint) as streamhouse:
-            tier_once(streamhouse)
-        Librdkafka(brokers).produce("years", records[2_000:])
+    with ServiceProcess(tmp_path, *FORGETFUL) as service:
+        records = records_in_lake_and_log(service, "years")
 
-        for make in CLIENTS.values():
-            found = make(brokers).consume("years", 3_000, group=make.__name__)
-            assert [(key, value) for _, _, key, value in found] == records
+        for name, make in CLIENTS.items():
+            found = make(service.kafka_address).consume("years", len(records), group=name)
+            assert [read.offset for read in found] == list(range(len(records)))
+            assert [Record(*read[2:]) for read in found] == records
 
 
-def test_a_token_is_a_password(tmp_path: Path) -> None:
+def test_a_consumer_reads_changes_from_the_lake_into_the_log(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path, *FORGETFUL) as service:
+        changes = changes_in_lake_and_log(service, "people")
+
+        for name, make in CLIENTS.items():
+            found = make(service.kafka_address).consume("people", len(changes), group=name)
+            assert _changes(found) == changes
+
+
+@pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
+def test_a_token_is_a_password(tmp_path: Path, protocol: str) -> None:
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "token").chmod(0o600)
-    arguments = ("--kafka-port", "0", "--token-file", str(tmp_path / "token"))
+    arguments = ["--kafka-port", "0", "--token-file", str(tmp_path / "token")]
+    dotted = {"security.protocol": protocol, "sasl.mechanism": "PLAIN", "sasl.username": "app"}
+    underscored: dict[str, Any] = {
+        "security_protocol": protocol,
+        "sasl_mechanism": "PLAIN",
+        "sasl_plain_username": "app",
+        "sasl_plain_password": TOKEN,
+    }
+    if protocol == "SASL_SSL":
+        files = make_certificates(tmp_path / "tls", host="IP:127.0.0.1")
+        arguments += ["--tls-cert", str(files.certificate), "--tls-key", str(files.key)]
+        dotted["ssl.ca.location"] = str(files.ca)
+        underscored["ssl_context"] = ssl.create_default_context(cafile=files.ca)
     with ServiceProcess(tmp_path / "data", *arguments) as service:
         brokers = service.kafka_address
-        dotted = {
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "PLAIN",
-            "sasl.username": "app",
-        }
-        underscored = {
-            "security_protocol": "SASL_PLAINTEXT",
-            "sasl_mechanism": "PLAIN",
-            "sasl_plain_username": "app",
-            "sasl_plain_password": TOKEN,
-        }
-        _create(brokers, "secret", **dotted, **{"sasl.password": TOKEN})
-        for name, make in CLIENTS.items():
+        create_topic(brokers, "secret", **dotted, **{"sasl.password": TOKEN})
+        for number, (name, make) in enumerate(CLIENTS.items(), 1):
             own = {**dotted, "sasl.password": TOKEN} if make is Librdkafka else underscored
-            assert make(brokers, **own).produce("secret", [(b"k", name.encode())])
+            assert make(brokers, **own).produce("secret", [Record(b"k", name.encode())])
+            found = make(brokers, **own).consume("secret", number, group=name)
+            assert [read.value for read in found] == [c.encode() for c in list(CLIENTS)[:number]]
         wrong = AdminClient({"bootstrap.servers": brokers, **dotted, "sasl.password": "other"})
         with pytest.raises(Exception, match=r"_TRANSPORT|_TIMED_OUT|_AUTHENTICATION|SASL"):
             wrong.list_topics(timeout=3)
@@ -231,41 +290,71 @@ def test_kcat_lists_writes_and_reads(service: ServiceProcess) -> None:
     assert 'topic "by_kcat" with 1 partitions' in kcat.list_topics()
 
 
+def _mirror(old: str, topic: str, new: str, count: int) -> None:
+    """Run the program of docs/kafka.md until it has copied so many records."""
+    mirror = subprocess.Popen(
+        [sys.executable, str(MIRROR), old, topic, new], stdout=subprocess.PIPE, text=True
+    )
+    assert mirror.stdout is not None
+    copied = 0
+    while copied < count:
+        copied += int(mirror.stdout.readline().split()[1])
+    mirror.terminate()
+    assert mirror.wait(60) == 0
+    mirror.stdout.close()
+
+
 def test_a_topic_is_mirrored_and_goes_on_where_it_was(
     service: ServiceProcess, tmp_path: Path
 ) -> None:
-    """The program of docs/kafka.md, between two services: both speak Kafka."""
+    """Between two services, both of which speak Kafka."""
     old, topic = service.kafka_address, "moved"
-    records: list[Record] = [(b"k%d" % (number % 9), b"v%d" % number) for number in range(2_000)]
+    records = [
+        Record(b"k%d" % (n % 9), b"v%d" % n, 1_600_000_000_000 + n, _headers(n))
+        for n in range(2_000)
+    ]
     with ServiceProcess(tmp_path, "--kafka-port", "0") as target:
         for brokers in (old, target.kafka_address):
-            _create(brokers, topic, 2)
+            create_topic(brokers, topic, 2)
         for part in (records[:1_500], records[1_500:]):
             Librdkafka(old).produce(topic, part)
-            mirror = subprocess.Popen(
-                [sys.executable, str(MIRROR), old, topic, target.kafka_address],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            assert mirror.stdout is not None
-            copied = 0
-            while copied < len(part):
-                copied += int(mirror.stdout.readline().split()[1])
-            mirror.terminate()
-            assert mirror.wait(60) == 0
-            mirror.stdout.close()
+            _mirror(old, topic, target.kafka_address, len(part))
 
         whole = [
-            sorted(Librdkafka(brokers).consume(topic, 2_000, group="compare"))
+            sorted(Librdkafka(brokers).consume(topic, 2_000, group="compare"), key=lambda r: r[:2])
             for brokers in (old, target.kafka_address)
         ]
     assert whole[0] == whole[1]
-    assert sorted((key, value) for _, _, key, value in whole[1]) == sorted(records)
+    assert sorted((Record(*r[2:]) for r in whole[1]), key=lambda r: r.timestamp_ms) == records
+
+
+def test_a_topic_is_mirrored_into_a_table_by_key(service: ServiceProcess, tmp_path: Path) -> None:
+    old, topic = service.kafka_address, "keyed"
+    create_topic(old, topic, 2)
+    last = {n % 90: n for n in range(2_000)}
+    with (
+        ServiceProcess(tmp_path, "--kafka-port", "0") as target,
+        StreamhouseClient(target.endpoint) as streamhouse,
+    ):
+        schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64())])
+        streamhouse.create_table(topic, schema, primary_key=["id"], bucket_count=2)
+        records = [
+            Record(json.dumps({"id": n % 90}).encode(), json.dumps({"n": n}).encode())
+            for n in range(2_000)
+        ]
+        records += [Record(json.dumps({"id": gone}).encode(), None) for gone in range(10)]
+        for part in (records[:1_500], records[1_500:]):
+            Librdkafka(old).produce(topic, part)
+            _mirror(old, topic, target.kafka_address, len(part))
+
+        rows = streamhouse.read(topic).to_pylist()
+    assert {row["id"]: row["n"] for row in rows} == {key: n for key, n in last.items() if key >= 10}
+    assert len(rows) == 80
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_every_acknowledged_record_is_there_once_after_kills(tmp_path: Path, seed: int) -> None:
-    """An idempotent producer goes on while its service is killed at random and started again."""
+    """A producer and a group go on while their service is killed at random and started again."""
     random_ = random.Random(seed)
     port = str(free_port())
     topic, count = "killed", 30_000
@@ -279,10 +368,13 @@ def test_every_acknowledged_record_is_there_once_after_kills(tmp_path: Path, see
             failed.append(str(error))
 
     with ServiceProcess(tmp_path, "--kafka-port", port) as service:
-        _create(service.kafka_address, topic, 3)
+        brokers = service.kafka_address
+        create_topic(brokers, topic, 3)
+        group = PollingGroup(lambda: LibrdkafkaMember(brokers, topic, "readers"))
+        group.start()
         producer = Producer(
             {
-                "bootstrap.servers": service.kafka_address,
+                "bootstrap.servers": brokers,
                 "enable.idempotence": True,
                 "linger.ms": 1,
                 "batch.num.messages": 200,
@@ -311,15 +403,18 @@ def test_every_acknowledged_record_is_there_once_after_kills(tmp_path: Path, see
             service.kill()
             service.__exit__(None, None, None)
             service.__enter__()
+            group.begin_anew()
         send(range(start, count))
         assert producer.flush(120) == 0
 
         assert failed == []
         assert len(acknowledged) == count
         with StreamhouseClient(service.endpoint) as streamhouse:
-            rows = streamhouse.read(topic, columns=["value", "__bucket"])
-    values = [int(value) for value in rows.column("value").to_pylist()]
-    assert sorted(values) == list(range(count))
+            rows = streamhouse.read(topic, columns=["value"])
+        values = [int(value) for value in rows.column("value").to_pylist()]
+        assert sorted(values) == list(range(count))
+        group.judge({part: [b"%d" % n for n in range(part, count, 3)] for part in range(3)})
+        group.end()
 
 
 def test_clients_go_on_while_their_topic_moves_between_shards(tmp_path: Path) -> None:
@@ -331,7 +426,7 @@ def test_clients_go_on_while_their_topic_moves_between_shards(tmp_path: Path) ->
         StreamhouseClient(service.endpoint) as streamhouse,
     ):
         brokers = service.kafka_address
-        _create(brokers, topic, 2)
+        create_topic(brokers, topic, 2)
         failed: list[str] = []
         producer = Producer(
             {
@@ -368,5 +463,5 @@ def test_clients_go_on_while_their_topic_moves_between_shards(tmp_path: Path) ->
 
     assert failed == []
     for partition, reads in _by_partition(found).items():
-        assert [offset for _, offset, _, _ in reads] == list(range(len(reads)))
-        assert [int(value or b"") for _, _, _, value in reads] == list(range(partition, count, 2))
+        assert [read.offset for read in reads] == list(range(len(reads)))
+        assert [int(read.value or b"") for read in reads] == list(range(partition, count, 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import tempfile
 import time
@@ -11,15 +12,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pytest
 
 from integration.judges.engines import ROOT
 from integration.judges.environment import judge_python
+from integration.kafka_topics import (
+    FORGETFUL,
+    changes_in_lake_and_log,
+    records_in_lake_and_log,
+)
 from streamhouse.client import StreamhouseClient
+from tests.support.certificates import make_certificates
 from tests.support.free_ports import free_port
+from tests.support.kafka_group import PollingGroup
 from tests.support.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.judge, pytest.mark.timeout(600)]
@@ -27,6 +35,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.judge, pytest.mark.timeout(600)]
 COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 TOKEN: Final = "a-token-of-a-service"
 _PATIENCE_S: Final = 60.0
+
+
+class Read(NamedTuple):
+    """A record as the client was given it: texts whose characters are bytes."""
+
+    partition: int
+    offset: int
+    key: str | None
+    value: str | None
+    timestamp_ms: int
+    headers: list[list[str | None]]
 
 
 class JavaClient:
@@ -75,26 +94,30 @@ class JavaClient:
         self._log.seek(0)
         raise AssertionError(f"the Java client ended: {self._log.read()[-4_000:]}")
 
-    def poll_until(self, done: Callable[[], bool], members: dict[str, Any]) -> list[list[Any]]:
+    def poll(self, member: str) -> list[Read]:
+        """Wait a moment for a member's records."""
+        return [Read(*read) for read in self.do("poll", member=member)["records"]]
+
+    def poll_until(self, done: Callable[[], bool], members: dict[str, Any]) -> list[Read]:
         """Poll members in turn until it is so; return the records. Sets their partitions."""
-        found: list[list[Any]] = []
+        found: list[Read] = []
         give_up = time.monotonic() + _PATIENCE_S
         while not done():
             assert time.monotonic() < give_up, members
             for member in members:
                 polled = self.do("poll", member=member)
                 members[member] = polled["partitions"]
-                found += polled["records"]
+                found += [Read(*read) for read in polled["records"]]
         return found
 
-    def consume(self, topic: str, count: int, *, group: str, most: int = 500) -> list[list[Any]]:
-        """Read at least so many records, at most `most` a poll, commit; of each its place."""
+    def consume(self, topic: str, count: int, *, group: str, most: int = 500) -> list[Read]:
+        """Read at least so many records, at most `most` a poll, and commit."""
         self.do("join", member="one", topic=topic, group=group, **{"max.poll.records": most})
-        found: list[list[Any]] = []
+        found: list[Read] = []
         give_up = time.monotonic() + _PATIENCE_S
         while len(found) < count:
             assert time.monotonic() < give_up, len(found)
-            found += self.do("poll", member="one")["records"]
+            found += self.poll("one")
         self.do("commit", member="one")
         self.do("leave", member="one")
         return found
@@ -116,8 +139,13 @@ def java(service: ServiceProcess) -> Iterator[JavaClient]:
 def test_what_is_produced_is_consumed(java: JavaClient, compression: str) -> None:
     topic = f"written-with.{compression}"
     java.do("create", topic=topic, partitions=2)
+    headers = [[], [["trace", "1"]], [["a", "1"], ["a", "\xff\0"], ["\u00e9", None], ["empty", ""]]]
     records = [
-        (None if n % 5 == 4 else f"k{n % 7}", f"\xff{n} " * (n % 40), n % 2) for n in range(1_000)
+        (
+            *(None if n % 5 == 4 else f"k{n % 7}", f"\xff{n} " * (n % 40), n % 2),
+            *(1_600_000_000_000 + n, headers[n % 3]),
+        )
+        for n in range(1_000)
     ]
 
     settings = {"compression.type": compression}
@@ -125,11 +153,12 @@ def test_what_is_produced_is_consumed(java: JavaClient, compression: str) -> Non
     found = java.consume(topic, len(records), group="readers")
 
     expected = [
-        [*place, key, value] for place, (key, value, _) in zip(places, records, strict=True)
+        (*place, key, value, *rest)
+        for place, (key, value, _, *rest) in zip(places, records, strict=True)
     ]
     assert sorted(found, key=lambda read: read[:2]) == sorted(expected, key=lambda read: read[:2])
     for part in (0, 1):
-        assert [read[1] for read in found if read[0] == part] == list(range(500))
+        assert [read.offset for read in found if read.partition == part] == list(range(500))
 
 
 def test_a_group_goes_on_where_it_committed(service: ServiceProcess, java: JavaClient) -> None:
@@ -140,7 +169,7 @@ def test_a_group_goes_on_where_it_committed(service: ServiceProcess, java: JavaC
     rest = java.consume("walked", 60, group="walkers", most=20)
 
     assert len(first) == 40
-    assert [offset for _, offset, _, _ in first + rest] == list(range(100))
+    assert [read.offset for read in first + rest] == list(range(100))
     with StreamhouseClient(service.endpoint) as streamhouse:
         (consumer,) = streamhouse.consumers("walked")
         assert (consumer["name"], consumer["lag_rows"]) == ("walkers", 0)
@@ -167,7 +196,7 @@ def test_members_share_the_partitions_of_a_topic(java: JavaClient, assignor: str
     while seen.total() < 400:
         assert time.monotonic() < give_up, seen.total()
         for member in both:
-            seen.update(int(read[3]) for read in java.do("poll", member=member)["records"])
+            seen.update(int(read.value or "") for read in java.poll(member))
     java.do("commit", member="first")
     java.do("commit", member="second")
     java.do("leave", member="second")
@@ -195,12 +224,32 @@ def test_rows_by_key_are_upserts_and_tombstones(service: ServiceProcess, java: J
 
     found = java.consume("people", 4, group="readers")
 
-    assert [(json.loads(key), value and json.loads(value)) for _, _, key, value in found] == [
+    assert _changes(found) == [
         ({"id": 1}, {"id": 1, "name": "Ada"}),
         ({"id": 2}, {"id": 2, "name": "Bo"}),
         ({"id": 1}, {"id": 1, "name": "Ann"}),
         ({"id": 2}, None),
     ]
+
+
+def _changes(found: list[Read]) -> list[tuple[Any, Any]]:
+    return [(json.loads(r.key or ""), r.value and json.loads(r.value)) for r in found]
+
+
+def test_a_consumer_reads_from_the_lake_into_the_log(tmp_path: Path) -> None:
+    with ServiceProcess(tmp_path, *FORGETFUL) as service:
+        records = records_in_lake_and_log(service, "years")
+        changes = changes_in_lake_and_log(service, "people")
+
+        with JavaClient(service.kafka_address) as java:
+            found = java.consume("years", len(records), group="readers")
+            changed = java.consume("people", len(changes), group="readers")
+
+    assert [read.offset for read in found] == list(range(len(records)))
+    assert [(r.key, r.value, r.timestamp_ms) for r in found] == [
+        ((r.key or b"").decode(), (r.value or b"").decode(), r.timestamp_ms) for r in records
+    ]
+    assert _changes(changed) == changes
 
 
 def test_a_bad_record_is_refused_by_its_reason(service: ServiceProcess, java: JavaClient) -> None:
@@ -267,24 +316,32 @@ def test_the_cluster_and_its_topics_are_described(
     assert cluster["id"]
 
 
-def test_a_token_is_a_password(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
+def test_a_token_is_a_password(tmp_path: Path, protocol: str) -> None:
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "token").chmod(0o600)
+    arguments = ["--kafka-port", "0", "--token-file", str(tmp_path / "token")]
+    trust: dict[str, str] = {}
+    if protocol == "SASL_SSL":
+        files = make_certificates(tmp_path / "tls", host="IP:127.0.0.1")
+        arguments += ["--tls-cert", str(files.certificate), "--tls-key", str(files.key)]
+        trust = {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(files.ca)}
 
     def settings(password: str) -> dict[str, str]:
         login = "org.apache.kafka.common.security.plain.PlainLoginModule"
         return {
-            "security.protocol": "SASL_PLAINTEXT",
+            "security.protocol": protocol,
             "sasl.mechanism": "PLAIN",
             "sasl.jaas.config": f'{login} required username="app" password="{password}";',
+            **trust,
         }
 
-    arguments = ("--kafka-port", "0", "--token-file", str(tmp_path / "token"))
     with ServiceProcess(tmp_path / "data", *arguments) as service:
         with JavaClient(service.kafka_address, **settings(TOKEN)) as java:
             java.do("create", topic="secret", partitions=1)
             java.do("produce", topic="secret", records=[("k", "v", None)])
-            assert java.consume("secret", 1, group="readers") == [[0, 0, "k", "v"]]
+            (found,) = java.consume("secret", 1, group="readers")
+            assert found[:4] == (0, 0, "k", "v")
         with (
             JavaClient(service.kafka_address, **settings("other")) as java,
             pytest.raises(AssertionError, match="SaslAuthenticationException"),
@@ -292,9 +349,41 @@ def test_a_token_is_a_password(tmp_path: Path) -> None:
             java.do("topics")
 
 
+class JavaMember:
+    """A member of a group, for `PollingGroup`: in a process of its own."""
+
+    def __init__(self, brokers: str, topic: str, group: str) -> None:
+        self._java = JavaClient(brokers).__enter__()
+        settings = {"session.timeout.ms": 6_000}
+        self._java.do("join", member="one", topic=topic, group=group, **settings)
+        self._ends: dict[int, int] = {}
+
+    def poll(self) -> list[tuple[int, int, bytes]]:
+        """See `GroupMember.poll`."""
+        found = self._java.poll("one")
+        self._ends.update({read.partition: read.offset + 1 for read in found})
+        return [(r.partition, r.offset, (r.value or "").encode("latin-1")) for r in found]
+
+    def commit(self) -> dict[int, int]:
+        """See `GroupMember.commit`."""
+        ends, self._ends = self._ends, {}
+        try:
+            self._java.do("commit", member="one")
+        except AssertionError as error:
+            # The group began anew while it was away, or nobody answered.
+            if not re.search(r"CommitFailed|RebalanceInProgress|Timeout", str(error)):
+                raise
+            return {}
+        return ends
+
+    def close(self) -> None:
+        """Die: the group goes on where it has committed."""
+        self._java.__exit__(None, None, None)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_acknowledged_record_is_there_once_after_kills(tmp_path: Path, seed: int) -> None:
-    """An idempotent producer goes on while its service is killed at random and started again."""
+    """A producer and a group go on while their service is killed at random and started again."""
     port = str(free_port())
     count = 30_000
     kill_at = sorted(random.Random(seed).sample(range(1_000, count), 4))
@@ -318,10 +407,14 @@ def test_every_acknowledged_record_is_there_once_after_kills(tmp_path: Path, see
 
         with JavaClient(service.kafka_address) as java:
             java.do("create", topic="killed", partitions=3)
+            group = PollingGroup(lambda: JavaMember(service.kafka_address, "killed", "walkers"))
+            group.start()
             places = java.do(
                 "produce", topic="killed", records=records, on_sent=kill_when_due, **settings
             )
             found = java.consume("killed", count, group="readers")
+        group.judge({p: [b"%d" % n for n in range(p, count, 3)] for p in range(3)})
+        group.end()
         with StreamhouseClient(service.endpoint) as streamhouse:
             stored = streamhouse.read("killed", columns=["value"]).column("value").to_pylist()
 
@@ -329,7 +422,9 @@ def test_every_acknowledged_record_is_there_once_after_kills(tmp_path: Path, see
     assert len(places) == count
     assert sorted(int(value) for value in stored) == list(range(count))
     for part in range(3):
-        assert [int(read[3]) for read in found if read[0] == part] == list(range(part, count, 3))
+        assert [int(r.value or "") for r in found if r.partition == part] == list(
+            range(part, count, 3)
+        )
 
 
 def test_confluents_serializers_make_a_topic_of_avro(
@@ -357,14 +452,14 @@ def test_confluents_serializers_make_a_topic_of_avro(
         **registry,
     }
     java.do("join", member="avro", topic="avro-orders", group="avro", **reading)
-    found: list[Any] = []
+    found: list[Read] = []
     give_up = time.monotonic() + _PATIENCE_S
     while len(found) < len(sent):
         assert time.monotonic() < give_up, found
-        found += java.do("poll", member="avro")["records"]
+        found += java.poll("avro")
     java.do("leave", member="avro")
     values = [{"id": n, "note": note and note["string"]} for n, note in enumerate(notes)]
-    assert sorted((key, json.loads(value)["id"]) for _, _, key, value in found) == sorted(
+    assert sorted((read.key, json.loads(read.value or "")["id"]) for read in found) == sorted(
         (f"k{n}", n) for n in range(20)
     )
     with StreamhouseClient(service.endpoint) as streamhouse:

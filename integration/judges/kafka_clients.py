@@ -1,7 +1,6 @@
 """Kafka's clients that know nothing of us, each behind the same few calls.
 
-Records are (key, value), what is read is (partition, offset, key, value) in the order of each
-partition.
+What is read is in the order of each partition.
 """
 
 from __future__ import annotations
@@ -10,26 +9,75 @@ import asyncio
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaException, Message, Producer
 from kafka import KafkaConsumer, KafkaProducer
 
 from integration.judges.debian_command import DebianCommand
 
-__all__ = ["CLIENTS", "AioKafka", "KafkaPython", "Kcat", "Librdkafka", "Read", "Record"]
+__all__ = [
+    "CLIENTS",
+    "COMPRESSIONS",
+    "AioKafka",
+    "Headers",
+    "KafkaPython",
+    "Kcat",
+    "Librdkafka",
+    "Read",
+    "Record",
+    "read_by_librdkafka",
+]
 
-Record = tuple[bytes | None, bytes | None]
-Read = tuple[int, int, bytes | None, bytes | None]
-
+COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 _PATIENCE_S: Final = 60.0
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class Record(NamedTuple):
+    """A record to produce; without a timestamp the client says when it was."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int | None = None
+    headers: Headers = ()
+
+
+class Read(NamedTuple):
+    """A record as a consumer was given it."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+    headers: Headers
+
+
+def read_by_librdkafka(message: Message) -> Read:
+    """Return what librdkafka says of a record."""
+    return Read(
+        message.partition() or 0,
+        message.offset() or 0,
+        message.key(),
+        message.value(),
+        message.timestamp()[1],
+        tuple(message.headers() or ()),
+    )
+
+
+def _read(record: Any) -> Read:
+    """Return what the clients in Python say of a record."""
+    place = record.partition, record.offset
+    return Read(*place, record.key, record.value, record.timestamp, tuple(record.headers))
 
 
 class Librdkafka:
     """confluent-kafka, the binding of librdkafka, as those of C, Go, .NET and Rust are."""
 
-    compressions = ("none", "gzip", "snappy", "lz4", "zstd")
+    writes_null_headers = True
 
     def __init__(self, brokers: str, **settings: Any) -> None:
         self._settings = {"bootstrap.servers": brokers, **settings}
@@ -53,10 +101,16 @@ class Librdkafka:
                 "linger.ms": 2,
             }
         )
-        for key, value in records:
+        for record in records:
+            # Zero is now, for this client.
+            said = {
+                "on_delivery": delivered,
+                "timestamp": record.timestamp_ms or 0,
+                "headers": list(record.headers),
+            }
             while True:
                 try:
-                    producer.produce(topic, value, key, on_delivery=delivered)
+                    producer.produce(topic, record.value, record.key, **said)
                     break
                 except BufferError:
                     producer.poll(0.1)
@@ -82,9 +136,7 @@ class Librdkafka:
                 for message in consumer.consume(count - len(found), 1.0):
                     if message.error():
                         raise KafkaException(message.error())
-                    found.append(
-                        (message.partition(), message.offset(), message.key(), message.value())
-                    )
+                    found.append(read_by_librdkafka(message))
             consumer.commit(asynchronous=False)
         finally:
             consumer.close()
@@ -94,7 +146,7 @@ class Librdkafka:
 class KafkaPython:
     """kafka-python, which is Python alone."""
 
-    compressions = ("none", "gzip")
+    writes_null_headers = False
 
     def __init__(self, brokers: str, **settings: Any) -> None:
         self._settings = {"bootstrap_servers": brokers, **settings}
@@ -106,7 +158,16 @@ class KafkaPython:
         producer = KafkaProducer(
             **self._settings, compression_type=None if compression == "none" else compression
         )
-        sent = [producer.send(topic, key=key, value=value) for key, value in records]
+        sent = [
+            producer.send(
+                topic,
+                key=record.key,
+                value=record.value,
+                timestamp_ms=record.timestamp_ms,
+                headers=list(record.headers),
+            )
+            for record in records
+        ]
         producer.flush(_PATIENCE_S)
         places = [future.get(_PATIENCE_S) for future in sent]
         producer.close()
@@ -129,7 +190,7 @@ class KafkaPython:
                 for messages in consumer.poll(
                     timeout_ms=1_000, max_records=count - len(found)
                 ).values():
-                    found += [(m.partition, m.offset, m.key, m.value) for m in messages]
+                    found += map(_read, messages)
             consumer.commit()
         finally:
             consumer.close()
@@ -139,7 +200,7 @@ class KafkaPython:
 class AioKafka:
     """aiokafka, on an event loop."""
 
-    compressions = ("none", "gzip")
+    writes_null_headers = True
 
     def __init__(self, brokers: str, **settings: Any) -> None:
         self._settings = {"bootstrap_servers": brokers, **settings}
@@ -156,7 +217,16 @@ class AioKafka:
             )
             await producer.start()
             try:
-                sent = [await producer.send(topic, value, key) for key, value in records]
+                sent = [
+                    await producer.send(
+                        topic,
+                        record.value,
+                        record.key,
+                        timestamp_ms=record.timestamp_ms,
+                        headers=list(record.headers),
+                    )
+                    for record in records
+                ]
                 return [(place.partition, place.offset) for place in await asyncio.gather(*sent)]
             finally:
                 await producer.stop()
@@ -183,7 +253,7 @@ class AioKafka:
                             timeout_ms=1_000, max_records=count - len(found)
                         )
                         for messages in read.values():
-                            found += [(m.partition, m.offset, m.key, m.value) for m in messages]
+                            found += map(_read, messages)
                     await consumer.commit()
             finally:
                 await consumer.stop()

@@ -52,6 +52,20 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
+def _latin(value: Any) -> str | None:
+    return None if value is None else bytes(value).decode("latin-1")
+
+
+def _headers(headers: Sequence[tuple[str, str | None]]) -> Any:
+    found = jpype.JClass("java.util.ArrayList")()
+    make = jpype.JClass("org.apache.kafka.common.header.internals.RecordHeader")
+    octets = jpype.JArray(jpype.JByte)
+    for name, text in headers:
+        value = None if text is None else octets(text.encode("latin-1"))
+        found.add(make(jpype.JString(name), value))
+    return found
+
+
 class _Clients:
     """The clients of one application; its consumers have names and stay until they are closed."""
 
@@ -97,9 +111,12 @@ class _Clients:
             }
 
     def produce(
-        self, topic: str, records: Sequence[tuple[Any, Any, int | None]], **settings: Any
+        self, topic: str, records: Sequence[Sequence[Any]], **settings: Any
     ) -> list[tuple[int, int]]:
-        """Send key, value and partition of each; return partition and offset of each."""
+        """Send key, value, partition of each, and if they are said timestamp and headers.
+
+        Returns partition and offset of each.
+        """
         producer = jpype.JClass("org.apache.kafka.clients.producer.KafkaProducer")(
             _java_map(
                 {
@@ -114,15 +131,17 @@ class _Clients:
             )
         )
         make = jpype.JClass("org.apache.kafka.clients.producer.ProducerRecord")
-        integer = jpype.JClass("java.lang.Integer")
+        integer, long = (jpype.JClass(f"java.lang.{kind}") for kind in ("Integer", "Long"))
         sent: list[Any] = []
         with producer:
             # Without this the client would not ask whether there are transactions.
             if "transactional.id" in settings:
                 producer.initTransactions()
-            for key, value, partition in records:
+            for key, value, partition, *rest in records:
                 place = None if partition is None else integer(partition)
-                sent.append(producer.send(make(topic, place, key, value)))
+                time_ms, headers = rest or (None, [])
+                time = None if time_ms is None else long(time_ms)
+                sent.append(producer.send(make(topic, place, time, key, value, _headers(headers))))
                 if len(sent) % _SENT_EVERY == 0:
                     _say({"sent": len(sent)})
             producer.flush()
@@ -188,7 +207,12 @@ class _Clients:
         found = consumer.poll(jpype.JClass("java.time.Duration").ofMillis(200))
         return {
             "records": [
-                (int(r.partition()), int(r.offset()), _text(r.key()), _text(r.value()))
+                (
+                    *(int(r.partition()), int(r.offset())),
+                    *(_text(r.key()), _text(r.value())),
+                    int(r.timestamp()),
+                    [(str(h.key()), _latin(h.value())) for h in r.headers()],
+                )
                 for r in found
             ],
             "partitions": sorted(int(part.partition()) for part in consumer.assignment()),
