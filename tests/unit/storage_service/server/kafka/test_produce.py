@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from streamhouse.storage_service.kafka.records.batches import Compression
+from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
 from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
 from streamhouse.storage_service.model.records.record_sequence import SEQUENCE_COUNT
 from streamhouse.storage_service.wire.arrow_body import decode_payload
@@ -540,3 +542,39 @@ async def test_what_takes_long_to_decode_is_not_decoded_on_the_event_loop(tmp_pa
             codes = {part.error_code for part in answer.responses[0].partition_responses}
             assert codes == {ErrorCode.none}
             assert on_threads() - before == handed_over
+
+
+async def test_changes_of_debezium_are_applied_to_a_table_with_a_key(tmp_path: Path) -> None:
+    people = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
+
+    def envelope(op: str, before: Any = None, after: Any = None) -> bytes:
+        return json.dumps({"op": op, "before": before, "after": after, "ts_ms": 1}).encode()
+
+    ann, bo, eve = ({"id": n, "name": name} for n, name in enumerate(("Ann", "Bo", "Eve")))
+    async with kafka_world(tmp_path) as world:
+        properties = {"kafka.value.format": "debezium-json"}
+        await world.http.create_table("events", people, primary_key=("id",), properties=properties)
+        client = await world.client()
+        changes = [
+            envelope("r", after=ann),
+            envelope("c", after=bo),
+            envelope("u", before=ann, after={**ann, "name": "Anna"}),
+            envelope("d", before=bo),
+            None,
+            envelope("c", after=eve),
+        ]
+        keys = [json.dumps({"id": n}).encode() for n in (0, 1, 0, 1, 1, 2)]
+        (stored,) = await _produce(client, {0: produced(records(changes, keys=keys))})
+        (refused,) = await _produce(client, {0: produced(records([envelope("t")]))})
+
+        assert stored.error_code is ErrorCode.none
+        assert refused.error_code is ErrorCode.invalid_record
+        ((*rows,),) = _rows(world)
+        assert [(r["__change_type"], r["id"], r["name"]) for r in rows] == [
+            (INSERT, 0, "Ann"),
+            (INSERT, 1, "Bo"),
+            (UPDATE_BEFORE, 0, "Ann"),
+            (UPDATE_AFTER, 0, "Anna"),
+            (DELETE, 1, "Bo"),
+            (INSERT, 2, "Eve"),
+        ]
