@@ -17,8 +17,13 @@ import urllib3
 
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.server.access.grants import token_hash
+from tests.support.expired_log import EXPIRING, expire_log
+from tests.support.fetch_world import FETCH, fetch_values
 from tests.support.in_process_service import append_body
+from tests.support.kafka_group import LibrdkafkaMember
+from tests.support.kafka_world import request_bytes
 from tests.support.service_process import ServiceProcess
+from tests.support.tier_once import tier_once
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +36,7 @@ _GREEDY, _MODEST, _OWNER = "greedy-token", "modest-token", "owner-token"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    """A service with 24 MiB of rows in a log table and in a primary key table."""
+    """A service with 24 MiB of rows in a log table, in primary key tables and in a lake alone."""
     folder = tmp_path_factory.mktemp("unread")
     grants, token = folder / "grants.toml", folder / "token"
     grants.write_text("".join(
@@ -47,20 +52,26 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess
         "--answer-stall-timeout-ms", "1s",
         "--grants", str(grants),
         "--token-file", str(token),
+        "--kafka-port", "0",
+        "--retention-interval-ms", "100",
     )  # fmt: skip
     with ServiceProcess(folder / "data", *arguments) as started:
         with StorageClient(started.endpoint, token=_OWNER) as client:
             client.create_table("t", SCHEMA)
             client.create_table("k", SCHEMA, primary_key=["id"])
             client.create_table("p", PARTS, primary_key=["part", "id"])
+            client.create_table("years", SCHEMA, properties=EXPIRING)
             for start in range(0, 24_000, 8_000):
                 rows = pa.table(
                     {"id": range(start, start + 8_000), "text": ["x" * 1_000] * 8_000},
                     schema=SCHEMA,
                 )
                 client.append("t", rows)
+                client.append("years", rows)
                 client.upsert("k", rows)
                 client.upsert("p", rows.add_column(0, PARTS.field("part"), [[1] * 8_000]))
+            tier_once(client, "years", token=_OWNER)
+            expire_log(client, "years")
         yield started
 
 
@@ -163,6 +174,43 @@ def test_answers_that_nobody_reads_hold_a_share_of_the_memory_and_no_more(
             assert sum(log_batch.data.num_rows for log_batch in fetched) >= 7_000
         assert _rss_mib(service) - before < 5 * _BUDGET / _MIB
         # Nobody reads: each is cut off, and what it held is free again.
+        _until(service.endpoint, "streamhouse_answer_bytes", "zero")
+        _until(service.endpoint, "streamhouse_answers_waiting", "zero")
+
+
+def _kafka_fetch(topic: str) -> bytes:
+    """Return what a Kafka client sends that shows its token and asks for 32 MiB."""
+    fetched = fetch_values({topic: {0: 0}}, max_bytes=32 * _MIB, each=32 * _MIB)
+    return (
+        request_bytes(17, 1, {"mechanism": "PLAIN"})
+        + request_bytes(36, 1, {"auth_bytes": f"\0me\0{_GREEDY}".encode()})
+        + request_bytes(FETCH, 11, fetched)
+    )
+
+
+@pytest.mark.parametrize("topic", ["t", "years"])
+def test_kafka_consumers_that_never_read_hold_a_share_of_the_memory_and_no_more(
+    service: ServiceProcess, topic: str
+) -> None:
+    """Sixty of them, of rows in the log and of rows that are in the lake alone."""
+    before = _rss_mib(service)
+    sasl = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "me",
+        "sasl.password": _MODEST,
+    }
+    with _unread(f"http://{service.kafka_address}", [_kafka_fetch(topic)] * 60):
+        _until(service.endpoint, "streamhouse_answer_bytes", "more")
+        reader = LibrdkafkaMember(service.kafka_address, topic, f"modest-{topic}", **sasl)
+        found = 0
+        give_up = time.monotonic() + 120
+        while found < 10_000:
+            assert time.monotonic() < give_up, found
+            found += len(reader.poll())
+            assert _metric(service.endpoint, "streamhouse_answer_bytes") <= _BUDGET
+        reader.close()
+        assert _rss_mib(service) - before < 5 * _BUDGET / _MIB
         _until(service.endpoint, "streamhouse_answer_bytes", "zero")
         _until(service.endpoint, "streamhouse_answers_waiting", "zero")
 
