@@ -1,4 +1,4 @@
-"""Hostile requests to every route, as every kind of caller.
+"""Hostile requests to every route, and of Kafka clients, as every kind of caller.
 
 What is judged: no request ends in a bug (`internal`, a traceback, no answer at all); nobody gets
 what their grants do not give; a guarded table is untouched in log, keys and lake; no answer has a
@@ -8,6 +8,7 @@ names is called, no file outside the data directory appears or changes.
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import random
 import shutil
@@ -26,6 +27,7 @@ from streamhouse.storage_service.server.access.grants import token_hash
 from streamhouse.storage_service.server.routes import OPEN_PAGES, ROUTES, Answer
 from tests.attack.hostile_requests import HostileRequests, quoted
 from tests.attack.judge import Violation, judge_table
+from tests.attack.kafka_requests import attack_kafka
 from tests.attack.world import ROWS, SERVICE_OPTIONS, AttackedTable, key_rows
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
@@ -49,6 +51,8 @@ _CALLERS: Final[Mapping[str, tuple[str | None, str | None]]] = {
     "other": ("other-token", '"admin:elsewhere.*"'),
     "worker": ("worker-token", '"write:service", "read:default.open"'),
 }
+_KAFKA: Final = ("--kafka-port", "0")
+_SEES_ALL: Final = ("owner", "worker")
 _PUBLIC: Final = frozenset(("/health", "/ready", *OPEN_PAGES))
 
 
@@ -92,6 +96,18 @@ def attack_requests(
         for _ in range(requests_each):
             for route in attack.routes:
                 attack.send(*route)
+        report.requests += asyncio.run(
+            attack_kafka(
+                service.kafka_address,
+                chance,
+                tokens={caller: token for caller, (token, _) in _CALLERS.items()},
+                topics={c: _OPEN if c == "owner" else (*_GUARDED, *_OPEN) for c in _CALLERS},
+                hidden={c: b"guarded" for c in _CALLERS if c not in _SEES_ALL},
+                secret=_CANARY.encode(),
+                requests_each=requests_each,
+                statuses=report.statuses,
+            )
+        )
         _judge_service(service, owner, guarded)
         if listener.calls:
             raise Violation(f"the service called a host that a request named: {listener.calls}")
@@ -134,7 +150,7 @@ def _secret_files(folder: Path) -> tuple[str, ...]:
     )
     for file in (token, grants):
         file.chmod(0o600)
-    return (*SERVICE_OPTIONS, "--token-file", str(token), "--grants", str(grants))
+    return (*SERVICE_OPTIONS, *_KAFKA, "--token-file", str(token), "--grants", str(grants))
 
 
 def _make_tables(owner: StreamhouseClient) -> list[AttackedTable]:
@@ -277,7 +293,7 @@ class _Attack:
         if status < 300 and table in _GUARDED and "{table}" in route and caller != "owner":
             raise Violation(f"somebody got at a guarded table: {shown}")
         # Who may not read a table does not see that it exists; tiering is of the whole service.
-        is_blind = caller not in ("owner", "worker")
+        is_blind = caller not in _SEES_ALL
         if status < 300 and is_blind and any(name in text for name in _GUARDED):
             raise Violation(f"somebody saw a guarded table: {shown}")
 
