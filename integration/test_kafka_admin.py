@@ -62,7 +62,8 @@ def admin(service: ServiceProcess) -> AdminClient:
 
 
 def _numbers(count: int) -> list[Record]:
-    return [Record(None, b"%d" % number) for number in range(count)]
+    """Return records whose keys spread them over all partitions."""
+    return [Record(b"%d" % number, b"%d" % number) for number in range(count)]
 
 
 def _config(admin: AdminClient, topic: str) -> dict[str, str]:
