@@ -26,7 +26,7 @@ from streamhouse.storage_service.engine.keys.key_copies import key_copier
 from streamhouse.storage_service.engine.keys.key_mending import KeyMending
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
-from streamhouse.storage_service.engine.open_table import Appended, LogTable, OpenTable
+from streamhouse.storage_service.engine.open_table import Appended, Away, LogTable, OpenTable
 from streamhouse.storage_service.engine.opener import (
     Adoptable,
     NewTable,
@@ -89,7 +89,7 @@ class TabletManager:
         self.registry: Final = registry
         self._loop, self.upkeep = asyncio.get_running_loop(), Upkeep()
         self._tables: dict[TablePath, OpenTable] = {}
-        self.away: Final[dict[TablePath, UnavailableError]] = {}  # being moved: nobody serves them
+        self.away: Final[dict[TablePath, Away]] = {}  # being moved: nobody serves them
         self._places: dict[LogTablet, tuple[OpenTable, int]] = {}
         self.waiter_limit = WaiterLimit(config.waiting_fetches_max)
         limits = CommitLimits(bytes_max=config.commit_queue_bytes_max)
@@ -315,7 +315,7 @@ class TabletManager:
 
     def _check_not_away(self, path: TablePath) -> None:
         if path in self.away:
-            raise UnavailableError(self.away[path].message)
+            raise UnavailableError(self.away[path].why.message)
 
     async def create_table(self, descriptor: TableDescriptor) -> OpenTable:
         """Create a table with empty logs; it is durable when it is returned."""
@@ -458,7 +458,7 @@ class TabletManager:
 
     def hide(self, table: OpenTable, why: UnavailableError) -> None:
         """Let `table` be only read, until `end_reads`; who wants anything else gets `why`."""
-        self.away[table.path], self._leaving[table.path] = why, table
+        self.away[table.path], self._leaving[table.path] = Away(why, table.info), table
         self._remove(table)
         self.tiering.forget(table)
 

@@ -38,7 +38,7 @@ from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.table_state import TableState
 from streamhouse.storage_service.traces.stages import STAGES, stage_ended
 
-__all__ = ["Appended", "LogTable", "OpenTable"]
+__all__ = ["Appended", "Away", "LogTable", "OpenTable"]
 
 # So few who wait for rows are woken before the writer is answered: its client would take the
 # processor for the next request while they are on their way (measured: an eighth of their time).
@@ -55,6 +55,17 @@ class Appended:
 
     ranges: Mapping[int, tuple[int, int]]
     timestamp_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """A table on its way from one shard to another: why nobody serves it, and what it is.
+
+    `info` is None where a process has begun since, which has not read it yet.
+    """
+
+    why: UnavailableError
+    info: TableInfo | None
 
 
 class OpenTable(abc.ABC):

@@ -19,7 +19,7 @@ from streamhouse.storage_service.backoff import Backoff
 from streamhouse.storage_service.engine.directory.service_state import KnownTable
 from streamhouse.storage_service.engine.directory.table_files import load_table
 from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.open_table import Away, OpenTable
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     StorageFailedError,
@@ -83,7 +83,7 @@ class TableArrivals:
         for arrival in self._registry.moves.arriving.values():
             # What is not ready is not decided: its source serves it, and is named to who asks here.
             if arrival.is_ready:
-                self._set_away(arrival.ticket)
+                self._set_away(arrival.ticket, None)
 
     async def close(self) -> None:
         """End what is under way; the next start goes on."""
@@ -200,7 +200,7 @@ class TableArrivals:
         async with manager.runtime.changing_files:
             await self._run(self._registry.check_arrival, info)
             coming.table = await manager.open_arrived(info)
-            self._set_away(ticket)
+            self._set_away(ticket, info)
             # Here, too: who creates or drops a table meanwhile writes service.json as well.
             await self._run(self._registry.moves.set_ready, ticket.table_id)
         _logger.info("event=move_ready table=%s source=%s", ticket.path, ticket.source)
@@ -260,8 +260,8 @@ class TableArrivals:
             self._manager.away.pop(ticket.path, None)
             await self._run(self._registry.purge, ticket.table_id)
 
-    def _set_away(self, ticket: MoveTicket) -> None:
-        self._manager.away[ticket.path] = moving(ticket)
+    def _set_away(self, ticket: MoveTicket, info: TableInfo | None) -> None:
+        self._manager.away[ticket.path] = Away(moving(ticket), info)
 
 
 async def insist(do: Callable[[], Awaitable[Any]]) -> Any:

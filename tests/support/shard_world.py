@@ -24,15 +24,20 @@ __all__ = ["ShardWorld", "frozen_move"]
 
 
 async def frozen_move(
-    service: InProcessService, path: TablePath, to: str
+    service: InProcessService, path: TablePath, to: str, *, is_ready: bool = False
 ) -> tuple[MoveDesk, MoveTicket]:
-    """Begin to move a table, and let it be copied and frozen: what is next decides the move."""
+    """Begin to move a table, and let it be copied and frozen: what is next decides the move.
+
+    With `is_ready` the destination has all of it, and could serve it.
+    """
     desk = service.service.moves
     assert desk is not None
     ticket = await desk.moves.begin(path, to)
     await desk.moves.copy(ticket)
     await desk._until_done(ticket, [])
     await desk.moves.freeze(ticket)
+    if is_ready:
+        await desk._until_done(ticket, [], is_whole=True)
     return desk, ticket
 
 

@@ -21,19 +21,25 @@ def kafka_routes(routes: ControlRoutes, service: Service) -> None:
     async def kafka_topics(request: Request) -> dict[str, Any]:
         may = exchange_of(request).caller.may
         host, port = service.kafka_address or (None, None)
+        manager = service.manager
+        led = [table.info for table in manager.open_tables()]
+        # Nobody serves these, but they are there: members of a group would share out no partitions.
+        moving = [away.info for away in manager.away.values() if away.info is not None]
         return {
             "shard": None if service.shards is None else service.shards.own,
             "host": host,
             "port": port,
             "topics": [
                 {
-                    "topic": topic_name_of(table.path, table.info.descriptor.properties),
-                    "table": str(table.path),
-                    "table_id": table.info.table_id,
-                    "bucket_count": table.info.bucket_count,
-                    "created_at_us": table.info.created_at_us,
+                    "topic": topic_name_of(info.path, info.descriptor.properties),
+                    "table": str(info.path),
+                    "table_id": info.table_id,
+                    "bucket_count": info.bucket_count,
+                    "created_at_us": info.created_at_us,
+                    "is_led": is_led,
                 }
-                for table in service.manager.open_tables()
-                if may(Level.READ, str(table.path))
+                for infos, is_led in ((led, True), (moving, False))
+                for info in infos
+                if may(Level.READ, str(info.path))
             ],
         }

@@ -30,7 +30,7 @@ _CALLERS_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownTopic:
-    """A topic, and the broker that leads its partitions."""
+    """A topic, and the broker that leads its partitions; none `is_led` while its table moves."""
 
     name: str
     path: TablePath
@@ -38,6 +38,7 @@ class KnownTopic:
     bucket_count: int
     node_id: int
     created_at_us: int
+    is_led: bool = True
 
     @property
     def table(self) -> TopicTable:
@@ -144,6 +145,7 @@ def _read(shard: str, told: Any) -> OtherBroker | None:
             node_id=node_id,
             # An older version does not say it.
             created_at_us=int(one.get("created_at_us", 0)),
+            is_led=bool(one.get("is_led", True)),
         )
         for one in told["topics"]
     ]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from streamhouse.storage_service.errors import NotFoundError, StreamhouseError
+from streamhouse.storage_service.errors import NotFoundError, StreamhouseError, UnavailableError
 from streamhouse.storage_service.kafka.topics import TOPIC_PROPERTY
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.caller import Level
@@ -20,6 +20,7 @@ from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
 from streamhouse.storage_service.server.kafka.topics.cluster import all_brokers
 from streamhouse.storage_service.server.kafka.topics.known_topics import (
     known_topic,
+    moving_topic,
     topics_by_id,
     topics_by_name,
 )
@@ -41,6 +42,8 @@ LEADER_EPOCH: Final = 0
 _MADE_MAX: Final = 100
 # Kafka's own topics are called so: who asks for them wants those of a broker.
 _INTERNAL: Final = "__"
+_NO_LEADER: Final = ErrorCode.leader_not_available
+_NOBODY: Final = -1
 
 
 async def answer_metadata(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
@@ -112,7 +115,13 @@ async def _found(exchange: KafkaExchange, name: str, may_make_next: Iterator[boo
     """Return a topic of this shard or another one; makes it if it is nowhere and may be made."""
     path = await path_among_shards(exchange, name, Level.READ)
     try:
-        return known_topic(exchange, table_at(exchange, name, path))
+        return known_topic(exchange, table_at(exchange, name, path).info)
+    except UnavailableError:
+        moving = moving_topic(exchange, path)
+        if moving is None:
+            raise
+        check_topic(name, path, {TOPIC_PROPERTY: moving.name})
+        return moving
     except NotFoundError:
         there = await _elsewhere(exchange, name, path)
         if there is not None:
@@ -122,12 +131,12 @@ async def _found(exchange: KafkaExchange, name: str, may_make_next: Iterator[boo
     path = await make_topic(exchange, name)
     exchange.whereabouts.made(path)
     there = await _elsewhere(exchange, name, path)
-    return there or known_topic(exchange, table_at(exchange, name, path))
+    return there or known_topic(exchange, table_at(exchange, name, path).info)
 
 
 async def _elsewhere(exchange: KafkaExchange, name: str, path: TablePath) -> KnownTopic | None:
     """Return a topic of another shard, None if none has its table."""
-    others = exchange.broker.others
+    others, moving = exchange.broker.others, None
     for is_fresh in (False, True):
         if is_fresh and not exchange.whereabouts.may_ask_anew():
             break
@@ -135,24 +144,36 @@ async def _elsewhere(exchange: KafkaExchange, name: str, path: TablePath) -> Kno
             topic = other.topics.get(path)
             if topic is not None:
                 check_topic(name, path, {TOPIC_PROPERTY: topic.name})
-                return topic
+                if topic.is_led:
+                    return topic
+                moving = topic
         # Only who has the directory knows that it is nowhere; what is known here is seconds old.
         if await elsewhere(exchange, path) is None:
             return None
+    if moving is not None:
+        return moving
     raise RefusedError(
         ErrorCode.leader_not_available, f"table '{path}' is in a shard that does not answer now"
     )
 
 
 def _described(exchange: KafkaExchange, name: str, topic: KnownTopic) -> Mapping[str, Any]:
-    node_id = topic.node_id
+    """Return a topic with its partitions, also while nobody leads them.
+
+    Without them a group's members would share it out as one that has nothing to read, and clients
+    ask again only minutes later.
+    """
+    node_id, error = topic.node_id, ErrorCode.none if topic.is_led else _NO_LEADER
+    if not topic.is_led:
+        exchange.note(error)
     return {
         "name": name,
         "topic_id": topic_id(exchange.broker.cluster_id, topic.table_id),
         "partitions": [
             {
+                "error_code": error,
                 "partition_index": bucket,
-                "leader_id": node_id,
+                "leader_id": node_id if topic.is_led else _NOBODY,
                 "leader_epoch": LEADER_EPOCH,
                 "replica_nodes": [node_id],
                 "isr_nodes": [node_id],

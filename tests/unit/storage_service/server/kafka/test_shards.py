@@ -313,6 +313,34 @@ async def test_no_batch_is_taken_before_one_that_was_refused_while_its_table_was
         assert ids_of(service.service.manager.table(_EVENTS)) == [0, 1]
 
 
+async def test_a_topic_that_moves_keeps_its_partitions(tmp_path: Path) -> None:
+    """The members of a group share out what they are told of: none would read the topic."""
+    async with _doors(tmp_path) as (world, clients):
+        service = world.services["http://a:1"]
+        await service.create_table(bucket_count=3)
+        manager = service.service.manager
+        table = manager.table(_EVENTS)
+        desk, ticket = await frozen_move(service, _EVENTS, "b", is_ready=True)
+        manager.end_reads(table)
+
+        for shard in "ab":
+            for asked in ({"topics": None}, _asked("events")):
+                (topic,) = (await clients[shard].call(METADATA, 12, **asked)).topics
+                assert topic.error_code is ErrorCode.none
+                assert [(p.partition_index, p.leader_id) for p in topic.partitions] == [
+                    (bucket, -1) for bucket in range(3)
+                ]
+                assert {p.error_code for p in topic.partitions} == {ErrorCode.leader_not_available}
+
+        assert await desk.moves.decide(ticket)
+        # It has left the source, and the destination has not been told yet.
+        await desk.moves.settle(ticket, is_moved=True)
+
+        for shard in "ab":
+            (topic,) = (await clients[shard].call(METADATA, 12, **_asked("events"))).topics
+            assert [p.leader_id for p in topic.partitions] == [-1] * 3
+
+
 def test_a_batch_that_was_refused_long_ago_was_stored_elsewhere() -> None:
     """Its table has moved and come back; the connection is the same."""
     now_s = 0.0
