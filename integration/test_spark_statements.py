@@ -164,6 +164,30 @@ def test_a_name_sees_the_columns_that_its_table_gets(world: SparkWorld, items: s
     assert stream.columns[-1] == "weight"
 
 
+def test_a_frame_of_a_name_that_is_kept_reads_the_newest_rows(
+    world: SparkWorld, items: str
+) -> None:
+    spark, path = world.spark, f"default.{items}"
+    held = spark.table(items)
+    bounded = spark.read.option("where", "id > 1").table(f"default.{items}")
+    assert (held.count(), bounded.count()) == (2, 1)
+
+    world.client.append(path, pa.table({"id": [3], "name": ["c"]}, schema=ITEMS))
+
+    assert (held.count(), bounded.count()) == (3, 2)
+    assert held.select(f"{items}.id").where(f"{items}.name = 'c'").first() == (3,)
+    spark.range(1).createOrReplaceTempView(items)
+    assert spark.table(items).columns == ["id"]
+    spark.catalog.dropTempView(items)
+    spark.catalog.cacheTable(items)
+    world.client.append(path, pa.table({"id": [4], "name": ["d"]}, schema=ITEMS))
+    assert spark.table(items).count() == 4
+    world.client.append(path, pa.table({"id": [5], "name": ["e"]}, schema=ITEMS))
+    assert spark.table(items).count() == 4
+    assert held.count() == 5
+    spark.catalog.uncacheTable(items)
+
+
 def test_what_spark_knows_without_us_stays_as_it_was(world: SparkWorld, items: str) -> None:
     """A Python source is never asked for columns again: the day it is, this fails, and hooks go."""
     world.client.add_column(f"default.{items}", "unit", pa.string())

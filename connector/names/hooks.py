@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 from streamhouse.connector.names.answers import Names, is_ours, no_such_definition
 from streamhouse.connector.names.asked_first import Around, put_around, session_of
 from streamhouse.connector.names.attached_names import OWN_METHOD, attached, attached_in, refresh
+from streamhouse.connector.names.held_reads import planned_afresh
 from streamhouse.connector.names.statement import name_parts, statement_of
 from streamhouse.connector.options.options import FORMAT
 from streamhouse.storage_service.errors import UnsupportedError
@@ -41,9 +42,12 @@ def answer_statements(spark: Any, attach: Attach) -> None:
 
     change = functools.partial(put_around, mark=OWN_METHOD)
     change(type(spark), "sql", functools.partial(_sql, attach=attach))
+    reader = type(spark.read)
     change(type(spark), "table", _table)
-    change(type(spark.read), "table", _table)
-    change(type(spark.readStream), "table", _table)
+    change(reader, "option", _option)
+    change(reader, "options", _options)
+    change(reader, "table", _table)
+    change(type(spark.readStream), "table", _stream_table)
     writer, writer_v2 = (
         classes("readwriter", "DataFrameWriter"),
         classes("readwriter", "DataFrameWriterV2"),
@@ -86,7 +90,37 @@ def _refresh_mentioned(spark: Any, text: str) -> None:
         refresh(spark, name)
 
 
+def _option(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+    given = dict(zip(("key", "value"), arguments, strict=False)) | options
+    _given_options(self)[str(given.get("key"))] = given.get("value")
+    return own(self, *arguments, **options)
+
+
+def _options(self: Any, own: Around, **options: Any) -> Any:
+    _given_options(self).update(options)
+    return own(self, **options)
+
+
+def _given_options(reader: Any) -> dict[str, Any]:
+    """Return what a reader was given until now, which only one of Connect would say itself."""
+    given: dict[str, Any] = reader.__dict__.setdefault("_streamhouse_options", {})
+    return given
+
+
 def _table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+    text = arguments[0] if arguments else options.get("tableName")
+    if isinstance(text, str):
+        spark = session_of(self)
+        # A session has no options of its own, and a reader must not get its.
+        given = {} if spark is self else _given_options(self)
+        frame = planned_afresh(spark, text, given)
+        if frame is not None:
+            return frame
+        _refresh_mentioned(spark, text)
+    return own(self, *arguments, **options)
+
+
+def _stream_table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
     text = arguments[0] if arguments else options.get("tableName")
     if isinstance(text, str):
         _refresh_mentioned(session_of(self), text)
