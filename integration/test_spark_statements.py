@@ -91,6 +91,9 @@ REFUSED_DEFINITIONS = {
     "CREATE TABLE made (id BIGINT) USING streamhouse OPTIONS (nowhere 'x')": "nowhere",
     "CREATE TABLE no_such.made (id BIGINT) USING streamhouse": "CREATE DATABASE first",
     "CREATE TABLE made LIKE {items}": "the same table",
+    "BEGIN CREATE TABLE made (id BIGINT) USING streamhouse; END": "by itself",
+    "EXECUTE IMMEDIATE 'CREATE TABLE made (id BIGINT) USING streamhouse'": "by itself",
+    "BEGIN IF true THEN CREATE TABLE made LIKE {items}; END IF; END": "by itself",
 }
 
 
@@ -129,6 +132,71 @@ def test_a_call_that_would_make_a_name_without_a_table_is_refused(
         DEFINING_CALLS[call](world, world.spark.range(1), "made")
 
     assert not world.spark.catalog.tableExists("made")
+
+
+UNTAKEN_CALLS: dict[str, tuple[Callable[[SparkWorld, DataFrame], Any], str]] = {
+    "no mode": (lambda w, df: _writer(w, df).save("default.untaken"), r"mode\('append'\)"),
+    "ignore": (
+        lambda w, df: _writer(w, df).mode("ignore").save("default.untaken"),
+        r"'ignore'.*mode\('append'\)",
+    ),
+    "error by argument": (
+        lambda w, df: df.write.save("default.untaken", "streamhouse", "error", **_at(w)),
+        r"'error'.*mode\('append'\)",
+    ),
+    "partitionBy": (
+        lambda w, df: _writer(w, df).partitionBy("id").mode("append").save("default.untaken"),
+        "partitioned.by",
+    ),
+    "partitionBy by argument": (
+        lambda w, df: _writer(w, df).save("default.untaken", mode="append", partitionBy="id"),
+        "partitioned.by",
+    ),
+    "bucketBy": (
+        lambda w, df: _writer(w, df).bucketBy(2, "id").mode("append").save("default.untaken"),
+        "bucket.num",
+    ),
+    "clusterBy": (
+        lambda w, df: _writer(w, df).clusterBy("id").mode("append").save("default.untaken"),
+        "partitioned.by",
+    ),
+    "partitionBy of a stream": (
+        lambda w, df: _stream_writer(w).partitionBy("id").start("default.untaken"),
+        "partitioned.by",
+    ),
+    "partitionBy of a stream by argument": (
+        lambda w, df: _stream_writer(w).start("default.untaken", partitionBy="id"),
+        "partitioned.by",
+    ),
+    "clusterBy of a stream": (
+        lambda w, df: _stream_writer(w).clusterBy("id").start("default.untaken"),
+        "partitioned.by",
+    ),
+}
+
+
+def _at(world: SparkWorld) -> dict[str, str]:
+    return {"endpoint": world.endpoint}
+
+
+def _writer(world: SparkWorld, frame: DataFrame) -> Any:
+    return frame.write.format("streamhouse").options(**_at(world))
+
+
+def _stream_writer(world: SparkWorld) -> Any:
+    source = world.spark.readStream.format("rate").load().selectExpr("value AS id")
+    return source.writeStream.format("streamhouse").options(**_at(world))
+
+
+@pytest.mark.parametrize("call", UNTAKEN_CALLS)
+def test_what_a_write_cannot_take_from_sparks_writer_is_refused_by_what_to_use(
+    world: SparkWorld, call: str
+) -> None:
+    write, sentence = UNTAKEN_CALLS[call]
+    with pytest.raises(StreamhouseError, match=sentence):
+        write(world, world.spark.range(1))
+
+    assert "default.untaken" not in world.client.list_tables()
 
 
 # -- attached names ------------------------------------------------------------------------------
@@ -205,6 +273,7 @@ def test_alter_table_changes_the_table_itself(world: SparkWorld, items: str) -> 
     sql(f"ALTER TABLE {items} UNSET TBLPROPERTIES ('table.log.ttl')")
     sql(f"INSERT INTO {items} VALUES (3, 5000000000, 'c', named_struct('a', 1))")
     sql(f"ALTER TABLE {items} DROP COLUMN s")
+    sql(f"COMMENT ON COLUMN default.{items}.title IS 'on the box'")
 
     assert rows(world, f"SELECT * FROM {items}") == [
         (1, None, "a"),
@@ -215,8 +284,10 @@ def test_alter_table_changes_the_table_itself(world: SparkWorld, items: str) -> 
     assert [(c.name, c.comment) for c in info.schema.columns] == [
         ("id", ""),
         ("size", "in kg"),
-        ("title", ""),
+        ("title", "on the box"),
     ]
+    sql(f"COMMENT ON COLUMN {items}.title IS NULL")
+    assert world.client.describe_table(path).schema.columns[-1].comment == ""
 
 
 def test_not_null_is_dropped_by_sql_and_rows_may_be_null(world: SparkWorld) -> None:
@@ -249,6 +320,18 @@ REFUSED_ON_NAMES = {
     "UPDATE {items} SET name = 'x'": r"\.update\(",
     "MERGE INTO {items} USING {items} s ON false WHEN MATCHED THEN DELETE": r"\.merge\(",
     "CREATE OR REPLACE TABLE {items} AS SELECT 1 AS id": "INSERT OVERWRITE",
+    "COMMENT ON TABLE {items} IS 'x'": "COMMENT ON COLUMN",
+    "SELECT * FROM {items} TIMESTAMP AS OF '2030-01-01'": "asOfTimestamp",
+    "SELECT * FROM {items} VERSION AS OF 1": "asOfSnapshot",
+    "INSERT INTO {items} REPLACE WHERE id = 1 SELECT 1L, 'z'": "INSERT OVERWRITE replaces all",
+    "INSERT OVERWRITE {items} PARTITION (name = 'a') SELECT 1L": "INSERT OVERWRITE replaces all",
+    "ANALYZE TABLE {items} COMPUTE STATISTICS": "needs no such statement",
+    "SHOW PARTITIONS {items}": "needs no such statement",
+    "SELECT * FROM streamhouse.`default.{items}`": r"streamhouse\.sql",
+    "COMMENT ON COLUMN {items}.nothing IS 'x'": "no column 'nothing'",
+    "EXECUTE IMMEDIATE 'ALTER TABLE {items} ADD COLUMNS (zz INT)'": "by itself",
+    "BEGIN TRUNCATE TABLE {items}; END": "by itself",
+    "BEGIN COMMENT ON COLUMN {items}.id IS 'x'; END": "by itself",
 }
 
 
@@ -272,6 +355,8 @@ def test_calls_that_would_replace_a_name_or_change_rows_are_refused(
         lambda: frame.writeTo(items).replace(),
         lambda: frame.mergeInto(items, F.lit(True)),
         lambda: world.spark.catalog.truncateTable(items),
+        lambda: frame.writeTo(items).overwrite(F.col("id") == 1),
+        lambda: frame.writeTo(items).overwritePartitions(),
     ):
         with pytest.raises(StreamhouseError, match=r"insertInto|streamhouse\.Table"):
             call()
@@ -295,6 +380,8 @@ def test_writes_through_a_name_write_to_its_table(
     world.spark.sql(f"INSERT OVERWRITE {items} VALUES (7, 'n')")
     assert ids() == [7]
     frame(8).write.insertInto(items, overwrite=True)
+    assert ids() == [8]
+    frame(8).writeTo(items).overwrite(F.lit(True))
     assert ids() == [8]
     source = world.stream(world.table(rows=5)).selectExpr("id", "region AS name")
     query = (
@@ -345,3 +432,17 @@ def test_a_write_through_columns_that_the_table_has_not_says_so(
     assert "no column 'name'" in last_line(read.value)
     with pytest.raises(Exception, match="attach it again, or REFRESH TABLE it"):
         run_as_spark(world.spark, f"INSERT INTO {items} VALUES (3, 'c')")
+
+
+def test_refresh_table_heals_a_name_whose_columns_another_program_changed(
+    world: SparkWorld, items: str
+) -> None:
+    for heal in (
+        lambda: world.spark.sql(f"REFRESH TABLE {items}"),
+        lambda: world.spark.catalog.refreshTable(items),
+    ):
+        run_as_spark(world.spark, f"ALTER TABLE {items} ADD COLUMNS (zz INT)")
+        with pytest.raises(Exception, match=r"no column 'zz'.*REFRESH TABLE it"):
+            world.spark.sql(f"SELECT * FROM {items}").collect()
+        heal()
+        assert rows(world, f"SELECT * FROM {items}") == [(1, "a"), (2, "b")]

@@ -12,7 +12,7 @@ from typing import Any, Final
 from streamhouse.connector.names.statement import Statement, Token, name_at, unquoted
 from streamhouse.storage_service.errors import UnsupportedError
 
-__all__ = ["Alteration", "alteration_of"]
+__all__ = ["Alteration", "alteration_of", "commented"]
 
 _CAN: Final = (
     "ADD COLUMNS (name type, column.field type), DROP COLUMN name, RENAME COLUMN old TO new,"
@@ -63,6 +63,17 @@ def alteration_of(statement: Statement, *, type_of: Callable[[str], Any]) -> Alt
             return Alteration(updates=dict(pairs))
         return Alteration(removals=tuple("".join(map(unquoted, spec)) for spec in given))
     raise _cannot(statement)
+
+
+def commented(column: str, statement: Statement) -> Alteration:
+    """Return what a `COMMENT ON COLUMN ... IS 'text' | NULL` asks for."""
+    rest = [token for token in statement.rest if token.text != ";"]
+    if len(rest) != 2 or rest[0].word != "IS" or not (rest[1].is_string or rest[1].word == "NULL"):
+        raise UnsupportedError(
+            f"COMMENT ON COLUMN {'.'.join(statement.name)}: write IS 'text', or IS NULL"
+        )
+    text = unquoted(rest[1]) if rest[1].is_string else ""
+    return Alteration(changes=({"comment": column, "to": text},))
 
 
 def _is_of_field(rest: Sequence[Token], words: Sequence[str]) -> bool:

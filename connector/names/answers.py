@@ -6,13 +6,13 @@ Spark 4.3 would answer OK to most of them and change nothing but an entry of its
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from streamhouse.connector.names.alteration import alteration_of
+from streamhouse.connector.names.alteration import alteration_of, commented
 from streamhouse.connector.names.attached_names import (
     AttachedName,
     attached,
@@ -99,14 +99,33 @@ class Names:
             )
         if statement.verb in ("CREATE TABLE", "CREATE VIEW"):
             return False
+        if statement.verb == "COMMENT ON COLUMN":
+            return self._comment(statement, name)
         found = attached(self._spark, statement.name)
         return found is not None and self._answer_for(found, statement, name)
+
+    def refuse(self, within: Iterable[Statement]) -> None:
+        """Refuse the statements of a script that Spark would execute without asking us."""
+        for statement in within:
+            verb, of = statement.verb, statement.like or statement.name
+            if verb == "COMMENT ON COLUMN":
+                of = of[:-1]
+            is_sparks = verb == "REFRESH TABLE" or (
+                verb in ("CREATE TABLE", "CREATE VIEW") and statement.like is None
+            )
+            if not is_ours(statement.provider) and (is_sparks or attached(self._spark, of) is None):
+                continue
+            raise UnsupportedError(
+                f"{statement.verb} {'.'.join(statement.name)} within BEGIN ... END or EXECUTE"
+                " IMMEDIATE would change Spark's catalog and nothing else, because Spark asks no"
+                " Python source about such statements: give the statement to spark.sql by itself"
+            )
 
     def _answer_for(self, found: AttachedName, statement: Statement, name: str) -> bool:
         table = found.connection.name
         verb = statement.verb
         if verb == "REFRESH TABLE":
-            refresh(self._spark, found)
+            refresh(self._spark, found, is_forced=True)
             return False
         if verb == "REPLACE TABLE":
             raise _no_replacement(statement, name)
@@ -121,6 +140,11 @@ class Names:
                 f" streamhouse.Table(spark, '{table}').{_CHANGES[verb]}(...), or INSERT OVERWRITE"
                 " to replace all rows"
             )
+        if verb == "COMMENT ON TABLE":
+            raise UnsupportedError(
+                f"COMMENT ON TABLE {name}: a Streamhouse table has no comment, its columns have:"
+                f" COMMENT ON COLUMN {name}.column IS 'text'"
+            )
         words = [token.word for token in statement.rest[:2]]
         if words == ["RENAME", "TO"]:
             raise UnsupportedError(
@@ -129,6 +153,25 @@ class Names:
             )
         self._alter(found, statement)
         return True
+
+    def _comment(self, statement: Statement, name: str) -> bool:
+        """Comment a column of an attached name."""
+        # A table's name has three parts at most; what is behind it is a column, or a field in one.
+        for end in range(1, min(4, len(statement.name))):
+            found = attached(self._spark, statement.name[:end])
+            if found is None:
+                continue
+            table, column = found.connection.name, statement.name[end:]
+            if table.part or len(column) > 1:
+                what = f"'{table}' can only be read" if table.part else "a field has no comment"
+                raise UnsupportedError(
+                    f"COMMENT ON COLUMN {name}: {what}; comment a column of '{table.path}'"
+                )
+            alteration = commented(column[0], statement)
+            found.client.alter_schema(str(table.path), alteration.changes)
+            refresh(self._spark, found)
+            return True
+        return False
 
     def _alter(self, found: AttachedName, statement: Statement) -> None:
         path = str(found.connection.name.path)

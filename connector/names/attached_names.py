@@ -117,8 +117,10 @@ def run_as_spark(spark: Any, text: str) -> Any:
     return own_method(type(spark), "sql", mark=OWN_METHOD)(spark, text)
 
 
-def refresh(spark: Any, name: AttachedName) -> None:
+def refresh(spark: Any, name: AttachedName, *, is_forced: bool = False) -> None:
     """Tell Spark's catalog the table's columns, if they are others than it was told.
+
+    `is_forced`: also if they are not, because others may have told the catalog something else.
 
     What keeps the service from answering, the statement itself will say.
     """
@@ -126,10 +128,10 @@ def refresh(spark: Any, name: AttachedName) -> None:
         version = name.asked_version()
     except StreamhouseError:
         return
-    if version == name.version:
+    if version == name.version and not is_forced:
         return
     with name.lock:
-        if version == name.version or not _is_ours(spark, name):
+        if (version == name.version and not is_forced) or not _is_ours(spark, name):
             return
         columns = name.schema().toDDL()
         run_as_spark(spark, f"ALTER TABLE {_quoted(name.sql_name)} REPLACE COLUMNS ({columns})")

@@ -10,22 +10,27 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pyspark.sql.types import StructType
 
+from streamhouse.connector.names.advice import advising
 from streamhouse.connector.names.answers import Names, is_ours, no_such_definition
 from streamhouse.connector.names.asked_first import Around, put_around, session_of
 from streamhouse.connector.names.attached_names import OWN_METHOD, attached, attached_in, refresh
 from streamhouse.connector.names.held_reads import planned_afresh
-from streamhouse.connector.names.statement import name_parts, statement_of
+from streamhouse.connector.names.statement import name_parts, statement_of, statements_within
+from streamhouse.connector.names.writers import LAYOUT_CALLS, check_layout, check_mode
 from streamhouse.connector.options.options import FORMAT
 from streamhouse.storage_service.errors import UnsupportedError
 
 __all__ = ["answer_statements"]
 
 _CONNECT: Final = "pyspark.sql.connect"
+_SHOWN_CHARACTERS: Final = 80
+"""How much of a statement an error shows."""
 Attach = Callable[..., Any]
 
 
@@ -54,13 +59,20 @@ def answer_statements(spark: Any, attach: Attach) -> None:
     )
     change(writer, "format", _noted("format"))
     change(writer, "mode", _noted("mode"))
+    change(writer, "save", _save)
     change(writer, "saveAsTable", _save_as_table)
     change(writer, "insertInto", _insert_into)
     change(writer_v2, "using", _noted("format"))
     for method in ("create", "replace", "createOrReplace"):
         change(writer_v2, method, functools.partial(_define_v2, method=method))
+    for method in ("overwrite", "overwritePartitions"):
+        change(writer_v2, method, functools.partial(_overwrite_v2, method=method))
     stream_writer = classes("streaming.readwriter", "DataStreamWriter")
+    for call in LAYOUT_CALLS:
+        change(writer, call, _noted(call))
+        change(stream_writer, call, _noted(call))
     change(stream_writer, "format", _noted("format"))
+    change(stream_writer, "start", _start)
     change(stream_writer, "toTable", _to_table)
     catalog = type(spark.catalog)
     for method in ("createTable", "createExternalTable"):
@@ -81,7 +93,13 @@ def _sql(self: Any, own: Around, *arguments: Any, attach: Attach, **options: Any
         names = Names(self, functools.partial(attach, self))
         if statement is not None and names.answer(statement):
             return self.createDataFrame([], StructType([]))
+        names.refuse(statements_within(text))
         _refresh_mentioned(self, text)
+        with advising(
+            textwrap.shorten(text, _SHOWN_CHARACTERS),
+            is_about_us=lambda: FORMAT in text.lower() or bool(attached_in(self, text)),
+        ):
+            return own(self, *arguments, **options)
     return own(self, *arguments, **options)
 
 
@@ -136,8 +154,31 @@ def _noted(what: str) -> Around:
     return around
 
 
+def _told(writer: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a writer shall lay out a table, by its methods and by what its end is given."""
+    told = {call: getattr(writer, f"_streamhouse_{call}", None) for call in LAYOUT_CALLS}
+    return told | {key: given[key] for key in LAYOUT_CALLS if given.get(key)}
+
+
+def _save(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+    given = dict(zip(("path", "format", "mode", "partitionBy"), arguments, strict=False)) | options
+    if is_ours(given.get("format") or getattr(self, "_streamhouse_format", None)):
+        check_layout(_told(self, given))
+        check_mode(given.get("mode") or getattr(self, "_streamhouse_mode", None))
+    return own(self, *arguments, **options)
+
+
+def _start(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+    keys = ("path", "format", "outputMode", "partitionBy")
+    given = dict(zip(keys, arguments, strict=False)) | options
+    if is_ours(given.get("format") or getattr(self, "_streamhouse_format", None)):
+        check_layout(_told(self, given))
+    return own(self, *arguments, **options)
+
+
 def _save_as_table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
-    given = dict(zip(("name", "format", "mode"), arguments, strict=False)) | options
+    keys = ("name", "format", "mode", "partitionBy")
+    given = dict(zip(keys, arguments, strict=False)) | options
     name = str(given.get("name"))
     source = given.get("format") or getattr(self, "_streamhouse_format", None)
     mode = given.get("mode") or getattr(self, "_streamhouse_mode", None)
@@ -145,7 +186,9 @@ def _save_as_table(self: Any, own: Around, *arguments: Any, **options: Any) -> A
     if attached(spark, name_parts(name)) is None:
         if is_ours(source):
             raise no_such_definition("saveAsTable", name)
-    elif str(mode).lower() == "overwrite":
+        return own(self, *arguments, **options)
+    check_layout(_told(self, given))
+    if str(mode).lower() == "overwrite":
         raise UnsupportedError(
             f"saveAsTable with mode 'overwrite' would put a table of Spark's in place of the name"
             f" '{name}': use .write.insertInto('{name}', overwrite=True)"
@@ -183,6 +226,16 @@ def _define_v2(self: Any, own: Around, *, method: str) -> Any:
     return own(self)
 
 
+def _overwrite_v2(self: Any, own: Around, *arguments: Any, method: str, **options: Any) -> Any:
+    name = getattr(self, "_streamhouse_name", "")
+
+    def is_about_us() -> bool:
+        return attached(session_of(self), name_parts(name)) is not None
+
+    with advising(f"writeTo('{name}').{method}", is_about_us=is_about_us):
+        return own(self, *arguments, **options)
+
+
 def _merge_into(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
     name = str(arguments[0] if arguments else options.get("table"))
     found = attached(self.sparkSession, name_parts(name))
@@ -195,15 +248,18 @@ def _merge_into(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
 
 
 def _to_table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
-    given = dict(zip(("tableName", "format"), arguments, strict=False)) | options
+    keys = ("tableName", "format", "outputMode", "partitionBy")
+    given = dict(zip(keys, arguments, strict=False)) | options
     name = str(given.get("tableName"))
     source = given.get("format") or getattr(self, "_streamhouse_format", None)
     spark = session_of(self)
     if attached(spark, name_parts(name)) is None:
         if is_ours(source):
             raise no_such_definition("toTable", name)
-    elif source is None:
-        self.format(FORMAT)
+    else:
+        check_layout(_told(self, given))
+        if source is None:
+            self.format(FORMAT)
     _refresh_mentioned(spark, name)
     return own(self, *arguments, **options)
 
@@ -227,5 +283,10 @@ def _truncate_table(self: Any, own: Around, *arguments: Any, **options: Any) -> 
 
 
 def _refresh_table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
-    _refresh_mentioned(session_of(self), str(arguments[0] if arguments else options))
+    spark = session_of(self)
+    found = attached(
+        spark, name_parts(str(arguments[0] if arguments else options.get("tableName")))
+    )
+    if found is not None:
+        refresh(spark, found, is_forced=True)
     return own(self, *arguments, **options)

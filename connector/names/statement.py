@@ -7,11 +7,20 @@ that this does not understand, is no business of ours: Spark answers it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Statement", "Token", "name_at", "name_parts", "statement_of", "tokens_of", "unquoted"]
+__all__ = [
+    "Statement",
+    "Token",
+    "name_at",
+    "name_parts",
+    "statement_of",
+    "statements_within",
+    "tokens_of",
+    "unquoted",
+]
 
 _TOKEN: Final = re.compile(
     r"""(?P<comment>--[^\n]*|/\*.*?\*/)
@@ -28,8 +37,12 @@ _NAME_FOLLOWS: Final = {
     ("DELETE", "FROM"): 2,
     ("MERGE", "INTO"): 2,
     ("REPLACE", "TABLE"): 2,
+    ("COMMENT", "ON", "TABLE"): 3,
+    ("COMMENT", "ON", "COLUMN"): 3,
     ("UPDATE",): 1,
 }
+_WITH_OBJECT: Final = ("ALTER", "TRUNCATE", "REFRESH", "COMMENT")
+_FIRST_WORDS: Final = {"CREATE", *(verb[0] for verb in _NAME_FOLLOWS)}
 _MERGE_EVOLVING: Final = ("MERGE", "WITH", "SCHEMA", "EVOLUTION", "INTO")
 
 
@@ -53,9 +66,9 @@ class Statement:
     """A statement about a table.
 
     `verb` is `CREATE TABLE`, `CREATE VIEW`, `REPLACE TABLE` (also if it may exist), `ALTER TABLE`,
-    `TRUNCATE TABLE`, `REFRESH TABLE`, `DELETE`, `UPDATE` or `MERGE`; `name` has the parts of the
-    name as written. `provider` is what USING names, `like` the table that LIKE names. `rest` are
-    the tokens behind the name.
+    `TRUNCATE TABLE`, `REFRESH TABLE`, `COMMENT ON TABLE`, `COMMENT ON COLUMN`, `DELETE`, `UPDATE`
+    or `MERGE`; `name` has the parts of the name as written, a column's own among them. `provider`
+    is what USING names, `like` the table that LIKE names. `rest` are the tokens behind the name.
     """
 
     verb: str
@@ -80,9 +93,37 @@ def statement_of(text: str) -> Statement | None:
     for verb, length in _NAME_FOLLOWS.items():
         if words[: len(verb)] == verb:
             first = verb[0]
-            has_object = first in ("ALTER", "TRUNCATE", "REFRESH")
+            has_object = first in _WITH_OBJECT
             return _about(text, tokens, verb=" ".join(verb) if has_object else first, at=length)
     return None
+
+
+def statements_within(text: str) -> list[Statement]:
+    """Return the statements in a script, `BEGIN ... END`, or in the texts of EXECUTE IMMEDIATE.
+
+    Of a script more may be returned than it executes, as the UPDATE of a MERGE, whose name then is
+    none. A text that is computed is not seen.
+    """
+    if text.lstrip()[:1].upper() not in set("BE-/"):
+        return []
+    tokens = tokens_of(text)
+    words = [token.word for token in tokens]
+    is_immediate = words[:2] == ["EXECUTE", "IMMEDIATE"]
+    if words[:1] != ["BEGIN"] and not is_immediate:
+        return []
+    return list(_within(text, tokens, with_texts=is_immediate or "IMMEDIATE" in words))
+
+
+def _within(text: str, tokens: Sequence[Token], *, with_texts: bool) -> Iterator[Statement]:
+    for token in tokens:
+        if token.is_string:
+            if with_texts:
+                inner = unquoted(token)
+                yield from _within(inner, tokens_of(inner), with_texts=False)
+        elif token.word in _FIRST_WORDS:
+            found = statement_of(text[token.start :])
+            if found is not None:
+                yield found
 
 
 def tokens_of(text: str) -> list[Token]:

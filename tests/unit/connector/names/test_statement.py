@@ -8,7 +8,12 @@ import pytest
 
 from streamhouse.connector.names.alteration import alteration_of
 from streamhouse.connector.names.definition import definition_of
-from streamhouse.connector.names.statement import Statement, name_parts, statement_of
+from streamhouse.connector.names.statement import (
+    Statement,
+    name_parts,
+    statement_of,
+    statements_within,
+)
 from streamhouse.storage_service.errors import UnsupportedError
 
 
@@ -152,3 +157,23 @@ def test_a_clause_that_means_nothing_is_refused(clause: str) -> None:
 def test_a_field_inside_a_column_is_only_added_and_widened(text: str) -> None:
     with pytest.raises(UnsupportedError, match="a field inside a column can be added and widened"):
         _altered(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "within"),
+    [
+        ("BEGIN CREATE TABLE t (id INT) USING streamhouse; ALTER TABLE u ADD COLUMN a INT; END",
+         ["CREATE TABLE t", "ALTER TABLE u"]),
+        ("-- a script\nbegin if x then truncate table t; end if; end", ["TRUNCATE TABLE t"]),
+        ("EXECUTE IMMEDIATE 'ALTER TABLE t RENAME COLUMN a TO `b''s`'", ["ALTER TABLE t"]),
+        ("BEGIN DECLARE q STRING DEFAULT 'COMMENT ON TABLE t IS \\'x\\''; EXECUTE IMMEDIATE q; END",
+         ["COMMENT ON TABLE t"]),
+        ("BEGIN INSERT INTO t VALUES ('DELETE FROM t'); END", []),
+        ("EXECUTE IMMEDIATE 'SELECT 1'", []),
+        ("SELECT 'EXECUTE IMMEDIATE'", []),
+        ("EXPLAIN ALTER TABLE t ADD COLUMN a INT", []),
+    ],
+)  # fmt: skip
+def test_the_statements_of_a_script(text: str, within: list[str]) -> None:
+    found = statements_within(text)
+    assert [f"{one.verb} {'.'.join(one.name)}" for one in found] == within

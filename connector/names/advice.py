@@ -1,0 +1,53 @@
+"""What to use in place of a statement that Spark refuses for a table of a Python source.
+
+Spark's own sentence names neither the reason nor anything that would do. Where the statement
+mentions an attached name, or the format, ours is raised from Spark's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from pyspark.errors import PySparkException
+
+from streamhouse.connector.options.options import FORMAT
+from streamhouse.storage_service.errors import UnsupportedError
+
+__all__ = ["advising"]
+
+_SOME_ROWS: Final = (
+    "Spark lets no Python source replace some of a table's rows: INSERT OVERWRITE replaces all of"
+    " them, and streamhouse.Table(spark, 'database.table').delete(...) deletes some"
+)
+_NOTHING: Final = (
+    "a Streamhouse table needs no such statement: statistics, partitions and files are the"
+    " service's own, and load('database.table$files') lists the files"
+)
+_ADVICE: Final = {
+    "UNSUPPORTED_FEATURE.TIME_TRAVEL": (
+        "Spark has AS OF for no Python source: write FROM name WITH (asOfTimestamp = '2026-11-21"
+        " 10:00:00'), or WITH (asOfSnapshot = '...')"
+    ),
+    "UNSUPPORTED_FEATURE.TABLE_OPERATION": _SOME_ROWS,
+    "NON_PARTITION_COLUMN": _SOME_ROWS,
+    "UNSUPPORTED_DATASOURCE_FOR_DIRECT_QUERY": (
+        f"Spark queries files so, and {FORMAT} is none: use streamhouse.sql(spark, 'SELECT ... FROM"
+        " database.table'), or streamhouse.attach(spark, 'database.table') and its name"
+    ),
+    "NOT_SUPPORTED_COMMAND_FOR_V2_TABLE": _NOTHING,
+    "INVALID_PARTITION_OPERATION.PARTITION_MANAGEMENT_IS_UNSUPPORTED": _NOTHING,
+}
+
+
+@contextlib.contextmanager
+def advising(what: str, *, is_about_us: Callable[[], bool]) -> Iterator[None]:
+    """Raise our sentence in place of Spark's refusal of what is about us."""
+    try:
+        yield
+    except PySparkException as error:
+        advice = _ADVICE.get(error.getCondition() or "")
+        if advice is None or not is_about_us():
+            raise
+        raise UnsupportedError(f"{what}: {advice}") from error

@@ -1,0 +1,42 @@
+"""What a writer was told that means nothing to a Streamhouse table: it is refused at its end.
+
+Spark asks a Python source for none of it. A batch fails with a sentence that names nothing of ours,
+and a stream goes on without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from streamhouse.storage_service.errors import UnsupportedError
+
+__all__ = ["LAYOUT_CALLS", "check_layout", "check_mode"]
+
+LAYOUT_CALLS: Final = {
+    "partitionBy": "option partitioned.by, as in .option('partitioned.by', 'region, day(at)')",
+    "bucketBy": "options bucket.num and bucket.key",
+    "clusterBy": "option partitioned.by, or bucket.num and bucket.key",
+}
+"""The methods of Spark's writers that lay out a table, and what is used in place of each."""
+_MODES: Final = ("append", "overwrite")
+
+
+def check_layout(told: Mapping[str, Any]) -> None:
+    """Refuse a layout by Spark's methods, of which `told` has what they were called with."""
+    for call, instead in LAYOUT_CALLS.items():
+        if told.get(call):
+            raise UnsupportedError(
+                f"{call}: Spark tells it to no Python source; use {instead}, of the write that"
+                " creates the table"
+            )
+
+
+def check_mode(mode: Any) -> None:
+    """Refuse the modes that Spark gives to no Python source."""
+    if str(mode).lower() not in _MODES:
+        raise UnsupportedError(
+            f"{f'mode {mode!r}' if mode else 'a write without a mode'}: a Streamhouse table is"
+            " written by .mode('append'), which creates it if it is not there, or"
+            " .mode('overwrite'), which replaces all its rows"
+        )
