@@ -12,6 +12,8 @@ from typing import Any, Final
 import pyspark
 import pytest
 
+from tests.support.service_process import ServiceProcess
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 SPARK_CONF: Final = ROOT / "spark_conf"
 # Spark's own launcher reads it before any of its modules could declare it.
@@ -85,3 +87,32 @@ def test_several_executors(spark_home: Path) -> None:
     assert report["versions"] == ["0.1.0"]
     for key, value in wanted.items():
         assert value in report["settings"][key]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["classic", "connect"])
+def test_a_program_warns_of_nothing_that_nobody_can_act_on(tmp_path: Path, kind: str) -> None:
+    program = str(ROOT / "integration" / "spark_quiet_probe.py")
+    environment = {
+        **os.environ,
+        "SPARK_CONF_DIR": str(SPARK_CONF),
+        "PYSPARK_PYTHON": sys.executable,
+        # Lets the server of Spark Connect take a free port.
+        "SPARK_TESTING": "1",
+    }
+    environment.pop("JAVA_TOOL_OPTIONS", None)
+    with ServiceProcess(tmp_path / "service") as service:
+        done = subprocess.run(
+            [sys.executable, program, service.endpoint, str(tmp_path), kind],
+            env=environment,
+            # Spark's warehouse is a folder where a program stands.
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    assert (done.returncode, done.stdout.strip()) == (0, "3"), done.stderr[-4000:]
+    # Beside them Spark draws its progress.
+    assert [line for line in done.stderr.splitlines() if " WARN " in line] == []

@@ -26,6 +26,7 @@ from streamhouse.connector.names.attached_names import (
     catalog_name,
     is_attached,
     note,
+    noted,
     run_as_spark,
 )
 from streamhouse.connector.names.hooks import answer_statements
@@ -141,8 +142,8 @@ def _writer_classes(spark: SparkSession) -> tuple[type, ...]:
 def attach(spark: SparkSession, table: str, name: str | None = None, **options: Any) -> str:
     """Make a table a SQL name that every statement plans afresh, for SELECT and INSERT.
 
-    A stream that joins the name reads its newest rows in each micro-batch if the join compares
-    columns for equality; `spark.read...load()` does so in every join.
+    A stream that joins the name in its SQL reads the newest rows in each micro-batch if the join
+    compares columns, by `=` or `<`; a DataFrame of `spark.table(name)` does so in every join.
 
     Args:
         table: `database.table`, or a part of it as in `database.table$lake`.
@@ -166,18 +167,33 @@ def _attach(spark: SparkSession, table: str, name: str | None, options: Mapping[
             f"'{sql_name}' is not a SQL name: use letters, digits and underscores, with dots"
             " between catalog, schema and table"
         )
-    provider = _provider(sql_name, given)
-    spark.dataSource.register(provider)
+    in_catalog, session = catalog_name(spark, sql_name.split(".")), _session_id(spark)
+    earlier = noted(spark, in_catalog)
+    if earlier is not None and (earlier.session, earlier.options) == (session, given):
+        # Spark warns of each registration after the first, and would get the same class.
+        provider_name, schema = earlier.provider, earlier.schema
+    else:
+        provider = _provider(sql_name, given)
+        spark.dataSource.register(provider)
+        provider_name, schema = provider.name(), lambda: provider({}).schema()
     attached = AttachedName(
-        sql_name=catalog_name(spark, sql_name.split(".")),
-        provider=provider.name(),
+        sql_name=in_catalog,
+        provider=provider_name,
         options=given,
-        schema=lambda: provider({}).schema(),
+        schema=schema,
+        session=session,
     )
     note(spark, attached)
     _make_room(spark, sql_name)
-    run_as_spark(spark, f"CREATE TABLE {sql_name} USING {provider.name()}")
+    run_as_spark(spark, f"CREATE TABLE {sql_name} USING {provider_name}")
     return sql_name
+
+
+def _session_id(spark: Any) -> str:
+    """Return what a session is called: formats are registered in one session each."""
+    if has_jvm(spark):
+        return str(spark._jsparkSession.sessionUUID())
+    return str(spark.session_id)
 
 
 def _make_room(spark: SparkSession, sql_name: str) -> None:

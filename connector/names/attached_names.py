@@ -33,6 +33,7 @@ __all__ = [
     "catalog_name",
     "is_attached",
     "note",
+    "noted",
     "refresh",
     "run_as_spark",
 ]
@@ -46,12 +47,16 @@ _names: Final[dict[tuple[str, str], AttachedName]] = {}
 
 @dataclass(slots=True, kw_only=True)
 class AttachedName:
-    """One name: `database.name` in Spark, the options it stands for, and its version there."""
+    """One name: `database.name` in Spark, the options it stands for, and its version there.
+
+    `session` is the one in which its provider, a format of its own, is registered.
+    """
 
     sql_name: str
     provider: str
     options: Mapping[str, str]
     schema: Callable[[], StructType]
+    session: str
     version: tuple[int, int] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -89,6 +94,11 @@ def note(spark: Any, name: AttachedName) -> None:
     name.version = name.asked_version()
     with _lock:
         _names[_application(spark), name.sql_name] = name
+
+
+def noted(spark: Any, sql_name: str) -> AttachedName | None:
+    """Return what `note` remembers of `database.name`, whatever became of the name since."""
+    return _names.get((_application(spark), sql_name))
 
 
 def attached(spark: Any, parts: Sequence[str]) -> AttachedName | None:
