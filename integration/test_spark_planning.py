@@ -176,3 +176,65 @@ def test_without_the_setting_a_frame_keeps_its_rows_and_says_so(world: SparkWorl
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert world.load(path).count() == 8
+
+
+@pytest.mark.parametrize("how", ["spark.table", "cross join u", "join u on s.id <=> u.id"])
+def test_a_stream_that_compares_nothing_reads_afresh_by_table_and_else_warns(
+    world: SparkWorld, how: str
+) -> None:
+    facts, users = world.table(), world.table()
+    name = streamhouse.attach(world.spark, users, "compared", endpoint=world.endpoint)
+    stream = world.stream(facts).select("id")
+    stream.createOrReplaceTempView("s")
+    counts: list[int] = []
+    if how == "spark.table":
+        joined = stream.crossJoin(world.spark.table(name).select("region"))
+    else:
+        joined = world.spark.sql(f"select s.id from s {how.replace(' u', f' {name} u', 1)}")
+    start = joined.writeStream.foreachBatch(lambda batch, _: counts.append(batch.count())).start
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        query = start()
+    try:
+        for number in range(2):
+            world.append(users, number, number + 1)
+            world.append(facts, number, number + 1)
+            query.processAllAvailable()
+    finally:
+        query.stop()
+
+    said = [str(one.message) for one in caught if "attached name" in str(one.message)]
+    if how == "spark.table":
+        assert (said, [count for count in counts if count]) == ([], [1, 2])
+    else:
+        (sentence,) = said
+        assert "'default.compared'" in sentence
+        assert "spark.table" in sentence
+
+
+def test_a_stream_that_compares_columns_of_a_name_starts_without_a_warning(
+    world: SparkWorld,
+) -> None:
+    facts, users = world.table(), world.table()
+    name = streamhouse.attach(world.spark, users, "compared", endpoint=world.endpoint)
+    world.stream(facts).select("id").createOrReplaceTempView("s")
+    joined = world.spark.sql(f"select s.id from s left join {name} u on s.id < u.id")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        query = joined.writeStream.format("noop").trigger(availableNow=True).start()
+    query.awaitTermination()
+
+
+def test_a_name_that_is_attached_without_the_setting_says_so(world: SparkWorld) -> None:
+    path = world.table(rows=1)
+    world.spark.conf.set(PUSHDOWN, "false")
+    try:
+        with pytest.warns(UserWarning, match="a stream that joins 'unplanned'"):
+            world.spark.sql(
+                "CREATE TABLE unplanned USING streamhouse OPTIONS"
+                f" (table '{path}', endpoint '{world.endpoint}')"
+            )
+    finally:
+        world.spark.conf.set(PUSHDOWN, "true")
+    world.spark.sql("DROP TABLE unplanned")

@@ -19,6 +19,7 @@ from streamhouse.connector.format.spark_readers import (
     mark_streams,
     plan_reads_afresh,
     session_zone,
+    warn_if_reads_are_kept,
 )
 from streamhouse.connector.names.asked_first import has_jvm, put_around
 from streamhouse.connector.names.attached_names import (
@@ -167,6 +168,7 @@ def _attach(spark: SparkSession, table: str, name: str | None, options: Mapping[
             f"'{sql_name}' is not a SQL name: use letters, digits and underscores, with dots"
             " between catalog, schema and table"
         )
+    warn_if_reads_are_kept(spark, sql_name)
     in_catalog, session = catalog_name(spark, sql_name.split(".")), _session_id(spark)
     earlier = noted(spark, in_catalog)
     if earlier is not None and (earlier.session, earlier.options) == (session, given):

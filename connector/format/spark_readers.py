@@ -37,7 +37,13 @@ from streamhouse.connector.options.options import (
     ZONE_MARK,
 )
 
-__all__ = ["hand_over_zone", "mark_streams", "plan_reads_afresh", "session_zone"]
+__all__ = [
+    "hand_over_zone",
+    "mark_streams",
+    "plan_reads_afresh",
+    "session_zone",
+    "warn_if_reads_are_kept",
+]
 
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 _ZONE: Final = "spark.sql.session.timeZone"
@@ -125,8 +131,22 @@ def _change(reader_class: Any) -> None:
     put_around(reader_class, "load", planned_load, mark=_OWN)
 
 
+def warn_if_reads_are_kept(spark: Any, name: str) -> None:
+    """Warn that what reads an attached name may keep its first rows, where `PUSHDOWN` is off."""
+    if not _is_on(spark):
+        warnings.warn(
+            f"{PUSHDOWN} is off in this session: a stream that joins '{name}', and a DataFrame of"
+            " it, keep the rows of their first use; set it to true",
+            stacklevel=2,
+        )
+
+
+def _is_on(spark: Any) -> bool:
+    return bool((spark.conf.get(PUSHDOWN, "false") or "").lower() == "true")
+
+
 def _is_pushdown_on(reader: Any) -> bool:
-    if (session_of(reader).conf.get(PUSHDOWN, "false") or "").lower() == "true":
+    if _is_on(session_of(reader)):
         return True
     warnings.warn(
         f"{PUSHDOWN} is off in this session: the DataFrame keeps the rows of its first use, also"

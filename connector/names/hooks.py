@@ -21,6 +21,7 @@ from streamhouse.connector.names.answers import Names, is_ours, no_such_definiti
 from streamhouse.connector.names.asked_first import Around, put_around, session_of
 from streamhouse.connector.names.attached_names import OWN_METHOD, attached, attached_in, refresh
 from streamhouse.connector.names.held_reads import planned_afresh
+from streamhouse.connector.names.stale_streams import warn_of_stale_names
 from streamhouse.connector.names.statement import name_parts, statement_of, statements_within
 from streamhouse.connector.names.writers import LAYOUT_CALLS, check_layout, check_mode
 from streamhouse.connector.options.options import FORMAT
@@ -173,6 +174,7 @@ def _start(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
     given = dict(zip(keys, arguments, strict=False)) | options
     if is_ours(given.get("format") or getattr(self, "_streamhouse_format", None)):
         check_layout(_told(self, given))
+    warn_of_stale_names(self)
     return own(self, *arguments, **options)
 
 
@@ -261,6 +263,7 @@ def _to_table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
         if source is None:
             self.format(FORMAT)
     _refresh_mentioned(spark, name)
+    warn_of_stale_names(self)
     return own(self, *arguments, **options)
 
 
