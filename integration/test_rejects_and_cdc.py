@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from decimal import Decimal
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -199,6 +200,104 @@ def test_what_is_no_change_fails_or_is_skipped(world: SparkWorld) -> None:
         streamhouse.cdc.debezium(frame)
     with pytest.raises(UnknownColumnError, match="nor 'op' and 'after'"):
         streamhouse.cdc.debezium(frame.select("value").withColumnRenamed("value", "v"))
+
+
+FITTING = """id INT, price DECIMAL(4,2), flag BOOLEAN, tiny TINYINT, raw BINARY,
+    place STRUCT<zone: INT>, day DATE, at TIMESTAMP, local TIMESTAMP_NTZ, Name STRING"""
+MISFITS = [
+    *[{"id": 1, "price": price} for price in ("BOI=", "12345.67", "", {})],
+    *[{"id": number} for number in (3_000_000_000, "5", 5.5, "one", True, [1])],
+    *[{"id": 1, "flag": flag} for flag in ("true", 1)],
+    *[{"id": 1, "tiny": tiny} for tiny in (200, 40_000, "1")],
+    {"id": 1, "raw": "no base64"},
+    *[{"id": 1, "place": place} for place in ("here", "{}", {"zone": "x"})],
+    *[{"id": 1, "day": day} for day in ("soon", 99_999_999_999, {})],
+    *[{"id": 1, "at": at} for at in ("soon", {})],
+    *[{"id": 1, "local": local} for local in ("soon", 1 << 62)],
+    {"ID": 3_000_000_000},
+]
+FITTING_ROWS = [
+    {"id": 1, "price": "12.50", "flag": True, "tiny": -128, "raw": "AP8=", "place": {"zone": 7}},
+    {"id": None, "unknown": {"id": "x"}},
+    {"ID": 2, "PRICE": 2.5, "Flag": None, "nAmE": 'a "ID": b', "Place": {"zone": 8}, "DAY": 1},
+    # What has the very name is meant.
+    {"id": 3, "ID": 4, "name": "c"},
+]
+
+
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_no_value_becomes_null_because_it_does_not_fit(world: SparkWorld, ansi: str) -> None:
+    rows = [*MISFITS, *FITTING_ROWS]
+    bare = [_event("c", n, None, row) for n, row in enumerate(rows)]
+    beside = [f'{{"schema": {{"name": "x"}}, "payload": {event}}}' for event in bare]
+    keys = [
+        '{"id": 5}',
+        '{"ID": 6}',
+        '{"payload": {"Id": 7}}',
+        '{"id": "x"}',
+        '{"payload": {"id": ""}}',
+    ]
+    events = [("{}", event) for event in bare + beside]
+    events += [(key, _event("d", 100, None, None)) for key in keys]
+    world.spark.conf.set("spark.sql.ansi.enabled", ansi)
+    try:
+        frame = world.spark.createDataFrame(events, "key STRING, value STRING").cache()
+        skipping = streamhouse.cdc.debezium(frame, FITTING, malformed="skip")
+        found = [row.asDict(recursive=True) for row in skipping.collect()]
+        failing = streamhouse.cdc.debezium(frame.where("value LIKE '%12345.67%'"), FITTING)
+        with pytest.raises(
+            PySparkException, match="a value does not fit its column price, in"
+        ) as e:
+            failing.collect()
+        bad_key = streamhouse.cdc.debezium(frame.where("""key = '{"id": "x"}'"""), FITTING)
+        with pytest.raises(PySparkException, match="a value does not fit its column, in"):
+            bad_key.collect()
+    finally:
+        world.spark.conf.unset("spark.sql.ansi.enabled")
+
+    assert "12345.67" in last_line(e.value)
+    assert [row["id"] for row in found] == [1, None, 2, 3, 1, None, 2, 3, 5, 6, 7]
+    assert {**found[0], "place": None}.items() >= {
+        "price": Decimal("12.50"),
+        "flag": True,
+        "tiny": -128,
+        "raw": b"\x00\xff",
+    }.items()
+    for row in (found[2], found[6]):
+        assert (row["price"], row["Name"], row["place"]) == (
+            Decimal("2.50"),
+            'a "ID": b',
+            {"zone": 8},
+        )
+        assert row["day"] == datetime.date(1970, 1, 2)
+    assert (found[3]["Name"], found[0]["place"]) == ("c", {"zone": 7})
+
+
+def test_a_tables_stream_and_binary_records_are_sources(world: SparkWorld, tmp_path: Path) -> None:
+    path = "default.records"
+    schema = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+    world.client.create_table(path, schema)
+    records = [
+        (b'{"id": 1}', _event("c", 1, None, {"id": 1, "name": "a"}).encode()),
+        (b'{"id": 2}', _event("c", 2, None, {"id": 2, "name": "b"}).encode()),
+        (b'{"id": 2}', _event("d", 3, None, None).encode()),
+        (b'{"id": 2}', None),
+    ]
+    keys, values = zip(*records, strict=True)
+    world.client.append(path, pa.table({"key": keys, "value": values}, schema=schema))
+
+    query = (
+        streamhouse.cdc.debezium(world.stream(path), "id BIGINT, name STRING")
+        .drop("__source_order")
+        .writeStream.format("streamhouse")
+        .options(endpoint=world.endpoint, **{"primary.key": "id"})
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start("default.from_records")
+    )
+    query.awaitTermination()
+
+    assert world.client.read("default.from_records").to_pylist() == [{"id": 1, "name": "a"}]
 
 
 def test_a_stream_of_envelopes_keeps_a_table_as_its_source_is(

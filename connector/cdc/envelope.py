@@ -6,11 +6,14 @@ is made of Spark's own expressions: it works in batches and streams, and in Spar
 - `c`, `r` and `u` become their `after`; `d` becomes its `before`, or the record's key.
 - A tombstone, the empty record behind a delete, becomes nothing.
 - `t` (truncate) and what is no envelope fail the query, unless it is told to skip them.
+- No value of JSON becomes NULL because it does not fit its column: its record is malformed. Names
+  match whatever their case, as a table's do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from streamhouse.connector.options.quoted_names import quoted
@@ -23,16 +26,21 @@ from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
 __all__ = ["ORDER_COLUMN", "debezium"]
 
 ORDER_COLUMN: Final = "__source_order"
 """Where the source had a change: of several of one key, the greatest is the last."""
 
-_SOURCE: Final = (
-    "lsn BIGINT, ts_ns BIGINT, ts_us BIGINT, ts_ms BIGINT, file STRING, pos BIGINT, row BIGINT"
-)
+# As texts, which JSON always has: a connector that says its place in another way has no order.
+_SOURCE: Final = "lsn STRING, ts_us STRING, ts_ms STRING, file STRING, pos STRING, row STRING"
+# Where Spark says that it did not understand all of a record.
+_UNREAD: Final = "__unread"
+_READING: Final = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _UNREAD}
+_OBJECT: Final = "MAP<STRING, VARIANT>"
+# Of more, Spark's function fails.
+_MILLIS_MAX: Final = (1 << 63) // 1_000 - 1
 # Of MySQL's binary logs: the file's number, the position in it, the row of the event.
 _POSITION_BITS: Final = 32
 _ROW_BITS: Final = 12
@@ -59,7 +67,8 @@ def debezium(
         key: the column with the record's key, for deletes that have no `before`; None: none.
         timestamps: what a timestamp that comes as a number counts.
         truncates: what a truncate does; a stream of rows cannot say it.
-        malformed: what a record does that is no envelope.
+        malformed: what a record does that is no envelope, or has a value that its column cannot
+            have.
 
     Returns:
         the table's columns, `__change_type` (`+I`, `+U` or `-D`) and `__source_order`.
@@ -75,30 +84,27 @@ def debezium(
             raise InvalidRequestError(
                 f"debezium: {name} = '{given}' is not one of {', '.join(known)}"
             )
-    opened = _opened(df, schema, value=value, key=key, timestamps=timestamps)
-    is_apart = value not in df.columns
-    rows = df.select(
-        opened.envelope.alias("e"),
-        opened.key.alias("k"),
-        (f.lit("") if is_apart else f.col(quoted(value))).alias("v"),
-    ).where(f.col("v").isNotNull())
+    rows, row_type = _opened(df, schema, value=value, key=key, timestamps=timestamps)
     op = f.coalesce(f.col("e.op"), f.lit("?"))
+    needs_key = (op == "d") & f.col("e.before").isNull()
+    is_bad = f.col("e.is_bad") | (needs_key & f.col("is_key_bad"))
     dropped = [op == "m"]
     if truncates == "skip":
         dropped.append(op == "t")
     if malformed == "skip":
         dropped.append(~op.isin("c", "r", "u", "d", "t", "m"))
+        dropped.append(is_bad & (op != "t"))
     for condition in dropped:
         rows = rows.where(~condition)
     change = f.when(op == "d", f.lit("-D")).when(op == "u", f.lit("+U")).otherwise(f.lit("+I"))
     return rows.select(
-        _row(op, opened.row_type).alias("row"),
+        _row(op, is_bad, row_type).alias("row"),
         change.alias(CHANGE_TYPE_COLUMN),
         f.col("e.order").alias(ORDER_COLUMN),
     ).select("row.*", CHANGE_TYPE_COLUMN, ORDER_COLUMN)
 
 
-def _row(op: Column, row_type: DataType) -> Column:
+def _row(op: Column, is_bad: Column, row_type: StructType) -> Column:
     """Return the row of a change, or fail with a sentence."""
     from pyspark.sql import functions as f
 
@@ -114,8 +120,15 @@ def _row(op: Column, row_type: DataType) -> Column:
         f.col("e.after"), failing(f.concat(f.lit("debezium: no 'after' in a change "), op))
     )
     shown = f.substring(f.col("v").cast("string"), 1, 200)
+    misfit = f.concat(
+        f.lit("debezium: a value does not fit its column"),
+        _misfits(row_type),
+        f.lit(f", in (schema: {row_type.simpleString()[7:-1]}): "),
+        shown,
+    )
     return (
-        f.when(op.isin("c", "r", "u"), written)
+        f.when(op.isin("c", "r", "u", "d") & is_bad, failing(misfit))
+        .when(op.isin("c", "r", "u"), written)
         .when(op == "d", deleted)
         .when(
             op == "t",
@@ -130,12 +143,31 @@ def _row(op: Column, row_type: DataType) -> Column:
     )
 
 
-class _Opened(NamedTuple):
-    """`envelope` has op, before, after and order; `key` is a row with the key's columns alone."""
+def _misfits(row_type: StructType) -> Column:
+    """Return the names of the columns whose values in JSON became NULL, for a message."""
+    from pyspark.sql import functions as f
 
-    envelope: Column
-    key: Column
-    row_type: DataType
+    text = f.col("v").cast("string")
+    places = ("$.payload.after", "$.after", "$.payload.before", "$.before")
+    row = f.coalesce(*[f.get_json_object(text, place) for place in places])
+    given = f.map_filter(
+        f.from_json(row, "MAP<STRING, STRING>"), lambda _name, value: value.isNotNull()
+    )
+    made = f.to_json(f.coalesce(f.col("e.after"), f.col("e.before")), {"ignoreNullFields": "true"})
+    names = f.array(*[f.lit(x.name) for x in row_type])
+    lost = f.array_intersect(names, f.array_except(f.map_keys(given), f.json_object_keys(made)))
+    return f.when(f.size(lost) > 0, f.concat(f.lit(" "), f.array_join(lost, ", "))).otherwise("")
+
+
+class _Opened(NamedTuple):
+    """`rows` has columns `v`, an envelope as it came, `e`, what is in it, and `k`, its key's row.
+
+    `e` has op, before, after, order and is_bad. What is bad, as `is_key_bad` says of the key, has a
+    value that its column cannot have.
+    """
+
+    rows: DataFrame
+    row_type: StructType
 
 
 def _opened(
@@ -147,6 +179,7 @@ def _opened(
     timestamps: str,
 ) -> _Opened:
     """Return what a record has, whatever form it has."""
+    from pyspark.sql import functions as f
     from pyspark.sql import types as t
 
     if value not in df.columns:
@@ -155,7 +188,7 @@ def _opened(
                 f"debezium: there is no column '{value}', nor 'op' and 'after' (columns:"
                 f" {', '.join(df.columns)}); name the envelope's with value="
             )
-        return _of_struct(df.schema, "")
+        return _of_struct(df, df.schema, "", f.lit(""))
     given = df.schema[value].dataType
     if isinstance(given, t.StructType):
         prefix = f"{quoted(value)}."
@@ -167,7 +200,7 @@ def _opened(
                 f"debezium: struct '{value}' has no fields 'op' and 'after'"
                 f" (fields: {', '.join(given.names)})"
             )
-        return _of_struct(given, prefix)
+        return _of_struct(df, given, prefix, f.col(quoted(value)))
     if not isinstance(given, t.StringType | t.BinaryType):
         raise SchemaMismatchError(
             f"debezium: column '{value}' is {given.simpleString()}; it must be JSON or a struct"
@@ -182,12 +215,16 @@ def _opened(
     return _of_json(df, row_type, value=value, key=key, timestamps=timestamps)
 
 
-def _of_struct(given: StructType, prefix: str) -> _Opened:
+def _of_struct(df: DataFrame, given: StructType, prefix: str, whole: Column) -> _Opened:
     """Return the parts of an envelope that is parsed already."""
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
 
     row_type = given["after"].dataType
+    if not isinstance(row_type, t.StructType):
+        raise SchemaMismatchError(
+            f"debezium: '{prefix}after' is {row_type.simpleString()}; it must be a struct"
+        )
     nothing = f.lit(None).cast(row_type)
     source = given["source"].dataType if "source" in given.names else None
     known = source.names if isinstance(source, t.StructType) else []
@@ -200,8 +237,15 @@ def _of_struct(given: StructType, prefix: str) -> _Opened:
         (f.col(f"{prefix}before") if "before" in given.names else nothing).alias("before"),
         f.col(f"{prefix}after").alias("after"),
         _order(of_source).alias("order"),
+        f.lit(False).alias("is_bad"),
     )
-    return _Opened(envelope, nothing, row_type)
+    rows = df.select(
+        whole.alias("v"),
+        envelope.alias("e"),
+        nothing.alias("k"),
+        f.lit(False).alias("is_key_bad"),
+    )
+    return _Opened(rows.where(f.col("v").isNotNull()), row_type)
 
 
 def _of_json(
@@ -211,42 +255,107 @@ def _of_json(
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
 
-    # Numbers or texts, as the source's settings have it: values are made of them below.
-    read_type = t.StructType(
-        [
-            t.StructField(x.name, t.StringType() if _is_time(x.dataType) else x.dataType, True)
-            for x in row_type
-        ]
-    )
+    read_type = t.StructType([t.StructField(x.name, _read_type(x.dataType)) for x in row_type])
     inner = t.StructType(
         [
-            t.StructField("op", t.StringType(), True),
-            t.StructField("before", read_type, True),
-            t.StructField("after", read_type, True),
-            t.StructField("source", t.StructType.fromDDL(_SOURCE), True),
+            t.StructField("op", t.StringType()),
+            t.StructField("before", read_type),
+            t.StructField("after", read_type),
+            t.StructField("source", t.StructType.fromDDL(_SOURCE)),
         ]
     )
-    whole = t.StructType([*inner, t.StructField("payload", inner, True)])
-    parsed = f.from_json(f.col(quoted(value)).cast("string"), whole)
-
-    def part(name: str) -> Column:
-        return f.coalesce(parsed["payload"][name], parsed[name])
-
-    envelope = f.struct(
-        part("op").alias("op"),
-        _made(part("before"), row_type, timestamps).alias("before"),
-        _made(part("after"), row_type, timestamps).alias("after"),
-        _order(lambda name: part("source")[name]).alias("order"),
+    whole = _with_unread([*inner, t.StructField("payload", inner)])
+    beside = _with_unread([t.StructField("payload", read_type)])
+    plain = _with_unread([*read_type])
+    has_key = key is not None and key in df.columns
+    own_key = f.col(quoted(key or "")) if has_key else f.lit(None)
+    # One step after another: Spark writes out an expression wherever it is used in the same step.
+    rows = df.select(f.col(quoted(value)).alias("v"), own_key.cast("string").alias("kt"))
+    rows = rows.where(f.col("v").isNotNull()).select(
+        "v",
+        f.from_json(_with_names_of(f.col("v").cast("string"), row_type), whole, _READING).alias(
+            "p"
+        ),
+        _with_names_of(f.col("kt"), row_type, of_key=True).alias("kt"),
     )
-    keyed = f.lit(None).cast(row_type)
-    if key is not None and key in df.columns:
-        text = f.col(quoted(key)).cast("string")
-        beside = t.StructType([t.StructField("payload", read_type, True)])
-        plain = f.from_json(text, read_type)
-        has_any = f.coalesce(*[plain[x.name].cast("string") for x in row_type]).isNotNull()
-        found = f.coalesce(f.from_json(text, beside)["payload"], f.when(has_any, plain))
-        keyed = _made(found, row_type, timestamps)
-    return _Opened(envelope, keyed, row_type)
+    rows = rows.select(
+        "v",
+        *[f.coalesce(f"p.payload.{x.name}", f"p.{x.name}").alias(x.name) for x in inner],
+        f.col(f"p.{_UNREAD}").alias("unread"),
+        f.from_json("kt", beside, _READING).alias("beside"),
+        f.from_json("kt", plain, _READING).alias("plain"),
+    )
+    of_plain = [f.col("plain")[x.name] for x in row_type]
+    has_any = f.coalesce(*[value.cast("string") for value in of_plain]).isNotNull()
+    row = f.struct(*[value.alias(x.name) for value, x in zip(of_plain, row_type, strict=True)])
+    key_unread = f.when(f.col("beside.payload").isNull(), f.col(f"plain.{_UNREAD}")).otherwise(
+        f.col(f"beside.{_UNREAD}")
+    )
+    rows = rows.select(
+        "v",
+        *inner.names,
+        "unread",
+        f.coalesce("beside.payload", f.when(has_any, row)).alias("key"),
+        key_unread.alias("key_unread"),
+    )
+    is_bad = f.col("unread").isNotNull()
+    for name in ("before", "after"):
+        is_bad |= _loses(f.col(name), row_type, timestamps)
+    envelope = f.struct(
+        "op",
+        _made(f.col("before"), row_type, timestamps).alias("before"),
+        _made(f.col("after"), row_type, timestamps).alias("after"),
+        _order(lambda name: f.col("source")[name]).alias("order"),
+        is_bad.alias("is_bad"),
+    )
+    is_key_bad = f.col("key_unread").isNotNull() | _loses(f.col("key"), row_type, timestamps)
+    rows = rows.select(
+        "v",
+        envelope.alias("e"),
+        _made(f.col("key"), row_type, timestamps).alias("k"),
+        is_key_bad.alias("is_key_bad"),
+    )
+    return _Opened(rows, row_type)
+
+
+def _with_unread(fields: list[StructField]) -> StructType:
+    from pyspark.sql import types as t
+
+    return t.StructType([*fields, t.StructField(_UNREAD, t.StringType())])
+
+
+def _with_names_of(text: Column, row_type: StructType, *, of_key: bool = False) -> Column:
+    """Return JSON of an envelope or a key with the columns' names as the schema has them."""
+    from pyspark.sql import functions as f
+
+    names = [x.name for x in row_type]
+    either = "|".join(re.escape(name) for name in names)
+    # As it is in JSON: any text before a colon is a name. One of elsewhere costs time alone.
+    is_other = text.rlike(rf'(?<!\\)"(?!(?:{either})")(?iu:{either})"\s*:')
+    own = f.create_map(*[f.lit(part) for name in names for part in (name.lower(), name)])
+
+    def named(row: Column) -> Column:
+        def name_of(given: Column) -> Column:
+            wanted = f.coalesce(own[f.lower(given)], given)
+            return f.when(f.map_contains_key(row, wanted), given).otherwise(wanted)
+
+        return f.transform_keys(row, lambda given, _value: name_of(given))
+
+    def within(whole: Column, members: Sequence[str], change: Callable[[Column], Column]) -> Column:
+        def changed(member: Column, value: Column) -> Column:
+            made = f.to_variant_object(change(value.try_cast(_OBJECT)))
+            return f.when(member.isin(*members), f.coalesce(made, value)).otherwise(value)
+
+        return f.transform_values(whole, changed)
+
+    # Variants, since they become JSON again as they were.
+    whole = f.from_json(text, _OBJECT)
+    if of_key:
+        whole = within(named(whole), ["payload"], named)
+    else:
+        rows = ["before", "after"]
+        whole = within(within(whole, rows, named), ["payload"], lambda m: within(m, rows, named))
+    return f.when(is_other, f.coalesce(f.to_json(whole), text)).otherwise(text)
 
 
 def _order(of_source: Callable[[str], Column]) -> Column:
@@ -254,7 +363,7 @@ def _order(of_source: Callable[[str], Column]) -> Column:
     from pyspark.sql import functions as f
 
     def number(name: str) -> Column:
-        return of_source(name).cast("bigint")
+        return of_source(name).try_cast("bigint")
 
     file = f.regexp_extract(of_source("file").cast("string"), r"(\d+)$", 1)
     position = f.shiftleft(
@@ -270,29 +379,60 @@ def _is_time(kind: DataType) -> bool:
     return isinstance(kind, t.DateType | t.TimestampType | t.TimestampNTZType)
 
 
+def _read_type(kind: DataType) -> DataType:
+    """Return what a column is read as; `_value` makes its value of it."""
+    from pyspark.sql import types as t
+
+    # Times are numbers or texts, as the source's settings have it.
+    if _is_time(kind):
+        return t.StringType()
+    # Spark reads 200 as the byte -56.
+    return t.ShortType() if isinstance(kind, t.ByteType) else kind
+
+
 def _made(row: Column, row_type: StructType, timestamps: str) -> Column:
-    """Return a row with dates and timestamps made of what JSON has."""
+    """Return a row of the columns' own types."""
     from pyspark.sql import functions as f
 
     columns = [_value(row[x.name], x.dataType, timestamps).alias(x.name) for x in row_type]
     return f.when(row.isNotNull(), f.struct(*columns))
 
 
-def _value(text: Column, kind: DataType, timestamps: str) -> Column:
+def _loses(row: Column, row_type: StructType, timestamps: str) -> Column:
+    """Return whether `_made` has NULL where the row has a value."""
+    from pyspark.sql import functions as f
+
+    changed = [x for x in row_type if _read_type(x.dataType) != x.dataType]
+
+    def loses(given: Column) -> Column:
+        lost = f.lit(False)
+        for x in changed:
+            value = _value(given[x.name], x.dataType, timestamps)
+            lost |= given[x.name].isNotNull() & value.isNull()
+        return lost
+
+    # A parameter, since Spark writes out a column of a filter as often as it is named.
+    return f.exists(f.array(row), loses) if changed else f.lit(False)
+
+
+def _value(given: Column, kind: DataType, timestamps: str) -> Column:
+    """Return the value of a column, NULL if it cannot have it."""
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
 
     if not _is_time(kind):
-        return text
-    number = text.try_cast("bigint")
+        return given if _read_type(kind) == kind else given.try_cast(kind)
+    number = given.try_cast("bigint")
     if isinstance(kind, t.DateType):
-        counted = f.date_from_unix_date(number.cast("int"))
+        counted = f.date_from_unix_date(number.try_cast("int"))
     elif isinstance(kind, t.TimestampType):
         counted = f.call_function(_UNITS[timestamps], number)
+        if timestamps == "millis":
+            counted = f.when(number.between(-_MILLIS_MAX, _MILLIS_MAX), counted)
     else:
         # Debezium counts a time without a zone as if it were UTC's.
         per_second = {"millis": 1_000, "micros": 1_000_000}[timestamps]
-        seconds = (number.cast("decimal(20,0)") / per_second).cast("decimal(18,6)")
+        seconds = (number.cast("decimal(20,0)") / per_second).try_cast("decimal(18,6)")
         epoch = f.lit("1970-01-01 00:00:00").cast("timestamp_ntz")
         counted = epoch + f.make_dt_interval(secs=seconds)
-    return f.when(number.isNotNull(), counted).otherwise(text.cast(kind))
+    return f.when(number.isNotNull(), counted).otherwise(given.try_cast(kind))
