@@ -101,13 +101,17 @@ def log_batch(
     moved = [bucket for bucket, rows in sorted(read.items()) if rows]
     ranges = [f"{b}:{start.get(b, 0)}-{end[b]}" for b in moved[:_BUCKETS_SHOWN_MAX]]
     more = "" if len(moved) <= _BUCKETS_SHOWN_MAX else f",+{len(moved) - _BUCKETS_SHOWN_MAX}"
+    lag_rows = sum(max(0, latest[bucket] - end.get(bucket, 0)) for bucket in latest)
+    # What the service said of the lag it said before these rows were read.
+    if not lag_rows:
+        lag_ms = 0
     _logger.info(
         "event=micro_batch table=%s offsets=%s%s rows=%d lag_rows=%d lag_ms=%s",
         table,
         ",".join(ranges),
         more,
         sum(read.values()),
-        sum(max(0, latest[bucket] - end.get(bucket, 0)) for bucket in latest),
+        lag_rows,
         "unknown" if lag_ms is None else lag_ms,
     )
 

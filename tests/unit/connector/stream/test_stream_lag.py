@@ -70,9 +70,20 @@ def test_many_buckets_are_cut_short(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="streamhouse.stream")
     start, end = dict.fromkeys(range(20), 0), dict.fromkeys(range(20), 1)
 
-    log_batch("db.t", start, end, latest=end, lag_ms=None)
+    log_batch("db.t", start, end, latest={**end, 0: 2}, lag_ms=None)
 
-    assert ",15:0-1,+4 rows=20 lag_rows=0 lag_ms=unknown" in caplog.messages[0]
+    assert ",15:0-1,+4 rows=20 lag_rows=1 lag_ms=unknown" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("lag_ms", [16_164, None])
+def test_a_micro_batch_that_read_all_rows_has_no_lag(
+    caplog: pytest.LogCaptureFixture, lag_ms: int | None
+) -> None:
+    caplog.set_level(logging.INFO, logger="streamhouse.stream")
+
+    log_batch("db.t", {0: 5}, {0: 6}, latest={0: 6}, lag_ms=lag_ms)
+
+    assert caplog.messages[0].endswith("rows=1 lag_rows=0 lag_ms=0")
 
 
 def test_the_environment_shows_the_line_where_nothing_else_does(
