@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Table"]
 
+# What Spark notes of a column that `window()` or `session_window()` made, whatever it is called.
+_WINDOW_MARKS: Final = frozenset({"spark.timeWindow", "spark.sessionWindow"})
 _WRITES_ONLY: Final = ("app.id", "app.version", "transaction.timeout")
 
 
@@ -226,7 +228,7 @@ class Table:
 
         It is what `outputMode("update")` would be, which Spark refuses a Python sink: start it with
         a checkpoint. The results of an aggregation come as often as they change. A column that
-        `window()` made becomes two, `window_start` and `window_end`.
+        `window()` or `session_window()` made becomes two, `window_start` and `window_end`.
 
         Args:
             df: a streaming DataFrame.
@@ -363,7 +365,7 @@ def _without_windows(df: DataFrame) -> tuple[DataFrame, dict[str, tuple[str, str
     columns = []
     for field in df.schema:
         own = quoted(field.name)
-        if isinstance(field.dataType, StructType) and field.dataType.names == ["start", "end"]:
+        if isinstance(field.dataType, StructType) and _WINDOW_MARKS & field.metadata.keys():
             windows[field.name] = (f"{field.name}_start", f"{field.name}_end")
             columns += [
                 F.col(f"{own}.start").alias(windows[field.name][0]),
