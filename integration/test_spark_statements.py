@@ -89,6 +89,9 @@ REFUSED_DEFINITIONS = {
     "CREATE TABLE made (id BIGINT) USING streamhouse LOCATION '/x'": "leave the rest out",
     "CREATE TABLE made USING streamhouse OPTIONS (endpoint '{endpoint}')": "name its columns",
     "CREATE TABLE made (id BIGINT) USING streamhouse OPTIONS (nowhere 'x')": "nowhere",
+    "CREATE TABLE made (id VARCHAR(3)) USING streamhouse OPTIONS (endpoint '{endpoint}')": (
+        r"'id' is VARCHAR\(3\), .* write STRING"
+    ),
     "CREATE TABLE no_such.made (id BIGINT) USING streamhouse": "CREATE DATABASE first",
     "CREATE TABLE made LIKE {items}": "the same table",
     "BEGIN CREATE TABLE made (id BIGINT) USING streamhouse; END": "by itself",

@@ -1,9 +1,14 @@
-"""Which types of Spark a table has no columns for: each refused by its name, with what to write."""
+"""What columns a table gets of a schema of Spark's.
+
+A type that tables do not have is refused by its name, with what to write. Comments are kept.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     CalendarIntervalType,
@@ -18,19 +23,21 @@ from pyspark.sql.types import (
 
 from streamhouse.storage_service.errors import InvalidSchemaError
 
-__all__ = ["check_spark_types"]
+__all__ = ["arrow_columns", "check_spark_types"]
 
 # By `typeName`, since not every version of PySpark has every class.
 _INSTEAD: Final = {
     "variant": "write to_json({0}) as a string, or a struct of the fields you need",
     "time": "write cast({0} AS string), or microseconds of the day as bigint",
+    "char": "write STRING, which is neither padded nor limited in length",
+    "varchar": "write STRING, which is not limited in length",
     "geometry": "write st_asbinary({0})",
     "geography": "write st_asbinary({0})",
 }
 _SUPPORTED: Final = frozenset(
     {
         "boolean", "byte", "tinyint", "short", "smallint", "integer", "long", "bigint", "float",
-        "double", "decimal", "string", "char", "varchar", "binary", "date", "timestamp",
+        "double", "decimal", "string", "binary", "date", "timestamp",
         "timestamp_ntz", "void",
     }
 )  # fmt: skip
@@ -40,6 +47,21 @@ def check_spark_types(schema: StructType, *, table: str) -> None:
     """Raise `InvalidSchemaError` for the first column of a DataFrame with a type that we lack."""
     for field in schema.fields:
         _check(field.dataType, f"`{field.name}`", table=table)
+
+
+def arrow_columns(schema: StructType, *, table: str) -> pa.Schema:
+    """Return the columns that a table gets of a schema, with their comments.
+
+    Raises:
+        InvalidSchemaError: as of `check_spark_types`.
+    """
+    check_spark_types(schema, table=table)
+    fields = []
+    for given, field in zip(schema.fields, to_arrow_schema(schema, timezone="UTC"), strict=True):
+        comment = given.metadata.get("comment")
+        metadata = {"comment": comment} if isinstance(comment, str) and comment else None
+        fields.append(field.with_metadata(metadata) if metadata else field)
+    return pa.schema(fields)
 
 
 def _check(data_type: DataType, where: str, *, table: str) -> None:

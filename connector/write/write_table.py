@@ -134,7 +134,7 @@ def _as_created(field: pa.Field, options: WriteOptions) -> pa.Field:
         return field.with_nullable(False)
     if options.keeps_nullability:
         return field
-    return pa.field(field.name, _nullable(field.type))
+    return pa.field(field.name, _nullable(field.type), metadata=field.metadata)
 
 
 def _nullable(t: pa.DataType) -> pa.DataType:

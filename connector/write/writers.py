@@ -10,13 +10,12 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from streamhouse.connector.options.connection import client_for
 from streamhouse.connector.options.write_options import WriteMode, WriteOptions
 from streamhouse.connector.scan.spark_reader import spark_errors
-from streamhouse.connector.write.spark_types import check_spark_types
+from streamhouse.connector.write.spark_types import arrow_columns
 from streamhouse.connector.write.write_jobs import DirectJob, StreamJob, TransactionJob, WriteJob
 from streamhouse.connector.write.write_target import WriteTarget, resolve_target
 from streamhouse.storage_service.client import StorageClient
@@ -118,8 +117,7 @@ def _planned(
     if overwrite:
         _check_overwrite(options, is_stream=is_stream)
     client = client_for(options.connection.endpoint, options.connection.token)
-    check_spark_types(schema, table=table)
-    arrow_schema = to_arrow_schema(schema, timezone="UTC")
+    arrow_schema = arrow_columns(schema, table=table)
     target = resolve_target(
         client, options, arrow_schema, is_stream=is_stream, is_overwrite=overwrite
     )
