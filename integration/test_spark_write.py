@@ -47,6 +47,45 @@ def test_a_missing_table_is_created_as_the_frame_describes_it(world: SparkWorld)
     assert world.load("shop.created").count() == 1_000
 
 
+def test_what_a_write_creates_may_be_null_unless_it_is_told_otherwise(world: SparkWorld) -> None:
+    frame = world.spark.range(2).selectExpr("id", "'x' AS word")
+    frame = frame.withMetadata("word", {"comment": "what it says"})
+
+    world.write(frame, "default.loose")
+    world.write(frame, "default.strict", keepNullability="true", **{"primary.key": "id"})
+
+    loose, strict = (
+        world.client.describe_table(f"default.{t}").schema for t in ("loose", "strict")
+    )
+    assert [column.nullable for column in loose.columns] == [True, True]
+    assert [column.nullable for column in strict.columns] == [False, False]
+    assert [column.comment for column in loose.columns] == ["", "what it says"]
+    nulls = world.spark.sql("SELECT 7L AS id, CAST(NULL AS STRING) AS word")
+    world.write(nulls, "default.loose")
+    with pytest.raises(Exception, match="'word' must not be null"):
+        world.write(nulls, "default.strict")
+    world.write(nulls, "default.strict", mergeSchema="true")
+    relaxed = world.client.describe_table("default.strict").schema
+    assert [column.nullable for column in relaxed.columns] == [False, True]
+    assert world.ids(world.load("default.strict")) == [0, 1, 7]
+
+
+@pytest.mark.parametrize("case_sensitive", ["true", "false"])
+def test_names_of_a_table_have_no_case_whatever_spark_is_told(
+    world: SparkWorld, case_sensitive: str
+) -> None:
+    path = world.table(rows=2)
+    world.spark.conf.set("spark.sql.caseSensitive", case_sensitive)
+    try:
+        frame = world.load(path).selectExpr("id AS ID", *world.load(path).columns[1:])
+        world.write(frame, path)
+        assert world.load(path, columns="ID, Region").columns == ["id", "region"]
+    finally:
+        world.spark.conf.unset("spark.sql.caseSensitive")
+
+    assert world.ids(world.load(path)) == [0, 0, 1, 1]
+
+
 def test_timestamps_survive_the_sessions_time_zone(world: SparkWorld) -> None:
     frame = world.spark.sql(
         "select 1 as id, timestamp'2026-07-01 08:00:00' as at, timestamp_ntz'2026-07-01 08:00:00'"
