@@ -56,6 +56,22 @@ def test_reading_the_lake_needs_neither_pandas_nor_the_lake_library(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_the_format_needs_neither_pandas_nor_the_lake_library() -> None:
+    """Spark loads it in a process of its own, for each load and each write of the driver."""
+    program = (
+        "import json, sys, streamhouse.connector.format.data_source as loaded;"
+        " print(json.dumps(sorted(sys.modules)))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert not {"pandas", "pyiceberg"} & set(json.loads(done.stdout))
+
+
+@pytest.mark.slow
 def test_the_package_alone_loads_nothing() -> None:
     program = "import json, sys, streamhouse.connector; print(json.dumps(sorted(sys.modules)))"
 
