@@ -96,9 +96,9 @@ long: setup ## The tests of tests/ that `make test` has no time for
 		--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: thorough
-thorough: setup ## The properties with a hundred times the examples of `make test` [SEED=n]
+thorough: java setup ## The properties with a hundred times the examples of `make test` [SEED=n]
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest tests/property tests/simulation \
-		--timeout 7200 $(if $(SEED),--hypothesis-seed $(SEED)) \
+		integration/test_spark_queries.py --timeout 7200 $(if $(SEED),--hypothesis-seed $(SEED)) \
 		--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 MINUTES ?= 60

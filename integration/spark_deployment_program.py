@@ -88,6 +88,13 @@ def _read_a_part(spark: SparkSession) -> None:
     total = part.groupBy().agg(F.count("price"), F.sum("id")).collect()[0]
     again = table.join(part.select("id"), "id").where("small >= 0").agg(F.max("small")).collect()
     sys.stdout.write(f"part {tuple(total)} {again[0][0]} {sorted(table.limit(1).columns)[0]}\n")
+    few = streamhouse.sql(
+        spark, f"SELECT count(*) AS n FROM {SOURCE} WHERE id < :n", args={"n": 40}
+    )
+    counted = streamhouse.sql(spark, f"SELECT count(*) AS n FROM {SOURCE}")
+    before = _sent_rows()
+    numbers = counted.collect()[0].n, _sent_rows() - before, few.collect()[0].n
+    sys.stdout.write(f"by sql {numbers}\n")
     # Columns of one name belong to the tables that they are taken from.
     few = streamhouse.read(spark, SOURCE).where("id < 40")
     pairs = table.join(few, table["id"] == few["id"] + 1).where(few["id"] >= 30)

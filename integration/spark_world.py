@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
+import urllib.request
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
@@ -22,7 +24,16 @@ from tests.support.python_process import python_for_spark
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
-__all__ = ["EVENTS", "EXPIRING", "SparkWorld", "event_rows", "last_line", "spark_session", "world"]
+__all__ = [
+    "EVENTS",
+    "EXPIRING",
+    "SentRows",
+    "SparkWorld",
+    "event_rows",
+    "last_line",
+    "spark_session",
+    "world",
+]
 
 EVENTS = pa.schema(
     [
@@ -107,6 +118,26 @@ class SparkWorld:
     def ids(self, frame: DataFrame) -> list[int]:
         """Return the ids of a frame, sorted; a row twice is there twice."""
         return sorted(row.id for row in frame.select("id").collect())
+
+
+class SentRows:
+    """How many rows the service sent in a `with` block, those that were looked up, too."""
+
+    def __init__(self, world: SparkWorld) -> None:
+        self._world = world
+
+    def __enter__(self) -> SentRows:
+        self._before = self._sent()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.rows = self._sent() - self._before
+
+    def _sent(self) -> int:
+        with urllib.request.urlopen(f"{self._world.endpoint}/metrics") as answer:
+            text = answer.read().decode()
+        found = re.findall(r"^streamhouse_sent_rows_total\S* (\S+)$", text, re.M)
+        return sum(int(float(value)) for value in found)
 
 
 def last_line(error: BaseException) -> str:

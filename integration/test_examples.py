@@ -142,6 +142,9 @@ def test_the_declarative_pipeline_runs(tmp_path: Path) -> None:
     )
 
     assert finished.returncode == 0, f"{finished.stdout[-3_000:]}\n{finished.stderr[-6_000:]}"
+    assert "late_flights: 50 rows" in finished.stdout
+    assert "delay_by_carrier: AA 15.0 of 100" in finished.stdout
+    assert "delay_by_carrier: UA 0.0 of 100" in finished.stdout
     assert "pipeline.delays: 50 late flights" in finished.stdout
 
 

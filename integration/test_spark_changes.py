@@ -145,6 +145,7 @@ def test_a_merge_on_other_columns_finds_rows_but_inserts_no_second_row_of_a_key(
     assert _rows(table) == {0: ("n0", 0), 1: ("n1", 5), 2: ("n2", 20)}
 
 
+@pytest.mark.end_to_end
 def test_update_delete_and_truncate(world: SparkWorld) -> None:
     table = _table(world, 6)
     assert table.update({"balance": "balance + 1", "name": F.lit("x")}, "id >= 4").rows_updated == 2

@@ -112,6 +112,7 @@ def test_spark_connect(endpoint: str, tmp_path: Path) -> None:
     assert f"{TABLE}: {narrowed}" in output
     ids = range(3_990, 4_010)
     assert f"part (20, {sum(ids)}) {max(i % 100 for i in ids)} at" in output
+    assert "by sql (5000, 0, 40)" in output
     assert "pairs Row(id=31, id=30)" in output
 
 

@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 import streamhouse
-from integration.spark_world import SparkWorld, last_line
+from integration.spark_world import SentRows, SparkWorld, last_line
 from integration.spark_world import world as world
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
@@ -71,6 +71,7 @@ def lookup(world: SparkWorld, df: DataFrame, *arguments: Any, **options: Any) ->
     return streamhouse.lookup_join(df, *arguments, endpoint=world.endpoint, **options)
 
 
+@pytest.mark.end_to_end
 def test_rows_get_the_columns_of_their_keys(tables: SparkWorld) -> None:
     clicks = tables.spark.sql(
         "SELECT id AS click, CAST(id * 40 AS INT) AS User, timestamp_micros(id) AS at FROM range(4)"
@@ -114,6 +115,34 @@ def test_a_row_is_looked_up_once_and_other_columns_stay_in_spark(tables: SparkWo
     assert " AS X#" not in plan
     assert found.columns == ["a.user", "row", "X", "Y", "_row"]
     assert {row["_row"] for row in some.collect()} == {f"user {i}" for i in range(50)} - {"user 7"}
+
+
+def test_distinct_keys_are_asked_for_once_and_kept_as_long_as_one_allows(
+    tables: SparkWorld,
+) -> None:
+    frame = tables.spark.range(10_000, numPartitions=1).selectExpr("id % 10 AS user")
+
+    def names(**options: int) -> int:
+        joined = streamhouse.lookup_join(
+            frame,
+            "dim.users",
+            {"user": "id"},
+            columns=["name"],
+            endpoint=tables.endpoint,
+            **options,
+        )
+        return joined.where("name IS NOT NULL").count()
+
+    found = []
+    with SentRows(tables) as once:
+        found.append(names())
+    with SentRows(tables) as again:
+        found.append(names())
+    with SentRows(tables) as kept:
+        found += [names(cache_ms=600_000), names(cache_ms=600_000)]
+
+    assert found == [9_000] * 4
+    assert [once.rows, again.rows, kept.rows] == [10, 10, 10]
 
 
 @pytest.mark.parametrize("column", ["name", "joined", "tags"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import urllib.request
 from random import Random
 from typing import Any
 
@@ -14,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 import streamhouse
-from integration.spark_world import SparkWorld, world
+from integration.spark_world import SentRows, SparkWorld, world
 from streamhouse.storage_service.errors import InvalidRequestError
 
 __all__ = ["world"]
@@ -53,27 +51,6 @@ def _rows(table: streamhouse.Table) -> list[tuple[Any, ...]]:
     return sorted((tuple(row) for row in found), key=lambda row: row[:2])
 
 
-def _sent_rows(world: SparkWorld) -> int:
-    """Return how many rows the service has sent, those that were looked up, too."""
-    with urllib.request.urlopen(f"{world.endpoint}/metrics") as answer:
-        found = re.findall(r"^streamhouse_sent_rows_total\S* (\S+)$", answer.read().decode(), re.M)
-    return sum(int(float(value)) for value in found)
-
-
-class _Sent:
-    """How many rows the service sent in a `with` block."""
-
-    def __init__(self, world: SparkWorld) -> None:
-        self._world = world
-
-    def __enter__(self) -> _Sent:
-        self._before = _sent_rows(self._world)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.rows = _sent_rows(self._world) - self._before
-
-
 def _source(world: SparkWorld, seed: int) -> DataFrame:
     """Return rows some of which the table has; their key's types are wider than the table's."""
     random = Random(seed)
@@ -108,10 +85,10 @@ def test_a_merge_by_key_looks_rows_up_and_does_what_a_join_does(
 ) -> None:
     looked_up, joined = _table(world), _table(world)
     source = _source(world, seed)
-    with _Sent(world) as sent:
+    with SentRows(world) as sent:
         changes = _merge(looked_up, source).execute()
     assert sent.rows <= 62
-    with _Sent(world) as sent:
+    with SentRows(world) as sent:
         assert _merge(joined, source, is_joined=True).execute() == changes
     assert sent.rows >= ROWS
     assert min(changes.rows_inserted, changes.rows_updated, changes.rows_deleted) > 0
@@ -129,7 +106,7 @@ def test_a_merge_that_only_inserts_and_one_that_only_deletes_look_rows_up(
     with pytest.raises(AnalysisException, match="AMBIGUOUS_REFERENCE"):
         table.merge(source).when_not_matched_insert(ambiguous).execute()
     named = {"shop": "source.shop", "item": "source.item", "stock": "source.stock"}
-    with _Sent(world) as sent:
+    with SentRows(world) as sent:
         changes = table.merge(source).when_not_matched_insert(named).execute()
         assert changes.rows_inserted == 1
         changes = table.merge(source, ["item", "shop"]).when_matched_delete("target.shop = 1")
@@ -157,7 +134,7 @@ def test_updates_and_deletes_look_up_the_keys_that_their_condition_names(
     world: SparkWorld,
 ) -> None:
     table = _table(world)
-    with _Sent(world) as sent:
+    with SentRows(world) as sent:
         one = table.update({"stock": "stock + 1000"}, "shop = 1 AND item IN ('i1', 'i2', 'absent')")
         assert one.rows_updated == 2
         several = (F.col("shop") == 2) & (F.col("item") == "i3") | (F.col("shop") == 3) & F.col(
@@ -187,7 +164,7 @@ def test_a_row_that_changes_after_it_was_looked_up_is_a_conflict(world: SparkWor
 
     is_interrupted = F.udf(lambda looked_up: interrupting(looked_up), "boolean")
     source = world.spark.sql("SELECT 1 AS shop, 'i1' AS item, 1L AS amount")
-    with _Sent(world) as sent:
+    with SentRows(world) as sent:
         changes = (
             table.merge(source)
             .when_matched_update(

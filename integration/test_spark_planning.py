@@ -18,6 +18,7 @@ __all__ = ["world"]
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.end_to_end
 def test_each_statement_reads_the_newest_rows_of_both_tiers(world: SparkWorld) -> None:
     path = world.table(rows=1_000)
     frame = world.load(path)
@@ -143,6 +144,41 @@ def test_a_stream_joins_the_newest_rows_in_each_micro_batch(
 
     regions = event_rows(0, 3).column("region").to_pylist()
     assert [batch for batch in seen if batch] == [{n: regions[n]} for n in range(3)]
+
+
+def test_one_micro_batch_sees_one_cut_of_a_side_that_it_uses_twice(world: SparkWorld) -> None:
+    facts, path = world.table(), world.table(rows=1)
+    side = world.load(path).select("id")
+    whole = side.agg(F.max("id").alias("last"), F.count("*").alias("rows"))
+    stream = world.stream(facts).select(F.col("id").alias("fact"))
+    seen: list[tuple[int, ...]] = []
+    is_over = threading.Event()
+
+    def note(batch: DataFrame, _: int) -> None:
+        found = batch.agg(F.count("*"), F.max("id"), F.max("last"), F.max("rows")).collect()
+        seen.extend(tuple(row) for row in found if row[0])
+
+    def append() -> None:
+        number = 1
+        while not is_over.is_set():
+            world.append(path, number, number + 1)
+            number += 1
+
+    thread = threading.Thread(target=append)
+    query = stream.crossJoin(side).crossJoin(whole).writeStream.foreachBatch(note).start()
+    thread.start()
+    try:
+        for number in range(3):
+            world.append(facts, number, number + 1)
+            query.processAllAvailable()
+    finally:
+        is_over.set()
+        thread.join()
+        query.stop()
+
+    assert len(seen) == 3
+    for rows, last_row, last, counted in seen:
+        assert rows == counted == last + 1 == last_row + 1
 
 
 def _static_side(world: SparkWorld, path: str, static: str) -> tuple[DataFrame | None, str]:

@@ -19,7 +19,8 @@ from pyspark.sql.types import LongType
 
 import streamhouse
 from integration.query_statements import SCHEMA, rows, statements
-from integration.spark_world import SparkWorld, world
+from integration.spark_world import SentRows, SparkWorld, world
+from tests.support.examples import examples
 from tests.support.held_step import around
 from tests.support.tpch import TABLES, queries, tpch_tables
 
@@ -74,15 +75,13 @@ def _explained(frame: Any, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out.partition("== Physical Plan ==")[0]
 
 
-_FEW_EXAMPLES = settings(
-    max_examples=15,
-    deadline=None,
-    derandomize=True,
+_EXAMPLES = settings(
+    max_examples=examples(40),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 
-@_FEW_EXAMPLES
+@_EXAMPLES
 @given(statement=statements())
 def test_the_answer_is_that_of_the_plain_read(small: SparkWorld, statement: str) -> None:
     wanted = small.spark.sql(_named(statement, "plain_"))
@@ -92,7 +91,7 @@ def test_the_answer_is_that_of_the_plain_read(small: SparkWorld, statement: str)
     assert _answer(found) == _answer(wanted)
 
 
-@_FEW_EXAMPLES
+@_EXAMPLES
 @given(statement=statements())
 def test_so_it_is_where_the_plan_is_not_known(small: SparkWorld, statement: str) -> None:
     wanted = small.spark.sql(_named(statement, "plain_"))
@@ -224,6 +223,7 @@ def test_what_depends_on_the_moment_drops_no_rows(
         )
 
 
+@pytest.mark.end_to_end
 def test_all_rows_are_counted_from_positions(
     world: SparkWorld, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,9 +234,11 @@ def test_all_rows_are_counted_from_positions(
     read = _read(world, path)
 
     assert "number of rows" in _explained(counted, capsys)
-    assert counted.collect() == [(130,)]
+    with SentRows(world) as sent:
+        assert counted.collect() == [(130,)]
+        assert read.count() == 130
+    assert sent.rows == 0
     assert [(f.name, f.dataType, f.nullable) for f in counted.schema] == [("n", LongType(), False)]
-    assert read.count() == 130
     world.append(path, 130, 150)
     assert counted.select("n").collect() == [(150,)]
     assert read.count() == 150

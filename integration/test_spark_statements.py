@@ -43,6 +43,7 @@ def rows(world: SparkWorld, query: str) -> list[tuple[Any, ...]]:
 # -- tables of our format ------------------------------------------------------------------------
 
 
+@pytest.mark.end_to_end
 def test_create_table_makes_a_table_and_a_name_for_it(world: SparkWorld) -> None:
     sql = world.spark.sql
     sql("CREATE DATABASE IF NOT EXISTS created")

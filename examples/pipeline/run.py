@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -39,6 +40,10 @@ def main() -> None:
         client.append("pipeline.flights", flights(200))
         with step("Run the pipeline"):
             run_pipeline(Path(folder))
+        kept = Path(folder, "spark-warehouse")
+        console.print(f"late_flights: {pq.read_table(kept / 'late_flights').num_rows} rows")
+        for row in pq.read_table(kept / "delay_by_carrier").sort_by("carrier").to_pylist():
+            console.print("delay_by_carrier: {carrier} {delay} of {n}".format(**row))
         late = client.read("pipeline.delays").num_rows
         console.print(f"pipeline.delays: {late} late flights")
 
