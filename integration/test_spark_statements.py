@@ -48,9 +48,10 @@ def test_create_table_makes_a_table_and_a_name_for_it(world: SparkWorld) -> None
     sql = world.spark.sql
     sql("CREATE DATABASE IF NOT EXISTS created")
     statement = (
-        "CREATE TABLE IF NOT EXISTS created.orders (id BIGINT, at TIMESTAMP, sum DECIMAL(10,2) NOT"
-        " NULL, tags ARRAY<STRING>) USING streamhouse PARTITIONED BY (day(at)) TBLPROPERTIES"
-        f" ('primary.key' = 'id', 'bucket.num' = '2', endpoint = '{world.endpoint}')"
+        "CREATE TABLE IF NOT EXISTS created.orders (id BIGINT COMMENT 'a number', at TIMESTAMP,"
+        " sum DECIMAL(10,2) NOT NULL, tags ARRAY<STRING>) USING streamhouse"
+        " PARTITIONED BY (day(at))"
+        f" TBLPROPERTIES ('primary.key' = 'id', 'bucket.num' = '2', endpoint = '{world.endpoint}')"
     )
     assert sql(statement).collect() == []
     sql(statement)
@@ -59,6 +60,7 @@ def test_create_table_makes_a_table_and_a_name_for_it(world: SparkWorld) -> None
     assert (info.descriptor.primary_key, info.bucket_count) == (("id",), 2)
     assert [str(field) for field in info.descriptor.partitioned_by] == ["day(at)"]
     assert [c.nullable for c in info.schema.columns] == [False, True, False, True]
+    assert info.schema.columns[0].comment == "a number"
     sql("INSERT INTO created.orders VALUES (1, current_timestamp(), 1.5, array('x'))")
     sql("INSERT INTO created.orders VALUES (1, current_timestamp(), 2.5, null)")
     assert rows(world, "SELECT id, cast(sum AS STRING) FROM created.orders") == [(1, "2.50")]

@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from streamhouse.connector.names.alteration import alteration_of, commented
@@ -32,7 +31,7 @@ from streamhouse.connector.options.options import (
     check_keys,
 )
 from streamhouse.connector.options.write_options import write_options
-from streamhouse.connector.write.spark_types import check_spark_types
+from streamhouse.connector.write.spark_types import arrow_columns
 from streamhouse.connector.write.write_table import existing_or_created
 from streamhouse.storage_service.errors import (
     AlreadyExistsError,
@@ -240,13 +239,8 @@ class Names:
                 raise UnsupportedError("CREATE TABLE takes columns or AS SELECT, not both")
             schema = StructType.fromDDL(definition.columns)
             assert isinstance(schema, StructType)
-            check_spark_types(schema, table=path)
-            existing_or_created(
-                client,
-                write_options(wanted),
-                to_arrow_schema(schema, timezone="UTC"),
-                is_stream=False,
-            )
+            columns = arrow_columns(schema, table=path)
+            existing_or_created(client, write_options(wanted), columns, is_stream=False)
             return
         assert definition.query is not None
         wanted.pop("keepnullability")
@@ -273,6 +267,5 @@ def _type_of(text: str, *, table: str) -> Any:
     """Return a type as Spark writes it in the form of a change of the schema."""
     schema = StructType.fromDDL(f"c {text}")
     assert isinstance(schema, StructType)
-    check_spark_types(schema, table=table)
-    arrow = to_arrow_schema(schema, timezone="UTC").field(0).type
+    arrow = arrow_columns(schema, table=table).field(0).type
     return type_to_json(canonical_type(arrow, where=text))
