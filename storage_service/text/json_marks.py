@@ -50,7 +50,7 @@ def has_far_exponents(data: Bytes) -> bool:
     for at in marked[~_is_near(data, marked)].tolist():
         if _is_far(data[max(at - 1 - _WINDOW, 0) : at - 1], data[at + 1 : at + 1 + _WINDOW]):
             return True
-    return bool((data == ord("\\")).any()) and _ESCAPED.search(data) is not None  # type: ignore[call-overload]
+    return bool((data == ord("\\")).any()) and _ESCAPED.search(data.data) is not None
 
 
 def _is_digit(data: Bytes, places: _Places) -> npt.NDArray[np.bool_]:

@@ -29,7 +29,7 @@ from tests.support.examples import examples
 
 _PRIMITIVES: Final = ("boolean", "int", "long", "float", "double", "bytes", "string")
 _LOGICAL: Final = ("date", "timestamp-millis", "timestamp-micros", "uuid", "decimal")
-_SUBJECT: Final = Subject("orders", Part.VALUE)
+_SUBJECT: Final = Subject.parse("orders-value")
 
 
 class _Maker:

@@ -133,7 +133,7 @@ async def test_what_is_only_tried_is_refused_as_if_it_were_meant(tmp_path: Path)
             return codes
 
         assert await created(_new("there")) == {ErrorCode.topic_already_exists}
-        assert await created(_new("many", 1_000_000_000)) == {ErrorCode.invalid_config}
+        assert await created(_new("many", 1_000_000_000)) == {ErrorCode.invalid_partitions}
         assert await altered("kafka.value.format", "bogus") == {ErrorCode.invalid_config}
         assert await altered("table.log.ttl", "never") == {ErrorCode.invalid_request}
 
