@@ -113,7 +113,7 @@ async def test_a_group_has_its_positions_or_none_are_known_while_a_table_opens_a
             go_on.set()
         assert not await ending
         assert position is ErrorCode.not_coordinator
-        assert [p.error_code for p in seen.topics[0].partitions] == [ErrorCode.leader_not_available]
+        assert {p.error_code for p in seen.topics[0].partitions} == {ErrorCode.leader_not_available}
         assert answer.status == 503
         assert await shards.position() == 7
 
