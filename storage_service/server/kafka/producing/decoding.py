@@ -82,8 +82,8 @@ TRANSACTIONS: Final = (
 _RAW_RECORDS_MAX: Final = 10_000
 # What has columns may be read value by value, if it wants to: so much takes some hundredths of a
 # second then.
-_COLUMNS_BYTES_MAX: Final = 32 << 10
-_COLUMNS_RECORDS_MAX: Final = 400
+_COLUMNS_BYTES_MAX: Final = 64 << 10
+_COLUMNS_RECORDS_MAX: Final = 800
 _INLINE_HEADERS: Final = HeadersMax(100, 10_000)
 # Reading so many records takes as long for themselves as what is done once for all of them: larger
 # batches gain nothing from others.

@@ -56,9 +56,9 @@ def test_headers_that_take_long_are_not_read_on_the_event_loop() -> None:
 
 def test_records_with_columns_are_read_on_the_event_loop_if_they_are_few_and_small() -> None:
     columns, raw = inline_bounds(_JSON, _CONFIG), inline_bounds(_RAW, _CONFIG)
-    small = produced(columns_of([b'{"id": 1}'] * 400))
-    many = produced(columns_of([b"{}"] * 401))
-    large = produced(columns_of([b'{"items": [' + b"1," * 20_000 + b"1]}"]))
+    small = produced(columns_of([b'{"id": 1}'] * 800))
+    many = produced(columns_of([b"{}"] * 801))
+    large = produced(columns_of([b'{"items": [' + b"1," * 40_000 + b"1]}"]))
 
     assert [inline_share(data, columns) <= 1 for data in (small, many, large)] == [
         True,
@@ -69,7 +69,7 @@ def test_records_with_columns_are_read_on_the_event_loop_if_they_are_few_and_sma
 
 
 def test_a_few_bytes_that_are_many_objects_are_not_read_on_the_event_loop() -> None:
-    value = b'{"items": [' + b"1," * 20_000 + b"1]}"
+    value = b'{"items": [' + b"1," * 40_000 + b"1]}"
     data = produced(columns_of([value]), compression=Compression.ZSTD)
     bounds = inline_bounds(_JSON, _CONFIG)
     assert inline_share(data, bounds) < 0.1
