@@ -15,11 +15,10 @@ import pyarrow as pa
 
 from streamhouse.storage_service.errors import SchemaMismatchError, UnsupportedError
 from streamhouse.storage_service.kafka.avro_schema import AvroSchema
+from streamhouse.storage_service.kafka.errors import is_bug
 
 __all__ = ["check_known", "read_values", "write_rows"]
 
-_PANICS: Final = "pyo3_runtime"
-"""The module of what is raised for a panic; it cannot be imported."""
 _SAID_MAX: Final = 300
 _ZEROS: Final = bytes(1 << 15)
 """A value of any schema: no numbers but 0, no texts, no items, the first branch of each union."""
@@ -66,6 +65,6 @@ def _own_errors() -> Iterator[None]:
     except MemoryError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__module__ != _PANICS:
+        if not is_bug(error):
             raise
         raise SchemaMismatchError(str(error)[:_SAID_MAX]) from error
