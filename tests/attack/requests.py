@@ -29,6 +29,8 @@ from tests.attack.hostile_requests import HostileRequests, quoted
 from tests.attack.judge import Violation, judge_table
 from tests.attack.kafka_requests import attack_kafka
 from tests.attack.world import ROWS, SERVICE_OPTIONS, AttackedTable, key_rows
+from tests.support.kafka_world import request_bytes
+from tests.support.pipelined import send_without_reading
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -52,6 +54,7 @@ _CALLERS: Final[Mapping[str, tuple[str | None, str | None]]] = {
     "worker": ("worker-token", '"write:service", "read:default.open"'),
 }
 _KAFKA: Final = ("--kafka-port", "0")
+_UNREAD_KIB_MAX: Final = 128 << 10
 _SEES_ALL: Final = ("owner", "worker")
 _PUBLIC: Final = frozenset(("/health", "/ready", *OPEN_PAGES))
 
@@ -108,6 +111,7 @@ def attack_requests(
                 statuses=report.statuses,
             )
         )
+        _pipeline(service, owner, chance, report)
         _judge_service(service, owner, guarded)
         if listener.calls:
             raise Violation(f"the service called a host that a request named: {listener.calls}")
@@ -118,6 +122,32 @@ def attack_requests(
     if {path.name for path in place.iterdir()} != {"data", "outside"}:
         raise Violation(f"files appeared: {sorted(place.iterdir())}")
     shutil.rmtree(place)
+
+
+def _pipeline(
+    service: ServiceProcess, owner: StreamhouseClient, chance: random.Random, report: RequestReport
+) -> None:
+    """Send many requests over each of some connections that read no answer."""
+    before_kib = _memory_kib(service)
+    address = chance.choice((urlsplit(service.endpoint).netloc, service.kafka_address))
+    request = request_bytes(18, 0, {})
+    if address != service.kafka_address:
+        path = chance.choice(("/health", "/v1/tables", "/nowhere", "/iceberg/v1/config"))
+        request = f"GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode()
+    requests = [request] * 3
+    host, _, port = address.rpartition(":")
+    send_without_reading(
+        (host, int(port)), requests, between=lambda: owner.describe_table(_OPEN[0])
+    )
+    report.requests += len(requests)
+    grown_kib = _memory_kib(service) - before_kib
+    if grown_kib > _UNREAD_KIB_MAX:
+        raise Violation(f"clients that read nothing took {grown_kib} KiB: {requests[0]!r}")
+
+
+def _memory_kib(service: ServiceProcess) -> int:
+    lines = Path(f"/proc/{service.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
 
 def _judge_service(

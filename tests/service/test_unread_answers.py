@@ -22,6 +22,7 @@ from tests.support.fetch_world import FETCH, fetch_values
 from tests.support.in_process_service import append_body
 from tests.support.kafka_group import LibrdkafkaMember
 from tests.support.kafka_world import request_bytes
+from tests.support.pipelined import send_without_reading
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -213,6 +214,33 @@ def test_kafka_consumers_that_never_read_hold_a_share_of_the_memory_and_no_more(
         assert _rss_mib(service) - before < 5 * _BUDGET / _MIB
         _until(service.endpoint, "streamhouse_answer_bytes", "zero")
         _until(service.endpoint, "streamhouse_answers_waiting", "zero")
+
+
+@pytest.mark.parametrize("door", ["health", "refused", "registry", "kafka"])
+def test_requests_that_arrive_behind_others_take_no_memory(
+    service: ServiceProcess, door: str
+) -> None:
+    """Three clients without a token send many small requests and read no answer."""
+    before = _rss_mib(service)
+    request, endpoint = {
+        "health": (_request("GET", "/health", ""), service.endpoint),
+        "refused": (_request("GET", "/v1/tables/t/buckets/0/fetch", ""), service.endpoint),
+        "registry": (_request("GET", "/kafka/registry/subjects", ""), service.endpoint),
+        "kafka": (request_bytes(18, 0, {}), f"http://{service.kafka_address}"),
+    }[door]
+    parts = urlsplit(endpoint)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    reader = StorageClient(service.endpoint, token=_OWNER)
+
+    send_without_reading(
+        (parts.hostname, parts.port),
+        [request] * 3,
+        between=lambda: reader.describe_table("t"),
+    )
+
+    reader.close()
+    assert _rss_mib(service) - before < 48
 
 
 def test_what_was_refused_is_retriable_and_says_why(service: ServiceProcess) -> None:

@@ -1,7 +1,8 @@
 """uvicorn's HTTP connection with bounds it does not have: how many, how long and how large a head.
 
 Most of this is about peers that are no well-behaved client: too many of them, silent ones, ones
-that send a request line for ever, ones that do not speak HTTP.
+that send a request line for ever, ones that do not speak HTTP, ones that send requests without
+reading an answer. A connection reads on only when the requests that it has read are answered.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -35,6 +37,9 @@ from streamhouse.storage_service.server.http.own_task import go_on
 __all__ = ["bounded_protocol"]
 
 HEAD_BYTES_MAX: Final = 64 << 10
+# What is parsed at a time: the requests in it, 230 of the shortest, are the most that a connection
+# has in memory as objects. A body is parsed whole.
+_PARSED_BYTES: Final = 4 << 10
 # Far less than what makes a connection pause its writers.
 _TOGETHER_BYTES_MAX: Final = 16 << 10
 # What no head may have, besides the ends of its lines.
@@ -79,6 +84,18 @@ class _Together:
                 transport.write(data)
 
 
+class _Reading(FlowControl):
+    """uvicorn's flow control of a connection, which asks `may_read_on` before it reads on."""
+
+    def __init__(self, transport: asyncio.Transport, may_read_on: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._may_read_on = may_read_on
+
+    def resume_reading(self) -> None:
+        if self._may_read_on():
+            super().resume_reading()
+
+
 async def _raise(error: BaseException) -> None:
     raise error
 
@@ -102,9 +119,15 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         # Of what came in one piece one request only begins at once: others have their turn.
         self._may_begin = False
         self._unbegun: RequestResponseCycle | None = None
+        # Bytes that have arrived behind requests which are not answered, and are not parsed yet.
+        self._unparsed = b""
+        self._parses_soon = False
+        # Of the body that is being parsed.
+        self._body_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Reading(transport, self._may_read_on)
         self.drain = self.flow.drain
         self.unsent_bytes = transport.get_write_buffer_size
         # A stalled answer is given up by cutting the connection: closing would wait for the peer.
@@ -119,6 +142,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._unparsed = b""
         self.open_connections.closed(self)
         super().connection_lost(exc)
         answered = self._answered
@@ -139,16 +163,61 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        self._is_shared = False
+        if self.pipeline or self._unparsed:
+            # TLS hands on what it had decrypted before it was told to pause.
+            self._unparsed += data
+        else:
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse until a request has to wait for the one before it; keep the other bytes."""
         self._may_begin = not self.flow.write_paused
-        super().data_received(data)
+        if len(data) <= _PARSED_BYTES:
+            self._parse_piece(data)
+        else:
+            pieces, parsed = memoryview(data), 0
+            while parsed < len(data) and not self.pipeline:
+                end = parsed + max(_PARSED_BYTES, self._missing_bytes())
+                self._parse_piece(pieces[parsed:end])
+                parsed = end
+            self._unparsed = data[parsed:]
+            if self._unparsed:
+                self.flow.pause_reading()
         self._may_begin = False
         if self._unbegun is not None:
             # Its body has not arrived yet.
             super()._start_asgi_task(self._unbegun, self.app)
             self._unbegun = None
+
+    def _missing_bytes(self) -> int:
+        """Return how many bytes have to come of a body whose length is announced."""
+        if self._head_bytes is not None or not self.cycle.more_body:
+            return 0
+        length = next((text for name, text in self.headers if name == b"content-length"), b"0")
+        # A length that is no number is the parser's to refuse.
+        return int(length) - self._body_bytes if length.isdigit() else 0
+
+    def _may_read_on(self) -> bool:
+        """Whether all that was read is parsed, and every request of it is answered or begun."""
+        if self._unparsed and not self.pipeline and not self._parses_soon:
+            # In a turn of its own: the other connections have theirs before.
+            self._parses_soon = True
+            self.loop.call_soon(self._parse_on)
+        return not self.pipeline and not self._unparsed
+
+    def _parse_on(self) -> None:
+        self._parses_soon = False
+        if self.pipeline or self.transport.is_closing():
+            return
+        data, self._unparsed = self._unparsed, b""
+        self._parse(data)
+        self.flow.resume_reading()
+
+    def _parse_piece(self, data: bytes | memoryview) -> None:
+        if self.transport.is_closing():
+            return
+        self._is_shared = False
+        super().data_received(data)  # type: ignore[arg-type]
         if self._head_bytes is None or self.transport.is_closing():
             return
         self._close_later()
@@ -167,8 +236,13 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_bytes = self.closes_at = None
+        self._body_bytes = 0
         self.open_connections.in_use(self)
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if self.transport.is_closing():
@@ -251,10 +325,10 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             # A body that nobody has read would be kept until the next request.
             self._answered.body.clear()
         if not self.transport.is_closing():
-            self.flow.resume_reading()
             if self.pipeline:
                 self._start_asgi_task(*self.pipeline.pop())
                 return
+            self.flow.resume_reading()
             self._close_later()
         self.open_connections.idle(self)
 

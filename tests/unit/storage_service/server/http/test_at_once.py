@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import logging
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -38,6 +42,7 @@ class _Transport(asyncio.Transport):
         super().__init__()
         self.sent = b""
         self.is_closed = False
+        self.reads = True
 
     def write(self, data: Any) -> None:
         assert not self.is_closed
@@ -54,9 +59,11 @@ class _Transport(asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}.get(name, default)
 
-    def pause_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        self.reads = False
 
-    def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        self.reads = True
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -216,6 +223,57 @@ async def test_requests_of_one_packet_are_answered_in_their_order(tmp_path: Path
         assert at_once.count(b'"id"') == 1
         places = [(at_once + rest).index(b'{"id": %d,' % number) for number in range(5)]
         assert places == sorted(places)
+
+
+async def test_a_connection_reads_on_when_all_that_it_has_read_is_answered(tmp_path: Path) -> None:
+    async with _world(tmp_path) as world:
+        connection = _Connection(world)
+        packet = HEALTH * 2_000
+        connection.protocol.pause_writing()
+        gc.collect()
+
+        assert await connection.receive(packet) == b""
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+        # Of the others, those of one piece are parsed.
+        cycles = [o for o in gc.get_objects() if isinstance(o, RequestResponseCycle)]
+        assert len(cycles) <= 4_096 // len(HEALTH) + 1
+        assert not connection.transport.reads
+        connection.protocol.resume_writing()
+        answers = b""
+        while not connection.transport.reads:
+            answers += await connection.answers(b"")
+        assert answers.count(b"HTTP/1.1 200 OK\r\n") == 2_000
+        assert await connection.receive(AT_ONCE["row"]) != b""
+
+
+@given(
+    names=st.lists(st.sampled_from(["row", "no row", "lookup", "lookup chunked", "big", "health"])),
+    cuts=st.lists(st.floats(0, 1), max_size=8),
+)
+@settings(max_examples=8)
+def test_packets_of_any_size_have_the_answers_of_their_requests(
+    names: list[str], cuts: list[float]
+) -> None:
+    big = _request("POST", f"{KEYS}/lookup", ARROW, body=_keys(*range(2_000)))
+    requests = [big if name == "big" else AT_ONCE[name] for name in names]
+    stream = b"".join(requests)
+    places = sorted(int(cut * len(stream)) for cut in cuts)
+
+    async def answer() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            async with _world(Path(folder)) as world:
+                alone = {request: await _Connection(world).answers(request) for request in requests}
+                connection, answers = _Connection(world), b""
+                for start, end in itertools.pairwise([0, *places, len(stream)]):
+                    answers += await connection.receive(stream[start:end])
+                while connection.protocol.tasks or not connection.transport.reads:
+                    answers += await connection.answers(b"")
+
+                assert answers == b"".join(alone[request] for request in requests)
+
+    asyncio.run(answer())
 
 
 async def test_a_request_in_pieces_is_answered_once_it_is_whole(tmp_path: Path) -> None:
