@@ -110,7 +110,7 @@ class TableImport:
         try:
             self._client.create_table(
                 self._target,
-                _target_schema(source.schema(columns=None), primary_key),
+                _target_schema(source.whole_schema(), primary_key),
                 primary_key=primary_key,
                 bucket_count=bucket_count,
                 bucket_key=bucket_key,
@@ -172,7 +172,7 @@ class TableImport:
         info = self._client.describe_table(self._target)
         ImportOrigin.of_table(info, source, str(self._source.path))
         names = set(info.schema.names)
-        for column in source.schema(columns=None).columns:
+        for column in source.whole_schema().columns:
             if column.name not in names:
                 raise SchemaMismatchError(
                     f"Iceberg table '{self._source.path}' has a column '{column.name}' that table"

@@ -35,7 +35,7 @@ from streamhouse.storage_service.lake.opened_table import (
 )
 from streamhouse.storage_service.lake.snapshots.live_files import DeleteIndex, ManifestFiles
 from streamhouse.storage_service.model.lake.facts import LakeCatalog
-from streamhouse.storage_service.model.schema import Schema
+from streamhouse.storage_service.model.schema import RESERVED_COLUMNS, Schema
 
 __all__ = ["SourceTable", "open_source_table"]
 
@@ -92,12 +92,13 @@ class SourceTable:
 
     def schema(self, *, columns: Collection[str] | None) -> Schema:
         """Return the columns that can be read; raises `UnsupportedError` for one of `columns`
-        (None: all) that cannot.
+        (None: all) that cannot. Columns with names of ours are not shown.
         """
         found, refused = self._table.readable_columns()
         wanted = None if columns is None else {name.lower() for name in columns}
         for name, why in refused.items():
-            if wanted is None or name.lower() in wanted:
+            is_shown = name.lower() not in RESERVED_COLUMNS
+            if is_shown and (wanted is None or name.lower() in wanted):
                 raise UnsupportedError(
                     f"Iceberg table '{self._name}': column '{name}' cannot be read: {why}; leave it"
                     " out with option 'columns'"
@@ -105,6 +106,15 @@ class SourceTable:
         if not found:
             raise InvalidSchemaError(f"Iceberg table '{self._name}' has no columns to read")
         return Schema(tuple(found))
+
+    def whole_schema(self) -> Schema:
+        """Return all columns; raises `UnsupportedError` if there is one that cannot be read."""
+        for name, why in self._table.readable_columns()[1].items():
+            raise UnsupportedError(
+                f"Iceberg table '{self._name}': column '{name}' cannot be read: {why}; an import"
+                " takes every column: rename or drop it in the Iceberg table"
+            )
+        return self.schema(columns=None)
 
     def partitioning(self) -> tuple[list[str], list[str]]:
         """Return the partition fields as users write them, and those that have no such form."""

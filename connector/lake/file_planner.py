@@ -54,10 +54,12 @@ class FilePlanner:
         wanted = () if query.predicate is None else query.predicate.columns
         known = (*schema.to_arrow(), LAKE_CHANGE_TYPE_FIELD, *LAKE_SYSTEM_FIELDS)
         types = {field.name: field.type for field in known}
+        self._names = table.name_mapping()
+        unsure = table.misnamed_ids()
         self._columns = [
             (name, field_id, types[name])
             for name in wanted
-            if (field_id := field_ids[name]) is not None
+            if (field_id := field_ids[name]) is not None and field_id not in unsure
         ]
         # Partitions are tested by name: of a column that the lake knows under another one, nothing
         # is known.
@@ -123,4 +125,5 @@ class FilePlanner:
                 deletes=tuple(DeleteFile(path=e.path, file_bytes=e.file_bytes) for e in ours),
                 constants=constants[code],
                 partition=labels[code],
+                name_mapping=self._names,
             )

@@ -75,6 +75,7 @@ def lake_pieces(
                 bucket=file.bucket,
                 offset_start=file.offset_start,
                 offset_end=file.offset_end,
+                name_mapping=file.name_mapping,
             )
         )
     return pieces

@@ -3,7 +3,8 @@
 Invariants:
 - every row group belongs to exactly one of the byte ranges a file is cut into
 - memory is one row group's compressed columns and one decoded batch, whatever the file's size
-- columns are found by field id, so a renamed column is read and a missing one is null
+- columns are found by field id, so a renamed column is read and a missing one is null; those of a
+  file without ids by the table's name mapping
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.lake.files.bounds import integer_range, row_group_statistics
 from streamhouse.storage_service.lake.files.deleted_positions import read_deleted_positions
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.lake.files.projection import FileColumns
+from streamhouse.storage_service.lake.files.name_mapping import NameMapping, is_renaming
+from streamhouse.storage_service.lake.files.projection import FileColumns, conformed
 
 __all__ = ["gone_files", "read_lake_piece"]
 
@@ -100,9 +102,13 @@ def gone_files(context: ScanContext) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How the wanted columns lie in one file: each with its name there, or None."""
+    """How the wanted columns lie in one file: each with its name there, or None.
+
+    `renamed` has the names inside those nested columns that the table calls otherwise.
+    """
 
     columns: tuple[tuple[ScanColumn, str | None], ...]
+    renamed: Mapping[str, NameMapping | None]
     constants: Mapping[int, Any]
     path: str
     table: str
@@ -116,10 +122,15 @@ class _Layout:
         context: ScanContext,
     ) -> _Layout:
         schema = file.schema_arrow
-        in_file = FileColumns(schema)
+        in_file = FileColumns.of_file(schema, piece.name_mapping, path=piece.path)
         places = [(column, in_file.position(column.field_id, column.name)) for column in wanted]
         found = [(column, None if at is None else schema.names[at]) for column, at in places]
-        return cls(tuple(found), piece.constants, piece.path, context.table)
+        renamed = {
+            column.name: names
+            for column, at in places
+            if at is not None and is_renaming(names := in_file.names_inside(at))
+        }
+        return cls(tuple(found), renamed, piece.constants, piece.path, context.table)
 
     def name_of(self, column: ScanColumn) -> str | None:
         """Return the column's name in this file, or None."""
@@ -147,7 +158,10 @@ class _Layout:
         for column, name in self.columns:
             if name is not None:
                 array = arrays[name]
-                if array.type != column.type:
+                if column.name in self.renamed:
+                    below = self.renamed[column.name]
+                    array = conformed(array, column.to_arrow(), below, path=self.path)
+                elif array.type != column.type:
                     array = array.cast(column.type)
                 if not column.nullable and array.null_count:
                     raise CorruptDataError(
@@ -211,10 +225,8 @@ def _may_hold_rows(
 def _may_match(
     predicate: Predicate, metadata: pq.FileMetaData, group: int, layout: _Layout
 ) -> bool:
-    names = {name: c.name for c, name in layout.columns if name is not None}
-    if any(name != ours for name, ours in names.items()):
-        # Statistics go by the file's names; of a renamed column nothing is known then.
-        names = {name: ours for name, ours in names.items() if name == ours}
+    # Statistics go by the file's names; of a renamed column nothing is known then.
+    names = [c.name for c, name in layout.columns if name == c.name and name not in layout.renamed]
     return may_match(predicate, row_group_statistics(metadata, group, columns=names))
 
 

@@ -295,7 +295,8 @@ def _looked_at(
         groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
         group_bytes = max((_compressed_bytes(group) for group in groups), default=0)
         schema = file.schema_arrow
-        at = FileColumns(schema).position(column.field_id, column.name)
+        columns = FileColumns.of_file(schema, piece.name_mapping, path=piece.path)
+        at = columns.position(column.field_id, column.name)
         if at is None:
             # Its absence is said where it is read.
             return group_bytes, False

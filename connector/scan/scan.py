@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.connector.where.predicate import Predicate
+from streamhouse.storage_service.lake.files.name_mapping import NameMapping
 from streamhouse.storage_service.model.offsets import OffsetRange
 
 __all__ = [
@@ -68,6 +69,8 @@ class LakeFile:
 
     `bucket`, offsets and timestamps are bounds from the manifest; None where it has none.
     `constants` are identity partition values by field id, for columns that the file lacks.
+    `name_mapping` is the table's, by which columns without field ids are found; None if they have
+    the names of the table.
     """
 
     path: str
@@ -82,6 +85,7 @@ class LakeFile:
     deletes: tuple[DeleteFile, ...] = ()
     constants: Mapping[int, Any] = field(default_factory=dict)
     partition: str = ""
+    name_mapping: NameMapping | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +161,7 @@ class LakePiece:
     offset_start: int | None = None
     offset_end: int | None = None
     retracted: tuple[RetractedOffsets, ...] = ()
+    name_mapping: NameMapping | None = None
 
     def between(self, start_byte: int, end_byte: int) -> LakePiece:
         """Return the part of the piece that starts in these bytes, and its share of the rows."""

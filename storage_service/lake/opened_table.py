@@ -25,6 +25,7 @@ from streamhouse.storage_service.lake.catalogs.guarded_catalog import guarded
 from streamhouse.storage_service.lake.catalogs.rest_catalog import with_rest_catalog
 from streamhouse.storage_service.lake.errors import catalog_errors
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.lake.files.name_mapping import NameMapping
 from streamhouse.storage_service.lake.snapshots.coverage import CoveredOffsets, covered_offsets
 from streamhouse.storage_service.lake.snapshots.expressions import Expression
 from streamhouse.storage_service.lake.snapshots.live_files import (
@@ -36,7 +37,7 @@ from streamhouse.storage_service.lake.snapshots.live_files import (
 )
 from streamhouse.storage_service.lake.snapshots.manifests import manifests_of
 from streamhouse.storage_service.lake.snapshots.partition_filter import PartitionFilter
-from streamhouse.storage_service.lake.tables.column_types import readable_columns
+from streamhouse.storage_service.lake.tables.column_types import name_mapping_of, readable_columns
 from streamhouse.storage_service.lake.tables.partition_labels import partition_labels
 from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeRole
 from streamhouse.storage_service.model.schema import Column
@@ -214,6 +215,27 @@ class OpenedTable:
     def field_ids(self) -> dict[str, int]:
         """Return the ids of the columns by name."""
         return {field.name: field.field_id for field in self._table.schema().fields}
+
+    def name_mapping(self) -> NameMapping | None:
+        """Return which field a column is that a file has without a field id.
+
+        None: the one of its name.
+        """
+        return name_mapping_of(self._table)
+
+    def misnamed_ids(self) -> set[int]:
+        """Return the ids of columns that had a name which the name mapping does not give them.
+
+        Files added under that name are read otherwise now than their bounds in manifests say.
+        """
+        mapping = self.name_mapping()
+        named = {name: mapped.field_id for name, mapped in (mapping or {}).items()}
+        return {
+            field.field_id
+            for schema in self._metadata.schemas
+            for field in schema.fields
+            if named and named.get(field.name) != field.field_id
+        }
 
     def readable_columns(self) -> tuple[list[Column], dict[str, str]]:
         """Return the columns that can be read, and of the others by name why not."""

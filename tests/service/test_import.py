@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import Table
@@ -20,9 +21,11 @@ from streamhouse.client import StreamhouseClient
 from streamhouse.connector.imports.table_import import ImportedStep, TableImport
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
+    DatabaseNotFoundError,
     InvalidRequestError,
     SchemaMismatchError,
     SnapshotNotFoundError,
+    UnsupportedError,
 )
 from streamhouse.storage_service.model.progress import NO_PROGRESS, Progress
 from tests.support.held_step import around, lower
@@ -105,6 +108,29 @@ def test_rows_types_and_partitioning_are_taken_over_and_tiered(world: World) -> 
     assert tier_once(world.client, "shop.clicks") == 20
     world.client.append("shop.clicks", numbered(20, 25))
     assert world.ids() == list(range(25))
+
+
+def test_a_column_with_a_name_of_ours_is_refused_and_nothing_made(world: World) -> None:
+    world.catalog.create_table(SOURCE, pa.schema([("id", pa.int64()), ("__bucket", pa.int32())]))
+
+    with pytest.raises(UnsupportedError, match=r"'__bucket' cannot be read.*an import takes every"):
+        world.run()
+    with pytest.raises(DatabaseNotFoundError):
+        world.client.describe_table("shop.clicks")
+
+
+def test_a_renamed_column_of_files_without_ids_is_imported(world: World) -> None:
+    table = world.source()
+    path = Path(table.location().removeprefix("file://")) / "data" / "bare.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(numbered(0, 2), path)
+    table.add_files([f"file://{path}"])
+    with table.update_schema() as change:
+        change.rename_column("name", "title")
+
+    world.run()
+
+    assert world.client.read("shop.clicks").sort_by("id")["title"].to_pylist() == ["n0", "n1"]
 
 
 def test_importing_again_takes_only_what_was_appended_since(world: World) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import _dataframe_to_data_files
 from pyiceberg.table import Table
@@ -78,6 +79,14 @@ class IcebergWorld:
             for part in parts:
                 for file in _dataframe_to_data_files(table.metadata, part, table.io):
                     snapshot.append_data_file(file)
+
+    def add_without_ids(self, rows: pa.Table, name: str) -> None:
+        """Add a file that was written without field ids, as other programs than engines do."""
+        path = f"{self.table().location()}/data/{name}.parquet"
+        place = Path(path.removeprefix("file://"))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(rows, place)
+        self.table().add_files([path])
 
     def paths(self) -> list[str]:
         """The data files there are now, oldest first."""

@@ -129,6 +129,7 @@ class Rewrite:
                 file_format=clustered_format(group.file_bytes, clustering),
                 files=self.filesystem,
                 clustering=clustering,
+                name_mapping=self.lake_table.name_mapping,
             )
             for number, group in enumerate(self.plan.groups)
         ]

@@ -151,6 +151,7 @@ def copy_tasks(
             files=files,
             clustering=layout.clustering,
             only=part,
+            name_mapping=source.name_mapping,
         )
         for number, (part, group) in enumerate(groups)
     ]

@@ -20,6 +20,7 @@ from streamhouse.storage_service.errors import CorruptDataError, UnavailableErro
 from streamhouse.storage_service.lake.files.clustering import ClusteredWriter
 from streamhouse.storage_service.lake.files.deleted_positions import read_deleted_positions
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.lake.files.name_mapping import NameMapping
 from streamhouse.storage_service.lake.files.parquet_writer import (
     FileFormat,
     PartitionedParquetWriter,
@@ -65,6 +66,7 @@ class RewriteTask:
     partitioning: tuple[LakePartitionField, ...] = ()
     copied_as: bytes = field(default=b"", repr=False)
     only: OffsetRange | None = None
+    name_mapping: NameMapping | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +171,9 @@ def _live_rows(
                 )
             start = 0
             for group in range(file.metadata.num_row_groups):
-                rows = project(file.read_row_group(group), schema, path=path)
+                rows = project(
+                    file.read_row_group(group), schema, path=path, names=task.name_mapping
+                )
                 end = start + rows.num_rows
                 first, last = np.searchsorted(positions, [start, end])
                 if last > first:

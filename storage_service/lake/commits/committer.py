@@ -26,6 +26,7 @@ from streamhouse.storage_service.lake.commits.staged_snapshot import (
     stage_snapshot,
 )
 from streamhouse.storage_service.lake.errors import lake_errors
+from streamhouse.storage_service.lake.files.name_mapping import NameMapping
 from streamhouse.storage_service.lake.files.parquet_writer import WrittenFile
 from streamhouse.storage_service.lake.files.position_deletes import WrittenDeletes
 from streamhouse.storage_service.lake.files.written_files import data_files, position_delete_files
@@ -42,6 +43,7 @@ from streamhouse.storage_service.lake.snapshots.live_files import (
     LiveFilesCache,
     live_data_files,
 )
+from streamhouse.storage_service.lake.tables.column_types import name_mapping_of
 from streamhouse.storage_service.lake.tables.creation import LakeLayout, lake_identifier, layout_of
 from streamhouse.storage_service.lake.tables.schema import description_properties
 from streamhouse.storage_service.model.lake.facts import LakeDebt, LakeRole
@@ -146,6 +148,11 @@ class IcebergLakeTable:
     def whole_schema(self) -> pa.Schema:
         """The Arrow schema of everything it has now, columns of other engines too."""
         return schema_to_pyarrow(self._table.schema())
+
+    @property
+    def name_mapping(self) -> NameMapping | None:
+        """Which field a column is that a file of another engine has without a field id."""
+        return name_mapping_of(self._table)
 
     @property
     def covered(self) -> CoveredOffsets | None:

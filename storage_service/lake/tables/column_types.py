@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import pyarrow as pa
 from pyiceberg.schema import Schema as IcebergSchema
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.name_mapping import MappedField as IcebergMappedField
+from pyiceberg.table.name_mapping import parse_mapping_from_json
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -27,11 +30,18 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.storage_service.errors import CorruptDataError, UnsupportedError
+from streamhouse.storage_service.lake.errors import sentence_of
 from streamhouse.storage_service.lake.files.field_ids import FIELD_ID_KEY
-from streamhouse.storage_service.model.schema import RESERVED_COLUMNS, Column
+from streamhouse.storage_service.lake.files.name_mapping import MappedField, NameMapping
+from streamhouse.storage_service.model.lake.facts import (
+    CHANGE_TYPE_FIELD_ID,
+    LAKE_SYSTEM_FIELDS,
+    SYSTEM_FIELD_ID_FIRST,
+)
+from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, RESERVED_COLUMNS, Column
 
-__all__ = ["iceberg_field", "nested_fields", "readable_columns"]
+__all__ = ["iceberg_field", "name_mapping_of", "nested_fields", "readable_columns"]
 
 _SIMPLE_TYPES: Final[dict[type[IcebergType], pa.DataType]] = {
     BooleanType: pa.bool_(),
@@ -46,6 +56,11 @@ _SIMPLE_TYPES: Final[dict[type[IcebergType], pa.DataType]] = {
     TimestampType: pa.timestamp("us"),
 }
 
+
+_SYSTEM_IDS: Final = {CHANGE_TYPE_COLUMN: CHANGE_TYPE_FIELD_ID} | {
+    field.name: SYSTEM_FIELD_ID_FIRST + place for place, field in enumerate(LAKE_SYSTEM_FIELDS)
+}
+_NAME_MAPPING: Final = TableProperties.DEFAULT_NAME_MAPPING
 
 _SIMPLE_KINDS: Final = {data_type: kind() for kind, data_type in _SIMPLE_TYPES.items()}
 _READ_TYPES: Final = _SIMPLE_TYPES | {FixedType: pa.binary()}
@@ -96,15 +111,16 @@ def readable_columns(
 ) -> tuple[list[Column], dict[str, str]]:
     """Return a table's columns, and of those that cannot be read by name why not.
 
-    The system columns of a Streamhouse table are in neither. `history` are all schemas that files
+    The system columns of a Streamhouse table are in neither; a column of another table with such a
+    name cannot be read. `history` are all schemas that files
     of the table may have been written with.
     """
     versions = list(history)
     columns, refused = [], {}
     for field in schema.fields:
-        if field.name in RESERVED_COLUMNS:
-            continue
         try:
+            if _is_ours(field):
+                continue
             data_type = _arrow_type(field.field_type)
             _check_defaults(field)
             _check_nested(field, versions)
@@ -121,6 +137,15 @@ def readable_columns(
             )
         )
     return columns, refused
+
+
+def _is_ours(field: NestedField) -> bool:
+    """Whether it is a column that Streamhouse adds; raises if another one has such a name."""
+    if field.name.lower() not in RESERVED_COLUMNS:
+        return False
+    if _SYSTEM_IDS.get(field.name) != field.field_id:
+        raise UnsupportedError("Streamhouse gives this name to a column of its own")
+    return True
 
 
 def _arrow_type(iceberg_type: IcebergType) -> pa.DataType:
@@ -163,6 +188,43 @@ def _check_nested(field: NestedField, versions: Iterable[IcebergSchema]) -> None
                     raise UnsupportedError(
                         f"its field '{'.'.join(path)}' was renamed, or dropped and added again"
                     )
+
+
+def name_mapping_of(table: Table) -> NameMapping | None:
+    """Return the table's name mapping, with what its fields are called now.
+
+    A table without one has an empty one if a column was ever renamed, or its name used again: then
+    names say nothing. Else it is None. Raises `CorruptDataError` if it cannot be read.
+    """
+    text = table.properties.get(_NAME_MAPPING)
+    if not text:
+        pairs = {(f.name, f.field_id) for schema in table.metadata.schemas for f in schema.fields}
+        counts = len({name for name, _ in pairs}), len({field_id for _, field_id in pairs})
+        return None if counts == (len(pairs), len(pairs)) else {}
+    names = {
+        field.field_id: field.name
+        for top in table.schema().fields
+        for field in (top, *(inner for _, inner in nested_fields(top.field_type)))
+    }
+    try:
+        return _mapped(parse_mapping_from_json(text).root, names)
+    except ValueError as error:
+        raise CorruptDataError(
+            f"lake table '{'.'.join(table.name())}': property '{_NAME_MAPPING}' cannot be read:"
+            f" {sentence_of(error)}"
+        ) from error
+
+
+def _mapped(fields: Iterable[IcebergMappedField], names: Mapping[int, str]) -> NameMapping:
+    mapping: dict[str, MappedField] = {}
+    for field in fields:
+        name = None if field.field_id is None else names.get(field.field_id)
+        mapped = MappedField(field.field_id, name, _mapped(field.fields, names))
+        for key in field.names:
+            if key in mapping:
+                raise ValueError(f"it has name '{key}' twice")
+            mapping[key] = mapped
+    return mapping
 
 
 def nested_fields(

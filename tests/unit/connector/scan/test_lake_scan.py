@@ -16,8 +16,13 @@ from streamhouse.connector.plan.scan_schema import SYSTEM_COLUMNS
 from streamhouse.connector.scan.lake_scan import read_lake_piece, row_group_start
 from streamhouse.connector.scan.scan import DeleteFile, LakePiece, ScanColumn, ScanContext
 from streamhouse.connector.where.parser import parse_predicate
-from streamhouse.storage_service.errors import CorruptDataError, SnapshotNotFoundError
+from streamhouse.storage_service.errors import (
+    CorruptDataError,
+    SnapshotNotFoundError,
+    UnsupportedError,
+)
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.storage_service.lake.files.name_mapping import MappedField
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import Schema
 from tests.support.scan_context import scan_context
@@ -122,6 +127,109 @@ def test_a_file_without_ids_is_read_by_name(tmp_path: Path) -> None:
     piece = write(tmp_path / "f", lake_rows(3), ids=False)
 
     assert read(piece, context(NAME))["name"].to_pylist() == ["n0", "n1", "n2"]
+
+
+def mapped(field_id: int | None, name: str | None, **fields: MappedField) -> MappedField:
+    return MappedField(field_id, name, fields)
+
+
+def test_a_file_without_ids_is_read_by_the_name_mapping(tmp_path: Path) -> None:
+    piece = write(tmp_path / "f", lake_rows(3), ids=False)
+    names = {"id": mapped(2, "name"), "name": mapped(1, "id"), "__offset": mapped(None, None)}
+    name = ScanColumn(name="name", type=pa.int64(), nullable=True, field_id=2)
+    new = ScanColumn(name="__offset", type=pa.int64(), nullable=True, field_id=9)
+
+    found = read(replace(piece, name_mapping=names), context(name, new))
+
+    assert found.to_pydict() == {"name": [0, 1, 2], "__offset": [None] * 3}
+
+
+def test_a_column_with_an_id_goes_before_one_of_a_mapped_name(tmp_path: Path) -> None:
+    fields = [pa.field("a", pa.int64(), metadata={"PARQUET:field_id": "1"}), ("b", pa.int64())]
+    pq.write_table(pa.table([[1], [2]], schema=pa.schema(fields)), tmp_path / "f")
+    size = (tmp_path / "f").stat().st_size
+    names = {"a": mapped(2, "name"), "b": mapped(1, "id")}
+    piece = LakePiece(
+        path=f"file://{tmp_path / 'f'}",
+        file_bytes=size,
+        start_byte=0,
+        end_byte=size,
+        row_count=1,
+        name_mapping=names,
+    )
+
+    assert read(piece, context(ID))["id"].to_pylist() == [1]
+    names["b"] = mapped(3, "name")
+    third = ScanColumn(name="name", type=pa.int64(), nullable=True, field_id=3)
+    assert read(piece, context(third))["name"].to_pylist() == [2]
+
+
+PLACE = pa.struct([("x", pa.int64()), ("y", pa.int64())])
+SWAPPED = {"x": mapped(11, "y"), "y": mapped(12, "x")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "inside", "values"),
+    [
+        (PLACE, SWAPPED, [{"x": 1, "y": 2}, None, {"x": None, "y": 4}]),
+        (
+            pa.list_(pa.field("element", PLACE)),
+            {"element": mapped(13, "element", **SWAPPED)},
+            [[{"x": 1, "y": 2}, None], None, []],
+        ),
+        (
+            pa.map_(pa.string(), PLACE),
+            {"key": mapped(14, "key"), "value": mapped(15, "value", **SWAPPED)},
+            [[("k", {"x": 1, "y": 2})], None, []],
+        ),
+    ],
+)
+def test_fields_inside_a_column_without_ids_have_the_names_of_the_mapping(
+    tmp_path: Path, kind: pa.DataType, inside: dict[str, MappedField], values: list[Any]
+) -> None:
+    column = ScanColumn(name="place", type=kind, nullable=True, field_id=3)
+    rows = lake_rows(3) | {column: pa.array(values, kind)}
+    names = {"place": mapped(3, "place", **inside), "id": mapped(1, "id")}
+    piece = replace(write(tmp_path / "f", rows, ids=False), name_mapping=names)
+
+    found = read(piece, context(column, batch_rows=2))["place"].to_pylist()
+
+    def swap(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {"x": value["y"], "y": value["x"]}
+        if isinstance(value, tuple):
+            return (value[0], swap(value[1]))
+        return [swap(one) for one in value] if isinstance(value, list) else value
+
+    assert found == swap(values)
+
+
+def test_statistics_of_renamed_fields_rule_nothing_out(tmp_path: Path) -> None:
+    column = ScanColumn(name="place", type=PLACE, nullable=True, field_id=3)
+    rows = lake_rows(1) | {column: pa.array([{"x": 1, "y": 2}], PLACE)}
+    names = {"place": mapped(3, "place", **SWAPPED)}
+    piece = replace(write(tmp_path / "f", rows, ids=False), name_mapping=names)
+    schema = Schema.from_arrow(pa.schema([("place", PLACE)]))
+    predicate = parse_predicate("place.x = 2", schema, table="t")
+
+    found = read(piece, context(column, predicate=predicate))
+
+    assert found["place"].to_pylist() == [{"x": 2, "y": 1}]
+
+
+def test_two_columns_that_are_one_field_are_damage(tmp_path: Path) -> None:
+    names = {"id": mapped(1, "id"), "name": mapped(1, "id")}
+    piece = replace(write(tmp_path / "f", lake_rows(1), ids=False), name_mapping=names)
+
+    with pytest.raises(CorruptDataError, match=r"two columns are field 1 .*'name' and one before"):
+        read(piece, context(ID))
+
+
+def test_a_file_without_ids_of_which_no_name_is_mapped_is_refused(tmp_path: Path) -> None:
+    piece = replace(write(tmp_path / "f", lake_rows(1), ids=False), name_mapping={})
+
+    with pytest.raises(UnsupportedError, match="set the Iceberg table's property"):
+        read(piece, context(ID))
 
 
 def test_a_column_the_file_lacks_comes_from_its_partition(tmp_path: Path) -> None:

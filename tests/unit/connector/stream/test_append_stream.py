@@ -117,6 +117,36 @@ def test_a_type_we_have_not_is_refused_by_name_unless_it_is_not_read(world: Iceb
     assert world.read(columns="id").schema.names == ["id"]
 
 
+def test_without_a_name_mapping_a_renamed_column_of_a_file_without_ids_is_refused(
+    world: IcebergWorld,
+) -> None:
+    world.create(ROWS)
+    world.append(numbered(0, 1))
+    world.add_without_ids(numbered(1, 2), "bare")
+    with world.table().transaction() as change:
+        change.remove_properties("schema.name-mapping.default")
+    assert world.read().num_rows == 2
+
+    with world.table().update_schema() as change:
+        change.rename_column("name", "title")
+
+    with pytest.raises(UnsupportedError, match=r"bare\.parquet' has no field ids, and no name"):
+        world.read()
+
+
+@pytest.mark.parametrize(
+    "text", ["[1", '[{"names": ["id"], "field-id": 1}, {"names": ["id"], "field-id": 2}]']
+)
+def test_a_name_mapping_that_cannot_be_read_is_said(world: IcebergWorld, text: str) -> None:
+    world.create(ROWS)
+    world.append(numbered(0, 1))
+    with world.table().transaction() as change:
+        change.set_properties({"schema.name-mapping.default": text})
+
+    with pytest.raises(CorruptDataError, match=r"shop\.clicks': property 'schema\.name-mapping"):
+        world.read()
+
+
 def test_a_nested_field_that_was_renamed_is_refused(world: IcebergWorld) -> None:
     place = StructType(NestedField(3, "zone", LongType()))
     table = world.create(Schema(NestedField(1, "id", LongType()), NestedField(2, "place", place)))

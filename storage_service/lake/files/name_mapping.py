@@ -1,0 +1,41 @@
+"""Which field a column is that a file has without a field id: its name says it.
+
+A table of files that were written without ids has a property, the name mapping of Iceberg's
+specification: a tree of names, each with the id of a field. Several names may be one field's, and a
+name is looked up among those of its struct. Executors have this module, so it knows nothing of the
+Iceberg library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+__all__ = ["MappedField", "NameMapping", "inside", "is_renaming"]
+
+
+@dataclass(frozen=True, slots=True)
+class MappedField:
+    """The field of one name: its id, what the table calls it now, and the names inside it.
+
+    Without `field_id` the table never had the field; without `name` it has the field no more.
+    """
+
+    field_id: int | None
+    name: str | None
+    fields: NameMapping
+
+
+NameMapping: TypeAlias = Mapping[str, MappedField]
+"""Name in the file -> the field; in a list the name is `element`, in a map `key` and `value`."""
+
+
+def inside(mapping: NameMapping | None, name: str) -> NameMapping | None:
+    """Return the names inside the field of a name; None if nothing is said of them."""
+    return mapping[name].fields if mapping and name in mapping else None
+
+
+def is_renaming(mapping: NameMapping | None) -> bool:
+    """Whether any name of the tree is not what the table calls the field now."""
+    return any(name != m.name or is_renaming(m.fields) for name, m in (mapping or {}).items())
