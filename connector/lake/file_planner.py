@@ -17,7 +17,11 @@ from streamhouse.connector.scan.scan import DeleteFile, LakeFile
 from streamhouse.connector.where.iceberg_expression import to_iceberg_expression
 from streamhouse.storage_service.errors import UnsupportedError
 from streamhouse.storage_service.lake.opened_table import OpenedTable, SnapshotFiles
-from streamhouse.storage_service.lake.snapshots.live_files import DeleteIndex, ManifestFiles
+from streamhouse.storage_service.lake.snapshots.live_files import (
+    DeleteIndex,
+    ManifestFiles,
+    unreadable_format,
+)
 from streamhouse.storage_service.model.lake.facts import LAKE_CHANGE_TYPE_FIELD, LAKE_SYSTEM_FIELDS
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
@@ -103,11 +107,8 @@ class FilePlanner:
         labels = self._table.partition_labels(files)
         constants = self._table.partition_constants(files)
         for i in chosen:
-            if files.formats[i] != "PARQUET":
-                raise UnsupportedError(
-                    f"lake table '{self._table.name}': file '{files.paths[i]}' is"
-                    f" {files.formats[i]}; Streamhouse reads Parquet only"
-                )
+            if problem := unreadable_format(files.paths[i], files.formats[i]):
+                raise UnsupportedError(f"lake table '{self._table.name}': {problem}")
             code = int(files.partition_codes[i])
             one_bucket = buckets.is_known[i] and buckets.lower[i] == buckets.upper[i]
             path = files.paths[i]

@@ -31,6 +31,7 @@ from streamhouse.storage_service.model.schema import (
     TIMESTAMP_COLUMN,
     Schema,
 )
+from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["LakeTable", "older_lake", "open_lake_table"]
 
@@ -167,7 +168,7 @@ class LakeTable:
         query: LakeQuery,
         *,
         snapshot_id: int,
-        allow_successor: bool,
+        successor_of: TableInfo | None = None,
         successor_covers: Mapping[int, int] | None = None,
         own_ids: Container[int] = (),
     ) -> LakeFiles:
@@ -175,12 +176,14 @@ class LakeTable:
 
         Args:
             schema: the table's own schema; its columns are looked up in the lake's.
-            allow_successor: when the snapshot is gone, plan on the current one, unless that does
-                not have all rows of the ranges any more, because the table was overwritten.
+            successor_of: when the snapshot is gone, plan on the current one of this table, unless
+                that does not have all rows of the ranges any more: the table was overwritten, or
+                another engine changed rows that it may not change. None: on that snapshot only.
             successor_covers: but only if it covers exactly these offsets.
             own_ids: ids of all columns the table ever had.
         """
-        if self._table.snapshot(snapshot_id) is None and allow_successor:
+        if self._table.snapshot(snapshot_id) is None and successor_of is not None:
+            self.check_outside(successor_of)
             snapshot_id = self._successor(query.ranges or {}, successor_covers) or snapshot_id
         self._check_exists(snapshot_id)
         field_ids = self._field_ids(schema, own_ids)
@@ -206,6 +209,15 @@ class LakeTable:
         if covers is not None and self._tiered_offsets(current) != dict(covers):
             return None
         return current
+
+    def check_outside(self, table: TableInfo) -> None:
+        """Raise `CorruptDataError` if another engine changed rows of it that it may not change."""
+        with metadata_errors(self._name):
+            self._table.check_outside(table)
+
+    def may_have_other_rows(self, table: TableInfo, registered: int) -> bool:
+        """Whether another engine, which may, committed to the rows after a snapshot."""
+        return self._table.may_have_other_rows(table, registered)
 
     def _check_exists(self, snapshot_id: int) -> None:
         if self._table.snapshot(snapshot_id) is None:

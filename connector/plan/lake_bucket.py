@@ -60,6 +60,7 @@ def lake_bucket_rows(
     assert snapshot_id is not None, "something was tiered"
     current = [row["snapshot_id"] for row in opened.snapshots() if row["is_current"]]
     if snapshot_id not in opened.snapshot_ids() and current:
+        opened.check_outside(table)
         # It goes further, and up to here it does not have what the expired one had.
         snapshot_id = current[0]
         end = opened.tiered_offsets(snapshot_id).get(bucket, 0)
@@ -71,7 +72,6 @@ def lake_bucket_rows(
         table.schema,
         LakeQuery(ranges=ranges),
         snapshot_id=snapshot_id,
-        allow_successor=False,
         own_ids=table.column_ids,
     )
     context = with_field_ids(_context(table, lake), found.field_ids)

@@ -218,7 +218,7 @@ def _file_problems(
         for bucket, end in lake.tiered_offsets.items()
     }
     found = opened.plan(
-        table.schema, LakeQuery(ranges=ranges), snapshot_id=lake.snapshot_id, allow_successor=True
+        table.schema, LakeQuery(ranges=ranges), snapshot_id=lake.snapshot_id, successor_of=table
     )
     filesystem = LakeFilesystem(lake_file_properties(catalog.properties))
     problems = []

@@ -256,7 +256,7 @@ def _planned(catalog: LakeCatalog, table: TableInfo, lake: LakeState) -> _Plan:
         table.schema,
         LakeQuery(ranges=ranges),
         snapshot_id=known.snapshot_id,
-        allow_successor=True,
+        successor_of=table,
         own_ids=table.column_ids,
     )
     context = replace(

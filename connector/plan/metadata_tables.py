@@ -144,7 +144,7 @@ def _files(client: StorageClient, state: TableState) -> list[dict[str, Any]]:
         state.table.schema,
         LakeQuery(),
         snapshot_id=state.lake.snapshot_id,
-        allow_successor=True,
+        successor_of=state.table,
         own_ids=state.table.column_ids,
     )
     return [

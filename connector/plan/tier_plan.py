@@ -132,6 +132,10 @@ def plan_lake(
         lake = open_lake(catalog, state)
         covers = state.lake.tiered_offsets if state.table.is_primary_key_table else None
         wanted = state.lake.snapshot_id if snapshot_id is None else snapshot_id
+        if snapshot_id is None and lake.may_have_other_rows(state.table, wanted or 0):
+            wanted = _looked_at(client, state)
+            # Another commit may have come since it was opened.
+            lake = open_lake(catalog, state)
     if is_union:
         _check_history(client, state, lake, is_changelog=context.lake_is_changelog)
     assert wanted is not None, "only a table with a snapshot has lake ranges"
@@ -146,7 +150,7 @@ def plan_lake(
         state.table.schema,
         query,
         snapshot_id=wanted,
-        allow_successor=allow_successor and ranges is not None,
+        successor_of=state.table if allow_successor and ranges is not None else None,
         own_ids=state.table.column_ids,
         successor_covers=covers,
     )
@@ -163,6 +167,18 @@ def plan_lake(
     )
     read_bytes = found.read_bytes + len(pieces) * FILE_OPEN_BYTES
     return LakeScan(context=context, pieces=pieces, read_bytes=read_bytes)
+
+
+def _looked_at(client: StorageClient, state: TableState) -> int | None:
+    """Return the snapshot to read, after another engine committed to the rows of a log table.
+
+    The service is asked, which registers it: other reads, and what is kept of such, go by it too.
+    """
+    lake = client.look_at_lake(str(state.table.path))
+    is_same_cut = lake.tiered_offsets == state.lake.tiered_offsets and (
+        lake.truncated_offsets == state.lake.truncated_offsets
+    )
+    return lake.snapshot_id if is_same_cut else state.lake.snapshot_id
 
 
 def _check_history(

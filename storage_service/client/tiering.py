@@ -169,6 +169,17 @@ class TieringCalls:
             is_repeatable=True,
         )
 
+    def look_at_lake(self, path: str) -> LakeState:
+        """Have the service register what other engines committed to the lake table since."""
+        return LakeState.from_json(
+            self._transport.request_json(
+                "POST",
+                f"/v1/tables/{TablePath.parse(path)}/lake/look",
+                body={},
+                is_repeatable=True,
+            )
+        )
+
     def fail_tiering(self, path: str, *, epoch: int, error: str) -> None:
         """Give the claim back after a failed round; the service waits before it hands it out."""
         self._transport.request_json(

@@ -87,7 +87,13 @@ class IcebergLake:
         with withheld_explained(self._described.properties), lake_errors(doing):
             found = self._load_or_create(table, state, role=role)
         self._check_owner(found, table, state, owner_property)
-        return IcebergLakeTable(found, table, live_files=self._live_files_of(found), role=role)
+        return IcebergLakeTable(
+            found,
+            table,
+            live_files=self._live_files_of(found),
+            role=role,
+            registered=None if state is None else state.snapshot_id,
+        )
 
     def _live_files_of(self, found: Table) -> LiveFilesCache:
         uuid = found.metadata.table_uuid

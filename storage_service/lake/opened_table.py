@@ -20,13 +20,18 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 
-from streamhouse.storage_service.errors import StorageFailedError
+from streamhouse.storage_service.errors import CorruptDataError, StorageFailedError
 from streamhouse.storage_service.lake.catalogs.guarded_catalog import guarded
 from streamhouse.storage_service.lake.catalogs.rest_catalog import with_rest_catalog
 from streamhouse.storage_service.lake.errors import catalog_errors
 from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.storage_service.lake.files.name_mapping import NameMapping
-from streamhouse.storage_service.lake.snapshots.coverage import CoveredOffsets, covered_offsets
+from streamhouse.storage_service.lake.snapshots.coverage import (
+    CoveredOffsets,
+    covered_offsets,
+    facts_of,
+    role_of,
+)
 from streamhouse.storage_service.lake.snapshots.expressions import Expression
 from streamhouse.storage_service.lake.snapshots.live_files import (
     DeleteIndex,
@@ -36,11 +41,16 @@ from streamhouse.storage_service.lake.snapshots.live_files import (
     delete_files,
 )
 from streamhouse.storage_service.lake.snapshots.manifests import manifests_of
+from streamhouse.storage_service.lake.snapshots.outside_changes import (
+    outside_problem,
+    rows_stay_because,
+)
 from streamhouse.storage_service.lake.snapshots.partition_filter import PartitionFilter
 from streamhouse.storage_service.lake.tables.column_types import name_mapping_of, readable_columns
 from streamhouse.storage_service.lake.tables.partition_labels import partition_labels
 from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeRole
 from streamhouse.storage_service.model.schema import Column
+from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.secret_sources import withheld_explained
 
 __all__ = ["OpenedTable", "SnapshotFiles", "SnapshotInfo", "load_table", "open_table"]
@@ -209,6 +219,23 @@ class OpenedTable:
         """
         snapshot = None if snapshot_id is None else self._by_id[snapshot_id]
         return covered_offsets(self._metadata, table_id=table_id, role=role, snapshot=snapshot)
+
+    def may_have_other_rows(self, table: TableInfo, registered: int) -> bool:
+        """Whether another engine, which may, committed to the rows after a snapshot."""
+        head = None if self.snapshot_id is None else self._by_id.get(self.snapshot_id)
+        if head is None or head.snapshot_id == registered:
+            return False
+        role = role_of(self._metadata.properties)
+        return role.owner_property not in facts_of(head).properties and not rows_stay_because(
+            table, role
+        )
+
+    def check_outside(self, table: TableInfo) -> None:
+        """Raise `CorruptDataError` if another engine changed rows of it that it may not change."""
+        role = role_of(self._metadata.properties)
+        problem = outside_problem(self.name, self._metadata, table, role, self._table.io)
+        if problem:
+            raise CorruptDataError(problem)
 
     # -- columns -------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.lake.catalogs.open_catalog import OpenCatalog
 from streamhouse.storage_service.lake.catalogs.rest_catalog import passed_through
 from streamhouse.storage_service.lake.errors import catalog_errors
-from streamhouse.storage_service.lake.guards.live_tables import LiveTables
+from streamhouse.storage_service.lake.guards.lake_look import readable_head
+from streamhouse.storage_service.lake.guards.live_tables import LiveTable, LiveTables
 from streamhouse.storage_service.model.lake.facts import LakeCatalog
 from streamhouse.storage_service.rest_catalog.catalog_properties import FileAccess, HiddenValues
 from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
@@ -82,6 +83,13 @@ class RestCatalogApi:
                 raise
             # Without the cause, whose text has it too.
             raise type(error)(shown) from None
+
+    def readable_head(self, table: LiveTable) -> int | None:
+        """Return the snapshot of the table's rows that readers may have now; see `lake_look`."""
+        try:
+            return readable_head(self._open.get(), table)
+        except StreamhouseError as error:
+            raise type(error)(self._hidden.without(error.message)) from None
 
     def _answer(self, request: RestRequest, tables: LiveTables) -> RestAnswer:
         if any("/" in segment for segment in request.segments):

@@ -49,10 +49,14 @@ class RestRequest:
 
 @dataclass(frozen=True, slots=True)
 class RestAnswer:
-    """A status and, unless it is 204, a JSON body."""
+    """A status and, unless it is 204, a JSON body.
+
+    `committed` are the tables that the request has committed to.
+    """
 
     status: int
     body: bytes = b""
+    committed: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
     def of(cls, value: Any, *, status: int = 200) -> RestAnswer:

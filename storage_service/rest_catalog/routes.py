@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from streamhouse.storage_service.errors import (
@@ -184,7 +185,7 @@ class TableRoutes:
         if named is not None and _identifier_of(named) != identifier:
             raise InvalidRequestError(f"the path and the body name different tables: {identifier}")
         landed = self._commits.commit(identifier, commit_request(body, identifier))
-        return _metadata_answer(landed)
+        return replace(_metadata_answer(landed), committed=(identifier,))
 
     def commit_many(self, request: RestRequest) -> RestAnswer:
         """Commit to several tables, or to none of them."""
@@ -195,7 +196,7 @@ class TableRoutes:
         self._commits.commit_all(
             [(identifier, commit_request(change, identifier)) for identifier, change in named]
         )
-        return RestAnswer(204)
+        return RestAnswer(204, committed=tuple(identifier for identifier, _ in named))
 
     def _loaded(
         self, table: LakeMetadata, request: RestRequest, *, only_referenced: bool = False

@@ -90,8 +90,8 @@ class ServiceApp:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._control_plane = build_control_plane(service)
         self._iceberg = IcebergRoutes(service)
+        self._control_plane = build_control_plane(service, look=self._iceberg.look)
         self._of_process = ProcessAnswers(
             service.access, service.metrics, service.run_blocking, about=self._about
         )

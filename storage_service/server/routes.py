@@ -264,6 +264,7 @@ _CONTROL: Final = (
         ("GET", "/offsets", "read:{path}", "offsets_for_timestamp"),
         ("GET", "/sizes", "read:{path}", "table_sizes"),
         ("POST", "/lake/history", "read:{path}", "check_lake_history"),
+        ("POST", "/lake/look", "read:{path}", "look_at_lake"),
     ),
     *_control(
         "lake pins",

@@ -12,6 +12,7 @@ import pytest
 import urllib3
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ForbiddenError, UnauthorizedError
 
 from integration.judges.duckdb_read import connect
@@ -33,14 +34,18 @@ def _rows(start: int, end: int) -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("rest") / "data"
+
+
+@pytest.fixture(scope="module")
+def service(data_dir: Path) -> Iterator[ServiceProcess]:
     """A service whose workers and readers go through its REST catalog."""
-    folder = tmp_path_factory.mktemp("rest")
-    token_file = folder / "token"
+    token_file = data_dir.parent / "token"
     token_file.write_text(TOKEN)
     token_file.chmod(0o600)
     arguments = ("--token-file", str(token_file), "--catalog-access", "service")
-    with ServiceProcess(folder / "data", *arguments) as started:
+    with ServiceProcess(data_dir, *arguments) as started:
         yield started
 
 
@@ -86,9 +91,28 @@ def test_pyiceberg_reads_and_deletes_and_may_not_append(
     with pytest.raises(ForbiddenError, match="more rows than it removes"):
         table.append(table.scan(limit=1).to_arrow())
 
-    # The next round makes the deletes part of what union reads are pinned to.
+    # Its snapshot was registered before the engine was answered.
+    state = client.table_state("default.judged")
+    current = _catalog(service).load_table("default.judged").metadata.current_snapshot_id
+    assert state.lake.snapshot_id == current
+    assert sorted(client.read("default.judged")["id"].to_pylist()) == list(range(10, 350))
+    assert client.count("default.judged") == 340
     assert tier_once(client, "default.judged", token=TOKEN) == 50
     assert sorted(client.read("default.judged")["id"].to_pylist()) == list(range(10, 350))
+
+
+def test_a_commit_past_the_service_is_seen_by_the_next_read(
+    data_dir: Path, client: StreamhouseClient
+) -> None:
+    _tiered_table(client, "default.passed")
+    uri = f"sqlite:///{data_dir / 'lake' / 'catalog.db'}"
+    with contextlib.closing(SqlCatalog("streamhouse", uri=uri)) as behind:
+        behind.load_table("default.passed").delete("id < 10")
+        current = behind.load_table("default.passed").metadata.current_snapshot_id
+
+    assert client.count("default.passed") == 340
+    assert client.table_state("default.passed").lake.snapshot_id == current
+    assert sorted(client.read("default.passed")["id"].to_pylist()) == list(range(10, 350))
 
 
 def test_duckdb_attaches_and_reads(service: ServiceProcess, client: StreamhouseClient) -> None:

@@ -27,6 +27,7 @@ from streamhouse.storage_service.model.lake.facts import LakeRole
 from streamhouse.storage_service.model.table_state import TieringAssignment
 from streamhouse.tiering.round.round import BATCH_STEPS, ROUND_STEPS, TieringRound
 from tests.support.examples import examples
+from tests.support.foreign_deletes import commit_compaction
 from tests.support.tiering_world import Killed, TieringWorld, rows
 
 BUCKETS = 2
@@ -133,7 +134,7 @@ class _Schedule:
 
     def _rewrite(self) -> None:
         for lake_table in self._tables_with_rows():
-            lake_table.overwrite(lake_table.scan().to_arrow())
+            commit_compaction(lake_table)
 
     def _rewrite_and_expire(self) -> None:
         self._rewrite()

@@ -23,6 +23,9 @@ from streamhouse.storage_service.errors import (
     OffsetOutOfRangeError,
     TableNotFoundError,
 )
+from streamhouse.storage_service.lake.catalogs.sql_catalog import open_catalog
+from streamhouse.storage_service.lake.guards.lake_look import readable_head
+from streamhouse.storage_service.lake.guards.live_tables import LiveTable
 from streamhouse.storage_service.model.casts.conform import conform
 from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
 from streamhouse.storage_service.model.lake.facts import (
@@ -302,6 +305,22 @@ class FakeService:
     def check_lake_history(self, path: str, covered: CoveredOffsets) -> None:
         self.questions += 1
         self.compare_history(path, table_id=self._table(path).info.table_id, covered=covered)
+
+    def look_at_lake(self, path: str) -> LakeState:
+        state = self.table_state(path)
+        live = LiveTable(
+            info=state.table,
+            lake=state.lake,
+            high_watermarks={b: at.high_watermark for b, at in state.positions.items()},
+        )
+        catalog = open_catalog(self._catalog)
+        try:
+            head = readable_head(catalog, live)
+        finally:
+            catalog.close()
+        if head is not None:
+            self.set_lake(path, replace(state.lake, snapshot_id=head))
+        return self.table_state(path).lake
 
     def complete_tiering(self, path: str, report: TieringReport) -> LakeState:
         with self._lock:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.io.pyarrow import _dataframe_to_data_files
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
@@ -21,11 +22,16 @@ from pyiceberg.manifest import (
     ManifestWriterV2,
 )
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Operation
-from pyiceberg.table.update.snapshot import _SnapshotProducer
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.update.snapshot import _OverwriteFiles, _SnapshotProducer
 from pyiceberg.typedef import Record
 
-__all__ = ["commit_delete_files", "equality_delete_file", "position_delete_file"]
+__all__ = [
+    "commit_compaction",
+    "commit_delete_files",
+    "equality_delete_file",
+    "position_delete_file",
+]
 
 _FIELD_ID = "PARQUET:field_id"
 _PATH_ID, _POSITION_ID = 2147483546, 2147483545
@@ -39,9 +45,16 @@ _DELETES = pa.schema(
 
 
 def position_delete_file(
-    table: Table, deleted: Sequence[tuple[str, int]], *, partition: Record
+    table: Table,
+    deleted: Sequence[tuple[str, int]],
+    *,
+    partition: Record,
+    file_format: FileFormat = FileFormat.PARQUET,
 ) -> DataFile:
-    """Write one file of position deletes: (data file's path, position) pairs."""
+    """Write one file of position deletes: (data file's path, position) pairs.
+
+    Of another `file_format` than Parquet it only says that it is.
+    """
     rows = sorted(deleted)
     paths = [path for path, _ in rows]
     content = pa.table({"file_path": paths, "pos": [n for _, n in rows]}, schema=_DELETES)
@@ -49,7 +62,8 @@ def position_delete_file(
         "lower_bounds": {_PATH_ID: paths[0].encode(), _POSITION_ID: struct.pack("<q", 0)},
         "upper_bounds": {_PATH_ID: paths[-1].encode(), _POSITION_ID: struct.pack("<q", 2**40)},
     }
-    return _write(table, content, DataFileContent.POSITION_DELETES, partition, **bounds)
+    kind = DataFileContent.POSITION_DELETES
+    return _write(table, content, kind, partition, file_format=file_format, **bounds)
 
 
 def equality_delete_file(table: Table, rows: pa.Table, *, partition: Record) -> DataFile:
@@ -81,11 +95,10 @@ def _write(
     file = DataFile.from_args(
         content=kind,
         file_path=uri,
-        file_format=FileFormat.PARQUET,
         partition=partition,
         record_count=content.num_rows,
         file_size_in_bytes=path.stat().st_size,
-        **(values | more),
+        **({"file_format": FileFormat.PARQUET} | values | more),
     )
     file.spec_id = table.spec().spec_id
     return file
@@ -140,6 +153,13 @@ class _AddDeleteFiles(_SnapshotProducer["_AddDeleteFiles"]):
         return []
 
 
+class _Rewrite(_OverwriteFiles):
+    """The same rows in other files; the library itself commits no such snapshots."""
+
+    def _summary(self, snapshot_properties: Any = None) -> Summary:
+        return Summary(Operation.REPLACE)
+
+
 class _CarryOn(_SnapshotProducer["_CarryOn"]):
     """A snapshot that says of files that they were there before, or were added by another one."""
 
@@ -188,6 +208,22 @@ class _CarryOn(_SnapshotProducer["_CarryOn"]):
 
     def _existing_manifests(self) -> list[ManifestFile]:
         return []
+
+
+def commit_compaction(table: Table, new: Sequence[DataFile] | None = None) -> None:
+    """Commit all rows anew, as an engine that compacts; `new` are the files, by default of them."""
+    rows = table.scan().to_arrow().combine_chunks()
+    old = [task.file for task in table.scan().plan_files()]
+    if new is None:
+        new = list(_dataframe_to_data_files(table.metadata, rows, table.io))
+    with (
+        table.transaction() as change,
+        _Rewrite(Operation.REPLACE, change, table.io) as snapshot,
+    ):
+        for file in old:
+            snapshot.delete_data_file(file)
+        for file in new:
+            snapshot.append_data_file(file)
 
 
 def commit_carried_files(

@@ -10,8 +10,6 @@ import pyarrow.parquet as pq
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import _dataframe_to_data_files
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Operation, Summary
-from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.typedef import Record
 
 from streamhouse.connector.options.options import BATCH, STREAM, as_options, read_options
@@ -22,7 +20,11 @@ from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.connector.stream.append_stream import AppendStreamReader
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.model.lake.facts import LakeCatalog
-from tests.support.foreign_deletes import commit_delete_files, position_delete_file
+from tests.support.foreign_deletes import (
+    commit_compaction,
+    commit_delete_files,
+    position_delete_file,
+)
 from tests.support.tiering_world import lake_in_folder
 
 __all__ = ["IcebergWorld", "ids_of", "numbered"]
@@ -36,13 +38,6 @@ class _CatalogOnly:
 
     def lake_catalog(self) -> LakeCatalog:
         return self._catalog
-
-
-class _Rewrite(_OverwriteFiles):
-    """The same rows in other files; the library itself commits no such snapshots."""
-
-    def _summary(self, snapshot_properties: Any = None) -> Summary:
-        return Summary(Operation.REPLACE)
 
 
 class IcebergWorld:
@@ -100,18 +95,7 @@ class IcebergWorld:
 
     def rewrite(self) -> None:
         """Put all rows into one file, as compaction does: a snapshot that replaces."""
-        table = self.table()
-        rows = table.scan().to_arrow()
-        old = [task.file for task in table.scan().plan_files()]
-        new = list(_dataframe_to_data_files(table.metadata, rows.combine_chunks(), table.io))
-        with (
-            table.transaction() as change,
-            _Rewrite(Operation.REPLACE, change, table.io) as snapshot,
-        ):
-            for file in old:
-                snapshot.delete_data_file(file)
-            for file in new:
-                snapshot.append_data_file(file)
+        commit_compaction(self.table())
 
     def expire(self, *snapshot_ids: int) -> None:
         self.table().maintenance.expire_snapshots().by_ids(list(snapshot_ids)).commit()

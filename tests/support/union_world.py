@@ -26,6 +26,7 @@ from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeRole
 from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.round.round_planner import PlanLimits
+from tests.support.foreign_deletes import commit_compaction
 from tests.support.tiering_world import Killed, TieringWorld
 
 __all__ = ["ModelRow", "Tiers", "UnionWorld", "read_layouts"]
@@ -119,14 +120,11 @@ class UnionWorld:
         """
         table = self.tiering.lake_table(role.lake_name(self.PATH))
         rows = table.scan().to_arrow()
-        old = [task.file for task in table.scan().plan_files()]
-        with table.transaction() as change, change.update_snapshot().overwrite() as rewrite:
-            for file in old:
-                rewrite.delete_data_file(file)
-            for file in _dataframe_to_data_files(table.metadata, rows, table.io):
-                if not keep_bounds:
-                    file._data[_LOWER_BOUNDS] = file._data[_UPPER_BOUNDS] = None
-                rewrite.append_data_file(file)
+        new = list(_dataframe_to_data_files(table.metadata, rows, table.io))
+        for file in new:
+            if not keep_bounds:
+                file._data[_LOWER_BOUNDS] = file._data[_UPPER_BOUNDS] = None
+        commit_compaction(table, new)
 
     def expire_old_snapshots(self) -> None:
         """Expire every snapshot but the current one, as a foreign engine's maintenance does."""

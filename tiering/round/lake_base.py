@@ -27,7 +27,7 @@ def base_offsets(
     Raises:
         HistoryDivergedError: the lake table has other rows than the log.
         FencedError: a worker with a later epoch than `epoch` advanced it.
-        CorruptDataError: it was rolled back.
+        CorruptDataError: it was rolled back, or another engine changed rows that it may not change.
     """
     nothing = dict.fromkeys(range(bucket_count), 0)
     recorded = nothing if known is None else known.tiered_offsets
@@ -61,4 +61,5 @@ def base_offsets(
             f" tiered; it was rolled back: set its current snapshot to {snapshot_id}"
             " or a later one"
         )
+    lake_table.check_outside()
     return covered.tiered_offsets

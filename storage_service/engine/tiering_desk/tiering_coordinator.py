@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -69,6 +69,7 @@ __all__ = ["TieringCoordinator"]
 _logger = logging.getLogger(__name__)
 
 _TABLES_AT_ONCE: Final = 50
+_LOOKS_MAX: Final = 3
 _RETRY_MS_MIN: Final = 50
 _RETRY_MS_MAX: Final = 5_000
 _LOGGED_ERROR_CHARACTERS_MAX: Final = 500
@@ -364,6 +365,30 @@ class TieringCoordinator:
         """
         async with self.round_of(table).lock:
             await self._check(table, (covered,), is_kept=is_kept)
+
+    async def look(self, table: OpenTable, head: Callable[[], Awaitable[int | None]]) -> LakeState:
+        """Register the lake snapshot that `head` finds for what is registered; return that.
+
+        It has the same offsets, so only its id is new. Who comes second with a look that began
+        earlier looks again: a later commit is never taken back.
+        """
+        for _ in range(_LOOKS_MAX):
+            known = table.lake
+            if known.snapshot_id is None or known.diverged:
+                break
+            snapshot_id = await head()
+            async with self.round_of(table).lock:
+                lake = table.lake
+                if (lake.snapshot_id, lake.tiered_offsets, lake.expired_offsets) != (
+                    known.snapshot_id,
+                    known.tiered_offsets,
+                    known.expired_offsets,
+                ):
+                    continue
+                if snapshot_id is not None:
+                    await self.record(table, replace(lake, snapshot_id=snapshot_id))
+                break
+        return table.lake
 
     async def reconcile(self, table: OpenTable, covered: CoveredOffsets) -> bool:
         """Go on with a table whose lake has been brought back to its log's history.

@@ -17,6 +17,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from streamhouse.storage_service.errors import (
+    CorruptDataError,
     FencedError,
     UnavailableError,
 )
@@ -43,6 +44,7 @@ from streamhouse.storage_service.lake.snapshots.live_files import (
     LiveFilesCache,
     live_data_files,
 )
+from streamhouse.storage_service.lake.snapshots.outside_changes import outside_problem
 from streamhouse.storage_service.lake.tables.column_types import name_mapping_of
 from streamhouse.storage_service.lake.tables.creation import LakeLayout, lake_identifier, layout_of
 from streamhouse.storage_service.lake.tables.schema import description_properties
@@ -74,7 +76,10 @@ class LakeCommit:
 
 
 class IcebergLakeTable:
-    """One open lake table, as of when it was last loaded. Not thread-safe."""
+    """One open lake table, as of when it was last loaded. Not thread-safe.
+
+    `registered` is its snapshot that the service knew when it was opened.
+    """
 
     def __init__(
         self,
@@ -83,8 +88,10 @@ class IcebergLakeTable:
         *,
         live_files: LiveFilesCache | None = None,
         role: LakeRole = LakeRole.ROWS,
+        registered: int | None = None,
     ) -> None:
         self._table = table
+        self._registered = registered
         self.info = info
         self.role = role
         """Which of the table's lake tables it is."""
@@ -177,6 +184,21 @@ class IcebergLakeTable:
         covered = self.covered
         return {} if covered is None else dict(covered.expired_offsets)
 
+    def check_outside(self) -> None:
+        """Raise `CorruptDataError` if another engine changed rows that it may not change."""
+        with lake_errors(f"read the snapshots of lake table '{self.name}'"):
+            table = self._table
+            problem = outside_problem(
+                self.name,
+                table.metadata,
+                self.info,
+                self.role,
+                table.io,
+                registered=self._registered,
+            )
+        if problem:
+            raise CorruptDataError(problem)
+
     def live_files(self) -> LiveFiles:
         """Return the data files of the current snapshot."""
         with lake_errors(f"read the files of lake table '{self.name}'"):
@@ -247,9 +269,11 @@ class _RoundChange:
         """Stage it on what the table is now.
 
         Raises `FencedError` when that covers other offsets than the round started from,
-        `UnavailableError` when another engine rewrote files that the round deletes rows of.
+        `UnavailableError` when another engine rewrote files that the round deletes rows of,
+        `CorruptDataError` when it changed rows that it may not change.
         """
         self._check_base()
+        self.lake_table.check_outside()
         if self.is_repeated:
             self._check_referenced()
         self.is_repeated = True

@@ -137,6 +137,7 @@ class _Replacement:
                 f"lake table '{lake_table.name}' was advanced by tiering epoch"
                 f" {covered.epoch if covered else 0}; this worker has epoch {epoch}"
             )
+        lake_table.check_outside()
         expired = {**covered.expired_offsets, **self.expired_offsets}
         properties = round_properties(
             table_id=lake_table.info.table_id,

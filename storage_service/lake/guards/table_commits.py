@@ -2,7 +2,7 @@
 
 What a commit promises:
 - its requirements hold for the very metadata that it replaces, and so do the checks of
-  `commit_guard.py` and `added_files.py`
+  `commit_guard.py` and `outside_changes.py`
 - several tables change together or not at all
 - an error other than `UnknownOutcomeError` means that nothing was committed
 """
@@ -45,7 +45,6 @@ from streamhouse.storage_service.lake.catalogs.rest_catalog import commit_many, 
 from streamhouse.storage_service.lake.catalogs.sql_catalog import LakeSqlCatalog
 from streamhouse.storage_service.lake.catalogs.sql_commits import StagedCommit, commit_staged
 from streamhouse.storage_service.lake.errors import catalog_errors, sentence_of
-from streamhouse.storage_service.lake.guards.added_files import check_added_files
 from streamhouse.storage_service.lake.guards.commit_guard import (
     check_commit,
     covered_offsets,
@@ -54,6 +53,8 @@ from streamhouse.storage_service.lake.guards.commit_guard import (
     protecting_table,
 )
 from streamhouse.storage_service.lake.guards.live_tables import LiveTables
+from streamhouse.storage_service.lake.snapshots.coverage import role_of
+from streamhouse.storage_service.lake.snapshots.outside_changes import check_outside_commit
 from streamhouse.storage_service.lake.snapshots.table_files import check_new_files
 from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY
 
@@ -255,7 +256,8 @@ class TableCommits:
         check_commit(name, base.metadata, new, live)
         covered = covered_offsets(base.metadata, live)
         foreign = new_foreign_snapshots(base.metadata, new, live)
-        check_added_files(name, new, foreign, live, covered=covered, io=base.io)
+        role = role_of(base.metadata.properties)
+        check_outside_commit(name, new, foreign, live.info, role, covered=covered, io=base.io)
 
     def _remember(self, commits: Sequence[StagedCommit]) -> None:
         if isinstance(self._catalog, LakeSqlCatalog):

@@ -38,6 +38,7 @@ __all__ = [
     "covered_offsets",
     "facts_of",
     "has_ancestor",
+    "role_of",
     "round_properties",
     "table_properties",
 ]
@@ -70,6 +71,11 @@ def table_properties(snapshot: Mapping[str, str], *, sequence_number: int) -> di
     )
     found = {key: snapshot[key] for key in kept if key in snapshot}
     return found | {TIERED_SEQUENCE_PROPERTY: str(sequence_number)}
+
+
+def role_of(properties: Mapping[str, str]) -> LakeRole:
+    """Return which of a table's lake tables one with these properties is."""
+    return next((r for r in LakeRole if r.owner_property in properties), LakeRole.ROWS)
 
 
 def ancestors_of(metadata: TableMetadata, snapshot: Snapshot | None = None) -> Iterator[Snapshot]:

@@ -56,6 +56,8 @@ __all__ = [
     "delete_files",
     "live_data_files",
     "path_bounds",
+    "unreadable_because",
+    "unreadable_format",
 ]
 
 FILES_KEPT_MAX: Final = 200_000
@@ -250,18 +252,30 @@ def delete_files(io: FileIO, manifest: ManifestFile, *, table: str) -> Sequence[
     return found
 
 
+def unreadable_because(file: DataFile) -> str:
+    """Return why we cannot read a lake table that has this file; empty if we can.
+
+    What is read here is what may be committed (`outside_changes.py`).
+    """
+    if file.content is DataFileContent.EQUALITY_DELETES:
+        return (
+            f"file '{file.file_path}' has equality deletes, which not every engine reads, and"
+            " Streamhouse does not; use position deletes or copy-on-write"
+        )
+    return unreadable_format(file.file_path, file.file_format)
+
+
+def unreadable_format(path: str, file_format: str) -> str:
+    """Return why a file of this format cannot be read; empty if it can."""
+    if file_format == FileFormat.PARQUET:
+        return ""
+    return f"file '{path}' is {file_format}, and Streamhouse reads lake files in Parquet only"
+
+
 def _delete_entry(entry: ManifestEntry, *, table: str) -> DeleteEntry:
     file = entry.data_file
-    if file.content == DataFileContent.EQUALITY_DELETES:
-        raise UnsupportedError(
-            f"lake table '{table}' has equality deletes (file '{file.file_path}'), which"
-            " Streamhouse does not read: rewrite them with the engine that wrote them"
-        )
-    if file.file_format != FileFormat.PARQUET:
-        raise UnsupportedError(
-            f"lake table '{table}' has deletes in {file.file_format} (file '{file.file_path}');"
-            " Streamhouse reads position deletes in Parquet only"
-        )
+    if problem := unreadable_because(file):
+        raise UnsupportedError(f"lake table '{table}': {problem}")
     lower, upper = path_bounds(file)
     return DeleteEntry(
         path=file.file_path,

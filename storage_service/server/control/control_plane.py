@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -11,6 +12,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from streamhouse.storage_service.engine.backup import STAGING, clear_staging, stage_running
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import (
     ForbiddenError,
     InvalidRequestError,
@@ -18,7 +20,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY
+from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY, LakeState
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.secret_sources import without_secrets
 from streamhouse.storage_service.server.caller import Level, database_scope
@@ -50,8 +52,10 @@ from streamhouse.storage_service.server.status.status_page import status_page
 __all__ = ["build_control_plane"]
 
 
-def build_control_plane(service: Service) -> FastAPI:
-    """Return the FastAPI application of `service`."""
+def build_control_plane(
+    service: Service, *, look: Callable[[OpenTable], Awaitable[LakeState]]
+) -> FastAPI:
+    """Return the FastAPI application of `service`; `look` looks at a table's lake."""
     app = FastAPI(
         title="Streamhouse storage service",
         description="Control routes. Data routes speak Arrow and text: see docs/http_api.md.",
@@ -68,7 +72,7 @@ def build_control_plane(service: Service) -> FastAPI:
     rejected_routes(routes, service)
     adoption_routes(routes, service)
     move_routes(routes, service)
-    state_routes(routes, service)
+    state_routes(routes, service, look)
     lake_pin_routes(routes, service)
     consumer_routes(routes, service)
     kafka_routes(routes, service)

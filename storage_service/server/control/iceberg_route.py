@@ -7,8 +7,9 @@ The library is loaded, and the threads are started, by the first request.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote
@@ -21,6 +22,7 @@ from streamhouse.storage_service.errors import (
     DatabaseNotFoundError,
     FencedError,
     ForbiddenError,
+    InvalidNameError,
     InvalidRequestError,
     NotFoundError,
     NotOwnerError,
@@ -34,7 +36,11 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.kafka.registry.subjects import REGISTRY_PATH
 from streamhouse.storage_service.lake.guards.live_tables import LiveTable
-from streamhouse.storage_service.model.lake.facts import REST_CATALOG_PATH, VIA_HEADER
+from streamhouse.storage_service.model.lake.facts import (
+    REST_CATALOG_PATH,
+    VIA_HEADER,
+    LakeState,
+)
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
 from streamhouse.storage_service.server.control.registry.registry_errors import registry_error
@@ -46,6 +52,8 @@ if TYPE_CHECKING:
     from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
 
 __all__ = ["IcebergRoutes", "ServiceTables", "answer_error", "iceberg_error"]
+
+_logger = logging.getLogger(__name__)
 
 _VERSION_PATH: Final = f"{REST_CATALOG_PATH}/v1/"
 _SERVICES_PASSED_MAX: Final = 16
@@ -119,9 +127,33 @@ class IcebergRoutes:
         if self._service.shards is not None and request.method not in ("GET", "HEAD"):
             elsewhere = await self._service.shards.ids_elsewhere()
         tables = ServiceTables(self._service, elsewhere=elsewhere)
-        return await asyncio.get_running_loop().run_in_executor(
+        answer = await asyncio.get_running_loop().run_in_executor(
             self._threads, self._blocking_answer, request, tables
         )
+        for identifier in answer.committed:
+            await self._look_after(identifier)
+        return answer
+
+    async def _look_after(self, identifier: tuple[str, ...]) -> None:
+        """Look at a table that was committed to: readers have the commit once it is answered."""
+        try:
+            await self.look(self._service.table(".".join(identifier)))
+        except StreamhouseError as error:
+            # It has landed, whatever happens here; the next read of the table looks, too.
+            if not isinstance(error, NotFoundError | InvalidNameError):
+                _logger.warning(
+                    "event=lake_not_looked_at table=%s why=%r", ".".join(identifier), error.message
+                )
+
+    async def look(self, table: OpenTable) -> LakeState:
+        """Register what other engines committed to the table's rows; return what is registered."""
+
+        def head() -> Awaitable[int | None]:
+            return asyncio.get_running_loop().run_in_executor(
+                self._threads, self._blocking_head, _live(table)
+            )
+
+        return await self._service.manager.tiering.look(table, head)
 
     def _path(self, exchange: HttpExchange) -> str:
         if not exchange.raw_path.startswith(_VERSION_PATH):
@@ -170,6 +202,12 @@ class IcebergRoutes:
         return passed
 
     def _blocking_answer(self, request: RestRequest, tables: ServiceTables) -> RestAnswer:
+        return self._opened().answer(request, tables)
+
+    def _blocking_head(self, table: LiveTable) -> int | None:
+        return self._opened().readable_head(table)
+
+    def _opened(self) -> RestCatalogApi:
         with self._lock:
             if self._api is None:
                 from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
@@ -177,10 +215,10 @@ class IcebergRoutes:
                 config = self._service.config
                 self._api = RestCatalogApi(
                     config.lake_catalog(),
-                    service_id=tables.service_id,
+                    service_id=self._service.manager.service_id,
                     data_directory=str(config.data_dir.absolute()),
                 )
-        return self._api.answer(request, tables)
+            return self._api
 
     def close(self) -> None:
         """Wait for the requests in progress and close the catalog."""

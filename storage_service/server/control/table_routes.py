@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.disk_budget import bytes_below
 from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
 from streamhouse.storage_service.errors import InvalidNameError
+from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.offsets import buckets_to_json
 from streamhouse.storage_service.model.rejected.companion import is_rejecting
 from streamhouse.storage_service.model.table import (
@@ -111,7 +113,11 @@ def rejected_routes(routes: ControlRoutes, service: Service) -> None:
         return (await kept_companion(service, path)).info.to_json()
 
 
-def state_routes(routes: ControlRoutes, service: Service) -> None:
+def state_routes(
+    routes: ControlRoutes,
+    service: Service,
+    look: Callable[[OpenTable], Awaitable[LakeState]],
+) -> None:
 
     @routes.answers("Table, positions and lake snapshot as one consistent cut.")
     async def table_state(
@@ -139,6 +145,10 @@ def state_routes(routes: ControlRoutes, service: Service) -> None:
         is_kept = exchange_of(request).caller.may(Level.WRITE, SERVICE)
         await service.manager.tiering.check_lake(table, body.covered(), is_kept=is_kept)
         return {}
+
+    @routes.answers("Register what other engines committed to the lake table since.")
+    async def look_at_lake(path: TableName) -> dict[str, Any]:
+        return (await look(service.table(path))).to_json()
 
     @routes.answers("Per bucket, the first offset written at or after a time.")
     async def offsets_for_timestamp(

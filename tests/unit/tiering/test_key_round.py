@@ -10,9 +10,10 @@ import pytest
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.table.snapshots import Operation
 
-from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.storage_service.errors import CorruptDataError, UnavailableError
 from streamhouse.tiering.round.round import ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
+from tests.support.foreign_deletes import commit_compaction
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.tiering_world import Killed, dying_at
 
@@ -225,13 +226,39 @@ def test_files_of_a_round_that_fails_are_deleted(key_world: KeyTableWorld) -> No
     assert key_world.tiering.data_files() == before
 
 
-def test_rows_that_another_engine_deleted_are_counted_not_missed(
+def test_rows_that_another_engine_deleted_stop_the_rounds_until_they_are_back(
+    key_world: KeyTableWorld,
+) -> None:
+    key_world.create_key_table()
+    key_world.upsert(*(row(key) for key in range(5)))
+    key_world.tiering.tier()
+    before = key_world.tiering.lake_table().metadata.current_snapshot_id
+    assert before is not None
+    key_world.tiering.lake_table().delete("id >= 3")
+    key_world.upsert(row(3, amount=2.0), row(1, amount=2.0))
+
+    with pytest.raises(CorruptDataError, match=f"changed rows past the service.* back to {before}"):
+        key_world.tiering.tier()
+    assert len(key_world.in_lake()) == 3
+
+    key_world.tiering.lake_table().manage_snapshots().rollback_to_snapshot(before).commit()
+    key_world.tiering.tier()
+    assert key_world.in_lake() == key_world.live
+
+
+def test_rows_that_an_earlier_release_let_others_delete_are_counted_not_missed(
     key_world: KeyTableWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     key_world.create_key_table()
     key_world.upsert(*(row(key) for key in range(5)))
     key_world.tiering.tier()
-    key_world.tiering.lake_table().delete("id >= 3")
+    table = key_world.tiering.lake_table()
+    head = table.current_snapshot()
+    assert head is not None
+    assert head.summary is not None
+    # A round has been built on the delete.
+    ours = {k: v for k, v in head.summary.additional_properties.items() if "streamhouse" in k}
+    table.delete("id >= 3", snapshot_properties=ours)
     key_world.upsert(row(3, amount=2.0), row(1, amount=2.0))
 
     with caplog.at_level(logging.WARNING):
@@ -239,6 +266,21 @@ def test_rows_that_another_engine_deleted_are_counted_not_missed(
 
     assert "event=retracted_rows_gone table=db.t rows=1" in caplog.text
     assert sorted(entry[2][1][1][1][1] for entry in key_world.in_lake()) == [0, 1, 2, 3]
+
+
+def test_rows_that_another_engine_deletes_during_a_round_stop_it(key_world: KeyTableWorld) -> None:
+    key_world.create_key_table()
+    key_world.upsert(*(row(key) for key in range(5)))
+    key_world.tiering.tier()
+    key_world.upsert(row(7))
+
+    def delete(step: str) -> None:
+        if step == "manifests-written" and len(key_world.tiering.lake_table().snapshots()) == 1:
+            key_world.tiering.lake_table().delete("id = 3")
+
+    with pytest.raises(CorruptDataError, match="changed rows past the service"):
+        key_world.tiering.round(checkpoint=delete).run()
+    assert len(key_world.in_lake()) == 4
 
 
 def test_a_compaction_that_comes_between_makes_the_round_start_over(
@@ -251,8 +293,7 @@ def test_a_compaction_that_comes_between_makes_the_round_start_over(
 
     def compact(step: str) -> None:
         if step == "files-written":
-            table = key_world.tiering.lake_table()
-            table.overwrite(table.scan().to_arrow())
+            commit_compaction(key_world.tiering.lake_table())
 
     with pytest.raises(UnavailableError, match="another engine rewrote 1 files"):
         key_world.tiering.round(checkpoint=compact).run()

@@ -12,6 +12,7 @@ from streamhouse.storage_service.errors import InvalidNameError
 from streamhouse.storage_service.server.app import DATA_ANSWERS
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.control.control_plane import build_control_plane
+from streamhouse.storage_service.server.control.iceberg_route import IcebergRoutes
 from streamhouse.storage_service.server.routes import OPEN, OPEN_PAGES, ROUTES, Answer, Route, find
 from tests.support.in_process_service import in_process_service
 
@@ -44,7 +45,7 @@ def test_every_data_route_has_one_answer() -> None:
 
 async def test_fastapi_answers_the_rows_of_the_table_and_nothing_else(tmp_path: Path) -> None:
     async with in_process_service(tmp_path) as service:
-        app = build_control_plane(service.service)
+        app = build_control_plane(service.service, look=IcebergRoutes(service.service).look)
 
     answered = {
         (method, route.path, route.name)

@@ -147,7 +147,7 @@ REFUSED: dict[str, Callable[[Table], None]] = {
     "that were never tiered": _overwrite_everything,
     "its location must stay": _move,
     "its current snapshot must come from one that tiering wrote": _remove_main,
-    "equality deletes are not read by every engine": _equality_delete,
+    "has equality deletes, which not every engine reads": _equality_delete,
 }
 
 
