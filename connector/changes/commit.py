@@ -4,8 +4,9 @@ The table's positions are taken first, then the table is read, and the commit na
 the service refuses it if somebody has changed the rows with its keys since. Then everything is done
 anew, from a new read. So what was computed is what it would have been at the moment of the commit.
 
-A frame of changes has the columns to write, `__change_type` (`+I`, `+U`, `-D`, or `=` for a row
-that stays) and `PROBLEM_COLUMN`: a sentence where the row must not be written, else null.
+A frame of changes has the columns to write (`assigned_values.py` says in which types),
+`__change_type` (`+I`, `+U`, `-D`, or `=` for a row that stays) and `PROBLEM_COLUMN`: a sentence
+where the row must not be written, else null.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from streamhouse.connector.changes.assigned_values import settled, settled_schema
 from streamhouse.connector.options.connection import client_for
 from streamhouse.connector.options.write_options import WriteOptions
 from streamhouse.connector.scan.spark_reader import spark_iterator_errors
 from streamhouse.connector.write.write_jobs import StagedRows, TransactionJob
-from streamhouse.connector.write.write_target import resolve_target
+from streamhouse.connector.write.write_target import WriteTarget, resolve_target
 from streamhouse.storage_service.client import CommitResult, StorageClient
 from streamhouse.storage_service.errors import (
     CommitConflictError,
@@ -120,7 +122,7 @@ def _attempt(
     # Before anything is read: what is read later and unchanged since is what this cut has.
     state = client.table_state(str(options.connection.name.path))
     frame = compute(state.table)
-    job = _begun(client, options, frame, is_overwrite=is_overwrite)
+    job = _begun(client, options, frame, state.table, is_overwrite=is_overwrite)
     if job.is_skipped:
         return Changes(attempts=attempt, is_skipped=True)
     if job.target.table_id != state.table.table_id:
@@ -197,11 +199,17 @@ def committed(
 
 
 def _begun(
-    client: StorageClient, options: WriteOptions, frame: DataFrame, *, is_overwrite: bool
+    client: StorageClient,
+    options: WriteOptions,
+    frame: DataFrame,
+    info: TableInfo,
+    *,
+    is_overwrite: bool,
 ) -> TransactionJob:
     left_out = {PROBLEM_COLUMN, CHANGE_TYPE_COLUMN} if is_overwrite else {PROBLEM_COLUMN}
     schema = to_arrow_schema(frame.schema, timezone="UTC")
-    schema = pa.schema([field for field in schema if field.name not in left_out])
+    types = {column.name: column.type for column in info.schema.columns}
+    schema = settled_schema(pa.schema([f for f in schema if f.name not in left_out]), types)
     target = resolve_target(client, options, schema, is_stream=False, is_overwrite=is_overwrite)
     return TransactionJob.begun(
         client,
@@ -234,7 +242,7 @@ def _stage_task(job: TransactionJob, batches: Iterator[pa.RecordBatch]) -> Itera
     refusal = None
     staged = StagedRows()
     try:
-        staged = job.run(_counted(batches, counts, is_overwrite=job.target.is_overwrite))
+        staged = job.run(_counted(batches, counts, job.target))
     except StreamhouseError as error:
         if error.retriable:
             raise
@@ -253,17 +261,18 @@ def _stage_task(job: TransactionJob, batches: Iterator[pa.RecordBatch]) -> Itera
 
 
 def _counted(
-    batches: Iterator[pa.RecordBatch], counts: Counter[str], *, is_overwrite: bool
+    batches: Iterator[pa.RecordBatch], counts: Counter[str], target: WriteTarget
 ) -> Iterator[pa.RecordBatch]:
     """Yield what is to be staged, and count it; raises for the first row with a problem."""
+    types = {field.name: field.type for field in target.shape.types}
     for batch in batches:
         problems = batch.column(PROBLEM_COLUMN).drop_null()
         if len(problems):
             raise InvalidRequestError(problems[0].as_py())
         kinds = batch.column(CHANGE_TYPE_COLUMN)
         counts.update(_count_of(kinds))
-        rows = batch.drop_columns([PROBLEM_COLUMN])
-        if is_overwrite:
+        rows = settled(batch.drop_columns([PROBLEM_COLUMN]), types, zone=target.shape.zone)
+        if target.is_overwrite:
             rows = rows.filter(pc.not_equal(kinds, DELETED)).drop_columns([CHANGE_TYPE_COLUMN])
         yield rows
 

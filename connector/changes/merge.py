@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from streamhouse.connector.changes.assigned_values import Assignment, Case, types_of, values_of
 from streamhouse.connector.changes.commit import (
     DELETED,
     INSERTED,
@@ -33,7 +34,12 @@ from streamhouse.connector.changes.expressions import (
     key_equalities,
     named,
 )
-from streamhouse.connector.changes.needed_rows import IN_SOURCE, IN_TARGET, matched_by_key
+from streamhouse.connector.changes.needed_rows import (
+    IN_SOURCE,
+    IN_TARGET,
+    matched_by_key,
+    with_existing,
+)
 from streamhouse.connector.options.connection import ConnectionOptions
 from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.storage_service.errors import (
@@ -195,32 +201,33 @@ def check_changeable(info: TableInfo, *, what: str, deletes: bool) -> None:
 
 
 def changed_rows(
-    merge: Merge, target: DataFrame, info: TableInfo, connection: ConnectionOptions
+    merge: Merge, target: DataFrame, assignment: Assignment, connection: ConnectionOptions
 ) -> DataFrame:
     """Return the rows that a merge changes, as `commit.py` takes them."""
+    info = assignment.info
     deletes = any(clause.kind == DELETED for clause in merge.clauses)
     check_changeable(info, what="a merge", deletes=deletes)
     key = list(info.descriptor.primary_key)
     equalities = _equalities(merge, key, str(info.path))
     if equalities is not None:
-        on = _all_equal(merge, target, equalities)
+        on = _all_equal(merge, target, equalities, assignment)
     else:
         assert merge.on is None or isinstance(merge.on, Column | str)
         on = condition(merge.on)
-    pairs = _looked_up(merge, info, connection, equalities)
+    pairs = _looked_up(merge, assignment, connection, equalities)
+    rows = None
     if pairs is not None:
         try:
-            found = _changed(merge, pairs, target.schema, info, equalities)
-            found.schema  # noqa: B018 - Spark Connect looks for columns only when it is asked
-            return _checked(found, key, str(info.path))
+            rows = _changed(merge, pairs, target.schema, assignment, equalities)
+            rows.schema  # noqa: B018 - Spark Connect looks for columns only when it is asked
         except AnalysisException:
             # A column that belongs to a DataFrame, as `frame["id"]` does, is known to a join only.
-            pass
-    rows = _changed(merge, _joined(merge, target, on), target.schema, info, equalities)
-    is_by_key = equalities is not None and set(equalities) == set(key)
-    inserts = any(one.kind == INSERTED for one in merge.clauses)
-    if inserts and not is_by_key:
-        return _checked(rows, key, str(info.path), existing=target.select(*map(quoted, key)))
+            rows = None
+    if rows is None:
+        joined = _joined(merge, target, on)
+        rows = _changed(merge, joined, target.schema, assignment, equalities)
+    if not all(_inserts_own_key(merge, clause, equalities, key) for clause in merge.clauses):
+        rows = with_existing(rows, info, connection, mark=_EXISTS)
     return _checked(rows, key, str(info.path))
 
 
@@ -228,63 +235,104 @@ def _changed(
     merge: Merge,
     pairs: DataFrame,
     schema: StructType,
-    info: TableInfo,
+    assignment: Assignment,
     equalities: dict[str, str] | None,
 ) -> DataFrame:
     """Return what the clauses make of pairs of rows, those that no clause takes left out."""
+    info = assignment.info
     in_source, in_target = F.col(IN_SOURCE).isNotNull(), F.col(IN_TARGET).isNotNull()
     is_on_side = {
         _Side.MATCHED: in_source & in_target,
         _Side.NOT_MATCHED: in_source & ~in_target,
         _Side.NOT_MATCHED_BY_SOURCE: ~in_source & in_target,
     }
-    number = first_of(
+    first_clause = first_of(
         [
             (is_on_side[clause.side] & condition(clause.condition), F.lit(number))
             for number, clause in enumerate(merge.clauses)
         ],
         F.lit(None),
     )
-    taken = pairs.withColumn(_CLAUSE, number).filter(F.col(_CLAUSE).isNotNull())
-    values = [_values(merge, clause, schema, info, equalities) for clause in merge.clauses]
+    taken = pairs.withColumn(_CLAUSE, first_clause).filter(F.col(_CLAUSE).isNotNull())
+    key = info.descriptor.primary_key
     only_deletes = all(clause.kind == DELETED for clause in merge.clauses)
-    columns = list(info.descriptor.primary_key) if only_deletes else schema.names
-    clause = F.col(_CLAUSE)
+    columns = list(key) if only_deletes else schema.names
+    values = [_values(merge, clause, schema, info, equalities) for clause in merge.clauses]
+    types = types_of(taken, [own[name] for own in values for name in columns])
+    cases: dict[str, list[Case]] = {name: [] for name in columns}
+    problems: list[tuple[Column, Column]] = []
+    for number, (clause, own) in enumerate(zip(merge.clauses, values, strict=True)):
+        is_taken = F.col(_CLAUSE) == F.lit(number)
+        for place, name in enumerate(columns):
+            value, data_type = own[name], types[number * len(columns) + place]
+            assignment.check(name, data_type)
+            if clause.kind == INSERTED and name in key:
+                exact = assignment.key(name, value, data_type)
+                assert exact is not None, "it was checked"
+                is_lost = is_taken & value.isNotNull() & exact.isNull()
+                problems.append((is_lost, _is_no_key(assignment, clause, name, value)))
+                value, data_type = exact, schema[name].dataType
+            cases[name].append(Case(is_taken, value, data_type))
+    kinds = [
+        (F.col(_CLAUSE) == F.lit(number), F.lit(clause.kind))
+        for number, clause in enumerate(merge.clauses)
+    ]
     return taken.select(
-        *(
-            first_of(
-                [
-                    (clause == F.lit(number), own[name].cast(schema[name].dataType))
-                    for number, own in enumerate(values)
-                ],
-                F.lit(None),
-            ).alias(name)
-            for name in columns
+        *(values_of(cases[name], schema[name].dataType).alias(name) for name in columns),
+        first_of(kinds, F.lit(None)).alias(CHANGE_TYPE_COLUMN),
+        first_of(problems, F.lit(None).cast("string")).alias(PROBLEM_COLUMN),
+    )
+
+
+def _is_no_key(assignment: Assignment, clause: _Clause, name: str, value: Column) -> Column:
+    wanted = assignment.spark_type(name).simpleString().upper()
+    return F.concat(
+        F.lit(
+            f"table '{assignment.info.path}': {clause.what} gives the key column '{name}' the"
+            " value "
         ),
-        first_of(
-            [
-                (clause == F.lit(number), F.lit(one.kind))
-                for number, one in enumerate(merge.clauses)
-            ],
-            F.lit(None),
-        ).alias(CHANGE_TYPE_COLUMN),
+        value.cast("string"),
+        F.lit(
+            f", which {wanted} cannot hold without loss, and nothing was written; convert it, as"
+            f" in cast({name} AS {wanted}), or leave such rows out of the source"
+        ),
+    )
+
+
+def _inserts_own_key(
+    merge: Merge, clause: _Clause, equalities: Mapping[str, str] | None, key: Sequence[str]
+) -> bool:
+    """Whether a clause surely inserts no row with another key than the one that matched none."""
+    if clause.kind != INSERTED:
+        return True
+    if equalities is None or set(equalities) != set(key):
+        return False
+    if clause.values is None:
+        return True
+    given = {str(name).strip("`").lower(): value for name, value in clause.values.items()}
+    return all(
+        isinstance(given.get(name.lower()), str)
+        and given[name.lower()].replace("`", "").strip().lower()
+        == f"{merge.source_alias}.{equalities[name]}".lower()
+        for name in key
     )
 
 
 def _looked_up(
     merge: Merge,
-    info: TableInfo,
+    assignment: Assignment,
     connection: ConnectionOptions,
     equalities: dict[str, str] | None,
 ) -> DataFrame | None:
     """Return the pairs by lookups of the source's keys; None where the table has to be read."""
     sides = {clause.side for clause in merge.clauses}
-    is_by_key = equalities is not None and set(equalities) == set(info.descriptor.primary_key)
+    key = assignment.info.descriptor.primary_key
+    is_by_key = equalities is not None and set(equalities) == set(key)
     if equalities is None or not is_by_key or _Side.NOT_MATCHED_BY_SOURCE in sides:
         return None
     return matched_by_key(
         merge.source,
-        info,
+        assignment,
         connection,
         equalities=equalities,
         source_alias=merge.source_alias,
@@ -328,7 +376,11 @@ def _joined(merge: Merge, target: DataFrame, on: Column) -> DataFrame:
     return left.join(right, on, how)
 
 
-def _all_equal(merge: Merge, target: DataFrame, equalities: Mapping[str, str]) -> Column:
+def _all_equal(
+    merge: Merge, target: DataFrame, equalities: Mapping[str, str], assignment: Assignment
+) -> Column:
+    """Return that the columns are equal; those of the primary key as lookups find rows by it."""
+    is_by_key = set(equalities) == set(assignment.info.descriptor.primary_key)
     sides = []
     for own, other in equalities.items():
         column = column_of(target.schema, own)
@@ -339,7 +391,11 @@ def _all_equal(merge: Merge, target: DataFrame, equalities: Mapping[str, str]) -
                 f"a merge matches rows by column '{other if column else own}', which the {side} has"
                 f" not (columns: {', '.join(schema.columns)})"
             )
-        sides.append(named(merge.target_alias, column) == named(merge.source_alias, given))
+        other_side = named(merge.source_alias, given)
+        if is_by_key:
+            exact = assignment.key(column, other_side, merge.source.schema[given].dataType)
+            other_side = other_side if exact is None else exact
+        sides.append(named(merge.target_alias, column) == other_side)
     return all_of(sides)
 
 
@@ -395,9 +451,7 @@ def _given(
     return found
 
 
-def _checked(
-    rows: DataFrame, key: Sequence[str], table: str, existing: DataFrame | None = None
-) -> DataFrame:
+def _checked(rows: DataFrame, key: Sequence[str], table: str) -> DataFrame:
     """Add what is wrong with a row: another has its key, or an inserted one is there already."""
     keys = [F.col(quoted(name)) for name in key]
     shown = F.concat_ws(
@@ -406,6 +460,7 @@ def _checked(
     )
     is_twice = F.count(F.lit(1)).over(Window.partitionBy(*keys)) > 1
     cases = [
+        (F.col(PROBLEM_COLUMN).isNotNull(), F.col(PROBLEM_COLUMN)),
         (
             is_twice,
             F.concat(
@@ -413,18 +468,16 @@ def _checked(
                 shown,
                 F.lit("; make the source have one row a key, or narrow the conditions"),
             ),
-        )
+        ),
     ]
-    if existing is not None:
-        # Rows match by something else than the key, so a new row may have the key of another.
-        there = existing.withColumn(_EXISTS, F.lit(True))
-        rows = rows.join(there, list(key), "left")
+    if _EXISTS in rows.columns:
         is_there = F.col(_EXISTS).isNotNull() & (F.col(CHANGE_TYPE_COLUMN) == INSERTED)
         message = F.concat(
             F.lit(f"table '{table}': a row to insert has the key of a row that is there: "),
             shown,
-            F.lit("; match rows by the primary key"),
+            F.lit("; match rows by the primary key, and insert with the key that they match by"),
         )
         cases.append((is_there, message))
-    columns = [F.col(quoted(name)) for name in rows.columns if name != _EXISTS]
+    own = [name for name in rows.columns if name not in (_EXISTS, PROBLEM_COLUMN)]
+    columns = [F.col(quoted(name)) for name in own]
     return rows.select(*columns, first_of(cases, F.lit(None)).alias(PROBLEM_COLUMN))

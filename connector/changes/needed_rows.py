@@ -18,24 +18,11 @@ from typing import Any, Final
 import pyarrow as pa
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
+from streamhouse.connector.changes.assigned_values import Assignment
 from streamhouse.connector.format.spark_readers import session_zone
 from streamhouse.connector.lookup.lookup_join import joined_frame
 from streamhouse.connector.lookup.lookup_plan import INNER, LEFT, planned
@@ -52,7 +39,14 @@ from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.values.zone import parse_zone
 
-__all__ = ["IN_SOURCE", "IN_TARGET", "fixed_keys", "matched_by_key", "rows_for"]
+__all__ = [
+    "IN_SOURCE",
+    "IN_TARGET",
+    "fixed_keys",
+    "matched_by_key",
+    "rows_for",
+    "with_existing",
+]
 
 IN_TARGET: Final = "__in_target"
 IN_SOURCE: Final = "__in_source"
@@ -66,21 +60,10 @@ _READ_SHARE: Final = 4
 _STATISTICS_MAX: Final = 1 << 60
 """Spark says more bytes than that of what it does not know."""
 
-_INTEGERS: Final = (ByteType, ShortType, IntegerType, LongType)
-_COMPARED: Final = (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    StringType,
-    TimestampNTZType,
-    TimestampType,
-)
-
 
 def matched_by_key(
     source: DataFrame,
-    info: TableInfo,
+    assignment: Assignment,
     connection: ConnectionOptions,
     *,
     equalities: Mapping[str, str],
@@ -91,10 +74,12 @@ def matched_by_key(
 ) -> DataFrame | None:
     """Return each row of `source` with the row of the table that has its key; None to join instead.
 
-    `equalities` are the table's key columns -> the source's. The sides are two structs with the
+    `equalities` are the table's key columns -> the source's, which are converted without loss. The
+    sides are two structs with the
     names of the aliases; a column that only one side has is there by its own name, too. Without
     `needs_columns` the table's side has the key alone.
     """
+    info = assignment.info
     try:
         check_spark_types(source.schema, table=str(info.path))
     except StreamhouseError:
@@ -108,8 +93,8 @@ def matched_by_key(
         places = [i for i, own in enumerate(names) if own.lower() == equalities[name].lower()]
         if len(places) != 1:
             return None
-        wanted = info.schema.select([name], table=str(info.path)).to_arrow()
-        column = _as_key(given, places[0], _spark_types(wanted)[0])
+        place = places[0]
+        column = assignment.key(name, F.col(f"s{place}"), given.schema[place].dataType)
         if column is None:
             return None
         keys.append(column.alias(f"k{number}"))
@@ -148,15 +133,20 @@ def matched_by_key(
     )
 
 
-def _as_key(given: DataFrame, place: int, wanted: DataType) -> Column | None:
-    """Return a column as one of the key's type that is equal where Spark says so; None if none is.
-
-    An integer that does not fit is null, as no row has it.
-    """
-    own, column = given.schema[place].dataType, F.col(f"s{place}")
-    if isinstance(own, _INTEGERS) and isinstance(wanted, _INTEGERS):
-        return column if own == wanted else column.try_cast(wanted)
-    return column if own == wanted and isinstance(own, _COMPARED) else None
+def with_existing(
+    rows: DataFrame, info: TableInfo, connection: ConnectionOptions, *, mark: str
+) -> DataFrame:
+    """Return `rows`, which have the primary key, with a column `mark`: null where no row has it."""
+    key = info.descriptor.primary_key
+    plan = planned(
+        info,
+        (connection.endpoint, connection.token),
+        key,
+        {key[0]: mark},
+        given=key,
+        how=LEFT,
+    )
+    return joined_frame(rows, plan)
 
 
 def _is_large(source: DataFrame, info: TableInfo, connection: ConnectionOptions) -> bool:
@@ -322,9 +312,3 @@ def _rows_with(
             for field in schema.fields
         )
     )
-
-
-def _spark_types(schema: pa.Schema) -> list[DataType]:
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return [field.dataType for field in from_arrow_schema(schema).fields]

@@ -9,6 +9,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from streamhouse.connector.changes.assigned_values import (
+    Assignment,
+    Case,
+    types_of,
+    values_of,
+)
 from streamhouse.connector.changes.commit import (
     DELETED,
     KEPT,
@@ -21,8 +27,9 @@ from streamhouse.connector.changes.expressions import assignments, condition, fi
 from streamhouse.connector.changes.merge import Merge, On, changed_rows, check_changeable
 from streamhouse.connector.changes.needed_rows import rows_for
 from streamhouse.connector.format.registration import register, write_batch
+from streamhouse.connector.format.spark_readers import session_zone
 from streamhouse.connector.options.connection import client_for
-from streamhouse.connector.options.options import FORMAT, as_options
+from streamhouse.connector.options.options import FORMAT, ZONE_MARK, as_options
 from streamhouse.connector.options.quoted_names import quoted, quoted_list
 from streamhouse.connector.options.write_options import WriteOptions, write_options
 from streamhouse.storage_service.errors import (
@@ -32,6 +39,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.values.zone import parse_zone
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -73,6 +81,10 @@ class Table:
 
     def _read_options(self) -> dict[str, str]:
         return {k: v for k, v in self._options.items() if k.lower() not in _WRITES_ONLY}
+
+    def _assignment(self, info: TableInfo) -> Assignment:
+        zone = parse_zone(session_zone(self._spark)[ZONE_MARK], name="the time zone")
+        return Assignment(info, zone)
 
     def _rows_for(
         self,
@@ -134,7 +146,9 @@ class Table:
     ) -> Changes:
         return commit_changes(
             self._write_options(app_id, app_version),
-            lambda info: changed_rows(merge, self.to_df(), info, self._write_options().connection),
+            lambda info: changed_rows(
+                merge, self.to_df(), self._assignment(info), self._write_options().connection
+            ),
             isolation=isolation,
         )
 
@@ -167,7 +181,7 @@ class Table:
                     " which a row keeps for life; delete the row and insert one with the new key"
                 )
             if rewrite:
-                return _rewritten(self.to_df(), given, condition(where))
+                return _rewritten(self.to_df(), given, condition(where), self._assignment(info))
             return self._rows_for(info, where, names, lambda rows: _updated(rows, given))
 
         return self._changed(changed, "update", rewrite, app_id, app_version, isolation)
@@ -306,7 +320,7 @@ class Table:
     def _write_options(
         self, app_id: str | None = None, app_version: int | None = None
     ) -> WriteOptions:
-        given = dict(self._options)
+        given = dict(self._options) | session_zone(self._spark)
         if app_id is not None:
             given["app.id"] = app_id
         if app_version is not None:
@@ -328,29 +342,28 @@ def _check_has_key(info: TableInfo, what: str) -> None:
 
 def _updated(rows: DataFrame, given: Mapping[str, Column]) -> DataFrame:
     """Return the rows that change, with their new values."""
-    return _marked(_with_values(rows, given), F.lit(UPDATED))
+    columns = [given.get(name, F.col(quoted(name))).alias(name) for name in rows.columns]
+    return _marked(rows.select(*columns), F.lit(UPDATED))
 
 
-def _rewritten(rows: DataFrame, given: Mapping[str, Column], is_changed: Column) -> DataFrame:
-    """Return all rows, those that change with their new values."""
-    kind = first_of([(is_changed, F.lit(UPDATED))], F.lit(KEPT))
-    marked = rows.withColumn(CHANGE_TYPE_COLUMN, kind)
-    kind = F.col(CHANGE_TYPE_COLUMN)
-    return _marked(_with_values(marked, given, kind == F.lit(UPDATED)), kind)
-
-
-def _with_values(
-    rows: DataFrame, given: Mapping[str, Column], is_changed: Column | None = None
+def _rewritten(
+    rows: DataFrame, given: Mapping[str, Column], is_changed: Column, assignment: Assignment
 ) -> DataFrame:
-    """Return rows with new values, all of them or those for which `is_changed` is true."""
+    """Return all rows, those that change with their new values."""
+    new_types = dict(zip(given, types_of(rows, list(given.values())), strict=True))
     columns = []
     for field in rows.schema:
         own = F.col(quoted(field.name))
-        if field.name in given:
-            new = given[field.name].cast(field.dataType)
-            own = new if is_changed is None else first_of([(is_changed, new)], own)
+        if (new_type := new_types.get(field.name)) is not None:
+            assignment.check(field.name, new_type)
+            cases = [
+                Case(is_changed, given[field.name], new_type),
+                Case(F.lit(True), own, field.dataType),
+            ]
+            own = values_of(cases, field.dataType)
         columns.append(own.alias(field.name))
-    return rows.select(*columns)
+    kind = first_of([(is_changed, F.lit(UPDATED))], F.lit(KEPT))
+    return _marked(rows.select(*columns, kind.alias(CHANGE_TYPE_COLUMN)), F.col(CHANGE_TYPE_COLUMN))
 
 
 def _marked(rows: DataFrame, kind: Column) -> DataFrame:

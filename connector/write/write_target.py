@@ -35,7 +35,7 @@ from streamhouse.storage_service.model.schema_change import version_of
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.values.zone import Zone, parse_zone
 
-__all__ = ["RowShape", "WriteTarget", "resolve_target"]
+__all__ = ["RowShape", "WriteTarget", "not_assigned", "resolve_target"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,13 +190,14 @@ def _assigned_types(
         column_type = wanted.get(field.name)
         if column_type is not None and not pa.types.is_null(field.type):
             if not can_assign(field.type, column_type, zone=zone, fills=fills):
-                raise _not_assigned(field, column_type, info)
+                raise not_assigned(field, column_type, info)
             field = field.with_type(column_type)
         fields.append(field)
     return pa.schema(fields)
 
 
-def _not_assigned(field: pa.Field, wanted: pa.DataType, info: TableInfo) -> SchemaMismatchError:
+def not_assigned(field: pa.Field, wanted: pa.DataType, info: TableInfo) -> SchemaMismatchError:
+    """Return the error for a column of type `wanted` that `field` is not assigned to."""
     begin = (
         f"table '{info.path}': column '{field.name}' is {type_name(wanted)}, and"
         f" {type_name(field.type)} is not assigned to it; "
