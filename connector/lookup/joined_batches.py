@@ -30,6 +30,7 @@ from streamhouse.connector.lookup.table_cut import PlannedTable
 from streamhouse.connector.options.connection import client_for
 from streamhouse.connector.scan.split_reader import coalesce
 from streamhouse.storage_service.errors import SchemaMismatchError
+from streamhouse.storage_service.model.casts.lossless import fitted, may_fit
 
 __all__ = ["joined", "joined_structs", "joined_values", "looked_up_by"]
 
@@ -193,21 +194,28 @@ def _answered(window: _Window, memory: _Memory) -> _Matched:
 
 def _keys_of(batch: pa.RecordBatch, plan: LookupPlan) -> tuple[Keys, Numbers | None]:
     """Return the keys of the rows, and which rows these are if some have a null in theirs."""
-    columns = [batch.column(name) for name in plan.given]
-    arrays = []
-    for name, column, field in zip(plan.given, columns, plan.key_schema, strict=True):
-        try:
-            arrays.append(column if column.type == field.type else column.cast(field.type))
-        except pa.ArrowException as error:
-            raise SchemaMismatchError(
-                f"table '{plan.table}': '{name}' does not fit its column '{field.name}', which is"
-                f" {field.type}: {error}"
-            ) from error
+    arrays = [
+        _as_key(batch.column(name), name, field, plan)
+        for name, field in zip(plan.given, plan.key_schema, strict=True)
+    ]
     if not any(array.null_count for array in arrays):
         return Keys(arrays), None
     is_valid = functools.reduce(pc.and_, [array.is_valid() for array in arrays])
     valid = np.flatnonzero(is_valid.to_numpy(zero_copy_only=False))
     return Keys(arrays).at(valid), valid
+
+
+def _as_key(column: pa.Array, name: str, field: pa.Field, plan: LookupPlan) -> pa.Array:
+    """Return values as those of a key column; raises for the first that would be another one."""
+    if column.type == field.type:
+        return column
+    if not may_fit(column.type, field.type):
+        raise SchemaMismatchError(
+            f"table '{plan.table}': '{name}' does not fit its column '{field.name}', which is"
+            f" {field.type}: it is {column.type}; cast it"
+        )
+    rows = pa.RecordBatch.from_arrays([column], names=[name])
+    return fitted(rows, {name: field.type}, table=plan.table).column(0)
 
 
 def _pieces(matched: _Matched, plan: LookupPlan) -> Iterator[pa.RecordBatch]:

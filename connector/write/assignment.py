@@ -7,6 +7,9 @@ the column is whole; a float becomes the decimal that its text names, and null i
 no number. A value that does not fit is an error that names its row. Fields of structs are matched
 by name, without case.
 
+A column of a primary key takes a value exactly or not at all: two keys of the data must never
+become one of the table.
+
 Spark itself cannot do it: it puts no casts into the plan of a write to a Python data source, whose
 table takes any columns, and the rows arrive as Arrow batches in the workers. So it is done there,
 by Arrow's kernels; a row is looked for one by one only once it is known to be wrong.
@@ -30,7 +33,7 @@ from streamhouse.storage_service.model.schema import canonical_type, type_name
 from streamhouse.storage_service.model.values.calendar import DAY_US
 from streamhouse.storage_service.model.values.zone import Zone
 
-__all__ = ["assigned", "can_assign"]
+__all__ = ["assigned", "assigned_key", "can_assign"]
 
 _Kernel = Callable[[pa.Array], pa.Array]
 
@@ -99,6 +102,34 @@ def assigned(array: pa.Array, wanted: pa.DataType, *, column: str, zone: Zone | 
             f"column '{column}': row {row} has {value[:80]}, which does not fit"
             f" {type_name(wanted)}; convert it with try_cast, or widen the column"
         ) from error
+
+
+def assigned_key(
+    array: pa.Array, wanted: pa.DataType, *, column: str, zone: Zone | None
+) -> pa.Array:
+    """As `assigned`, for a column of a primary key: raises also where a value would be another."""
+    key = assigned(array, wanted, column=column, zone=zone)
+    plain = _plain(array.type)
+    if plain == wanted or pa.types.is_null(plain):
+        return key
+    if pa.types.is_integer(plain) and pa.types.is_integer(wanted):
+        return key
+    source = key
+    if pa.types.is_string(wanted):
+        if not (pa.types.is_timestamp(plain) and plain.tz is not None):
+            return key
+        # Two moments have one text where the clock is put back.
+        source = assigned(array, pa.timestamp("us"), column=column, zone=zone)
+    given = array.cast(plain)
+    back = assigned(source, plain, column=column, zone=zone)
+    is_lost = pc.and_(given.is_valid(), pc.invert(pc.equal(back, given).fill_null(False)))
+    row = pc.index(is_lost, True).as_py()
+    if row < 0:
+        return key
+    raise SchemaMismatchError(
+        f"column '{column}': row {row} has {str(given[row])[:80]}, which {type_name(wanted)} cannot"
+        " hold without loss, and the column is of the primary key; convert it first"
+    )
 
 
 def _plain(t: pa.DataType) -> pa.DataType:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from streamhouse.connector.options.write_options import WriteMode
-from streamhouse.connector.write.assignment import assigned
+from streamhouse.connector.write.assignment import assigned, assigned_key
 from streamhouse.connector.write.write_target import RowShape, WriteTarget
 from streamhouse.storage_service.client import Rejects, StagedRejects, StorageClient, Transaction
 from streamhouse.storage_service.errors import TableNotFoundError
@@ -69,7 +69,8 @@ class Sieve:
         self._splitter = RowSplitter(
             target.rejecting,
             is_delete=target.mode is WriteMode.DELETE,
-            cast=functools.partial(_assigned, zone=target.shape.zone),
+            cast=functools.partial(_assigned, assign=assigned, zone=target.shape.zone),
+            cast_key=functools.partial(_assigned, assign=assigned_key, zone=target.shape.zone),
         )
         self._rejects: Rejects | None = None
         self._row_count = 0
@@ -105,12 +106,14 @@ def _arranged(batch: pa.RecordBatch, shape: RowShape) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(kept)
 
 
-def _assigned(array: pa.Array, wanted: pa.DataType, *, zone: Zone | None) -> pa.Array:
+def _assigned(
+    array: pa.Array, wanted: pa.DataType, *, assign: Callable[..., pa.Array], zone: Zone | None
+) -> pa.Array:
     """Return values as INSERT INTO assigns them; texts are tried as the values they name."""
     is_text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
     if is_text:
         return cast_values(array, wanted)
-    return assigned(array, wanted, column="", zone=zone)
+    return assign(array, wanted, column="", zone=zone)
 
 
 def _source() -> str:

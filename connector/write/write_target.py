@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from streamhouse.connector.options.connection import ConnectionOptions
 from streamhouse.connector.options.write_options import WriteMode, WriteOptions
-from streamhouse.connector.write.assignment import assigned, can_assign
+from streamhouse.connector.write.assignment import assigned, assigned_key, can_assign
 from streamhouse.connector.write.write_table import (
     CHANGELOG_COLUMNS,
     existing_or_created,
@@ -43,7 +43,8 @@ class RowShape:
     """How rows leave a task: as `types` of the table's columns, without those in `dropped`.
 
     The DataFrame's columns come in the order of `names`, which is what the table calls them.
-    `filled` are columns that the rows lack; they become null. Dates are taken as midnight in `zone`
+    `filled` are columns that the rows lack; they become null. `keys` are those of the primary key,
+    which take their values without loss. Dates are taken as midnight in `zone`
     where a column is a timestamp.
     """
 
@@ -51,6 +52,7 @@ class RowShape:
     names: tuple[str, ...]
     dropped: frozenset[str] = frozenset()
     filled: tuple[pa.Field, ...] = ()
+    keys: frozenset[str] = frozenset()
     zone: Zone | None = None
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -61,7 +63,8 @@ class RowShape:
                 continue
             position = self.types.get_field_index(name)
             wanted = array.type if position < 0 else self.types.field(position).type
-            arrays.append(assigned(array, wanted, column=name, zone=self.zone))
+            assign = assigned_key if name in self.keys else assigned
+            arrays.append(assign(array, wanted, column=name, zone=self.zone))
             fields.append(pa.field(name, wanted))
         for field in self.filled:
             arrays.append(pa.nulls(batch.num_rows, field.type))
@@ -137,6 +140,7 @@ def resolve_target(
             names=tuple(schema.names),
             dropped=frozenset(dropped),
             filled=filled,
+            keys=frozenset(info.descriptor.primary_key),
             zone=zone,
         ),
         # Rows are checked as they come, under the names they come with.

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.write.assignment import assigned, can_assign
+from streamhouse.connector.write.assignment import assigned, assigned_key, can_assign
 from streamhouse.storage_service.errors import SchemaMismatchError
 from streamhouse.storage_service.model.schema import type_name
 from streamhouse.storage_service.model.values.zone import parse_zone
@@ -303,3 +303,55 @@ def test_types_are_named_as_in_spark() -> None:
         "void",
         "decimal(5,2)",
     ]
+
+
+KEYS = [
+    *(*INTEGERS, *FLOATS, *DECIMALS, pa.bool_(), pa.string(), pa.date32()),
+    *(pa.timestamp("us"), pa.timestamp("us", tz="UTC")),
+]
+
+
+@given(st.sampled_from(KEYS), st.sampled_from(KEYS), st.data())
+@settings(max_examples=examples(300))
+def test_no_two_values_become_one_key(
+    source: pa.DataType, wanted: pa.DataType, data: st.DataObject
+) -> None:
+    if not can_assign(source, wanted, zone=NEW_YORK):
+        return
+    drawn = data.draw(st.lists(values(source), min_size=1, max_size=6))
+    array = pa.array(drawn, source)
+    keys: dict[Any, Any] = {}
+    for row in range(len(array)):
+        one = array.slice(row, 1)
+        try:
+            (key,) = assigned_key(one, wanted, column="c", zone=NEW_YORK).to_pylist()
+        except SchemaMismatchError:
+            continue
+        (value,) = one.to_pylist()
+        assert keys.setdefault(key, value) == value or value != value
+        # What is taken is what INSERT INTO assigns.
+        assert [key] == assigned(one, wanted, column="c", zone=NEW_YORK).to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("given_type", "kept", "lost", "wanted"),
+    [
+        (pa.float64(), 1.0, 1.5, pa.int64()),
+        (pa.decimal128(9, 2), Decimal("7.00"), Decimal("7.01"), pa.int32()),
+        (pa.decimal128(9, 4), Decimal("0.2500"), Decimal("0.2501"), pa.decimal128(9, 2)),
+        (pa.timestamp("us"), datetime.datetime(2024, 7, 1), datetime.datetime(2024, 7, 1, 12),
+         pa.date32()),
+        # Noon of that day is no midnight in New York, and the hour before 06:00 UTC is there twice.
+        (pa.timestamp("us", tz="UTC"), datetime.datetime(2024, 7, 1, 4), datetime.datetime(
+            2024, 7, 1, 12), pa.date32()),
+        (pa.timestamp("us", tz="UTC"), datetime.datetime(2024, 11, 3, 5, 30), datetime.datetime(
+            2024, 11, 3, 6, 30), pa.string()),
+    ],
+)  # fmt: skip
+def test_a_key_that_would_be_another_names_its_row(
+    given_type: pa.DataType, kept: Any, lost: Any, wanted: pa.DataType
+) -> None:
+    fine = pa.array([kept, None], given_type)
+    assert assigned_key(fine, wanted, column="c", zone=NEW_YORK).null_count == 1
+    with pytest.raises(SchemaMismatchError, match=r"column 'c': row 1 has .* without loss"):
+        assigned_key(pa.array([kept, lost], given_type), wanted, column="c", zone=NEW_YORK)

@@ -91,12 +91,19 @@ class RowSplitter:
         is_delete: whether rows are keys to delete.
         cast: makes values those of another type; raises `SchemaMismatchError` or `ArrowInvalid`
             if one of them is none.
+        cast_key: does so for columns of the primary key; default: `cast`.
     """
 
     def __init__(
-        self, table: TableInfo, *, is_delete: bool = False, cast: Cast | None = None
+        self,
+        table: TableInfo,
+        *,
+        is_delete: bool = False,
+        cast: Cast | None = None,
+        cast_key: Cast | None = None,
     ) -> None:
         self._cast_values = cast or cast_values
+        self._cast_key = cast_key or self._cast_values
         self._table = table
         self._name = str(table.path)
         self._wanted = table.schema.to_arrow()
@@ -134,7 +141,8 @@ class RowSplitter:
         for field, array in zip(rows.schema, rows.columns, strict=True):
             position = self._wanted.get_field_index(field.name)
             t = field.type if position < 0 else self._wanted.field(position).type
-            cast, wrong = _cast_array(array, t, self._cast_values)
+            cast_values = self._cast_key if field.name in self._key else self._cast_values
+            cast, wrong = _cast_array(array, t, cast_values)
             for at, reason in wrong:
                 bad.setdefault(at, (field.name, reason))
             arrays.append(cast)

@@ -180,3 +180,21 @@ def test_rows_are_in_local_files_only_where_spark_may_have_them_there(
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     plan = plan_of(_table(1), given=["user"], columns=["name"], may_write_files=may_write_files)
     assert looked_up_by(plan).shares == may_write_files
+
+
+def test_a_key_of_another_type_is_taken_without_loss_or_refused() -> None:
+    table = _table(10)
+    plan = plan_of(table, given=["user"], columns=["name"])
+
+    def names(array: pa.Array) -> list[Any]:
+        batch = pa.RecordBatch.from_arrays([array], names=["user"])
+        return _names(joined([batch], plan, RowSource(plan, table, table)))
+
+    assert names(pa.array([1.0, None])) == ["n1", None]
+    with pytest.raises(SchemaMismatchError, match=r"'user': row 1 has 1\.5, which is no bigint"):
+        names(pa.array([1.0, 1.5]))
+    for array in (pa.array(["1"]), pa.array([True]), pa.array([1], pa.timestamp("us"))):
+        with pytest.raises(
+            SchemaMismatchError, match=r"does not fit its column 'id', which is int64"
+        ):
+            names(array)
