@@ -81,8 +81,9 @@ class DeleteBehavior(StrEnum):
 class Aggregate(StrEnum):
     """How one column of an aggregation table is merged. Nulls are skipped except as noted.
 
-    `last_value` and `first_value` take nulls as values; `count` counts merged rows, whatever value
-    they carry.
+    `last_value` and `first_value` take nulls as values. `min`, `max` and `count` are Spark's: NaN
+    is greater than any number, and `count` counts the values that are not null; an update that
+    does not name its column counts, too.
     """
 
     SUM = "sum"

@@ -127,7 +127,7 @@ def _aggregated(
     function = aggregate.function
     state = None if old is None else old[name]
     if function is Aggregate.COUNT:
-        return (state or 0) + 1
+        return (state or 0) + (given is not None)
     if given is _UNNAMED:
         return state
     if function is Aggregate.LAST_VALUE:
@@ -160,9 +160,10 @@ def _combined(aggregate: ColumnAggregate, state: Any, given: Any, data_type: pa.
 
 
 def _beats(given: Any, state: Any, sign: int) -> bool:
-    """Whether `given` is greater (sign 1) or less (-1) than `state`; NaN loses to all others."""
+    """Whether `given` is greater (sign 1) or less (-1) than `state`; NaN is greater than all."""
     if isinstance(given, float) and (math.isnan(given) or math.isnan(state)):
-        return math.isnan(state) and not math.isnan(given)
+        newer, older = (given, state) if sign > 0 else (state, given)
+        return math.isnan(newer) and not math.isnan(older)
     return bool(given > state if sign > 0 else given < state)
 
 

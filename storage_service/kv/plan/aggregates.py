@@ -104,8 +104,8 @@ def aggregate_column(
         case Aggregate.LISTAGG:
             return slots.of_rows(running_texts(both, segments, delimiter=aggregate.delimiter))
         case Aggregate.COUNT:
-            ones = pa.array(np.ones(len(values), dtype=np.int64)).cast(values.type)
-            both = slots.slots(states, ones)
+            # Of nothing but nulls the count is 0, not null.
+            both = slots.slots(states, values.is_valid().cast(values.type))
     sums = _sums(both, segments)
     wrong = np.flatnonzero(sums.overflow[slots.row_slot])
     if len(wrong):

@@ -95,10 +95,14 @@ def _merged_columns(
         values = given.rows.column(field.name)
         aggregate = rules.merge.aggregates.get(field.name)
         where = f"table '{rules.table}', column '{field.name}'"
-        if field.name not in given.named and not _counts(rules, field.name):
+        if field.name not in given.named and _counts(rules, field.name):
+            values = pa.repeat(1, len(values)).cast(field.type)
+        elif field.name not in given.named:
             column = stored.rows.column(field.name).take(kept)
             _check_kept(column, field, given, chains, deleted, where=where)
-        elif aggregate is None:
+            columns.append(column)
+            continue
+        if aggregate is None:
             column = values.take(places)
         else:
             column = aggregate_column(
@@ -114,7 +118,7 @@ def _merged_columns(
 
 
 def _counts(rules: TableRules, name: str) -> bool:
-    """Whether the column counts rows, which it does whether or not an update names it."""
+    """Whether the column counts; an update that does not name it counts as one with a value."""
     aggregate = rules.merge.aggregates.get(name)
     return aggregate is not None and aggregate.function == "count"
 

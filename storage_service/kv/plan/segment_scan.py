@@ -98,19 +98,31 @@ def extreme_positions(
 ) -> npt.NDArray[np.int64]:
     """Return the position of the least or greatest value so far; of equal ones the earliest.
 
-    Nulls are skipped; where all values so far are null it is the segment's start.
+    Nulls are skipped; where all values so far are null it is the segment's start. NaN is greater
+    than any other number, as in Spark.
     """
     count = len(values)
     order = "descending" if greatest else "ascending"
     # Ranks are unique; equal values are ranked in order of position, and nulls come last.
     ranks = pc.rank(values, sort_keys=order, tiebreaker="first")
     rank = ranks.to_numpy().astype(np.int64) - 1
+    if greatest and pa.types.is_floating(values.type):
+        rank = _with_nans_first(rank, values)
     position = np.empty(count, dtype=np.int64)
     position[rank] = np.arange(count)
     # The least rank so far, in one pass: segments are kept apart by falling offsets.
     fall = (len(segments.starts) - 1 - segments.index) * count
     least = np.minimum.accumulate(rank + fall) - fall
     return position[least]
+
+
+def _with_nans_first(rank: npt.NDArray[np.int64], values: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the ranks of values with those of NaN, which Arrow puts before the nulls, first."""
+    is_nan = pc.is_nan(values).fill_null(False).to_numpy(zero_copy_only=False)
+    nan_count = int(np.count_nonzero(is_nan))
+    number_count = len(values) - values.null_count - nan_count
+    moved = np.where(rank < number_count, nan_count, 0)
+    return rank + np.where(is_nan, -number_count, moved)
 
 
 def running_texts(texts: pa.Array, segments: Segments, *, delimiter: str) -> pa.Array:

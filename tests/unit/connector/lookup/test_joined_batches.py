@@ -194,7 +194,5 @@ def test_a_key_of_another_type_is_taken_without_loss_or_refused() -> None:
     with pytest.raises(SchemaMismatchError, match=r"'user': row 1 has 1\.5, which is no bigint"):
         names(pa.array([1.0, 1.5]))
     for array in (pa.array(["1"]), pa.array([True]), pa.array([1], pa.timestamp("us"))):
-        with pytest.raises(
-            SchemaMismatchError, match=r"does not fit its column 'id', which is int64"
-        ):
+        with pytest.raises(SchemaMismatchError, match="does not fit its column 'id'"):
             names(array)
