@@ -12,7 +12,6 @@ the column themselves would each read all of a bucket's tail, as many times as i
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -49,7 +48,7 @@ from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import TableState
 from streamhouse.storage_service.model.values.sorted_values import distinct
 
-__all__ = ["ends_at", "plan_key_table_changes", "plan_key_table_rows", "retracted_by"]
+__all__ = ["plan_key_table_changes", "plan_key_table_rows", "retracted_by"]
 
 _THREADS_MAX: Final = 8
 _Offsets = npt.NDArray[np.int64]
@@ -233,34 +232,28 @@ def _cut(client: StorageClient, state: TableState, options: ReadOptions) -> _Cut
     if options.to_timestamp_us is None:
         tops = {b: at.high_watermark for b, at in state.positions.items()}
         return _Cut(snapshot_id=state.lake.snapshot_id, lake_ends=tiered, ends=tops)
-    ends = ends_at(client, state, options.to_timestamp_us)
+    ends = _ends_at(client, state, options.to_timestamp_us)
     snapshot_id, covered = _snapshot_before(client, state, ends)
     return _Cut(snapshot_id=snapshot_id, lake_ends=covered, ends=ends)
 
 
-def ends_at(client: StorageClient, state: TableState, timestamp_us: int) -> dict[int, int]:
+def _ends_at(client: StorageClient, state: TableState, timestamp_us: int) -> dict[int, int]:
     """Return by bucket the first change made at or after a time; what is below it is older.
 
-    Raises `OffsetOutOfRangeError` when the log may have lost changes made since, so that nobody
-    can tell.
+    Raises `OffsetOutOfRangeError` when changes made since may be lost, so that nobody can tell.
     """
     table = str(state.table.path)
-    found = client.offsets_for_timestamp(table, timestamp_us)
-    # What retention took was older than the log's ttl. The rest of a second is for two clocks.
-    ttl_us = state.table.properties().log_ttl_ms * 1_000
-    may_have_expired = timestamp_us < time.time_ns() // 1_000 - ttl_us + 1_000_000
-    ends = {}
-    for bucket, at in state.positions.items():
-        end = min(found.get(bucket, at.high_watermark), at.high_watermark)
-        if may_have_expired and 0 < at.log_start_offset >= end:
-            raise OffsetOutOfRangeError(
-                f"table '{table}', bucket {bucket}: which changes were made before epoch"
-                f" microsecond {timestamp_us} is not known any more, for those before offset"
-                f" {at.log_start_offset} have left the log (table.log.ttl); use asOfSnapshot with"
-                f" one of '{table}$snapshots', or a later time"
-            )
-        ends[bucket] = end
-    return ends
+    try:
+        offsets = client.offsets_for_timestamp(table, timestamp_us)
+    except OffsetOutOfRangeError as error:
+        raise OffsetOutOfRangeError(
+            f"the rows of '{table}' at that time are not known any more: {error.message}; or use"
+            f" asOfSnapshot with one of '{table}$snapshots'"
+        ) from error
+    return {
+        bucket: min(offsets.get(bucket, at.high_watermark), at.high_watermark)
+        for bucket, at in state.positions.items()
+    }
 
 
 def _snapshot_before(

@@ -6,10 +6,10 @@ buckets. Planning never asks the service again, except to turn a time into log o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from streamhouse.connector.options.connection import LAKE
+from streamhouse.connector.options.connection import LAKE, LOG
 from streamhouse.connector.options.options import ReadOptions
 from streamhouse.connector.plan.iceberg_read import plan_source_read
 from streamhouse.connector.plan.key_table_read import plan_key_table_rows
@@ -92,14 +92,36 @@ def _tier_ranges(client: StorageClient, state: TableState, options: ReadOptions)
     tiers = cut_by_tier(ranges, buckets)
     refuse_loss(tiers.lost, buckets, table=table, fail_on_data_loss=options.fail_on_data_loss)
     from_us, to_us = options.from_timestamp_us, options.to_timestamp_us
+    if from_us is not None and options.fail_on_data_loss:
+        _refuse_lost_changes(client, state, options, from_us)
     if not tiers.log or (from_us is None and to_us is None):
         return tiers
-    log = narrowed(
-        tiers.log,
-        starts=None if from_us is None else client.offsets_for_timestamp(table, from_us),
-        ends=None if to_us is None else client.offsets_for_timestamp(table, to_us),
-    )
-    return replace(tiers, log=log)
+    # The scan keeps the rows of the time. Here the log is only read where it has any.
+    begins = {bucket: wanted.start for bucket, wanted in tiers.log.items()}
+
+    def since(timestamp_us: int | None) -> Mapping[int, int] | None:
+        if timestamp_us is None:
+            return None
+        return client.offsets_for_timestamp(table, timestamp_us, start=begins, skip_lost=True)
+
+    return replace(tiers, log=narrowed(tiers.log, starts=since(from_us), ends=since(to_us)))
+
+
+def _refuse_lost_changes(
+    client: StorageClient, state: TableState, options: ReadOptions, from_us: int
+) -> None:
+    """Raise `OffsetOutOfRangeError` if changes of a time or later are in neither log nor lake.
+
+    Changes that have left the log cannot be read again, but those that the full history keeps. Rows
+    of a log table that have are no rows of the table any more.
+    """
+    if (
+        state.table.is_primary_key_table
+        and state.lake.changelog is None
+        and options.connection.name.part != LOG
+        and options.starting.kind in ("full", "timestamp")
+    ):
+        client.offsets_for_timestamp(str(state.table.path), from_us)
 
 
 def choose_layout(

@@ -6,18 +6,11 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Final
 
-import pyarrow.compute as pc
-
+from streamhouse.connector.options.connection import LOG
 from streamhouse.connector.options.options import ReadOptions
-from streamhouse.connector.plan.key_table_read import ends_at
-from streamhouse.connector.plan.scan_schema import SYSTEM_COLUMNS, scan_context
-from streamhouse.connector.plan.tier_plan import plan_lake
 from streamhouse.connector.plan.tier_ranges import readable, resolve_starts
-from streamhouse.connector.scan.scan import Split
-from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.connector.stream.stream_position import Bootstrap, StreamPosition
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
@@ -25,10 +18,9 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.table_state import TableState
 
-__all__ = ["SnapshotPin", "offsets_at", "start_of_stream"]
+__all__ = ["SnapshotPin", "start_of_stream"]
 
 _log = logging.getLogger(__name__)
 
@@ -63,11 +55,12 @@ def start_of_stream(
 def _offsets_since(
     client: StorageClient, state: TableState, options: ReadOptions, timestamp_us: int
 ) -> Mapping[int, int]:
-    if not state.table.is_primary_key_table or state.lake.changelog is not None:
-        return offsets_at(client, state, timestamp_us)
-    if options.fail_on_data_loss:
-        return ends_at(client, state, timestamp_us)
-    return client.offsets_for_timestamp(str(state.table.path), timestamp_us)
+    name, start = options.connection.name, None
+    if name.part == LOG:
+        start = {bucket: at.log_start_offset for bucket, at in state.positions.items()}
+    return client.offsets_for_timestamp(
+        str(name.path), timestamp_us, start=start, skip_lost=not options.fail_on_data_loss
+    )
 
 
 def _bootstrap(client: StorageClient, state: TableState, pin: SnapshotPin) -> StreamPosition:
@@ -162,40 +155,3 @@ class SnapshotPin:
         self._client().pin_snapshot(
             self._table, bootstrap.snapshot_id, holder=bootstrap.pin, ttl_s=PIN_TTL_S
         )
-
-
-def offsets_at(client: StorageClient, state: TableState, timestamp_us: int) -> dict[int, int]:
-    """Return per bucket the offset of the first row written at or after `timestamp_us`.
-
-    The log answers for what it holds. Where its oldest row is late enough, an older one in the lake
-    may be too, and is looked for there: of a primary key table in its full history, which it has.
-    """
-    offsets = client.offsets_for_timestamp(str(state.table.path), timestamp_us)
-    older = {
-        bucket: OffsetRange(
-            bucket=bucket,
-            start=at.first_offset,
-            end=min(at.log_start_offset, at.tiered_offset),
-        )
-        for bucket, at in state.positions.items()
-        if offsets[bucket] <= at.log_start_offset
-        and at.first_offset < min(at.log_start_offset, at.tiered_offset)
-    }
-    if not older or state.lake.snapshot_id is None:
-        return offsets
-    _, offset_column, _ = SYSTEM_COLUMNS
-    base = replace(
-        scan_context(state, output=(offset_column,), where=None, endpoint="", token=None),
-        from_timestamp_us=timestamp_us,
-        lake_is_changelog=state.table.is_primary_key_table,
-    )
-    for bucket, wanted in older.items():
-        scan = plan_lake(client, state, base, {bucket: wanted})
-        for piece in scan.pieces:
-            found = [
-                pc.min(batch.column(0)).as_py()
-                for batch in read_split(Split((piece,)), scan.context)
-            ]
-            if found:
-                offsets[bucket] = min(offsets[bucket], *found)
-    return offsets

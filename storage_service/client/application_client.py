@@ -10,7 +10,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -46,6 +46,7 @@ from streamhouse.storage_service.client.values.python_rows import keys_as_arrow
 from streamhouse.storage_service.client.writes import AppendWriter, Ranges, TableWrites, Written
 from streamhouse.storage_service.errors import InvalidRequestError, SchemaMismatchError
 from streamhouse.storage_service.model.casts.lossless import castings, fitted
+from streamhouse.storage_service.model.offsets import offsets_from_json
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.transaction import TransactionOperation
 
@@ -319,6 +320,37 @@ class ApplicationClient(TableCalls):
             reached=self._reached,
             schema_id=schema_id,
         )
+
+    def offsets_for_timestamp(
+        self,
+        path: str,
+        timestamp_us: int,
+        *,
+        start: Mapping[int, int] | None = None,
+        skip_lost: bool = False,
+    ) -> dict[int, int]:
+        """Return per bucket the first offset written at or after `timestamp_us`.
+
+        Rows that have left the log count as long as the lake has them. A bucket without such a row
+        has its high watermark.
+
+        Args:
+            start: only these buckets, and only rows from these offsets on.
+            skip_lost: where rows that may be of that time are in neither log nor lake, return the
+                first offset there is.
+
+        Raises:
+            OffsetOutOfRangeError: such rows may be missing, and `skip_lost` is not given.
+        """
+        query = {"timestamp_us": str(timestamp_us)}
+        if start is not None:
+            query["start"] = reads.offsets_to_text(start)
+        if skip_lost:
+            query["lost"] = "skip"
+        answer = self._transport.request_json(
+            "GET", f"/v1/tables/{TablePath.parse(path)}/offsets", query=query
+        )
+        return offsets_from_json(answer["offsets"])
 
     def read_range(
         self,

@@ -233,15 +233,6 @@ class TableCalls:
         self._remember(state.table)
         return state
 
-    def offsets_for_timestamp(self, path: str, timestamp_us: int) -> dict[int, int]:
-        """Return per bucket the first log offset written at or after `timestamp_us`."""
-        answer = self._transport.request_json(
-            "GET",
-            f"/v1/tables/{TablePath.parse(path)}/offsets",
-            query={"timestamp_us": str(timestamp_us)},
-        )
-        return offsets_from_json(answer["offsets"])
-
     def count(self, path: str) -> int:
         """Return how many rows the table has, exactly."""
         answer = self._transport.request_json("GET", f"/v1/tables/{TablePath.parse(path)}/count")

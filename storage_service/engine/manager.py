@@ -552,10 +552,6 @@ class TabletManager:
         for table, buckets in touched.items():
             table.wakeups.wake(buckets)
 
-    async def offsets_for_timestamp(self, table: OpenTable, timestamp_us: int) -> dict[int, int]:
-        """Return per bucket the first offset written at or after a time, else its watermark."""
-        return await self.runtime.run(table.offsets_for_timestamp, timestamp_us)
-
     def wake_all(self) -> None:
         """Wake everybody who waits for rows."""
         for table in self._tables.values():

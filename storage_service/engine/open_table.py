@@ -193,13 +193,6 @@ class OpenTable(abc.ABC):
         """Return the table, its positions and its lake snapshot: one consistent cut."""
         return TableState(table=self.info, positions=self.positions(), lake=self.lake)
 
-    def offsets_for_timestamp(self, timestamp_us: int) -> dict[int, int]:
-        """Return per bucket the first offset of a time, else the watermark. On any thread."""
-        return {
-            bucket: tablet.offset_for_timestamp(timestamp_us)
-            for bucket, tablet in enumerate(self.tablets)
-        }
-
     def next_spread_bucket(self, count: int) -> int:
         """Return the bucket at which spreading `count` parts starts, going round."""
         bucket = self._next_spread_bucket

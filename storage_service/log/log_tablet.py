@@ -433,6 +433,13 @@ class LogTablet:
             raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
         return high_watermark if found is None else max(found, self._truncated_offset)
 
+    def removed_until_us(self) -> int:
+        """Return a time: every row below `first_stored_offset` was written then or before."""
+        try:
+            return self._chain.created_us(self._identity)
+        except OSError as error:
+            raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
+
     def fingerprint(self, offset: int) -> bytes | None:
         """Return the fingerprint at a durable offset (`segment_format.py`); None if none is known.
 

@@ -37,6 +37,7 @@ from streamhouse.storage_service.journal.store.object_store import ObjectStoreEr
 from streamhouse.storage_service.model.lake.older_rows import LakeHistory
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.gauges import read_state
+from streamhouse.storage_service.server.history.lake_reads import LakeReads
 from streamhouse.storage_service.server.http.http_exchange import Tenure
 from streamhouse.storage_service.server.http.http_protocol import bounded_protocol
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
@@ -93,8 +94,8 @@ def run_service(
     thread, when the service begins to stop and still answers everything. `on_standby` gets the
     endpoint once a standby follows, `on_kafka` the address for Kafka clients right after the
     endpoint, if they are served. `recovery` says how lost rows by key are got back; without it from
-    the changelog alone. `open_history` gives what reads rows that have left the log for Kafka
-    clients; without it they read the log.
+    the changelog alone. `open_history` gives what reads rows that have left the log, for Kafka
+    clients and for who asks for a time; without it the log is all there is.
     Raises `InvalidRequestError` or `UnavailableError` if the service cannot start.
     """
     certificate = Certificate.of(config)
@@ -106,7 +107,7 @@ def run_service(
         if config.kafka_port is not None:
             bound = bound_socket(config.host, config.kafka_port, option="--kafka-port")
             stack.enter_context(contextlib.closing(bound))
-            kafka = _KafkaSocket(bound, on_kafka, open_history)
+            kafka = _KafkaSocket(bound, on_kafka)
         config = _within_open_files(config)
         # A thread that decodes rows must give way to the event loop at once, not after 5 ms.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -120,6 +121,7 @@ def run_service(
                 on_standby=on_standby,
                 kafka=kafka,
                 spans=spans,
+                open_history=open_history,
             )
             serving = _serve(process, recovery)
             uvloop.run(serving)
@@ -267,11 +269,10 @@ def _give_up_after(config: ServiceConfig) -> threading.Timer:
 
 
 class _KafkaSocket(NamedTuple):
-    """Where Kafka clients will be served, who is told once they are, and what older rows are in."""
+    """Where Kafka clients will be served, and who is told once they are."""
 
     listening: socket.socket
     on_kafka: Callable[[str], None]
-    open_history: Callable[[], LakeHistory] | None
 
 
 class _Process:
@@ -288,9 +289,11 @@ class _Process:
         on_standby: Callable[[str], None],
         kafka: _KafkaSocket | None,
         spans: Spans | None,
+        open_history: Callable[[], LakeHistory] | None,
     ) -> None:
         self.config = config
         self._kafka = kafka
+        self._open_history = open_history
         self._spans = spans
         self.signals = signals
         self.endpoint = endpoint_of(listening, config)
@@ -375,6 +378,7 @@ class _Process:
         moves: MoveDesk | None = None,
     ) -> AsyncIterator[tuple[Service, ServiceApp]]:
         """Give the service of these tables; leaving closes both."""
+        lake_reads = None if self._open_history is None else LakeReads(self._open_history)
         service = Service(
             self.config,
             manager,
@@ -385,6 +389,7 @@ class _Process:
             shards=shards,
             moves=moves,
             spans=self._spans,
+            lake_reads=lake_reads,
         )
         app = ServiceApp(service)
         try:
@@ -397,6 +402,8 @@ class _Process:
         finally:
             # Whoever reads rows must have let go of them before they are closed.
             await manager.upkeep.stop()
+            if lake_reads is not None:
+                lake_reads.close()
             await asyncio.to_thread(app.close)
             if moves is not None:
                 await moves.close()
@@ -428,7 +435,6 @@ class _Process:
             self._kafka.listening,
             connections=self._connections,
             certificate=self._certificate,
-            open_history=self._kafka.open_history,
         )
         await door.open()
         try:

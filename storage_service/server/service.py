@@ -8,7 +8,7 @@ import contextvars
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -31,6 +31,12 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.access.access import AccessControl, ForeignRequests
 from streamhouse.storage_service.server.exchange import Exchange
+from streamhouse.storage_service.server.history.lake_reads import LakeReads
+from streamhouse.storage_service.server.history.since_time import (
+    Answer,
+    TimeQuestion,
+    first_since,
+)
 from streamhouse.storage_service.server.http.answer_memory import AnswerMemory
 from streamhouse.storage_service.server.http.body_memory import BodyMemory, HeldBody
 from streamhouse.storage_service.server.http.fair_shares import FairTurns
@@ -86,8 +92,11 @@ class Service:
         shards: Shards | None = None,
         moves: MoveDesk | None = None,
         spans: Spans | None = None,
+        lake_reads: LakeReads | None = None,
     ) -> None:
         self.config = config
+        self.lake_reads = lake_reads
+        """Of a service that can read what has left the log."""
         self.spans = spans
         """Of a service that makes traces."""
         self.moves = moves
@@ -197,6 +206,13 @@ class Service:
         if len(body) > self.config.inline_bytes_max:
             return await self.run_blocking(function, body, *args)
         return function(body, *args)
+
+    async def first_since(self, questions: Sequence[TimeQuestion]) -> list[Answer]:
+        """Return the first row of a time or later for each question, in log or lake.
+
+        Whoever turns a time into an offset asks here. Raises as `run_blocking`.
+        """
+        return await first_since(questions, run=self.run_blocking, lake_reads=self.lake_reads)
 
     async def wait_for_rows(
         self, exchange: Exchange, table: OpenTable, bucket: int, *, deadline: float

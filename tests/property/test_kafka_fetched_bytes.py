@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamhouse.storage_service.errors import NotFoundError
-from streamhouse.storage_service.kafka.lake_cursors import LakeCursors
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.table import TableInfo, TablePath
+from streamhouse.storage_service.server.history.lake_cursors import LakeCursors
 from streamhouse.storage_service.server.kafka.fetching.partition_records import (
     RecordsWriter,
     TableRecords,

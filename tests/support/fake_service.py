@@ -231,18 +231,42 @@ class FakeService:
     def positions(self, path: str) -> dict[int, BucketPositions]:
         return dict(self.table_state(path).positions)
 
-    def offsets_for_timestamp(self, path: str, timestamp_us: int) -> dict[int, int]:
-        """As the service: only what the log still holds counts."""
+    def offsets_for_timestamp(
+        self,
+        path: str,
+        timestamp_us: int,
+        *,
+        start: Mapping[int, int] | None = None,
+        skip_lost: bool = False,
+    ) -> dict[int, int]:
+        """As the service: in log and lake, and refused where rows of the time are in neither."""
         table = self._table(path)
-        found = {}
-        for bucket, at in self.positions(path).items():
+        state = self.table_state(path)
+        offsets = {}
+        for bucket, at in state.positions.items():
+            if start is not None and bucket not in start:
+                continue
+            lake_end = at.tiered_offset
+            if state.table.is_primary_key_table:
+                history = state.lake.changelog
+                lake_end = 0 if history is None else history.tiered_offsets[bucket]
+            is_whole = lake_end >= at.log_start_offset
+            first = max(at.first_offset, (start or {}).get(bucket, 0))
             late = [
-                max(batch.base_offset, table.log_starts[bucket])
+                max(batch.base_offset, first)
                 for batch in table.batches[bucket]
-                if batch.timestamp_us >= timestamp_us and batch.end_offset > at.log_start_offset
+                if batch.timestamp_us >= timestamp_us and batch.end_offset > first
             ]
-            found[bucket] = min(late, default=at.high_watermark)
-        return found
+            offset = min(late, default=at.high_watermark)
+            if not is_whole and offset < at.log_start_offset:
+                if not skip_lost:
+                    raise OffsetOutOfRangeError(
+                        f"table '{path}', bucket {bucket}: rows [{offset}, {at.log_start_offset})"
+                        " have left the log and are not in the lake"
+                    )
+                offset = at.log_start_offset
+            offsets[bucket] = offset
+        return offsets
 
     def claim_tiering(
         self,

@@ -174,7 +174,7 @@ BOUNDS: Final = {
     "loop-slice-s": Place(
         "storage_service.server.status.event_loop", "_SLICE_S", "a turn of the loop has no size"
     ),
-    "history-reads": Place("storage_service.server.kafka.broker.lake_reads", "_READS_MAX", _SLOW),
+    "history-reads": Place("storage_service.server.history.lake_reads", "_READS_MAX", _SLOW),
     "read-page": Place("tiering.tasks.log_chunks", "PAGE_BYTES", _SLOW),
 }
 """Bound -> the constant."""

@@ -19,6 +19,7 @@ from kio.serial import entity_reader
 from streamhouse.storage_service.kafka.messages import answers
 from streamhouse.storage_service.kafka.messages.requests import request_class, response_class
 from streamhouse.storage_service.model.lake.older_rows import LakeHistory
+from streamhouse.storage_service.server.history.lake_reads import LakeReads
 from streamhouse.storage_service.server.http.tls import Certificate
 from streamhouse.storage_service.server.kafka.api import Api
 from streamhouse.storage_service.server.kafka.apis import APIS
@@ -158,12 +159,17 @@ async def kafka_door(
         connections=http.service.connections,
         certificate=certificate,
         apis=apis,
-        open_history=open_history if history is None else lambda: history,
     )
+    if history is not None:
+        http.service.lake_reads = LakeReads(lambda: history)
+    elif open_history is not None:
+        http.service.lake_reads = LakeReads(open_history)
     await door.open()
     world = KafkaWorld(http, door)
     try:
         yield world
     finally:
         await world.close()
+        if http.service.lake_reads is not None:
+            http.service.lake_reads.close()
         listening.close()

@@ -160,11 +160,16 @@ async def tell_of_rows_at_risk(table: OpenTable, runtime: Runtime) -> None:
 async def _due_soon(table: OpenTable, runtime: Runtime) -> dict[int, int]:
     age_us = table.properties.log_ttl_ms * 1_000 * _WARN_PERCENT // 100
     before_us = runtime.clock_us() - age_us
-    ends = await runtime.run(table.offsets_for_timestamp, before_us)
+    ends = await runtime.run(_logged_ends, table, before_us)
     return {
         bucket: min(end, await table.forgettable(bucket, timestamp_us_before=before_us))
         for bucket, end in ends.items()
     }
+
+
+def _logged_ends(table: OpenTable, before_us: int) -> dict[int, int]:
+    """Return up to where the log's own rows of each bucket are older than a time."""
+    return {b: tablet.offset_for_timestamp(before_us) for b, tablet in enumerate(table.tablets)}
 
 
 def tell_of_lost_rows(table: OpenTable, bucket: int, *, start: int, end: int) -> int:

@@ -12,7 +12,13 @@ from pathlib import Path
 from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.filesystem import Filesystem
 from streamhouse.storage_service.log.segments.segment import Extent, Segment, StoredBatch
-from streamhouse.storage_service.log.segments.segment_format import index_path
+from streamhouse.storage_service.log.segments.segment_format import (
+    FILE_HEADER_BYTES,
+    LogIdentity,
+    MalformedError,
+    decode_segment_header,
+    index_path,
+)
 
 __all__ = ["SegmentChain"]
 
@@ -86,6 +92,19 @@ class SegmentChain:
                     raise
                 # Removed by retention meanwhile: what follows is the first that is stored.
         return None
+
+    def created_us(self, identity: LogIdentity) -> int:
+        """Return the time in the first segment's header; no removed row was written after it.
+
+        Raises CorruptDataError and OSError.
+        """
+        path = self.segments[0].path
+        view = self._filesystem.map(path, FILE_HEADER_BYTES)
+        try:
+            header = decode_segment_header(view[:FILE_HEADER_BYTES], identity=identity)
+        except MalformedError as error:
+            raise CorruptDataError(f"{path} at byte 0: {error}") from error
+        return header.created_timestamp_us
 
     def fingerprint(self, offset: int) -> bytes | None:
         """Return the fingerprint at an offset, None where none is known; raises as `read`."""

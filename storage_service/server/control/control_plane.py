@@ -35,6 +35,7 @@ from streamhouse.storage_service.server.control.table_routes import (
     rejected_routes,
     state_routes,
     table_routes,
+    time_routes,
 )
 from streamhouse.storage_service.server.control.tiering_routes import (
     lake_pin_routes,
@@ -73,6 +74,7 @@ def build_control_plane(
     adoption_routes(routes, service)
     move_routes(routes, service)
     state_routes(routes, service, look)
+    time_routes(routes, service)
     lake_pin_routes(routes, service)
     consumer_routes(routes, service)
     kafka_routes(routes, service)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.disk_budget import bytes_below
 from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
-from streamhouse.storage_service.errors import InvalidNameError
+from streamhouse.storage_service.errors import InvalidNameError, InvalidRequestError
 from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.offsets import buckets_to_json
 from streamhouse.storage_service.model.rejected.companion import is_rejecting
@@ -33,11 +33,12 @@ from streamhouse.storage_service.server.control.request_bodies import (
     LakeHistory,
     TableName,
 )
+from streamhouse.storage_service.server.history.since_time import TimeQuestion, offset_of
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange, exchange_of
 from streamhouse.storage_service.server.http.parameters import integer, offsets
 from streamhouse.storage_service.server.service import Service
 
-__all__ = ["rejected_routes", "state_routes", "table_routes"]
+__all__ = ["rejected_routes", "state_routes", "table_routes", "time_routes"]
 
 
 def table_routes(routes: ControlRoutes, service: Service) -> None:
@@ -150,15 +151,6 @@ def state_routes(
     async def look_at_lake(path: TableName) -> dict[str, Any]:
         return (await look(service.table(path))).to_json()
 
-    @routes.answers("Per bucket, the first offset written at or after a time.")
-    async def offsets_for_timestamp(
-        path: TableName,
-        timestamp_us: Annotated[str, Query(description="Microseconds since the epoch, UTC.")],
-    ) -> dict[str, dict[str, int]]:
-        time_us = integer("timestamp_us", timestamp_us, least=0)
-        found = await service.manager.offsets_for_timestamp(service.readable(path), time_us)
-        return {"offsets": buckets_to_json(found)}
-
     @routes.answers("How many bytes the service keeps of the table.")
     async def table_sizes(path: TableName) -> dict[str, Any]:
         table = service.readable(path)
@@ -178,6 +170,42 @@ def state_routes(
             for bucket, position in positions.items()
         }
         return TableSizes(sizes).to_json()
+
+
+def time_routes(routes: ControlRoutes, service: Service) -> None:
+    """Make the route `/v1/tables/{path}/offsets`."""
+
+    @routes.answers("Per bucket, the first offset written at or after a time, in log or lake.")
+    async def offsets_for_timestamp(
+        path: TableName,
+        timestamp_us: Annotated[str, Query(description="Microseconds since the epoch, UTC.")],
+        start: Annotated[
+            str | None, Query(description="JSON: of these buckets, rows from these offsets on.")
+        ] = None,
+        lost: Annotated[
+            str, Query(description="What rows are to cause that no part of the table has.")
+        ] = "refuse",
+    ) -> dict[str, dict[str, int]]:
+        time_us = integer("timestamp_us", timestamp_us, least=0)
+        if lost not in ("refuse", "skip"):
+            raise InvalidRequestError(f"parameter lost = '{lost[:40]}' is not one of refuse, skip")
+        table = service.readable(path)
+        starts: Mapping[int, int] = dict.fromkeys(range(table.info.bucket_count), 0)
+        if start is not None:
+            starts = offsets("start", start, table.info)
+        questions = [TimeQuestion(table, b, time_us, offset) for b, offset in starts.items()]
+        found = await _offsets_since(service, questions, skip_lost=lost == "skip")
+        return {"offsets": buckets_to_json(found)}
+
+
+async def _offsets_since(
+    service: Service, questions: Sequence[TimeQuestion], *, skip_lost: bool
+) -> dict[int, int]:
+    answers = await service.first_since(questions)
+    return {
+        question.bucket: offset_of(question, answer, skip_lost=skip_lost)
+        for question, answer in zip(questions, answers, strict=True)
+    }
 
 
 async def _wait_beyond(

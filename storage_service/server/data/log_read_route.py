@@ -29,6 +29,7 @@ from streamhouse.storage_service.server.data.log_text import (
     event_positions,
     wanted_form,
 )
+from streamhouse.storage_service.server.history.readable_offsets import lake_end
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.http.parameters import (
     fingerprints,
@@ -110,9 +111,16 @@ def _check_offset(table: OpenTable, bucket: int, offset: int) -> None:
     tablet = table.tablet(bucket)
     start, end = tablet.log_start_offset, tablet.high_watermark
     if not start <= offset <= end:
+        advice = ""
+        if offset < start <= lake_end(table, bucket):
+            name = f"'{table.path}$changelog'" if table.info.is_primary_key_table else "the table"
+            advice = (
+                f"; older rows are in the lake: read {name} with startingOffsets or"
+                " startingTimestamp"
+            )
         raise OffsetOutOfRangeError(
             f"table '{table.path}', bucket {bucket}: offset {offset} is outside the log, which has"
-            f" offsets {start} to {end}"
+            f" offsets {start} to {end}{advice}"
         )
 
 

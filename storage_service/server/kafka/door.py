@@ -8,18 +8,16 @@ import itertools
 import logging
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from streamhouse.storage_service.config import ServiceConfig, kafka_address
-from streamhouse.storage_service.model.lake.older_rows import LakeHistory
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.http.tls import Certificate, TlsListener
 from streamhouse.storage_service.server.kafka.api import Api
 from streamhouse.storage_service.server.kafka.apis import APIS
 from streamhouse.storage_service.server.kafka.broker.broker import Broker
 from streamhouse.storage_service.server.kafka.broker.broker_state import BrokerAddress
-from streamhouse.storage_service.server.kafka.broker.lake_reads import LakeReads
 from streamhouse.storage_service.server.kafka.connection import KafkaConnection
 from streamhouse.storage_service.server.kafka.preparing import Preparing
 from streamhouse.storage_service.server.service import Service
@@ -42,17 +40,14 @@ class KafkaDoor:
         *,
         connections: OpenConnections,
         certificate: Certificate | None,
-        open_history: Callable[[], LakeHistory] | None = None,
         apis: Mapping[int, Api] = APIS,
     ) -> None:
-        """`open_history` gives what reads rows that have left the log, once some are wanted."""
         self._apis = apis
         self._listening = listening
         self._connections = connections
         self._certificate = certificate
         self.address = _advertised(service.config, listening)
-        self._lake_reads = None if open_history is None else LakeReads(open_history)
-        self._broker = Broker(service, self.address, lake_reads=self._lake_reads)
+        self._broker = Broker(service, self.address)
         self.preparing = Preparing(apis.values())
         self._open: set[KafkaConnection] = set()
         self._prefix = secrets.token_hex(4)
@@ -93,8 +88,6 @@ class KafkaDoor:
             await self._end_connections()
         finally:
             await self._broker.groups.settle()
-            if self._lake_reads is not None:
-                self._lake_reads.close()
             await self.preparing.close()
 
     async def _end_connections(self) -> None:

@@ -7,7 +7,6 @@ from typing import Any, Final
 from streamhouse.storage_service.kafka.topics import node_id_of
 from streamhouse.storage_service.server.kafka.broker.broker_state import BrokerAddress, BrokerState
 from streamhouse.storage_service.server.kafka.broker.group_desk import GroupDesk
-from streamhouse.storage_service.server.kafka.broker.lake_reads import LakeReads
 from streamhouse.storage_service.server.kafka.broker.other_brokers import OtherBrokers
 from streamhouse.storage_service.server.kafka.broker.producers import Producers
 from streamhouse.storage_service.server.kafka.broker.together import Together
@@ -22,13 +21,9 @@ _WORKING_SHARE: Final = 2
 class Broker:
     """What every request is answered with."""
 
-    def __init__(
-        self, service: Service, address: BrokerAddress, *, lake_reads: LakeReads | None
-    ) -> None:
+    def __init__(self, service: Service, address: BrokerAddress) -> None:
         self.service = service
         self.producers = Producers()
-        self.lake_reads = lake_reads
-        """Of a service that can read what has left the log."""
         shard = None if service.shards is None else service.shards.own
         self.own = BrokerState(shard=shard, node_id=node_id_of(shard), address=address)
         self.cluster_id = service.manager.service_id

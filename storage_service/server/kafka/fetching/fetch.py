@@ -31,17 +31,17 @@ from streamhouse.storage_service.kafka.messages.answers import Piece
 from streamhouse.storage_service.kafka.messages.fetch_answer import FetchedPartition, fetch_answer
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.control.registry.schema_desk import keep_reading_schemas
-from streamhouse.storage_service.server.kafka.broker.lake_reads import LakeReads
+from streamhouse.storage_service.server.history.failures import failure_of
+from streamhouse.storage_service.server.history.lake_reads import LakeReads
+from streamhouse.storage_service.server.history.readable_offsets import (
+    ReadableOffsets,
+    readable_offsets,
+)
 from streamhouse.storage_service.server.kafka.error_codes import error_code_of
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
-from streamhouse.storage_service.server.kafka.failures import failure_of
 from streamhouse.storage_service.server.kafka.fetching.partition_records import (
     RecordsWriter,
     TableRecords,
-)
-from streamhouse.storage_service.server.kafka.fetching.readable_offsets import (
-    ReadableOffsets,
-    readable_offsets,
 )
 from streamhouse.storage_service.server.kafka.fetching.reading import (
     FoundRecords,
@@ -186,7 +186,7 @@ class _Fetch:
     def __init__(self, exchange: KafkaExchange, request: FetchRequest) -> None:
         self._exchange = exchange
         self._service = exchange.service
-        self._lake_reads: LakeReads | None = exchange.broker.lake_reads
+        self._lake_reads: LakeReads | None = exchange.service.lake_reads
         config = self._service.config
         self._bytes_min = request.bytes_min
         self._bytes_max = max(1, min(request.bytes_max, config.fetch_bytes_max))

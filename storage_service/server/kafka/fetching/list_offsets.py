@@ -23,15 +23,16 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.lake.older_rows import WrittenAt
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.server.caller import Level
-from streamhouse.storage_service.server.kafka.broker.lake_reads import LakeReads, Older, OlderReads
-from streamhouse.storage_service.server.kafka.error_codes import error_code_of
-from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
-from streamhouse.storage_service.server.kafka.failures import failure_of
-from streamhouse.storage_service.server.kafka.fetching.readable_offsets import (
+from streamhouse.storage_service.server.history.failures import failure_of
+from streamhouse.storage_service.server.history.lake_reads import LakeReads, Older
+from streamhouse.storage_service.server.history.readable_offsets import (
     ReadableOffsets,
     lake_end,
     readable_offsets,
 )
+from streamhouse.storage_service.server.history.since_time import TimeQuestion
+from streamhouse.storage_service.server.kafka.error_codes import error_code_of
+from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
 from streamhouse.storage_service.server.kafka.topics.metadata import LEADER_EPOCH
 from streamhouse.storage_service.server.kafka.topics.topic_tables import topic_table
 from streamhouse.storage_service.server.status.event_loop import in_slices
@@ -74,26 +75,21 @@ async def answer_list_offsets(exchange: KafkaExchange, request: Any) -> Mapping[
         for one in topic.partitions
     )
     asked = await _looked_up(exchange, mentions)
-    by_time = []
+    by_time, latest = [], []
     async for one in in_slices(asked.values()):
         if one.mentions > 1 and one.table is not None:
             one.error = InvalidRequestError(
                 f"partition {one.partition} is named {one.mentions} times; name it once"
             )
             exchange.report(one.error)
-        if one.error is None and (one.time_ms >= 0 or one.time_ms == _LATEST_TIME):
+        if one.error is None and one.time_ms >= 0:
             by_time.append(one)
+        elif one.error is None and one.time_ms == _LATEST_TIME:
+            latest.append(one)
     if by_time:
-        await exchange.service.run_blocking(_look_in_log, by_time)
-        lake_reads: LakeReads | None = exchange.broker.lake_reads
-        older = [one for one in by_time if _may_be_in_lake(one)]
-        if older and lake_reads is not None:
-            try:
-                await lake_reads.run(functools.partial(_look_in_lake, older))
-            except OverloadedError as error:
-                exchange.report(error)
-                for one in older:
-                    one.error = error.with_traceback(None)
+        await _look_up_times(exchange, by_time)
+    if latest:
+        await _look_up_latest(exchange, latest)
     topics: dict[str, list[Mapping[str, Any]]] = {}
     async for (name, _), one in in_slices(asked.items()):
         topics.setdefault(name, []).append(_answered(exchange, one))
@@ -174,7 +170,7 @@ def _look(exchange: KafkaExchange, table: OpenTable, one: _Asked) -> None:
     """Note what is readable of a partition, or what is wrong with it."""
     try:
         one.table, one.info = table, table.info
-        has_history = exchange.broker.lake_reads is not None
+        has_history = exchange.service.lake_reads is not None
         one.has = readable_offsets(table, one.partition, has_history=has_history)
         one.found = WrittenAt(_named(table, one.partition, one.has, one.time_ms), _NONE)
     except StreamhouseError as error:
@@ -191,19 +187,49 @@ def _named(table: OpenTable, bucket: int, has: ReadableOffsets, time_ms: int) ->
     return names.get(time_ms, _NONE)
 
 
-def _look_in_log(asked: Sequence[_Asked]) -> None:
+async def _look_up_times(exchange: KafkaExchange, asked: Sequence[_Asked]) -> None:
+    """Note the first row of each partition's time or later.
+
+    A consumer knows one range of offsets, and begins with what is readable: rows that are gone from
+    log and lake are below its range, as they are in Kafka.
+    """
+    questions = []
+    for one in asked:
+        assert one.table is not None, "else there is an error"
+        questions.append(TimeQuestion(one.table, one.partition, one.time_ms * 1_000))
+    answers = await exchange.service.first_since(questions)
+    for one, answer in zip(asked, answers, strict=True):
+        if isinstance(answer, StreamhouseError):
+            exchange.report(answer)
+            one.error = answer
+        elif answer.timestamp_us is not None:
+            one.found = WrittenAt(answer.offset, answer.timestamp_us)
+
+
+async def _look_up_latest(exchange: KafkaExchange, asked: Sequence[_Asked]) -> None:
+    """Note the last row of each partition: within a partition time never goes back."""
+    await exchange.service.run_blocking(_last_in_log, asked)
+    lake_reads: LakeReads | None = exchange.service.lake_reads
+    older = [one for one in asked if one.error is None and _is_last_in_lake(one)]
+    if older and lake_reads is not None:
+        try:
+            await lake_reads.run(functools.partial(_last_in_lake, older))
+        except OverloadedError as error:
+            exchange.report(error)
+            for one in older:
+                one.error = error.with_traceback(None)
+
+
+def _last_in_log(asked: Sequence[_Asked]) -> None:
     for one in asked:
         assert one.table is not None, "else there is an error"
         assert one.has is not None, "else there is an error"
-        tablet = one.table.tablet(one.partition)
+        if not one.has.log_start < one.has.end:
+            continue
         try:
-            if one.time_ms == _LATEST_TIME:
-                offset = one.has.end - 1
-            else:
-                offset = max(tablet.offset_for_timestamp(one.time_ms * 1_000), one.has.start)
-            if one.has.log_start <= offset < one.has.end:
-                written_us = tablet.read(offset, bytes_max=1)[0].timestamp_us
-                one.found = WrittenAt(offset, written_us)
+            offset = one.has.end - 1
+            written_us = one.table.tablet(one.partition).read(offset, bytes_max=1)[0].timestamp_us
+            one.found = WrittenAt(offset, written_us)
         except OffsetOutOfRangeError:
             # Retention took it just now; the next question finds it in the lake.
             one.found = _NOTHING
@@ -211,18 +237,12 @@ def _look_in_log(asked: Sequence[_Asked]) -> None:
             one.error = error
 
 
-def _may_be_in_lake(one: _Asked) -> bool:
-    """Whether an older row than the log's first may be the one that is looked for."""
+def _is_last_in_lake(one: _Asked) -> bool:
     assert one.has is not None, "else there is an error"
-    if one.time_ms == _LATEST_TIME:
-        return one.error is None and one.has.start < one.has.end <= one.has.log_start
-    is_at_begin = one.found.offset in (_NONE, one.has.log_start)
-    return (
-        one.error is None and one.time_ms >= 0 and one.has.start < one.has.log_start and is_at_begin
-    )
+    return one.has.start < one.has.end <= one.has.log_start
 
 
-def _look_in_lake(asked: Sequence[_Asked], older: Older) -> None:
+def _last_in_lake(asked: Sequence[_Asked], older: Older) -> None:
     for one in asked:
         if isinstance(older, StreamhouseError):
             one.error = older
@@ -231,26 +251,18 @@ def _look_in_lake(asked: Sequence[_Asked], older: Older) -> None:
         assert one.info is not None, "else there is an error"
         assert one.has is not None, "else there is an error"
         try:
-            found = _in_lake(older, one.table, one.info, one, one.has)
+            last = older.read(
+                *(one.table, one.info, one.partition),
+                offset=one.has.end - 1,
+                rows_max=1,
+                bytes_max=1,
+            )
         except Exception as error:  # noqa: BLE001 - outermost for a partition
-            doing = f"looking for a time in table '{one.table.path}', bucket {one.partition}"
+            doing = f"looking for the last row of '{one.table.path}', bucket {one.partition}"
             one.error = failure_of(error, doing)
             continue
-        if found is not None and found.offset < one.has.log_start:
-            one.found = found
-
-
-def _in_lake(
-    older: OlderReads, table: OpenTable, info: TableInfo, one: _Asked, has: ReadableOffsets
-) -> WrittenAt | None:
-    if one.time_ms != _LATEST_TIME:
-        since_us = one.time_ms * 1_000
-        return older.first_since(table, info, one.partition, since_us, offset=has.start)
-    # Within a partition time never goes back: the last row has the latest.
-    last = older.read(table, info, one.partition, offset=has.end - 1, rows_max=1, bytes_max=1)
-    if not last.rows.num_rows:
-        return None
-    return WrittenAt(int(last.offsets[0]), int(last.timestamps_us[0]))
+        if last.rows.num_rows:
+            one.found = WrittenAt(int(last.offsets[0]), int(last.timestamps_us[0]))
 
 
 def _answered(exchange: KafkaExchange, one: _Asked) -> Mapping[str, Any]:

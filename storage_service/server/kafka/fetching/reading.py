@@ -15,13 +15,13 @@ from typing import Final
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.errors import OffsetOutOfRangeError, StreamhouseError
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.server.kafka.broker.lake_reads import Older, OlderReads
-from streamhouse.storage_service.server.kafka.failures import failure_of
+from streamhouse.storage_service.server.history.failures import failure_of
+from streamhouse.storage_service.server.history.lake_reads import Older, OlderReads
+from streamhouse.storage_service.server.history.readable_offsets import ReadableOffsets
 from streamhouse.storage_service.server.kafka.fetching.partition_records import (
     RecordsWriter,
     TableRecords,
 )
-from streamhouse.storage_service.server.kafka.fetching.readable_offsets import ReadableOffsets
 
 __all__ = ["FoundRecords", "Part", "read_parts"]
 

@@ -31,12 +31,12 @@ from streamhouse.storage_service.kafka.messages.produce_answer import (
     produce_answer,
 )
 from streamhouse.storage_service.server.caller import Level
+from streamhouse.storage_service.server.history.readable_offsets import readable_offsets
 from streamhouse.storage_service.server.http.body_memory import HeldBody
 from streamhouse.storage_service.server.http.http_exchange import short
 from streamhouse.storage_service.server.kafka.api import Answer, Api, ConnectionEnded
 from streamhouse.storage_service.server.kafka.error_codes import is_repeated, produce_code_of
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
-from streamhouse.storage_service.server.kafka.fetching.readable_offsets import readable_offsets
 from streamhouse.storage_service.server.kafka.producing.decoding import (
     TRANSACTIONS,
     Decoded,
@@ -368,7 +368,7 @@ def _log_start_offset(exchange: KafkaExchange, part: _Part) -> int:
     table = part.table
     if table is None or not 0 <= part.partition < len(table.tablets):
         return NO_OFFSET
-    has_history = exchange.broker.lake_reads is not None
+    has_history = exchange.service.lake_reads is not None
     return readable_offsets(table, part.partition, has_history=has_history).start
 
 

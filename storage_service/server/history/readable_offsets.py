@@ -17,8 +17,13 @@ __all__ = ["ReadableOffsets", "lake_end", "readable_offsets"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadableOffsets:
-    """Offsets [start, end) are readable, those from `log_start` on in the log."""
+    """Offsets [start, end) are readable, those from `log_start` on in the log.
 
+    Rows below `first` were overwritten or have expired: they are no rows of the table. Those from
+    `first` to `start` are lost: no part of the table has them any more.
+    """
+
+    first: int
     start: int
     log_start: int
     end: int
@@ -55,4 +60,9 @@ def readable_offsets(table: OpenTable, bucket: int, *, has_history: bool) -> Rea
         start = min(log_start, max(truncated, tablet.forgotten_offset))
     # What has reached its time to live is found by no read of the table, wherever it still lies.
     start = min(max(start, truncated, expired), end)
-    return ReadableOffsets(start=start, log_start=max(log_start, start), end=end)
+    return ReadableOffsets(
+        first=min(max(truncated, expired), start),
+        start=start,
+        log_start=max(log_start, start),
+        end=end,
+    )

@@ -20,11 +20,11 @@ from streamhouse.storage_service.errors import (
     SnapshotNotFoundError,
     StreamhouseError,
 )
-from streamhouse.storage_service.kafka.lake_cursors import LakeCursors
 from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
 from streamhouse.storage_service.model.lake.older_rows import LakeHistory, OlderRows, WrittenAt
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.server.kafka.failures import failure_of
+from streamhouse.storage_service.server.history.failures import failure_of
+from streamhouse.storage_service.server.history.lake_cursors import LakeCursors
 
 __all__ = ["LakeReads", "Older", "OlderReads"]
 

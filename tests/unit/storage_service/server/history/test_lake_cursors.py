@@ -13,12 +13,12 @@ from streamhouse.storage_service.errors import (
     HistoryDivergedError,
     SnapshotNotFoundError,
 )
-from streamhouse.storage_service.kafka.lake_cursors import LakeCursors
 from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
 from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.lake.older_rows import OlderRows, WrittenAt
 from streamhouse.storage_service.model.schema import Schema
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.storage_service.server.history.lake_cursors import LakeCursors
 
 END = 100
 INFO = TableInfo(
