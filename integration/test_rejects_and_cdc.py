@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import json
 from decimal import Decimal
@@ -16,6 +17,7 @@ from pyspark.errors import PySparkException
 import streamhouse
 from integration.spark_world import SparkWorld, last_line, world
 from streamhouse.storage_service.errors import InvalidRequestError, UnknownColumnError
+from streamhouse.storage_service.model.records.unavailable_value import UNAVAILABLE_VALUE
 
 __all__ = ["world"]
 
@@ -203,9 +205,14 @@ def test_what_is_no_change_fails_or_is_skipped(world: SparkWorld) -> None:
 
 
 FITTING = """id INT, price DECIMAL(4,2), flag BOOLEAN, tiny TINYINT, raw BINARY,
-    place STRUCT<zone: INT>, day DATE, at TIMESTAMP, local TIMESTAMP_NTZ, Name STRING"""
+    place STRUCT<zone: INT, of: MAP<STRING, DECIMAL(4,2)>>, prices ARRAY<DECIMAL(4,2)>,
+    days ARRAY<DATE>, day DATE, at TIMESTAMP, local TIMESTAMP_NTZ, Name STRING"""
 MISFITS = [
-    *[{"id": 1, "price": price} for price in ("BOI=", "12345.67", "", {})],
+    *[{"id": 1, "price": price} for price in ("BOI=", "12345.67", "", {}, "1.505", 1.505)],
+    *[{"id": 1, "price": price} for price in ("1.2e-2", "1.001000", True)],
+    *[{"id": 1, "prices": prices} for prices in (["1.505"], ["x"], "y")],
+    {"id": 1, "place": {"zone": 1, "of": {"a": "1.505"}}},
+    {"id": 1, "days": ["soon"]},
     *[{"id": number} for number in (3_000_000_000, "5", 5.5, "one", True, [1])],
     *[{"id": 1, "flag": flag} for flag in ("true", 1)],
     *[{"id": 1, "tiny": tiny} for tiny in (200, 40_000, "1")],
@@ -222,6 +229,9 @@ FITTING_ROWS = [
     {"ID": 2, "PRICE": 2.5, "Flag": None, "nAmE": 'a "ID": b', "Place": {"zone": 8}, "DAY": 1},
     # What has the very name is meant.
     {"id": 3, "ID": 4, "name": "c"},
+    *[{"id": 4, "price": price} for price in ("1.2500", 1.25, "125e-2", "0.0125e2")],
+    {"id": 4, "price": "1.25", "prices": ["1.5", None, 2], "days": [0, "1970-01-02"]},
+    {"id": 4, "price": "1.25", "place": {"of": {"a": "1.500", "b": None}}},
 ]
 
 
@@ -256,21 +266,85 @@ def test_no_value_becomes_null_because_it_does_not_fit(world: SparkWorld, ansi: 
         world.spark.conf.unset("spark.sql.ansi.enabled")
 
     assert "12345.67" in last_line(e.value)
-    assert [row["id"] for row in found] == [1, None, 2, 3, 1, None, 2, 3, 5, 6, 7]
+    one_pass = [1, None, 2, 3, *[4] * 6]
+    assert [row["id"] for row in found] == [*one_pass, *one_pass, 5, 6, 7]
+    assert {row["price"] for row in found if row["id"] == 4} == {Decimal("1.25")}
+    assert found[8]["prices"] == [Decimal("1.50"), None, Decimal("2.00")]
+    assert found[8]["days"] == [datetime.date(1970, 1, 1), datetime.date(1970, 1, 2)]
+    assert found[9]["place"]["of"] == {"a": Decimal("1.50"), "b": None}
     assert {**found[0], "place": None}.items() >= {
         "price": Decimal("12.50"),
         "flag": True,
         "tiny": -128,
         "raw": b"\x00\xff",
     }.items()
-    for row in (found[2], found[6]):
+    for row in (found[2], found[12]):
         assert (row["price"], row["Name"], row["place"]) == (
             Decimal("2.50"),
             'a "ID": b',
-            {"zone": 8},
+            {"zone": 8, "of": None},
         )
         assert row["day"] == datetime.date(1970, 1, 2)
-    assert (found[3]["Name"], found[0]["place"]) == ("c", {"zone": 7})
+    assert (found[3]["Name"], found[0]["place"]) == ("c", {"zone": 7, "of": None})
+
+
+_RAW = UNAVAILABLE_VALUE.encode()
+PLACEHOLDERS = [
+    ("STRING", UNAVAILABLE_VALUE),
+    ("STRING", json.dumps({UNAVAILABLE_VALUE: UNAVAILABLE_VALUE}, separators=(",", ":"))),
+    ("BINARY", base64.b64encode(_RAW).decode()),
+    ("MAP<STRING, STRING>", {UNAVAILABLE_VALUE: UNAVAILABLE_VALUE}),
+    ("ARRAY<STRING>", [UNAVAILABLE_VALUE]),
+    ("ARRAY<BINARY>", [base64.b64encode(_RAW).decode()]),
+    ("ARRAY<INT>", list(_RAW)),
+    ("ARRAY<DATE>", list(_RAW)),
+    ("DECIMAL(30,2)", UNAVAILABLE_VALUE),
+]
+
+
+def test_debeziums_placeholder_is_no_value(world: SparkWorld) -> None:
+    names = [f"c{at}" for at in range(len(PLACEHOLDERS))]
+    schema = ", ".join(
+        ["id INT", *(f"{n} {k}" for n, (k, _) in zip(names, PLACEHOLDERS, strict=True))]
+    )
+    rows = [{"id": 1}, *({"id": 2, n: v} for n, (_, v) in zip(names, PLACEHOLDERS, strict=True))]
+    events = [(_event("u", n, None, row),) for n, row in enumerate(rows)]
+    frame = world.spark.createDataFrame(events, "value STRING").coalesce(1)
+
+    skipping = streamhouse.cdc.debezium(frame, schema, malformed="skip").collect()
+    failing = streamhouse.cdc.debezium(frame, schema)
+    row = "STRUCT<id: INT, c0: STRING, c4: ARRAY<STRING>>"
+    struct = f"op STRING, before {row}, after {row}"
+    parsed = frame.selectExpr(f"from_json(value, '{struct}') AS value")
+    of_struct = streamhouse.cdc.debezium(parsed, malformed="skip").collect()
+    other = streamhouse.cdc.debezium(frame, schema, malformed="skip", unavailable="n/a").collect()
+
+    assert [row.id for row in skipping] == [1]
+    assert [row.id for row in of_struct] == [1, *[2] * 7]
+    assert len(other) > len(skipping)
+    with pytest.raises(PySparkException, match="column c0: the update left the value alone"):
+        failing.collect()
+
+
+def test_an_update_of_the_key_deletes_the_old_row(world: SparkWorld) -> None:
+    events = [
+        ('{"id": 1}', _event("c", 1, None, {"id": 1, "name": "a"})),
+        ('{"id": 2}', _event("u", 2, {"id": 1, "name": "a"}, {"id": 2, "name": "b"})),
+        ('{"id": 2}', _event("u", 3, {"id": 2, "name": "b"}, {"id": 2, "name": "c"})),
+        ('{"id": 3}', _event("u", 4, {"name": "x"}, {"id": 3, "name": "d"})),
+    ]
+    frame = world.spark.createDataFrame(events, "key STRING, value STRING").coalesce(1)
+    expected = [(1, "+I"), (1, "-D"), (2, "+U"), (2, "+U"), (3, "+U")]
+
+    for changes in (
+        streamhouse.cdc.debezium(frame, "id BIGINT, name STRING"),
+        streamhouse.cdc.debezium(frame.drop("key"), "id BIGINT, name STRING", keys="id"),
+    ):
+        assert [(row.id, row["__change_type"]) for row in changes.collect()] == expected
+    unnamed = streamhouse.cdc.debezium(frame, "id BIGINT, name STRING", keys=["name"]).collect()
+    assert [row["__change_type"] for row in unnamed].count("-D") == 3
+    with pytest.raises(UnknownColumnError, match="keys has 'no'"):
+        streamhouse.cdc.debezium(frame, "id BIGINT", keys=["no"])
 
 
 def test_a_tables_stream_and_binary_records_are_sources(world: SparkWorld, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ is made of Spark's own expressions: it works in batches and streams, and in Spar
 
 - `c`, `r` and `u` become their `after`; `d` becomes its `before`, or the record's key.
 - A tombstone, the empty record behind a delete, becomes nothing.
+- A `u` whose `before` has another key than its `after` becomes two rows: the old one is deleted.
+- A placeholder for a value that an update left alone is no value: its record is malformed.
 - `t` (truncate) and what is no envelope fail the query, unless it is told to skip them.
 - No value of JSON becomes NULL because it does not fit its column: its record is malformed. Names
   match whatever their case, as a table's do.
@@ -16,20 +18,33 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from streamhouse.connector.cdc.envelope_values import (
+    UNITS,
+    has_other_key,
+    loses_any,
+    made_row,
+    read_row_type,
+    unavailable_columns,
+)
 from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     SchemaMismatchError,
     UnknownColumnError,
 )
+from streamhouse.storage_service.model.records.unavailable_value import (
+    UNAVAILABLE_VALUE,
+    UnavailableValue,
+)
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructField, StructType
+    from pyspark.sql.types import StructField, StructType
 
 __all__ = ["ORDER_COLUMN", "debezium"]
 
+_WRITES: Final = ("c", "r", "u")
 ORDER_COLUMN: Final = "__source_order"
 """Where the source had a change: of several of one key, the greatest is the last."""
 
@@ -39,12 +54,9 @@ _SOURCE: Final = "lsn STRING, ts_us STRING, ts_ms STRING, file STRING, pos STRIN
 _UNREAD: Final = "__unread"
 _READING: Final = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _UNREAD}
 _OBJECT: Final = "MAP<STRING, VARIANT>"
-# Of more, Spark's function fails.
-_MILLIS_MAX: Final = (1 << 63) // 1_000 - 1
 # Of MySQL's binary logs: the file's number, the position in it, the row of the event.
 _POSITION_BITS: Final = 32
 _ROW_BITS: Final = 12
-_UNITS: Final = {"millis": "timestamp_millis", "micros": "timestamp_micros"}
 
 
 def debezium(
@@ -56,6 +68,8 @@ def debezium(
     timestamps: Literal["micros", "millis"] = "micros",
     truncates: Literal["fail", "skip"] = "fail",
     malformed: Literal["fail", "skip"] = "fail",
+    keys: Sequence[str] | str | None = None,
+    unavailable: str = UNAVAILABLE_VALUE,
 ) -> DataFrame:
     """Return the changes of Debezium's records, in the order of `df`.
 
@@ -68,7 +82,11 @@ def debezium(
         timestamps: what a timestamp that comes as a number counts.
         truncates: what a truncate does; a stream of rows cannot say it.
         malformed: what a record does that is no envelope, or has a value that its column cannot
-            have.
+            have, or a placeholder instead of one.
+        keys: the table's primary key, by which a `u` is known that gives a row another one; None:
+            the columns that the record's key has.
+        unavailable: Debezium's `unavailable.value.placeholder`, for large values that an update
+            left alone.
 
     Returns:
         the table's columns, `__change_type` (`+I`, `+U` or `-D`) and `__source_order`.
@@ -76,7 +94,7 @@ def debezium(
     from pyspark.sql import functions as f
 
     for name, given, known in (
-        ("timestamps", timestamps, tuple(_UNITS)),
+        ("timestamps", timestamps, tuple(UNITS)),
         ("truncates", truncates, ("fail", "skip")),
         ("malformed", malformed, ("fail", "skip")),
     ):
@@ -84,28 +102,68 @@ def debezium(
             raise InvalidRequestError(
                 f"debezium: {name} = '{given}' is not one of {', '.join(known)}"
             )
-    rows, row_type = _opened(df, schema, value=value, key=key, timestamps=timestamps)
+    placeholder = UnavailableValue(unavailable)
+    rows, row_type = _opened(
+        df, schema, value=value, key=key, timestamps=timestamps, placeholder=placeholder
+    )
     op = f.coalesce(f.col("e.op"), f.lit("?"))
     needs_key = (op == "d") & f.col("e.before").isNull()
     is_bad = f.col("e.is_bad") | (needs_key & f.col("is_key_bad"))
-    dropped = [op == "m"]
+    is_unavailable = op.isin(*_WRITES) & (f.size("e.unavailable") > 0)
+    rows = rows.where(op != "m")
     if truncates == "skip":
-        dropped.append(op == "t")
+        rows = rows.where(op != "t")
     if malformed == "skip":
-        dropped.append(~op.isin("c", "r", "u", "d", "t", "m"))
-        dropped.append(is_bad & (op != "t"))
-    for condition in dropped:
-        rows = rows.where(~condition)
+        rows = rows.where(op.isin(*_WRITES, "d", "t"))
+        rows = rows.where(~(is_bad | is_unavailable) | (op == "t"))
     change = f.when(op == "d", f.lit("-D")).when(op == "u", f.lit("+U")).otherwise(f.lit("+I"))
-    return rows.select(
-        _row(op, is_bad, row_type).alias("row"),
-        change.alias(CHANGE_TYPE_COLUMN),
-        f.col("e.order").alias(ORDER_COLUMN),
-    ).select("row.*", CHANGE_TYPE_COLUMN, ORDER_COLUMN)
+    made = f.struct(
+        _row(op, is_bad, _unavailable_text(is_unavailable, placeholder), row_type).alias("row"),
+        change.alias("change"),
+    )
+    old = f.struct(f.col("e.before").alias("row"), f.lit("-D").alias("change"))
+    is_moved = (op == "u") & _is_moved(row_type, keys)
+    changes = f.when(is_moved, f.array(old, made)).otherwise(f.array(made))
+    # In a step of its own: Spark's optimizer loses columns of an expression that it explodes.
+    changed = rows.select(changes.alias("changes"), f.col("e.order").alias(ORDER_COLUMN))
+    return changed.select(f.explode("changes").alias("made"), ORDER_COLUMN).select(
+        "made.row.*", f.col("made.change").alias(CHANGE_TYPE_COLUMN), ORDER_COLUMN
+    )
 
 
-def _row(op: Column, is_bad: Column, row_type: StructType) -> Column:
-    """Return the row of a change, or fail with a sentence."""
+def _unavailable_text(is_unavailable: Column, placeholder: UnavailableValue) -> Column:
+    """Return why a record without some values is malformed, null of one that has all."""
+    from pyspark.sql import functions as f
+
+    names = f.array_join("e.unavailable", ", ")
+    text = f.concat(f.lit("debezium: column "), names, f.lit(f": {placeholder.reason}"))
+    return f.when(is_unavailable, text)
+
+
+def _is_moved(row_type: StructType, keys: Sequence[str] | str | None) -> Column:
+    """Return whether the row has another key after an update than before it."""
+    from pyspark.sql import functions as f
+    from pyspark.sql import types as t
+
+    before, after = f.col("e.before"), f.col("e.after")
+    if keys is None:
+        # A column of the record's key is there; no such column is nested.
+        plain = [x.name for x in row_type if isinstance(x.dataType, t.AtomicType)]
+        return has_other_key(
+            before, after, [(name, f.col("k")[name].isNotNull()) for name in plain]
+        )
+    names = [keys] if isinstance(keys, str) else list(keys)
+    unknown = [name for name in names if name not in row_type.names]
+    if unknown:
+        raise UnknownColumnError(
+            f"debezium: keys has '{unknown[0]}', which is no column"
+            f" (columns: {', '.join(row_type.names)})"
+        )
+    return has_other_key(before, after, [(name, f.lit(True)) for name in names])
+
+
+def _row(op: Column, is_bad: Column, lacks_value: Column, row_type: StructType) -> Column:
+    """Return the row of a change, or fail with a sentence, as `lacks_value` is one."""
     from pyspark.sql import functions as f
 
     def failing(text: Column) -> Column:
@@ -127,8 +185,9 @@ def _row(op: Column, is_bad: Column, row_type: StructType) -> Column:
         shown,
     )
     return (
-        f.when(op.isin("c", "r", "u", "d") & is_bad, failing(misfit))
-        .when(op.isin("c", "r", "u"), written)
+        f.when(lacks_value.isNotNull(), failing(lacks_value))
+        .when(op.isin(*_WRITES, "d") & is_bad, failing(misfit))
+        .when(op.isin(*_WRITES), written)
         .when(op == "d", deleted)
         .when(
             op == "t",
@@ -162,8 +221,8 @@ def _misfits(row_type: StructType) -> Column:
 class _Opened(NamedTuple):
     """`rows` has columns `v`, an envelope as it came, `e`, what is in it, and `k`, its key's row.
 
-    `e` has op, before, after, order and is_bad. What is bad, as `is_key_bad` says of the key, has a
-    value that its column cannot have.
+    `e` has op, before, after, order, is_bad and unavailable. What is bad, as `is_key_bad` says of
+    the key, has a value that its column cannot have; columns that are unavailable have no value.
     """
 
     rows: DataFrame
@@ -177,6 +236,7 @@ def _opened(
     value: str,
     key: str | None,
     timestamps: str,
+    placeholder: UnavailableValue,
 ) -> _Opened:
     """Return what a record has, whatever form it has."""
     from pyspark.sql import functions as f
@@ -188,7 +248,7 @@ def _opened(
                 f"debezium: there is no column '{value}', nor 'op' and 'after' (columns:"
                 f" {', '.join(df.columns)}); name the envelope's with value="
             )
-        return _of_struct(df, df.schema, "", f.lit(""))
+        return _of_struct(df, df.schema, "", f.lit(""), placeholder)
     given = df.schema[value].dataType
     if isinstance(given, t.StructType):
         prefix = f"{quoted(value)}."
@@ -200,7 +260,7 @@ def _opened(
                 f"debezium: struct '{value}' has no fields 'op' and 'after'"
                 f" (fields: {', '.join(given.names)})"
             )
-        return _of_struct(df, given, prefix, f.col(quoted(value)))
+        return _of_struct(df, given, prefix, f.col(quoted(value)), placeholder)
     if not isinstance(given, t.StringType | t.BinaryType):
         raise SchemaMismatchError(
             f"debezium: column '{value}' is {given.simpleString()}; it must be JSON or a struct"
@@ -212,10 +272,16 @@ def _opened(
     columns = t.StructType.fromDDL(schema) if isinstance(schema, str) else schema
     assert isinstance(columns, t.StructType)
     row_type = t.StructType([t.StructField(x.name, x.dataType, True) for x in columns])
-    return _of_json(df, row_type, value=value, key=key, timestamps=timestamps)
+    texts = df.select(
+        f.col(quoted(value)).alias("v"),
+        (f.col(quoted(key or "")) if key in df.columns else f.lit(None)).cast("string").alias("kt"),
+    )
+    return _of_json(texts, row_type, timestamps=timestamps, placeholder=placeholder)
 
 
-def _of_struct(df: DataFrame, given: StructType, prefix: str, whole: Column) -> _Opened:
+def _of_struct(
+    df: DataFrame, given: StructType, prefix: str, whole: Column, placeholder: UnavailableValue
+) -> _Opened:
     """Return the parts of an envelope that is parsed already."""
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
@@ -238,6 +304,7 @@ def _of_struct(df: DataFrame, given: StructType, prefix: str, whole: Column) -> 
         f.col(f"{prefix}after").alias("after"),
         _order(of_source).alias("order"),
         f.lit(False).alias("is_bad"),
+        unavailable_columns(f.col(f"{prefix}after"), row_type, placeholder).alias("unavailable"),
     )
     rows = df.select(
         whole.alias("v"),
@@ -249,13 +316,16 @@ def _of_struct(df: DataFrame, given: StructType, prefix: str, whole: Column) -> 
 
 
 def _of_json(
-    df: DataFrame, row_type: StructType, *, value: str, key: str | None, timestamps: str
+    df: DataFrame, row_type: StructType, *, timestamps: str, placeholder: UnavailableValue
 ) -> _Opened:
-    """Return the parts of an envelope that is JSON, with its schema beside it or without."""
+    """Return the parts of an envelope that is JSON, with its schema beside it or without.
+
+    `df` has it as column `v`, and the record's key as column `kt`.
+    """
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
 
-    read_type = t.StructType([t.StructField(x.name, _read_type(x.dataType)) for x in row_type])
+    read_type = read_row_type(row_type)
     inner = t.StructType(
         [
             t.StructField("op", t.StringType()),
@@ -267,11 +337,8 @@ def _of_json(
     whole = _with_unread([*inner, t.StructField("payload", inner)])
     beside = _with_unread([t.StructField("payload", read_type)])
     plain = _with_unread([*read_type])
-    has_key = key is not None and key in df.columns
-    own_key = f.col(quoted(key or "")) if has_key else f.lit(None)
     # One step after another: Spark writes out an expression wherever it is used in the same step.
-    rows = df.select(f.col(quoted(value)).alias("v"), own_key.cast("string").alias("kt"))
-    rows = rows.where(f.col("v").isNotNull()).select(
+    rows = df.where(f.col("v").isNotNull()).select(
         "v",
         f.from_json(_with_names_of(f.col("v").cast("string"), row_type), whole, _READING).alias(
             "p"
@@ -300,19 +367,20 @@ def _of_json(
     )
     is_bad = f.col("unread").isNotNull()
     for name in ("before", "after"):
-        is_bad |= _loses(f.col(name), row_type, timestamps)
+        is_bad |= loses_any(f.col(name), row_type, timestamps)
     envelope = f.struct(
         "op",
-        _made(f.col("before"), row_type, timestamps).alias("before"),
-        _made(f.col("after"), row_type, timestamps).alias("after"),
+        made_row(f.col("before"), row_type, timestamps).alias("before"),
+        made_row(f.col("after"), row_type, timestamps).alias("after"),
         _order(lambda name: f.col("source")[name]).alias("order"),
         is_bad.alias("is_bad"),
+        unavailable_columns(f.col("after"), read_type, placeholder).alias("unavailable"),
     )
-    is_key_bad = f.col("key_unread").isNotNull() | _loses(f.col("key"), row_type, timestamps)
+    is_key_bad = f.col("key_unread").isNotNull() | loses_any(f.col("key"), row_type, timestamps)
     rows = rows.select(
         "v",
         envelope.alias("e"),
-        _made(f.col("key"), row_type, timestamps).alias("k"),
+        made_row(f.col("key"), row_type, timestamps).alias("k"),
         is_key_bad.alias("is_key_bad"),
     )
     return _Opened(rows, row_type)
@@ -371,68 +439,3 @@ def _order(of_source: Callable[[str], Column]) -> Column:
         _ROW_BITS,
     ) + f.coalesce(number("row"), f.lit(0))
     return f.coalesce(number("lsn"), position, number("ts_us"), number("ts_ms") * 1_000)
-
-
-def _is_time(kind: DataType) -> bool:
-    from pyspark.sql import types as t
-
-    return isinstance(kind, t.DateType | t.TimestampType | t.TimestampNTZType)
-
-
-def _read_type(kind: DataType) -> DataType:
-    """Return what a column is read as; `_value` makes its value of it."""
-    from pyspark.sql import types as t
-
-    # Times are numbers or texts, as the source's settings have it.
-    if _is_time(kind):
-        return t.StringType()
-    # Spark reads 200 as the byte -56.
-    return t.ShortType() if isinstance(kind, t.ByteType) else kind
-
-
-def _made(row: Column, row_type: StructType, timestamps: str) -> Column:
-    """Return a row of the columns' own types."""
-    from pyspark.sql import functions as f
-
-    columns = [_value(row[x.name], x.dataType, timestamps).alias(x.name) for x in row_type]
-    return f.when(row.isNotNull(), f.struct(*columns))
-
-
-def _loses(row: Column, row_type: StructType, timestamps: str) -> Column:
-    """Return whether `_made` has NULL where the row has a value."""
-    from pyspark.sql import functions as f
-
-    changed = [x for x in row_type if _read_type(x.dataType) != x.dataType]
-
-    def loses(given: Column) -> Column:
-        lost = f.lit(False)
-        for x in changed:
-            value = _value(given[x.name], x.dataType, timestamps)
-            lost |= given[x.name].isNotNull() & value.isNull()
-        return lost
-
-    # A parameter, since Spark writes out a column of a filter as often as it is named.
-    return f.exists(f.array(row), loses) if changed else f.lit(False)
-
-
-def _value(given: Column, kind: DataType, timestamps: str) -> Column:
-    """Return the value of a column, NULL if it cannot have it."""
-    from pyspark.sql import functions as f
-    from pyspark.sql import types as t
-
-    if not _is_time(kind):
-        return given if _read_type(kind) == kind else given.try_cast(kind)
-    number = given.try_cast("bigint")
-    if isinstance(kind, t.DateType):
-        counted = f.date_from_unix_date(number.try_cast("int"))
-    elif isinstance(kind, t.TimestampType):
-        counted = f.call_function(_UNITS[timestamps], number)
-        if timestamps == "millis":
-            counted = f.when(number.between(-_MILLIS_MAX, _MILLIS_MAX), counted)
-    else:
-        # Debezium counts a time without a zone as if it were UTC's.
-        per_second = {"millis": 1_000, "micros": 1_000_000}[timestamps]
-        seconds = (number.cast("decimal(20,0)") / per_second).try_cast("decimal(18,6)")
-        epoch = f.lit("1970-01-01 00:00:00").cast("timestamp_ntz")
-        counted = epoch + f.make_dt_interval(secs=seconds)
-    return f.when(number.isNotNull(), counted).otherwise(given.try_cast(kind))

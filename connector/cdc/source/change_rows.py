@@ -18,10 +18,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.connector.cdc.source.source_types import WireType, to_array, unavailable_forms
+from streamhouse.connector.cdc.source.source_types import WireType, to_array
+from streamhouse.storage_service.model.records.unavailable_value import UnavailableValue
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 
-__all__ = ["ChangeBuffer", "RowShape", "Unchanged"]
+__all__ = ["ChangeBuffer", "RowShape"]
 
 # As many rows wait as Python objects; more of them as Arrow, and past the bytes on disk.
 _CHUNK_ROWS: Final = 20_000
@@ -32,26 +33,6 @@ _WIDE_ROW_CHARS: Final = 1_000
 Row = Mapping[str, Any]
 Key = tuple[Any, ...]
 Lookup = Callable[[list[Key]], pa.Table]
-
-
-class Unchanged:
-    """Finds the values that an event says have not changed, without looking at each of them."""
-
-    def __init__(self, placeholder: str) -> None:
-        self.placeholder = placeholder
-        self._forms = unavailable_forms(placeholder)
-        texts = [form if isinstance(form, str) else str(form) for form in self._forms]
-        self._needles = {placeholder, texts[1], *(_inner(text) for text in texts[5:])}
-
-    def columns_of(self, row: Row, text: str) -> tuple[str, ...]:
-        """Return the columns of `row`, written as `text`, that have not changed."""
-        if not any(needle in text for needle in self._needles):
-            return ()
-        return tuple(name for name, value in row.items() if value in self._forms)
-
-
-def _inner(text: str) -> str:
-    return text.strip("[]").replace(" ", "").replace("'", '"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +88,7 @@ class ChangeBuffer:
     def __init__(
         self,
         *,
-        unchanged: Unchanged,
+        unchanged: UnavailableValue,
         lookup: Lookup,
         folder: Path,
         chunk_rows: int = _CHUNK_ROWS,

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from streamhouse.connector.cdc.source.change_rows import Unchanged
 from streamhouse.connector.cdc.source.change_taker import ChangeTaker
 from streamhouse.connector.cdc.source.debezium_engine import DebeziumEngine, EngineSettings
 from streamhouse.connector.cdc.source.new_tables import NewTables
@@ -29,6 +28,7 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     StreamhouseError,
 )
+from streamhouse.storage_service.model.records.unavailable_value import UnavailableValue
 from streamhouse.storage_service.model.table import TablePath
 
 __all__ = ["Follower", "drop_stream"]
@@ -96,7 +96,7 @@ class Follower:
         with tempfile.TemporaryDirectory(prefix="streamhouse-cdc-rows-") as folder:
             with SourceDatabase(self._address) as source:
                 progress, tables = self._prepare(source, stop)
-            unchanged = Unchanged(f"__unchanged_{secrets.token_hex(8)}")
+            unchanged = UnavailableValue(f"__unchanged_{secrets.token_hex(8)}")
 
             def make_target(table: SourceTable, ours: FollowedTable) -> TargetTable:
                 return TargetTable(

@@ -19,7 +19,7 @@ import pyarrow as pa
 from streamhouse.storage_service.errors import SchemaMismatchError
 from streamhouse.storage_service.model.values.decimals import as_decimal
 
-__all__ = ["SourceColumn", "WireType", "is_known_type", "to_array", "unavailable_forms"]
+__all__ = ["SourceColumn", "WireType", "is_known_type", "to_array"]
 
 _DECIMAL_DIGITS_MAX: Final = 38
 _MONEY: Final = pa.decimal128(19, 2)
@@ -167,24 +167,6 @@ def _build(values: Sequence[Any], data_type: pa.DataType, decode: _Decode | None
     if between is None:
         return pa.array(values, data_type)
     return pa.array(values, between).cast(data_type)
-
-
-def unavailable_forms(placeholder: str) -> tuple[Any, ...]:
-    """Return how an event writes `placeholder`, for a value that an update did not change.
-
-    Debezium sends it in place of large values that PostgreSQL did not log again: as text, bytes,
-    an hstore, or an array of texts or of numbers.
-    """
-    raw = placeholder.encode()
-    return (
-        placeholder,
-        base64.b64encode(raw).decode(),
-        json.dumps({placeholder: placeholder}, separators=(",", ":")),
-        [placeholder],
-        [base64.b64encode(raw).decode()],
-        list(raw),
-        [str(number) for number in raw],
-    )
 
 
 def _decoder(data_type: pa.DataType, wire: WireType) -> _Decode | None:

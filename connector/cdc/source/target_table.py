@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.connector.cdc.source.change_rows import ChangeBuffer, Key, RowShape, Unchanged
+from streamhouse.connector.cdc.source.change_rows import ChangeBuffer, Key, RowShape
 from streamhouse.connector.cdc.source.source_types import SourceColumn, WireType, is_known_type
 from streamhouse.storage_service.client import StorageClient, Transaction
 from streamhouse.storage_service.errors import (
@@ -22,6 +22,7 @@ from streamhouse.storage_service.errors import (
     SchemaMismatchError,
     TableNotFoundError,
 )
+from streamhouse.storage_service.model.records.unavailable_value import UnavailableValue
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 
 __all__ = ["OP_COLUMN", "SourceTable", "TargetTable"]
@@ -79,7 +80,7 @@ class TargetTable:
         path: TablePath,
         *,
         app_id: str,
-        unchanged: Unchanged,
+        unchanged: UnavailableValue,
         folder: Path,
     ) -> None:
         self.source = source

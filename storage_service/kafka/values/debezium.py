@@ -8,6 +8,9 @@ An envelope is `{op, before, after}`, alone or as the payload beside its schema.
 - A time is a text or a number since 1970: of days or microseconds, or of what the schema beside the
   envelope says, as columns of MySQL with less than four digits of a second are milliseconds.
 - Bytes are base64.
+- A `u` whose `before` has another key than its `after` deletes the row of the old key, too.
+- A write with Debezium's placeholder for a value that its update left alone is no row: the
+  placeholder is not the value.
 - Columns that the table has not are left out.
 """
 
@@ -23,8 +26,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.storage_service.errors import SchemaMismatchError
-from streamhouse.storage_service.kafka.values.draft import Bad, Draft, DraftBounds, spread_out
+from streamhouse.storage_service.kafka.values.draft import (
+    Bad,
+    Draft,
+    DraftBounds,
+    MovedRows,
+    first_that_differs,
+    spread_out,
+)
 from streamhouse.storage_service.kafka.values.json_columns import texts_of
+from streamhouse.storage_service.model.records.unavailable_value import UnavailableValue
 from streamhouse.storage_service.model.rejected.division import arranged
 from streamhouse.storage_service.model.rejected.row_text import column_of
 from streamhouse.storage_service.model.schema import empty_batch
@@ -42,6 +53,7 @@ from streamhouse.storage_service.text.text_rows import as_values, nested_bytes, 
 __all__ = ["debezium_draft", "debezium_keys"]
 
 _WRITES: Final = ("c", "r", "u")
+_UPDATE: Final = "u"
 _DELETE: Final = "d"
 _OTHER: Final = ("t", "m")
 _TRUNCATED: Final = (
@@ -59,13 +71,18 @@ _UNIT_MARKS: Final = tuple(name.encode() for name in _UNITS)
 _BEFORE_SCHEMA: Final = re.compile(rb'\{[ \t\r\n]*"schema"[ \t\r\n]*:[ \t\r\n]*')
 _DECODER: Final = json.JSONDecoder()
 _PER_US: Final = 1_000
+_UNAVAILABLE: Final = UnavailableValue()
 _Units = Mapping[str, str]
 
 
 def debezium_draft(
-    values: pa.BinaryArray, types: Mapping[str, pa.DataType], bounds: DraftBounds
+    values: pa.BinaryArray,
+    types: Mapping[str, pa.DataType],
+    bounds: DraftBounds,
+    *,
+    key: Sequence[str],
 ) -> Draft:
-    """Return what envelopes say of rows with columns `types`."""
+    """Return what envelopes say of rows with columns `types`, some of which are the `key`."""
     # Rows before and after, alone and as payload.
     bounds.check(types, 4 * len(values))
     reader = _Reader(types, parts=_ROW_PARTS, bounds=bounds, what_each="value")
@@ -90,10 +107,49 @@ def debezium_draft(
     }
     return Draft(
         columns=columns,
-        bad={**said, **bad},
+        bad={**said, **bad, **_unavailable(values, is_write, types)},
         deletes=is_delete,
         skipped=~is_there | _is_in(ops, ("m",)),
+        moved=_moved(rows, ops, key),
     )
+
+
+def _unavailable(
+    values: pa.BinaryArray,
+    is_write: np.ndarray[Any, np.dtype[np.bool_]],
+    types: Mapping[str, pa.DataType],
+) -> Bad:
+    """Return the writes that have Debezium's placeholder in a column of the table."""
+    bad: Bad = {}
+    data = values.buffers()[2]
+    has_arrays = any(pa.types.is_list(t) for t in types.values())
+    if data is None or not _UNAVAILABLE.may_be_in(data.to_pybytes(), has_arrays=has_arrays):
+        return bad
+    for at in np.flatnonzero(is_write).tolist():
+        text = values[at].as_py()
+        if _UNAVAILABLE.may_be_in(text):
+            after = _object(_unwrapped(json_object(text)).get("after"))
+            row = {name: value for name, value in after.items() if name in types}
+            if columns := _UNAVAILABLE.columns_of(row):
+                bad[at] = (columns[0], _UNAVAILABLE.reason)
+    return bad
+
+
+def _moved(rows: pa.RecordBatch, ops: pa.Array, key: Sequence[str]) -> MovedRows | None:
+    """Return the updates that give a row another key."""
+    is_other = np.zeros(len(ops), np.bool_)
+    for name in key:
+        before, after = rows.column(f"before.{name}"), rows.column(f"after.{name}")
+        if before.null_count < len(before):
+            is_other[first_that_differs(before, after)] = True
+    if not is_other.any():
+        return None
+    # An old row that lacks a part of the key does not say which row it was.
+    for name in key:
+        is_other &= rows.column(f"before.{name}").is_valid().to_numpy(zero_copy_only=False)
+    places = np.flatnonzero(is_other & _is_in(ops, (_UPDATE,)))
+    taken = pa.array(places)
+    return MovedRows(places, {name: rows.column(f"before.{name}").take(taken) for name in key})
 
 
 def debezium_keys(
@@ -250,9 +306,7 @@ class _Reader:
                 bad[at - first] = (None, f"the {self._what_each} {error}")
                 envelope = {}
             units.append(self._units(envelope))
-            payload = _object(envelope.get("payload"))
-            inside = {name: value for name, value in payload.items() if value is not None}
-            envelopes.append({**envelope, **inside})
+            envelopes.append(_unwrapped(envelope))
         if not self._parts:
             found = self._arranged(envelopes, units)
             return found[0], {**found[1], **bad}
@@ -311,6 +365,12 @@ def _fields(schema: Any) -> list[Mapping[str, Any]]:
 
 def _object(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _unwrapped(envelope: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an object with what its payload has, where it is the payload of one."""
+    payload = _object(envelope.get("payload"))
+    return {**envelope, **{name: value for name, value in payload.items() if value is not None}}
 
 
 def _is_time(t: pa.DataType) -> bool:

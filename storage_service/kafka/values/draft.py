@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from streamhouse.storage_service.errors import RequestTooLargeError
 from streamhouse.storage_service.text.text_rows import width_of
 
-__all__ = ["Bad", "Draft", "DraftBounds", "spread_out"]
+__all__ = ["Bad", "Draft", "DraftBounds", "MovedRows", "first_that_differs", "spread_out"]
 
 Bad = dict[int, tuple[str | None, str]]
 """Why records make no row, by their numbers: the column, and the reason."""
@@ -40,17 +40,27 @@ class DraftBounds:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class MovedRows:
+    """The records, by number, that give a row another key, and the keys that the rows had."""
+
+    records: npt.NDArray[np.int64]
+    old_keys: Mapping[str, pa.Array]
+
+
 @dataclass(slots=True, kw_only=True)
 class Draft:
     """What one part of every record says; columns that it does not name are missing.
 
     `deletes` has the records that delete the row of their key, `skipped` those that say nothing.
+    Records of `moved` write their row, and delete the row of the old key before.
     """
 
     columns: dict[str, pa.Array]
     bad: Bad = field(default_factory=dict)
     deletes: npt.NDArray[np.bool_] | None = None
     skipped: npt.NDArray[np.bool_] | None = None
+    moved: MovedRows | None = None
 
 
 def spread_out(

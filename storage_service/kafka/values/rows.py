@@ -30,6 +30,7 @@ from streamhouse.storage_service.kafka.values.draft import (
     Bad,
     Draft,
     DraftBounds,
+    MovedRows,
     first_that_differs,
 )
 from streamhouse.storage_service.kafka.values.json_columns import json_columns, json_keys
@@ -67,10 +68,10 @@ class RecordRows:
     """What a batch of records is to a table.
 
     `rows` have the table's columns, in the order of their records; `records` has the number of
-    each row's record, from 0 on. `operations` (`model.changelog`) is set for tables with a primary
-    key; of a row that is deleted only the key matters. `bad` has the records that are no rows, with
-    their numbers as positions, and what they have if it is to be kept (`kafka.on.error`). A record
-    in neither changes nothing.
+    each row's record, from 0 on. A record that gives a row another key has two rows. `operations`
+    (`model.changelog`) is set for tables with a primary key; of a row that is deleted only the key
+    matters. `bad` has the records that are no rows, with their numbers as positions, and what they
+    have if it is to be kept (`kafka.on.error`). A record in neither changes nothing.
     """
 
     rows: pa.RecordBatch
@@ -156,7 +157,8 @@ class _Reading:
             return Draft(columns={form.value_column: values}, deletes=deletes)
         types = self._types()
         if form.value is ValueFormat.DEBEZIUM_JSON:
-            return debezium_draft(values, types, self.bounds)
+            key = self.table.descriptor.primary_key
+            return debezium_draft(values, types, self.bounds, key=key)
         if form.value is ValueFormat.AVRO:
             rows, bad = avro_columns(
                 values, types, self.bounds, schemas=self.schemas, what_each="value"
@@ -342,6 +344,25 @@ def _shown(data: bytes) -> str:
         return cut.hex()
 
 
+def _with_old_rows(
+    rows: pa.RecordBatch, moved: MovedRows
+) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+    """Return rows with one of the old key before each that gets another, and their numbers."""
+    count = len(moved.records)
+    old = [
+        moved.old_keys[field.name].cast(field.type)
+        if field.name in moved.old_keys
+        else pa.nulls(count, field.type)
+        for field in rows.schema
+    ]
+    schema = pa.schema([field.with_nullable(True) for field in rows.schema])
+    parts = [pa.RecordBatch.from_arrays(columns, schema=schema) for columns in (rows.columns, old)]
+    numbers = np.arange(rows.num_rows)
+    order = np.insert(numbers, moved.records, rows.num_rows + np.arange(count))
+    batch = pa.concat_batches(parts).take(pa.array(order))
+    return batch, np.insert(numbers, moved.records, moved.records)
+
+
 def _fitted(draft: Draft, reading: _Reading) -> RecordRows:
     """Return the rows that fit, by the checks that every write has."""
     table, count = reading.table, len(reading.records)
@@ -352,31 +373,41 @@ def _fitted(draft: Draft, reading: _Reading) -> RecordRows:
         rows = pa.RecordBatch.from_arrays(arrays, schema=wanted)
     else:
         rows = pa.RecordBatch.from_arrays(arrays, names=wanted.names)
-    if draft.deletes is not None:
-        codes = np.where(draft.deletes, DELETE, UPDATE_AFTER).astype(np.int8)
+    left, deletes = np.arange(count), draft.deletes
+    if draft.moved is not None and deletes is not None and len(draft.moved.records):
+        rows, left = _with_old_rows(rows, draft.moved)
+        # Of two rows with one number the first is the old one.
+        deletes = deletes[left] | np.append(left[1:] == left[:-1], False)
+    if deletes is not None:
+        codes = np.where(deletes, DELETE, UPDATE_AFTER).astype(np.int8)
         rows = rows.append_column(CHANGE_TYPE_COLUMN, pa.array(codes))
-    left = np.arange(count)
     if draft.bad or draft.skipped is not None:
         out = np.zeros(count, np.bool_) if draft.skipped is None else draft.skipped.copy()
         out[np.fromiter(draft.bad, np.int64, len(draft.bad))] = True
-        left = np.flatnonzero(~out)
-        rows = rows.take(pa.array(left))
+        is_in = np.flatnonzero(~out[left])
+        rows, left = rows.take(pa.array(is_in)), left[is_in]
+        deletes = None if deletes is None else deletes[is_in]
     fit, misfits = RowSplitter(table).split(rows)
     bad = {
         **{int(left[row.position]): (row.column, row.reason) for row in misfits},
         **draft.bad,
     }
     if misfits:
-        left = np.delete(left, [row.position for row in misfits])
+        is_fit = np.ones(len(left), np.bool_)
+        is_fit[[row.position for row in misfits]] = False
+        # A record is written as a whole or not at all.
+        is_whole = ~np.isin(left, list(bad))
+        fit = fit.filter(pa.array(is_whole[is_fit]))
+        left, deletes = left[is_whole], None if deletes is None else deletes[is_whole]
     operations = None
     if table.is_primary_key_table:
         operations = np.full(len(left), OPERATION_UPSERT, np.int8)
-    if draft.deletes is None:
+    if deletes is None:
         if not fit.schema.equals(wanted):
             fit = pa.RecordBatch.from_arrays(fit.columns, schema=wanted)
     else:
         assert operations is not None
-        operations[draft.deletes[left]] = OPERATION_DELETE
+        operations[deletes] = OPERATION_DELETE
         # Of a row that is deleted required columns are null, too.
         fit = fit.select(wanted.names)
     reading.bounds.check_bytes(count, fit.nbytes)

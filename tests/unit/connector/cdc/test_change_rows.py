@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.connector.cdc.source.change_rows import ChangeBuffer, Key, RowShape, Unchanged
+from streamhouse.connector.cdc.source.change_rows import ChangeBuffer, Key, RowShape
 from streamhouse.connector.cdc.source.source_types import WireType
+from streamhouse.storage_service.model.records.unavailable_value import UnavailableValue
 
 SCHEMA: Final = pa.schema(
     [pa.field("id", pa.int64(), nullable=False), ("n", pa.int64()), ("wide", pa.string())]
@@ -29,7 +30,7 @@ class Ours:
     def __init__(self, folder: Path, *, chunk_rows: int) -> None:
         self.rows: Rows = {}
         self.buffer = ChangeBuffer(
-            unchanged=Unchanged(PLACEHOLDER),
+            unchanged=UnavailableValue(PLACEHOLDER),
             lookup=self.lookup,
             folder=folder,
             chunk_rows=chunk_rows,
@@ -134,8 +135,8 @@ def test_a_value_left_out_is_found_in_each_form(sent: Any) -> None:
     row = {"id": 1, "a": value, "b": "x"}
     text = json.dumps({"after": row}, separators=(",", ":"))
 
-    assert Unchanged(PLACEHOLDER).columns_of(row, text) == ("a",)
-    assert Unchanged("__unchanged_other").columns_of(row, text) == ()
+    assert UnavailableValue(PLACEHOLDER).columns_of(row, text) == ("a",)
+    assert UnavailableValue("__unchanged_other").columns_of(row, text) == ()
 
 
 def test_a_chunk_of_an_earlier_schema_gets_the_columns_of_the_later_one() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
+import hashlib
 import json
+import uuid
 from decimal import Decimal
 from typing import Any, Final
 
@@ -12,6 +15,7 @@ import pytest
 
 from streamhouse.storage_service.kafka.values import RecordRows
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
+from streamhouse.storage_service.model.records.unavailable_value import UNAVAILABLE_VALUE
 from tests.support.kafka_records import columns_of, read_alone_and_among_many, record_table
 
 PEOPLE: Final = pa.schema(
@@ -269,3 +273,89 @@ def test_fields_that_structs_have_not_are_left_out_as_columns_are() -> None:
     found = _read(_envelope("c", None, row), schema=pa.schema(fields))
 
     assert found.rows.to_pylist() == [{"id": 1, "s": {"x": 1}, "m": [("a", {"x": 3})]}]
+
+
+_RAW: Final = UNAVAILABLE_VALUE.encode()
+_AS_UUID: Final = str(uuid.UUID(bytes=hashlib.md5(_RAW).digest(), version=3))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent"),
+    [
+        (pa.string(), UNAVAILABLE_VALUE),
+        (pa.binary(), base64.b64encode(_RAW).decode()),
+        (pa.string(), json.dumps({UNAVAILABLE_VALUE: UNAVAILABLE_VALUE}, separators=(",", ":"))),
+        (pa.map_(pa.string(), pa.string()), {UNAVAILABLE_VALUE: UNAVAILABLE_VALUE}),
+        (pa.list_(pa.string()), [UNAVAILABLE_VALUE]),
+        (pa.list_(pa.string()), [base64.b64encode(_RAW).decode()]),
+        (pa.list_(pa.int32()), list(_RAW)),
+        (pa.list_(pa.string()), [_AS_UUID]),
+        (pa.decimal128(10, 2), UNAVAILABLE_VALUE),
+    ],
+)
+def test_debeziums_placeholder_is_no_value(kind: pa.DataType, sent: Any) -> None:
+    schema = pa.schema([PEOPLE.field("id"), pa.field("doc", kind)])
+    good = _envelope("u", None, {"id": 1})
+    envelope = _envelope("u", None, {"id": 2, "doc": sent, "not a column": UNAVAILABLE_VALUE})
+
+    found = _read(good, envelope, {"schema": {}, "payload": envelope}, schema=schema)
+
+    assert found.records.tolist() == [0]
+    assert [row.column for row in found.bad] == ["doc", "doc"]
+    for reason in _reasons(found).values():
+        assert "the update left the value alone" in reason
+        assert "REPLICA IDENTITY FULL" in reason
+
+
+def test_a_placeholder_where_the_table_has_no_column_is_left_out() -> None:
+    found = _read(_envelope("u", None, {"id": 1, "name": "x", "other": UNAVAILABLE_VALUE}))
+
+    assert found.rows.column("name").to_pylist() == ["x"]
+
+
+def test_an_update_of_the_key_deletes_the_row_of_the_old_key() -> None:
+    found = _read(
+        _envelope("c", None, {"id": 1, "name": "a"}),
+        _envelope("u", {"id": 1, "name": "a"}, {"id": 2, "name": "b"}),
+        _envelope("u", {"id": 2, "name": "b"}, {"id": 2, "name": "c"}),
+        _envelope("u", {"id": None, "name": "b"}, {"id": 4, "name": "d"}),
+        _envelope("u", {"id": 5}, {"id": 6, "data": "no base64"}),
+        _envelope("u", {"id": 7}, {"id": None}),
+    )
+
+    assert found.operations is not None
+    rows = zip(
+        found.records.tolist(),
+        found.operations.tolist(),
+        found.rows.column("id").to_pylist(),
+        found.rows.column("name").to_pylist(),
+        strict=True,
+    )
+    assert list(rows) == [
+        (0, OPERATION_UPSERT, 1, "a"),
+        (1, OPERATION_DELETE, 1, None),
+        (1, OPERATION_UPSERT, 2, "b"),
+        (2, OPERATION_UPSERT, 2, "c"),
+        (3, OPERATION_UPSERT, 4, "d"),
+    ]
+    assert sorted(_reasons(found)) == [4, 5]
+
+
+def test_a_key_of_several_columns_is_old_as_a_whole() -> None:
+    schema = pa.schema([pa.field(name, pa.string(), nullable=False) for name in ("a", "b", "c")])
+    envelopes = [
+        _envelope("u", {"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "x"}),
+        _envelope("u", {"a": "1"}, {"a": "9", "b": "3", "c": "y"}),
+    ]
+    info = record_table(schema, ("a", "b"), value_format="debezium-json")
+
+    found = read_alone_and_among_many(
+        columns_of([json.dumps(envelope).encode() for envelope in envelopes]), info
+    )
+
+    assert found.rows.select(["a", "b"]).to_pylist() == [
+        {"a": "1", "b": "2"},
+        {"a": "1", "b": "3"},
+        {"a": "9", "b": "3"},
+    ]
+    assert found.records.tolist() == [0, 0, 1]
