@@ -30,6 +30,7 @@ from streamhouse.storage_service.errors import (
     UnknownOptionError,
     suggestion,
 )
+from streamhouse.storage_service.model.offsets import table_of_offsets
 from streamhouse.storage_service.model.values.positions import (
     StartingPosition,
     parse_ending_offsets,
@@ -86,9 +87,11 @@ OPTIONS: Final = (
            " `__timestamp`."),
     Option("startingOffsets", "full", _READS, "Where to start: `full`, `earliest`, `latest`"
            " (streams), a time like `startingTimestamp`, or JSON like"
-           ' `{"0": 12, "1": "earliest"}`. A stream uses it only without a checkpoint.'),
-    Option("endingOffsets", "latest", (BATCH,), "Where to end (exclusive): `latest`, or JSON like"
-           ' `{"0": 99, "1": "latest"}`.'),
+           ' `{"0": 12, "1": "earliest"}`, or with its table `{"table_id": 7, "offsets":'
+           ' {"0": 12}}`, which is refused if that was dropped. A stream uses it only without a'
+           " checkpoint."),
+    Option("endingOffsets", "latest", (BATCH,), "Where to end (exclusive): `latest`, or JSON as"
+           ' `startingOffsets` has it, like `{"0": 99, "1": "latest"}`.'),
     Option("startingTimestamp", "", _READS, "Only rows written at or after this time: ISO-8601, or"
            " milliseconds or microseconds since 1970."),
     Option("endingTimestamp", "", (BATCH,), "Only rows written before this time, written like"
@@ -437,7 +440,8 @@ def optional(given: Mapping[str, str], key: str, parse: Callable[..., _T]) -> _T
 def as_options(options: Mapping[str, Any]) -> dict[str, str]:
     """Return keyword arguments as Spark would hand them over, which takes texts alone.
 
-    Booleans are in lower case, and dicts, as positions are bucket -> offset, are JSON.
+    Booleans are in lower case, and dicts, as positions are bucket -> offset, are JSON, with their
+    table if the offsets know theirs.
     """
     return {key: _as_text(key, value) for key, value in options.items()}
 
@@ -445,15 +449,18 @@ def as_options(options: Mapping[str, Any]) -> dict[str, str]:
 def _as_text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if not isinstance(value, Mapping):
+        return str(value)
+    found, table_id = _json_value(name, value), table_of_offsets(value.values(), what=name)
+    return json.dumps(found if table_id is None else {"table_id": table_id, "offsets": found})
+
+
+def _json_value(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
-        # Offsets may be numpy's, whose text is that of the number.
-        found = {str(key): _json_value(one) for key, one in value.items()}
+        found = {str(key): _json_value(name, one) for key, one in value.items()}
         if len(found) < len(value):
             raise InvalidRequestError(f"{name} names something twice: {value!r:.200}")
-        return json.dumps(found)
-    return str(value)
-
-
-def _json_value(value: Any) -> Any:
+        return found
+    # Offsets may be numpy's, whose text is that of the number.
     is_number = isinstance(value, Integral) and not isinstance(value, bool)
     return int(value) if is_number else str(value)

@@ -142,6 +142,7 @@ def retracted_by(
                 tail.end,
                 columns=[RETRACTS_COLUMN],
                 schema_id=table.schema_id,
+                table_id=table.table_id,
             ):
                 column = batch.data.column(RETRACTS_COLUMN)
                 if column.null_count < len(column):
@@ -244,7 +245,7 @@ def _ends_at(client: StorageClient, state: TableState, timestamp_us: int) -> dic
     """
     table = str(state.table.path)
     try:
-        offsets = client.offsets_for_timestamp(table, timestamp_us)
+        offsets = client.offsets_for_timestamp(table, timestamp_us, table_id=state.table.table_id)
     except OffsetOutOfRangeError as error:
         raise OffsetOutOfRangeError(
             f"the rows of '{table}' at that time are not known any more: {error.message}; or use"

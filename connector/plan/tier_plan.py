@@ -197,7 +197,8 @@ def _check_history(
         known.fingerprints.get(bucket, said) != said
         for bucket, said in covered.fingerprints.items()
     ):
-        client.check_lake_history(str(state.table.path), covered)
+        table = state.table
+        client.check_lake_history(str(table.path), covered, table_id=table.table_id)
 
 
 def open_lake(catalog: LakeCatalog, state: TableState) -> LakeTable:

@@ -13,19 +13,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from streamhouse.connector.options.connection import LAKE, LOG
+from streamhouse.connector.options.options import ReadOptions
 from streamhouse.storage_service.errors import (
     BucketNotFoundError,
     HistoryDivergedError,
     InvalidRequestError,
     OffsetOutOfRangeError,
 )
-from streamhouse.storage_service.model.offsets import BucketPositions, OffsetRange
+from streamhouse.storage_service.model.offsets import (
+    BucketPositions,
+    OffsetRange,
+    table_of_offsets,
+)
+from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.table_state import TableState
 from streamhouse.storage_service.model.values.positions import EARLIEST, LATEST, StartingPosition
 
 __all__ = [
     "Readable",
     "TierRanges",
+    "check_asked",
     "cut_by_tier",
     "narrowed",
     "readable",
@@ -123,6 +130,17 @@ def _lake_end(state: TableState, bucket: int, part: str) -> int:
 def _offered(tiered: int, at: BucketPositions) -> int:
     """Return where the lake's rows end, 0 if all of them were overwritten."""
     return tiered if tiered > at.truncated_offset else 0
+
+
+def check_asked(table: TableInfo, options: ReadOptions) -> None:
+    """Raise `TableNotFoundError` if offsets of the options are of a table that was dropped."""
+    for name, offsets in (
+        ("startingOffsets", options.starting.offsets),
+        ("endingOffsets", options.ending or {}),
+    ):
+        said = table_of_offsets(offsets.values(), what=f"option '{name}'")
+        if said is not None:
+            table.check_positions(offsets, table_id=said)
 
 
 def resolve_starts(

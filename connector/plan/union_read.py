@@ -24,6 +24,7 @@ from streamhouse.connector.plan.tier_plan import (
 )
 from streamhouse.connector.plan.tier_ranges import (
     TierRanges,
+    check_asked,
     cut_by_tier,
     narrowed,
     readable,
@@ -85,8 +86,9 @@ def plan_batch_read(
 
 
 def _tier_ranges(client: StorageClient, state: TableState, options: ReadOptions) -> TierRanges:
-    table = str(state.table.path)
+    table, table_id = str(state.table.path), state.table.table_id
     buckets = readable(state, part=options.connection.name.part)
+    check_asked(state.table, options)
     starts = resolve_starts(options.starting, buckets, table=table)
     ranges = wanted_ranges(starts, options.ending, buckets, table=table)
     tiers = cut_by_tier(ranges, buckets)
@@ -102,7 +104,9 @@ def _tier_ranges(client: StorageClient, state: TableState, options: ReadOptions)
     def since(timestamp_us: int | None) -> Mapping[int, int] | None:
         if timestamp_us is None:
             return None
-        return client.offsets_for_timestamp(table, timestamp_us, start=begins, skip_lost=True)
+        return client.offsets_for_timestamp(
+            table, timestamp_us, start=begins, skip_lost=True, table_id=table_id
+        )
 
     return replace(tiers, log=narrowed(tiers.log, starts=since(from_us), ends=since(to_us)))
 
@@ -121,7 +125,8 @@ def _refuse_lost_changes(
         and options.connection.name.part != LOG
         and options.starting.kind in ("full", "timestamp")
     ):
-        client.offsets_for_timestamp(str(state.table.path), from_us)
+        table = state.table
+        client.offsets_for_timestamp(str(table.path), from_us, table_id=table.table_id)
 
 
 def choose_layout(

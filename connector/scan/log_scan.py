@@ -53,6 +53,7 @@ def read_log_piece(
                 piece.end,
                 columns=names,
                 schema_id=context.schema_id,
+                table_id=context.table_id,
             ):
                 position = batch.end_offset
                 rows = _rows(batch, context, columns, schema)

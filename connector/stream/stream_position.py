@@ -22,9 +22,12 @@ from typing import Any, Final
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,
-    TableNotFoundError,
 )
-from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
+from streamhouse.storage_service.model.offsets import (
+    buckets_to_json,
+    check_positions,
+    offsets_from_json,
+)
 
 __all__ = ["Bootstrap", "StreamPosition", "advance"]
 
@@ -168,11 +171,14 @@ class StreamPosition:
             found.check_not_beyond(ends, table=table)
             # Its log is another one, which begins where the lake ended.
             return replace(found, table_id=table_id, fingerprints={})
-        if found.table_id != table_id:
-            raise TableNotFoundError(
-                f"table '{table}' was dropped and created again since the stream's checkpoint was"
-                f" made (table id {found.table_id}, now {table_id}); start with a new checkpoint"
-            )
+        check_positions(
+            found.offsets,
+            said=found.table_id,
+            table=table,
+            table_id=table_id,
+            since="the stream's checkpoint was made",
+            remedy="start with a new checkpoint",
+        )
         return found
 
     def check_not_beyond(self, ends: Mapping[int, int], *, table: str) -> None:

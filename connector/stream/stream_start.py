@@ -10,7 +10,7 @@ from typing import Final
 
 from streamhouse.connector.options.connection import LOG
 from streamhouse.connector.options.options import ReadOptions
-from streamhouse.connector.plan.tier_ranges import readable, resolve_starts
+from streamhouse.connector.plan.tier_ranges import check_asked, readable, resolve_starts
 from streamhouse.connector.stream.stream_position import Bootstrap, StreamPosition
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
@@ -44,6 +44,7 @@ def start_of_stream(
     )
     if is_bootstrap and state.lake.snapshot_id is not None:
         return _bootstrap(client, state, pin)
+    check_asked(state.table, options)
     starts = resolve_starts(
         options.starting, readable(state, part=name.part), table=str(state.table.path)
     )
@@ -59,7 +60,11 @@ def _offsets_since(
     if name.part == LOG:
         start = {bucket: at.log_start_offset for bucket, at in state.positions.items()}
     return client.offsets_for_timestamp(
-        str(name.path), timestamp_us, start=start, skip_lost=not options.fail_on_data_loss
+        str(name.path),
+        timestamp_us,
+        start=start,
+        skip_lost=not options.fail_on_data_loss,
+        table_id=state.table.table_id,
     )
 
 

@@ -26,6 +26,7 @@ from streamhouse.connector.stream.stream_position import StreamPosition, advance
 from streamhouse.connector.stream.stream_start import SnapshotPin, start_of_stream
 from streamhouse.storage_service.client import PositionReports, StorageClient
 from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.model.offsets import offsets_in
 from streamhouse.storage_service.model.table_state import TableState
 
 __all__ = ["TableFollower"]
@@ -105,7 +106,7 @@ class TableFollower:
         def fingerprint_at(bucket: int, offset: int) -> str | None:
             if not state.may_lose_rows or not _is_log_only(state, bucket, offset):
                 return None
-            return self._client().fingerprint_at(self.table, bucket, offset)
+            return self._fingerprint_at(bucket, offset)
 
         end = position.advanced(ends, fingerprint_at)
         # One that stays is the same JSON, also if an earlier release wrote it.
@@ -153,7 +154,15 @@ class TableFollower:
                 offset = at.offsets[bucket]
                 is_read = first.offsets.get(bucket, 0) < last.offsets.get(bucket, 0)
                 if is_read and _is_log_only(state, bucket, offset):
-                    self._client().fingerprint_at(self.table, bucket, offset, expected=said)
+                    self._fingerprint_at(bucket, offset, expected=said)
+
+    def _fingerprint_at(
+        self, bucket: int, offset: int, *, expected: str | None = None
+    ) -> str | None:
+        table_id = self.state.table.table_id
+        return self._client().fingerprint_at(
+            self.table, bucket, offset, table_id=table_id, expected=expected
+        )
 
     def found_again(
         self, start: StreamPosition, end: StreamPosition, error: StreamhouseError
@@ -192,7 +201,7 @@ class TableFollower:
                 consumer,
                 reads_lake=self._options.connection.name.part != LOG,
             )
-        self._reports.reached(position.offsets)
+        self._reports.reached(offsets_in(position.table_id, position.offsets))
 
     def flush_reports(self) -> None:
         """Tell the service now what was reached; wait for it, but not for long."""
@@ -221,7 +230,7 @@ class TableFollower:
         return self._seen(self._client().table_state(self.table))
 
     def _wait_for_rows(self, position: StreamPosition, max_wait_ms: int) -> TableState:
-        after = position.offsets
+        after = offsets_in(position.table_id, position.offsets)
         return self._seen(
             self._client().table_state(self.table, after=after, max_wait_ms=max_wait_ms)
         )

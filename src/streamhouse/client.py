@@ -211,10 +211,13 @@ class StreamhouseClient(ApplicationClient):
 
         `start` takes what option `startingOffsets` of a read does, and `committed`: `latest`,
         `earliest` (the log's oldest row), a time, or bucket -> offset, as in `{0: 12, 1: "latest"}`
-        or its JSON text, for only those buckets. With `full` it is the rows that the table has,
-        from the lake and from the log, then live ones, without a gap. Of a primary key table these
-        are the rows of one lake snapshot as `+I`, then every change, by `__change_type`. Of several
-        tables `start` may be path -> start.
+        or its JSON text, for only those buckets. Such offsets are of the table that has the name
+        now, unless they know theirs, as offsets of batches do, and `{"table_id": 7, "offsets":
+        {"0": 12}}`. With `full` it is the rows that the table has, from the lake and from the log,
+        then live ones, without a gap. Of a primary key table these are the rows of one lake
+        snapshot as `+I`, then every change, by `__change_type`. Of several tables `start` may be
+        path -> start. A table that is dropped ends the subscription with `TableNotFoundError`,
+        also if another one has its name.
 
         With `full` each batch has a `token`, a JSON object. Give it, or its text, as `start` to go
         on after that batch, also in another process, also in the middle of the history.
@@ -228,7 +231,7 @@ class StreamhouseClient(ApplicationClient):
         """
 
         def source(table: str, begin: Any) -> Source[Any]:
-            is_token = isinstance(begin, Mapping) and "offsets" in begin
+            is_token = isinstance(begin, Mapping) and {"version", "offsets"} <= begin.keys()
             is_full = isinstance(begin, str) and begin.strip().lower() == "full"
             if is_full or is_token:
                 return self._full_source(

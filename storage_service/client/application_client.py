@@ -10,7 +10,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -46,7 +46,9 @@ from streamhouse.storage_service.client.values.python_rows import keys_as_arrow
 from streamhouse.storage_service.client.writes import AppendWriter, Ranges, TableWrites, Written
 from streamhouse.storage_service.errors import InvalidRequestError, SchemaMismatchError
 from streamhouse.storage_service.model.casts.lossless import castings, fitted
-from streamhouse.storage_service.model.offsets import offsets_from_json
+from streamhouse.storage_service.model.offsets import (
+    table_of_offsets,
+)
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.transaction import TransactionOperation
 
@@ -300,14 +302,21 @@ class ApplicationClient(TableCalls):
         max_wait_ms: int = 0,
         end_offset: int | None = None,
         schema_id: int | None = None,
+        table_id: int | None = None,
     ) -> list[LogBatch]:
         """Return log rows of one bucket from `offset` on, about `max_bytes` of them.
 
         Rows come in version `schema_id` of the table's schema, by default the current one.
 
+        Offsets of batches, of `positions` and of `committed` know their table. A plain number is
+        one of the table `table_id`, by default of the one that this client knows by the name.
+        Raises `TableNotFoundError` when that was dropped and another one has its name.
+
         At the end of the log it waits up to `max_wait_ms` for an append and returns an empty list
         if none comes. Raises `OffsetOutOfRangeError` naming the valid range.
         """
+        if table_id is None:
+            table_id = self._table_of(path, (offset, end_offset or 0), what="fetch")
         return reads.fetch(
             self._transport,
             str(TablePath.parse(path)),
@@ -318,39 +327,9 @@ class ApplicationClient(TableCalls):
             max_wait_ms=max_wait_ms,
             end_offset=end_offset,
             reached=self._reached,
+            table_id=table_id,
             schema_id=schema_id,
         )
-
-    def offsets_for_timestamp(
-        self,
-        path: str,
-        timestamp_us: int,
-        *,
-        start: Mapping[int, int] | None = None,
-        skip_lost: bool = False,
-    ) -> dict[int, int]:
-        """Return per bucket the first offset written at or after `timestamp_us`.
-
-        Rows that have left the log count as long as the lake has them. A bucket without such a row
-        has its high watermark.
-
-        Args:
-            start: only these buckets, and only rows from these offsets on.
-            skip_lost: where rows that may be of that time are in neither log nor lake, return the
-                first offset there is.
-
-        Raises:
-            OffsetOutOfRangeError: such rows may be missing, and `skip_lost` is not given.
-        """
-        query = {"timestamp_us": str(timestamp_us)}
-        if start is not None:
-            query["start"] = reads.offsets_to_text(start)
-        if skip_lost:
-            query["lost"] = "skip"
-        answer = self._transport.request_json(
-            "GET", f"/v1/tables/{TablePath.parse(path)}/offsets", query=query
-        )
-        return offsets_from_json(answer["offsets"])
 
     def read_range(
         self,
@@ -362,12 +341,20 @@ class ApplicationClient(TableCalls):
         columns: Sequence[str] | None = None,
         page_bytes: int = reads.FETCH_BYTES_DEFAULT,
         schema_id: int | None = None,
+        table_id: int | None = None,
     ) -> Iterator[LogBatch]:
         """Yield exactly the log rows [start, end) of one bucket, in order, page by page.
 
         Rows come in version `schema_id` of the table's schema, by default the current one when
-        the first page is read.
+        the first page is read. Plain numbers are offsets of the table `table_id`, by default of
+        the one that has the name now; see `fetch`.
         """
+        if table_id is None:
+            table_id = table_of_offsets((start, end), what="read_range")
+        if table_id is None or schema_id is None:
+            table = self.describe_table(path)
+            table_id = table.table_id if table_id is None else table_id
+            schema_id = table.schema_id if schema_id is None else schema_id
         return reads.read_range(
             self._transport,
             str(TablePath.parse(path)),
@@ -377,7 +364,8 @@ class ApplicationClient(TableCalls):
             columns=columns,
             page_bytes=page_bytes,
             reached=self._reached,
-            schema_id=self._version(path, schema_id),
+            table_id=table_id,
+            schema_id=schema_id,
         )
 
     def subscribe(
@@ -396,7 +384,8 @@ class ApplicationClient(TableCalls):
         The service pushes; within a bucket rows come in offset order, each once, also when the
         connection breaks in between. `start` is `latest`, `earliest` (the log's oldest row),
         `committed`, a time, or bucket -> offset for only those buckets, also as JSON text; of
-        several tables it may be path -> start. Each batch is a `LogBatch`.
+        several tables it may be path -> start. Each batch is a `LogBatch`. When the table is
+        dropped it ends with `TableNotFoundError`, also if another one has its name.
 
         Under the name `consumer`, if it is given, the service is told about once a second how far
         the caller is: `streamhouse consumers` shows it. A batch counts as read when the next one is
@@ -438,10 +427,10 @@ class ApplicationClient(TableCalls):
     ) -> Source[LogBatch]:
         return log_source(
             self,
-            path,
+            self.describe_table(path),
             start,
             columns=None if columns is None else names(columns, what="columns"),
-            schema_id=self._version(path, schema_id),
+            schema_id=schema_id,
             consumer=consumer,
             reached=self._reached,
             transport=self._transport,

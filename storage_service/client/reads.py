@@ -24,9 +24,9 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.model.identity import Same
-from streamhouse.storage_service.model.offsets import buckets_to_json
+from streamhouse.storage_service.model.offsets import Offset, buckets_to_json, table_of_offsets
 from streamhouse.storage_service.model.schema import FOUND_COLUMN, empty_batch
-from streamhouse.storage_service.model.table import VERSION_HEADER, TableInfo
+from streamhouse.storage_service.model.table import VERSION_HEADER, TableInfo, table_id_of
 from streamhouse.storage_service.model.values.notebook import html_of_rows
 from streamhouse.storage_service.wire.arrow_body import (
     BatchAddress,
@@ -43,6 +43,7 @@ __all__ = [
     "lookup",
     "lookup_one",
     "named_columns",
+    "named_table",
     "offsets_to_text",
     "prefix_lookup",
     "read_range",
@@ -57,7 +58,8 @@ class LogBatch:
     """Consecutive rows of one bucket of `table`.
 
     Row i of `data` has offset `base_offset + i`. `timestamp_us` is when the service made the rows
-    durable, in microseconds since the epoch; it never decreases within a bucket.
+    durable, in microseconds since the epoch; it never decreases within a bucket. Offsets know their
+    table (`Offset`).
     """
 
     bucket: int
@@ -77,6 +79,11 @@ class LogBatch:
         return html_of_rows(repr(self), self.data)
 
     @property
+    def table_id(self) -> int | None:
+        """The id of the table, to keep with an offset."""
+        return table_of_offsets((self.base_offset,), what="a batch")
+
+    @property
     def end_offset(self) -> int:
         """The offset after the last row."""
         return self.base_offset + int(self.data.num_rows)
@@ -93,10 +100,12 @@ def fetch(
     max_wait_ms: int,
     end_offset: int | None,
     reached: ReachedOffsets,
+    table_id: int | None,
     schema_id: int | None = None,
 ) -> list[LogBatch]:
-    """See `StorageClient.fetch`."""
+    """See `StorageClient.fetch`; without `table_id` there is nothing below `offset`."""
     query = {
+        **named_table(table_id),
         "offset": str(offset),
         "max_bytes": str(max_bytes),
         "max_wait_ms": str(max_wait_ms),
@@ -119,16 +128,26 @@ def fetch(
     if body is None:
         raise CorruptDataError(f"fetch of '{path}' bucket {bucket} answered an empty body")
     reached.note(path, body.reached)
-    cuts = (cut(path, a, batch, start=offset, end=end_offset) for a, batch in body.batches)
+    is_of = table_id_of(answer.headers)
+    cuts = (
+        cut(path, address, batch, start=offset, end=end_offset, table_id=is_of)
+        for address, batch in body.batches
+    )
     return [part for part in cuts if part is not None]
 
 
 def fingerprint_at(
-    transport: HttpTransport, path: str, bucket: int, offset: int, *, expected: str | None
+    transport: HttpTransport,
+    path: str,
+    bucket: int,
+    offset: int,
+    *,
+    table_id: int,
+    expected: str | None,
 ) -> str | None:
     """See `StorageClient.fingerprint_at`."""
     # Of a fetch that ends where it begins there is nothing to come but that.
-    query = {"offset": str(offset), "end_offset": str(offset)}
+    query = {"offset": str(offset), "end_offset": str(offset), **named_table(table_id)}
     if expected is not None:
         query["fingerprint"] = expected
     url = f"/v1/tables/{path}/buckets/{bucket}/fetch"
@@ -147,6 +166,7 @@ def read_range(
     columns: Sequence[str] | None,
     page_bytes: int,
     reached: ReachedOffsets,
+    table_id: int,
     schema_id: int | None = None,
 ) -> Iterator[LogBatch]:
     """See `StorageClient.read_range`."""
@@ -162,6 +182,7 @@ def read_range(
             max_wait_ms=0,
             end_offset=end,
             reached=reached,
+            table_id=table_id,
             schema_id=schema_id,
         )
         if not page:
@@ -179,7 +200,13 @@ def read_range(
 
 
 def cut(
-    path: str, address: BatchAddress, batch: pa.RecordBatch, *, start: int, end: int | None
+    path: str,
+    address: BatchAddress,
+    batch: pa.RecordBatch,
+    *,
+    start: int,
+    end: int | None,
+    table_id: int | None,
 ) -> LogBatch | None:
     """Return the part of a stored batch in [start, end), or None when nothing of it is."""
     first = max(start - address.base_offset, 0)
@@ -187,10 +214,11 @@ def cut(
     if first >= last:
         return None
     is_whole = first == 0 and last == address.row_count
+    base_offset = address.base_offset + first
     return LogBatch(
         table=path,
         bucket=address.bucket,
-        base_offset=address.base_offset + first,
+        base_offset=base_offset if table_id is None else Offset(base_offset, table_id),
         timestamp_us=address.timestamp_us,
         data=batch if is_whole else batch.slice(first, last - first),
     )
@@ -314,6 +342,11 @@ def _outside_of_python(name: str, key: Mapping[str, Any]) -> UnsupportedError:
 def named_columns(columns: Sequence[str] | None) -> dict[str, str]:
     """Return the query parameter that says which columns are wanted."""
     return {} if columns is None else {"columns": json.dumps(list(columns))}
+
+
+def named_table(table_id: int | None) -> dict[str, str]:
+    """Return the query parameter that says which table offsets are of."""
+    return {} if table_id is None else {"table_id": str(table_id)}
 
 
 def _ask(

@@ -29,6 +29,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.model.casts.lossless import castings, fitted
+from streamhouse.storage_service.model.offsets import ranges_in
 from streamhouse.storage_service.model.rejected.companion import rejected_rows
 from streamhouse.storage_service.model.rejected.division import Divided, divide
 from streamhouse.storage_service.model.rejected.row_splitter import BadRow, castable
@@ -197,8 +198,8 @@ def send_divided(
         if any(isinstance(failure, UnknownOutcomeError) for failure in failures):
             raise UnknownOutcomeError(error.message, request_id=error.request_id) from error
         raise
-    found = json.loads(answer.data)["buckets"]
-    return {int(bucket): (int(start), int(end)) for bucket, (start, end) in found.items()}
+    said = json.loads(answer.data)
+    return ranges_in(said.get("table_id"), said["buckets"])
 
 
 @dataclass

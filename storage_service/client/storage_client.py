@@ -43,14 +43,23 @@ class StorageClient(ApplicationClient, TieringCalls):
         self._reached.forget(str(TablePath.parse(path)), offsets)
 
     def fingerprint_at(
-        self, path: str, bucket: int, offset: int, *, expected: str | None = None
+        self,
+        path: str,
+        bucket: int,
+        offset: int,
+        *,
+        table_id: int,
+        expected: str | None = None,
     ) -> str | None:
-        """Return what a log has below an offset as a fingerprint, where its rows may be lost.
+        """Return what the log of a table has below an offset, where its rows may be lost.
 
-        None where they are not, or it is not known. Raises `LogCutError` if it is not `expected`.
+        That is a fingerprint. None where they are not, or it is not known. Raises `LogCutError` if
+        it is not `expected`.
         """
         name = str(TablePath.parse(path))
-        return reads.fingerprint_at(self._transport, name, bucket, offset, expected=expected)
+        return reads.fingerprint_at(
+            self._transport, name, bucket, offset, table_id=table_id, expected=expected
+        )
 
     def position_reports(
         self, path: str, consumer: str, *, reads_lake: bool = False

@@ -1,21 +1,15 @@
-"""What the client asks about databases, tables and their lake tables: one JSON request a call.
-
-The client remembers every table that the service has described to it. What it remembers may be
-stale: a call that fails for that reason is made again with what the service says now.
-"""
+"""What the client asks about databases, tables and their lake tables: one JSON request a call."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 from urllib.parse import quote
 
 from streamhouse.storage_service.client.http.stop_signal import pause
-from streamhouse.storage_service.client.http.transport import HttpTransport
-from streamhouse.storage_service.client.reads import offsets_to_text
+from streamhouse.storage_service.client.position_calls import PositionCalls
 from streamhouse.storage_service.client.tiered_wait import LOOKS, TieredWait, how_rounds_stand
 from streamhouse.storage_service.client.values.arguments import (
     names,
@@ -33,25 +27,16 @@ from streamhouse.storage_service.errors import (
     DatabaseExistsError,
     DatabaseNotFoundError,
     ForbiddenError,
-    InvalidRequestError,
-    NotFoundError,
-    SchemaMismatchError,
     TableExistsError,
     TableNotFoundError,
     UnavailableError,
-    UnknownColumnError,
 )
 from streamhouse.storage_service.model.lake.coverage import LakeDivergence
 from streamhouse.storage_service.model.lake.facts import LakeCatalog
-from streamhouse.storage_service.model.offsets import (
-    BucketPositions,
-    buckets_to_json,
-    offsets_from_json,
-)
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Schema, canonical_type, type_to_json
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
-from streamhouse.storage_service.model.table_state import TableSizes, TableState
+from streamhouse.storage_service.model.table_state import TableSizes
 
 __all__ = ["TableCalls"]
 
@@ -62,13 +47,8 @@ _BACKUP_ROUTE: Final = "/v1/admin/backup"
 _T = TypeVar("_T")
 
 
-class TableCalls:
+class TableCalls(PositionCalls):
     """The calls of `StorageClient` that are about tables as a whole, not about their rows."""
-
-    def __init__(self, transport: HttpTransport) -> None:
-        self._transport = transport
-        self._tables: dict[TablePath, TableInfo] = {}
-        self._tables_lock = threading.Lock()
 
     # -- databases and tables ------------------------------------------------------------------
 
@@ -184,11 +164,6 @@ class TableCalls:
         query = None if database is None else {"database": database}
         return list(self._transport.request_json("GET", "/v1/tables", query=query)["tables"])
 
-    def describe_table(self, path: str) -> TableInfo:
-        """Return the table's schema, bucketing, partitioning and properties."""
-        answer = self._transport.request_json("GET", f"/v1/tables/{TablePath.parse(path)}")
-        return self._remember(TableInfo.from_json(answer))
-
     def alter_properties(
         self,
         path: str,
@@ -206,32 +181,6 @@ class TableCalls:
             },
         )
         return self._remember(TableInfo.from_json(answer))
-
-    def positions(self, path: str) -> dict[int, BucketPositions]:
-        """Return where every bucket stands, as one consistent cut."""
-        return dict(self.table_state(path).positions)
-
-    def table_state(
-        self, path: str, *, after: Mapping[int, int] | None = None, max_wait_ms: int = 0
-    ) -> TableState:
-        """Return the table, its positions and its lake snapshot as one consistent cut.
-
-        With `after` (bucket -> offset) it waits up to `max_wait_ms` until some bucket's high
-        watermark is beyond it.
-        """
-        query: dict[str, str] = {}
-        if after is not None:
-            query["after"] = offsets_to_text(after)
-            query["max_wait_ms"] = str(max_wait_ms)
-        answer = self._transport.request_json(
-            "GET",
-            f"/v1/tables/{TablePath.parse(path)}/state",
-            query=query,
-            wait_s=max_wait_ms / 1000,
-        )
-        state = TableState.from_json(answer)
-        self._remember(state.table)
-        return state
 
     def count(self, path: str) -> int:
         """Return how many rows the table has, exactly."""
@@ -428,57 +377,6 @@ class TableCalls:
         answer = self._transport.request_json("GET", _pins_path(path))
         return {pin["holder"]: int(pin["snapshot_id"]) for pin in answer["pins"]}
 
-    # -- where readers stand -------------------------------------------------------------------
-
-    def consumers(self, path: str) -> list[dict[str, Any]]:
-        """Return where the readers of a table stand, as docs/http_api.md describes it."""
-        answer: dict[str, Any] = self._transport.request_json("GET", _consumers_path(path))
-        return list(answer["consumers"])
-
-    def report_position(
-        self,
-        path: str,
-        consumer: str,
-        offsets: Mapping[int, int],
-        *,
-        reads_lake: bool = False,
-        is_durable: bool = False,
-    ) -> dict[str, int | None]:
-        """Say that `consumer` has read every row below bucket -> offset.
-
-        Returns `lag_rows` and `lag_ms`: how many rows it has not read, and the age of the oldest.
-        With `reads_lake` it finds rows that have left the log in the lake. With `is_durable` it is
-        on the service's disk on return, and not some seconds later.
-        """
-        body: dict[str, Any] = {"offsets": buckets_to_json(offsets), "reads_lake": reads_lake}
-        if is_durable:
-            body["durable"] = True
-        answer: dict[str, int | None] = self._transport.request_json(
-            "PUT",
-            _consumers_path(path, consumer),
-            body=body,
-            is_repeatable=True,
-        )
-        return answer
-
-    def committed(self, path: str, consumer: str) -> dict[int, int] | None:
-        """Return bucket -> offset below which `consumer`, of the caller's token, has read all.
-
-        None if the service knows of no such consumer, or has heard nothing of it for the table's
-        `table.log.consumers.ttl`.
-        """
-        for one in self.consumers(path):
-            if one["name"] == consumer and one["is_own"]:
-                return offsets_from_json(one["offsets"])
-        return None
-
-    def forget_consumer(self, path: str, consumer: str) -> None:
-        """Let nothing wait for a consumer that will not come back; none of it being there is fine.
-
-        One that does is known again with its next report.
-        """
-        self._transport.request_json("DELETE", _consumers_path(path, consumer), is_repeatable=True)
-
     # -- the service ---------------------------------------------------------------------------
 
     def status(self, *, detail: Literal["full", "brief"] = "full") -> dict[str, Any]:
@@ -535,46 +433,9 @@ class TableCalls:
         """Remove what is staged; nothing being staged is fine."""
         self._transport.request_json("DELETE", _BACKUP_ROUTE, is_repeatable=True)
 
-    # -- remembered tables ---------------------------------------------------------------------
-
-    def _with_table(self, path: str, call: Callable[[TableInfo], _T]) -> _T:
-        """Call with what is remembered of the table, and again if that turns out to be stale."""
-        known = self._known(path)
-        try:
-            return call(known or self.describe_table(path))
-        except (NotFoundError, SchemaMismatchError, UnknownColumnError, InvalidRequestError):
-            if known is None or (fresh := self.describe_table(path)) == known:
-                raise
-            return call(fresh)
-
-    def _version(self, path: str, schema_id: int | None) -> int:
-        """Return the schema version to read in: the one asked for, else the current one."""
-        return self.describe_table(path).schema_id if schema_id is None else schema_id
-
-    def _known(self, path: str) -> TableInfo | None:
-        return self._tables.get(TablePath.parse(path))
-
-    def _remember(self, table: TableInfo) -> TableInfo:
-        with self._tables_lock:
-            self._tables[table.path] = table
-        # One process has all buckets of a table; an empty name is the one that answered.
-        node = self._transport.routes.endpoints.told(table.nodes.get(0))
-        if node is not None:
-            self._transport.routes.learn(str(table.path), node)
-        return table
-
-    def _forget(self, path: TablePath) -> None:
-        with self._tables_lock:
-            self._tables.pop(path, None)
-
 
 def _pins_path(path: str) -> str:
     return f"/v1/tables/{TablePath.parse(path)}/lake/pins"
-
-
-def _consumers_path(path: str, consumer: str | None = None) -> str:
-    of_table = f"/v1/tables/{TablePath.parse(path)}/consumers"
-    return of_table if consumer is None else f"{of_table}/{quote(consumer, safe='')}"
 
 
 def _pin_path(path: str, holder: str) -> str:

@@ -160,12 +160,12 @@ class TieringCalls:
         )
         return {int(b): str(said) for b, said in answer["fingerprints"].items()}
 
-    def check_lake_history(self, path: str, covered: CoveredOffsets) -> None:
-        """Raise `HistoryDivergedError` when what a lake table covers is not the log's history."""
+    def check_lake_history(self, path: str, covered: CoveredOffsets, *, table_id: int) -> None:
+        """Raise `HistoryDivergedError` when what a lake table covers is not this log's history."""
         self._transport.request_json(
             "POST",
             f"/v1/tables/{TablePath.parse(path)}/lake/history",
-            body=covered.to_json(),
+            body={"table_id": table_id, **covered.to_json()},
             is_repeatable=True,
         )
 

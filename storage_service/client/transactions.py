@@ -28,12 +28,14 @@ from streamhouse.storage_service.client.values.forms import (
 from streamhouse.storage_service.client.values.python_rows import rows_as_arrow
 from streamhouse.storage_service.client.writes import log_rows_by_bucket, spread_anywhere
 from streamhouse.storage_service.errors import (
+    InvalidRequestError,
     StreamhouseError,
     TransactionNotFoundError,
     UnavailableError,
 )
 from streamhouse.storage_service.model.casts.conform import check_schema
 from streamhouse.storage_service.model.casts.lossless import castings, fitted
+from streamhouse.storage_service.model.offsets import table_of_offsets
 from streamhouse.storage_service.model.schema_change import version_of
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.transaction import (
@@ -139,9 +141,10 @@ class Transaction:
 
         With `read_offsets`, the high watermarks of all buckets before the rows were computed from
         the table, it happens only if nobody has since changed the rows with their keys, or with
-        `isolation="serializable"` and in log tables any row. Else it raises `CommitConflictError`
-        and nothing is written: read again and begin anew. With the rows what is `rejected` is in
-        the table of rejected rows, or neither is.
+        `isolation="serializable"` and in log tables any row; the table itself must not have been
+        created again, so they are offsets as `positions` has them, which know their table. Else it
+        raises `CommitConflictError` and nothing is written: read again and begin anew. With the
+        rows what is `rejected` is in the table of rejected rows, or neither is.
 
         Repeating it is harmless and answered alike. Parts not named are dropped. Raises
         `UnavailableError` when it is not done in `timeout_s`; it goes on, and may be asked again.
@@ -152,8 +155,7 @@ class Transaction:
             )
         body: dict[str, Any] = {"parts": _named(parts)}
         if read_offsets is not None:
-            read = ReadPosition(offsets=read_offsets, isolation=Isolation(isolation))
-            body |= read.to_json()
+            body |= self._read(read_offsets, isolation).to_json()
         if rejected is not None:
             body["rejected"] = {
                 "transaction_id": rejected.transaction_id,
@@ -180,6 +182,16 @@ class Transaction:
                     f" committed, {answer['rows_committed']} of {answer['rows_to_commit']} rows;"
                     " commit again to wait for it"
                 )
+
+    def _read(self, offsets: Mapping[int, int], isolation: str) -> ReadPosition:
+        table_id = table_of_offsets(offsets.values(), what="commit: read_offsets")
+        if table_id is None and any(offset > 0 for offset in offsets.values()):
+            raise InvalidRequestError(
+                f"commit to '{self._path}': read_offsets are plain numbers, which may be of an"
+                " earlier table of this name: take them as client.positions() returns them, as in"
+                " {bucket: at.high_watermark for bucket, at in client.positions(path).items()}"
+            )
+        return ReadPosition(offsets=offsets, table_id=table_id, isolation=Isolation(isolation))
 
     def abort(self) -> TransactionStatus:
         """Drop what is staged; return the status, which is not `aborted` if it is committed."""

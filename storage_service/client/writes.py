@@ -36,6 +36,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.bucketing import split_by_bucket, split_evenly
 from streamhouse.storage_service.model.casts.conform import check_schema, conform
 from streamhouse.storage_service.model.casts.lossless import castings, fitted
+from streamhouse.storage_service.model.offsets import ranges_in
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.schema_change import in_current_version, version_of
 from streamhouse.storage_service.model.table import TableInfo
@@ -341,10 +342,8 @@ def send(
         if any(isinstance(failure, UnknownOutcomeError) for failure in failures):
             raise UnknownOutcomeError(error.message, request_id=error.request_id) from error
         raise
-    offsets: Ranges = {
-        int(bucket): (int(start), int(end))
-        for bucket, (start, end) in json.loads(answer.data)["buckets"].items()
-    }
+    said = json.loads(answer.data)
+    offsets: Ranges = ranges_in(said.get("table_id"), said["buckets"])
     if operation is TransactionOperation.APPEND:
         _check_appended(table, parts, offsets)
     for bucket, (start, end) in offsets.items():

@@ -22,7 +22,11 @@ from streamhouse.storage_service.model.merge_engine import (
     MergeRules,
     is_merge_property,
 )
-from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
+from streamhouse.storage_service.model.offsets import (
+    buckets_to_json,
+    check_positions,
+    offsets_from_json,
+)
 from streamhouse.storage_service.model.partitioning import BatchLayout, PartitionField
 from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.records.record_format import RecordFormat, is_record_property
@@ -37,16 +41,23 @@ __all__ = [
     "TableDescriptor",
     "TableInfo",
     "TablePath",
+    "table_id_of",
 ]
 
 DEFAULT_DATABASE: Final = "default"
 VERSION_HEADER: Final = b"x-table-version"
-"""Of an answer with a row: the version of its table that the row has."""
+"""Of an answer with rows: the id of their table and its schema's version, as `version` has them."""
 BUCKET_COUNT_MAX: Final = 4_096
 REJECTED_SUFFIX: Final = "__rejected"
 """Of the name of the table that has the rejected rows of another one: `t__rejected` of `t`."""
 _REJECTED_PART: Final = "$rejected"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+
+
+def table_id_of(headers: Mapping[bytes, bytes]) -> int | None:
+    """Return the id of the table whose rows an answer with these headers has, if it says that."""
+    table_id = headers.get(VERSION_HEADER, b"").partition(b".")[0]
+    return int(table_id) if table_id.isdigit() else None
 
 
 def check_name(kind: str, name: str) -> None:
@@ -373,6 +384,21 @@ class TableInfo:
     def version(self) -> bytes:
         """Names this version of the schema of this very table, as `VERSION_HEADER` says it."""
         return b"%d.%d" % (self.table_id, self.schema_id)
+
+    def check_positions(self, offsets: Mapping[int, int], *, table_id: int | None) -> None:
+        """Raise unless bucket -> offset, of the table with this id, are positions in this one.
+
+        See `offsets.check_positions`.
+        """
+        # Of nearly all requests it is the same table: nothing else is looked at.
+        if table_id != self.table_id:
+            check_positions(
+                offsets,
+                said=table_id,
+                table=str(self.path),
+                table_id=self.table_id,
+                adopted_from=self.adopted_from,
+            )
 
     @property
     def schema(self) -> Schema:

@@ -115,9 +115,13 @@ class TableState:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TableState:
         """Read the JSON form."""
+        table = TableInfo.from_json(value["table"])
         return cls(
-            table=TableInfo.from_json(value["table"]),
-            positions={int(b): BucketPositions.from_json(p) for b, p in value["positions"].items()},
+            table=table,
+            positions={
+                int(bucket): BucketPositions.from_json(at, table_id=table.table_id)
+                for bucket, at in value["positions"].items()
+            },
             lake=LakeState.from_json(value["lake"]),
             may_lose_rows=bool(value.get("may_lose_rows", False)),
         )

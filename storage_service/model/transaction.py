@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from streamhouse.storage_service.model.offsets import ranges_in
+
 __all__ = [
     "CommitResult",
     "Isolation",
@@ -61,16 +63,19 @@ class ReadPosition:
 
     They have the high watermark of every bucket, taken before the rows were read: a commit happens
     only if nobody has changed since then what `isolation` protects. Of a log table, and by an
-    overwrite, every row is protected.
+    overwrite, every row is protected. `table_id` is the table's that was read: one that was created
+    again has changed.
     """
 
     offsets: Mapping[int, int]
+    table_id: int | None = None
     isolation: Isolation = Isolation.SNAPSHOT
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
         return {
             "read_offsets": {str(b): offset for b, offset in sorted(self.offsets.items())},
+            "table_id": self.table_id,
             "isolation": str(self.isolation),
         }
 
@@ -133,10 +138,10 @@ class CommitResult:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> CommitResult:
-        """Read the JSON form."""
+        """Read the JSON form, or an answer with it, which says its table."""
         return cls(
             status=TransactionStatus(value["status"]),
-            ranges={int(b): (int(s), int(e)) for b, (s, e) in value["buckets"].items()},
+            ranges=ranges_in(value.get("table_id"), value["buckets"]),
             row_count=int(value["row_count"]),
             timestamp_us=int(value["timestamp_us"]),
         )

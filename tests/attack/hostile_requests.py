@@ -80,7 +80,16 @@ class HostileRequests:
         if chance.random() < 0.5:
             return ""
         names = (
-            *("offset", "max_bytes", "max_wait_ms", "columns", "start", "end_offset", "schema_id"),
+            *(
+                "offset",
+                "max_bytes",
+                "max_wait_ms",
+                "columns",
+                "start",
+                "end_offset",
+                "schema_id",
+                "table_id",
+            ),
             *("timestamp_us", "after", "database", "writer_id", "token", "purgeRequested"),
             *("pageSize", "pageToken", "snapshots", "warehouse", "parent", "key", "id", "limit"),
         )

@@ -76,12 +76,12 @@ class World:
 
     def check_all_is_readable(self) -> None:
         for table in ("t", "k"):
-            state = self.call("GET", f"/v1/tables/{table}/state").json()["positions"]["0"]
+            cut = self.call("GET", f"/v1/tables/{table}/state").json()
+            state, table_id = cut["positions"]["0"], str(cut["table"]["table_id"])
             offset = state["log_start_offset"]
             while offset < state["high_watermark"]:
-                answer = self.call(
-                    "GET", f"/v1/tables/{table}/buckets/0/fetch", query={"offset": str(offset)}
-                )
+                query = {"offset": str(offset), "table_id": table_id}
+                answer = self.call("GET", f"/v1/tables/{table}/buckets/0/fetch", query=query)
                 assert answer.status == 200, answer.body
                 fetched = decode_fetch_body(pa.BufferReader(answer.body))
                 assert fetched is not None

@@ -203,11 +203,12 @@ _TEXTS: Final = (
 @pytest.mark.parametrize(
     ("method", "path", "names"),
     [
-        ("GET", "t/subscribe", ("start", "columns", "schema_id")),
+        ("GET", "t/subscribe", ("start", "columns", "schema_id", "table_id")),
         ("GET", "t/buckets/0/fetch",
-         ("offset", "columns", "schema_id", "max_bytes", "max_wait_ms", "end_offset")),
-        ("GET", "t/state", ("after", "max_wait_ms")),
-        ("GET", "t/offsets", ("timestamp_us",)),
+         ("offset", "columns", "schema_id", "max_bytes", "max_wait_ms", "end_offset",
+          "table_id")),
+        ("GET", "t/state", ("after", "max_wait_ms", "table_id")),
+        ("GET", "t/offsets", ("timestamp_us", "table_id")),
         ("POST", "k/upsert", ("columns", "writer_id")),
         ("POST", "k/lookup", ("columns",)),
         ("POST", "k/prefix_lookup", ("columns", "limit")),

@@ -238,9 +238,11 @@ class FakeService:
         *,
         start: Mapping[int, int] | None = None,
         skip_lost: bool = False,
+        table_id: int | None = None,
     ) -> dict[int, int]:
         """As the service: in log and lake, and refused where rows of the time are in neither."""
         table = self._table(path)
+        table.info.check_positions(start or {}, table_id=table_id)
         state = self.table_state(path)
         offsets = {}
         for bucket, at in state.positions.items():
@@ -326,9 +328,9 @@ class FakeService:
                 table.lake = replace(table.lake, tiering_epoch=epoch)
             return {b: table.fingerprint(b, offset) for b, offset in (offsets or {}).items()}
 
-    def check_lake_history(self, path: str, covered: CoveredOffsets) -> None:
+    def check_lake_history(self, path: str, covered: CoveredOffsets, *, table_id: int) -> None:
         self.questions += 1
-        self.compare_history(path, table_id=self._table(path).info.table_id, covered=covered)
+        self.compare_history(path, table_id=table_id, covered=covered)
 
     def look_at_lake(self, path: str) -> LakeState:
         state = self.table_state(path)
@@ -424,9 +426,16 @@ class FakeService:
         self._lost_from = offset
 
     def fingerprint_at(
-        self, path: str, bucket: int, offset: int, *, expected: str | None = None
+        self,
+        path: str,
+        bucket: int,
+        offset: int,
+        *,
+        table_id: int,
+        expected: str | None = None,
     ) -> str | None:
         """As `StorageClient.fingerprint_at`."""
+        self._table(path).info.check_positions({bucket: offset}, table_id=table_id)
         is_other = self._lost_from is not None and offset > self._lost_from
         found = f"{'other' if is_other else 'first'}-{bucket}-{offset}"
         if expected not in (None, found):
@@ -443,16 +452,24 @@ class FakeService:
         columns: Sequence[str] | None = None,
         page_bytes: int = 0,
         schema_id: int | None = None,
+        table_id: int | None = None,
     ) -> Iterator[LogBatch]:
         assert not schema_id, "the fake's tables never change their schema"
-        pages = self._pages(path, bucket, start, end, columns)
+        pages = self._pages(path, bucket, start, end, columns, table_id)
         return pages if self.on_read is None else self.on_read(bucket, pages)
 
     def _pages(
-        self, path: str, bucket: int, start: int, end: int, columns: Sequence[str] | None
+        self,
+        path: str,
+        bucket: int,
+        start: int,
+        end: int,
+        columns: Sequence[str] | None,
+        table_id: int | None,
     ) -> Iterator[LogBatch]:
         self.reads += 1
         table = self._table(path)
+        table.info.check_positions({bucket: end}, table_id=table_id)
         at = self.positions(path)[bucket]
         if not at.log_start_offset <= start <= end <= at.high_watermark:
             raise OffsetOutOfRangeError(

@@ -60,6 +60,7 @@ def fold_split(
     *,
     boundary: int,
     bucket_end: int,
+    table_id: int,
     schema_id: int,
 ) -> FoldedSplit:
     """Fold the changes of `split`, one of the splits of its bucket's range [boundary, bucket_end).
@@ -72,7 +73,9 @@ def fold_split(
     ahead = OffsetRange(bucket=split.bucket, start=split.start, end=bucket_end)
     columns = (CHANGE_TYPE_COLUMN, RETRACTS_COLUMN)
     position = 0
-    for batch in read_log(client, table, ahead, columns=columns, schema_id=schema_id):
+    for batch in read_log(
+        client, table, ahead, columns=columns, table_id=table_id, schema_id=schema_id
+    ):
         end = position + batch.data.num_rows
         change_types[position:end] = batch.data.column(CHANGE_TYPE_COLUMN).to_numpy()
         filled = batch.data.column(RETRACTS_COLUMN).fill_null(-1)

@@ -16,7 +16,6 @@ import pyarrow as pa
 from streamhouse.storage_service.client import StorageClient
 from streamhouse.storage_service.errors import (
     CorruptDataError,
-    TableNotFoundError,
     UnavailableError,
 )
 from streamhouse.storage_service.lake.files.clustering import ClusteredWriter
@@ -130,16 +129,9 @@ def run_split(
     )
     try:
         with open_client(split) as client:
-            try:
-                folded = _folded(client, split)
-                survives = None if folded is None else folded.survives
-                _write_rows(
-                    client, split, writer, survives, on_rows=on_rows, is_cancelled=is_cancelled
-                )
-            finally:
-                # Ids are never reused: the right one now means that it was right all along. Of
-                # another table's rows that went wrong, the better error is whose they are.
-                _check_identity(client, split)
+            folded = _folded(client, split)
+            survives = None if folded is None else folded.survives
+            _write_rows(client, split, writer, survives, on_rows=on_rows, is_cancelled=is_cancelled)
         files = writer.close()
         kept = split.range.row_count if survives is None else int(np.count_nonzero(survives))
         written = sum(file.row_count for file in files)
@@ -161,15 +153,6 @@ def _file_name(split: TieringSplit) -> str:
     return f"b{split.range.bucket:05d}-{split.range.start:020d}"
 
 
-def _check_identity(client: StorageClient, split: TieringSplit) -> None:
-    """Raise when the path names another table by now; asked after reading the rows."""
-    found = client.describe_table(split.table).table_id
-    if found != split.table_id:
-        raise TableNotFoundError(
-            f"table '{split.table}' was dropped and created again while it was tiered"
-        )
-
-
 def _folded(client: StorageClient, split: TieringSplit) -> FoldedSplit | None:
     if split.retraction is None:
         return None
@@ -179,6 +162,7 @@ def _folded(client: StorageClient, split: TieringSplit) -> FoldedSplit | None:
         split.range,
         boundary=split.retraction.boundary,
         bucket_end=split.retraction.bucket_end,
+        table_id=split.table_id,
         schema_id=split.schema_id,
     )
 
@@ -198,7 +182,10 @@ def _write_rows(
     schema = pa.ipc.read_schema(pa.py_buffer(split.lake_schema))
     target = ClusteredWriter(writer=writer, clustering=split.clustering)
     position = 0
-    for chunk in read_chunks(client, split.table, split.range, schema_id=split.schema_id):
+    chunks = read_chunks(
+        client, split.table, split.range, table_id=split.table_id, schema_id=split.schema_id
+    )
+    for chunk in chunks:
         if is_cancelled():
             raise UnavailableError(f"tiering of '{split.table}' was cancelled")
         end = position + chunk.row_count

@@ -24,12 +24,14 @@ def read_log(
     table: str,
     wanted: OffsetRange,
     *,
+    table_id: int,
     schema_id: int,
     columns: Sequence[str] | None = None,
 ) -> Iterator[LogBatch]:
     """Yield the rows of exactly `wanted`, in order, in this version of the table's schema.
 
-    Raises `CorruptDataError` if others come.
+    Raises `CorruptDataError` if others come, `TableNotFoundError` if the table with this id is
+    gone.
     """
     position = wanted.start
     batches = client.read_range(
@@ -40,6 +42,7 @@ def read_log(
         columns=columns,
         page_bytes=PAGE_BYTES,
         schema_id=schema_id,
+        table_id=table_id,
     )
     for batch in batches:
         if batch.bucket != wanted.bucket or batch.base_offset != position:
@@ -57,10 +60,12 @@ def read_log(
 
 
 def read_chunks(
-    client: StorageClient, table: str, wanted: OffsetRange, *, schema_id: int
+    client: StorageClient, table: str, wanted: OffsetRange, *, table_id: int, schema_id: int
 ) -> Iterator[LogChunk]:
     """Yield the rows of exactly `wanted` in chunks; a thread reads some of the next meanwhile."""
-    return _ahead(lambda: _chunks(read_log(client, table, wanted, schema_id=schema_id)))
+    return _ahead(
+        lambda: _chunks(read_log(client, table, wanted, table_id=table_id, schema_id=schema_id))
+    )
 
 
 @dataclass(slots=True)

@@ -18,8 +18,12 @@ from streamhouse.storage_service.client.position_reports import (
 from streamhouse.storage_service.client.reached_offsets import ReachedOffsets
 from streamhouse.storage_service.client.reads import LogBatch
 from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.offsets import BucketPositions
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.model.offsets import (
+    BucketPositions,
+    offsets_in,
+    table_of_offsets,
+)
+from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["log_source"]
 
@@ -29,24 +33,26 @@ class _Client(ReportsPositions, Protocol):
 
     def positions(self, path: str) -> dict[int, BucketPositions]: ...
 
-    def offsets_for_timestamp(self, path: str, timestamp_us: int) -> dict[int, int]: ...
+    def offsets_for_timestamp(
+        self, path: str, timestamp_us: int, *, table_id: int | None = None
+    ) -> dict[int, int]: ...
 
     def committed(self, path: str, consumer: str) -> dict[int, int] | None: ...
 
 
 def log_source(
     client: _Client,
-    path: str,
+    table: TableInfo,
     start: LogStart,
     *,
     columns: Sequence[str] | None,
-    schema_id: int,
+    schema_id: int | None,
     consumer: str | None,
     reached: ReachedOffsets,
     transport: HttpTransport,
 ) -> Source[LogBatch]:
     """Return what a subscription has of one table; `start` is looked up now."""
-    by_commit = start == "committed"
+    path, by_commit = str(table.path), start == "committed"
     committed = None
     if by_commit:
         if consumer is None:
@@ -55,15 +61,20 @@ def log_source(
     starts = offsets_of(
         start,
         lambda: client.positions(path),
-        at_time=lambda timestamp_us: client.offsets_for_timestamp(path, timestamp_us),
+        at_time=lambda time_us: client.offsets_for_timestamp(
+            path, time_us, table_id=table.table_id
+        ),
         committed=committed,
     )
+    said = table_of_offsets(starts.offsets.values(), what="subscribe: start")
+    table.check_positions(starts.offsets, table_id=table.table_id if said is None else said)
     if starts.anew:
-        reached.forget(str(TablePath.parse(path)), starts.anew)
+        reached.forget(path, starts.anew)
     standing = None
     if consumer is not None:
         reports = PositionReports.of(client, path, consumer)
-        standing = Standing(reports, starts.offsets, by_commit=by_commit)
+        begin = offsets_in(table.table_id, starts.offsets)
+        standing = Standing(reports, begin, by_commit=by_commit)
     stop = StopSignal()
     return Source(
         path,
@@ -71,9 +82,10 @@ def log_source(
             transport,
             path,
             start=starts.offsets,
+            table_id=table.table_id,
             columns=columns,
             reached=reached,
-            schema_id=schema_id,
+            schema_id=table.schema_id if schema_id is None else schema_id,
             stop=stop,
         ),
         stop=stop,

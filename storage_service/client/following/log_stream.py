@@ -15,12 +15,19 @@ from streamhouse.storage_service.client.http.routes import Search
 from streamhouse.storage_service.client.http.stop_signal import StopSignal
 from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.client.reached_offsets import ReachedOffsets
-from streamhouse.storage_service.client.reads import LogBatch, cut, named_columns, offsets_to_text
+from streamhouse.storage_service.client.reads import (
+    LogBatch,
+    cut,
+    named_columns,
+    named_table,
+    offsets_to_text,
+)
 from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnavailableError,
     UnknownOutcomeError,
 )
+from streamhouse.storage_service.model.table import table_id_of
 from streamhouse.storage_service.wire.arrow_body import FetchBody, decode_fetch_body
 
 __all__ = ["follow"]
@@ -33,12 +40,13 @@ def follow(
     path: str,
     *,
     start: Mapping[int, int],
+    table_id: int,
     columns: Sequence[str] | None,
     reached: ReachedOffsets,
     schema_id: int | None = None,
     stop: StopSignal,
 ) -> Generator[LogBatch, None, None]:
-    """Follow the buckets of `start`, each from its offset, until `stop` is set.
+    """Follow the buckets of `start`, each from its offset in this table, until `stop` is set.
 
     See `StorageClient.subscribe`.
     """
@@ -50,19 +58,23 @@ def follow(
     url = transport.routes.of(route)
     search: Search | None = None
     while not stop.is_set():
-        query = {**_query(positions, reached.at(path, positions)), **asked}
+        said = reached.at(path, positions)
+        query = {**_query(positions, said), **named_table(table_id), **asked}
         failure: StreamhouseError
         try:
             response = transport.open_stream(
                 url, route, query=query, silence_s_max=_SILENCE_S_MAX, stop=stop
             )
+            # A table that another service has adopted has a new id, and the offsets it had.
+            table_id = table_id_of(response.headers) or table_id
             for body in _bodies(response):
                 if search is not None:
                     search.found(url)
                     search = None
                 reached.note(path, body.reached)
                 for address, batch in body.batches:
-                    part = cut(path, address, batch, start=positions[address.bucket], end=None)
+                    begin = positions[address.bucket]
+                    part = cut(path, address, batch, start=begin, end=None, table_id=table_id)
                     if part is not None:
                         positions[part.bucket] = part.end_offset
                         yield part

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from streamhouse.storage_service.client.position_reports import PositionReports
+from streamhouse.storage_service.model.offsets import Offset, offsets_in, table_of_offsets
 
 __all__ = ["Standing"]
 
@@ -24,6 +25,7 @@ class Standing:
         self._reports = reports
         self._by_commit = by_commit
         self._handed = dict(start)
+        self._table_id = table_of_offsets(start.values(), what="a reader's start")
         self._is_said = False
 
     def asked(self) -> None:
@@ -31,16 +33,22 @@ class Standing:
         # Who goes by commits is told of at its beginning, so that others see it.
         if not self._by_commit or not self._is_said:
             self._is_said = True
-            self._reports.reached(dict(self._handed))
+            self._reports.reached(self._place())
 
     def handed(self, bucket: int, end_offset: int) -> None:
         """Note that the reader has the rows of a bucket up to there."""
         self._handed[bucket] = end_offset
+        if isinstance(end_offset, Offset):
+            self._table_id = end_offset.table_id
 
     def commit(self) -> None:
         """Say that all is read that was handed out; it is durable on return."""
         self._is_said = True
-        self._reports.commit(dict(self._handed))
+        self._reports.commit(self._place())
+
+    def _place(self) -> dict[int, int]:
+        # One that was adopted by another service has a new id, and the offsets it had.
+        return offsets_in(self._table_id, self._handed)
 
     def close(self) -> None:
         """Report what was read, and no more after that."""

@@ -19,7 +19,7 @@ import select
 import socket
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, NoReturn
 
 import httptools
@@ -353,6 +353,11 @@ class AnswerStream:
         data = self._data[self._position : end]
         self._position += len(data)
         return data
+
+    @property
+    def headers(self) -> Mapping[bytes, bytes]:
+        """The answer's headers; their names are in lower case."""
+        return self._incoming.headers
 
     def readable(self) -> bool:
         """Whether it can be read from."""

@@ -27,6 +27,7 @@ from streamhouse.storage_service.errors import (
     CommitConflictError,
     InvalidRequestError,
     OffsetOutOfRangeError,
+    TableNotFoundError,
 )
 from streamhouse.storage_service.log.staged_part import StagedPart
 from streamhouse.storage_service.model.bucketing import encode_key
@@ -46,8 +47,12 @@ _PIECE_ROWS: Final = 400_000
 
 
 def check_read_offsets(table: OpenTable, read: ReadPosition) -> None:
-    """Raise `InvalidRequestError` unless each bucket of the table has an offset."""
-    if sorted(read.offsets) != list(range(len(table.tablets))):
+    """Raise `InvalidRequestError` unless each bucket of the table has an offset.
+
+    A table that was dropped may have had other buckets: that is a conflict, found later.
+    """
+    is_own = read.table_id in (None, table.info.table_id, *table.info.adopted_from)
+    if is_own and sorted(read.offsets) != list(range(len(table.tablets))):
         raise InvalidRequestError(
             f"table '{table.path}': read_offsets must name all {len(table.tablets)} buckets, from 0"
             f" on, with the high watermark of each before the rows were read; they name"
@@ -75,6 +80,7 @@ class ReadConflicts:
             and operation is not TransactionOperation.OVERWRITE
             and read.isolation is Isolation.SNAPSHOT
         )
+        self._position = read
         self._read, self._checked = read.offsets, dict(read.offsets)
         self._truncations_known = truncations_known
         self._written = {bucket for part in parts for bucket in part.rows_by_bucket()}
@@ -82,6 +88,7 @@ class ReadConflicts:
 
     def check(self) -> None:
         """Raise `CommitConflictError` if what is visible by now is a conflict."""
+        self._check_same_table()
         self._check_not_truncated()
         for bucket, tablet in enumerate(self._table.tablets):
             end, checked = tablet.high_watermark, self._checked[bucket]
@@ -96,6 +103,19 @@ class ReadConflicts:
             if bucket in self._written:
                 self._check_keys(bucket, end)
             self._checked[bucket] = end
+
+    def _check_same_table(self) -> None:
+        info, said = self._table.info, self._position.table_id
+        if said is None:
+            return
+        try:
+            info.check_positions(self._read, table_id=said)
+        except TableNotFoundError as error:
+            raise self._conflict(
+                f"it was dropped and created again (table id {said}, now {info.table_id})"
+            ) from error
+        except OffsetOutOfRangeError as error:
+            raise self._conflict(error.message) from error
 
     def _check_not_truncated(self) -> None:
         """Raise if rows were removed at the very offsets to which the table was read."""

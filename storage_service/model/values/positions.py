@@ -1,7 +1,9 @@
 """What users write for positions: `earliest`, `latest`, times, an offset for each bucket.
 
 Offsets are a dict, whose buckets may be texts as JSON has them, or its JSON text. Options of reads
-and starts of subscriptions are read here, so that they take the same.
+and starts of subscriptions are read here, so that they take the same. They may say whose they are:
+`{"table_id": 7, "offsets": {"0": 12}}`, or a dict of offsets that know their table. Plain numbers
+are offsets of the table that has the name when they are read.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
 from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.model.offsets import Offset, table_of_offsets
 from streamhouse.storage_service.model.values.calendar import DAY_US, days_of
 from streamhouse.storage_service.model.values.numbers import whole_number
 from streamhouse.storage_service.model.values.zone import parse_zone
@@ -34,6 +37,8 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 """In a mapping of offsets: the end at the time of planning."""
 
+_TABLE_ID: Final = "table_id"
+_OFFSETS: Final = "offsets"
 _NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}
 _BUCKET: Final = re.compile(r"[0-9]{1,10}")
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -45,7 +50,10 @@ Kind = Literal["full", "earliest", "latest", "timestamp", "offsets"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartingPosition:
-    """Where a read starts; `offsets` may hold `EARLIEST` and `LATEST` and lack buckets."""
+    """Where a read starts; `offsets` may hold `EARLIEST` and `LATEST` and lack buckets.
+
+    They know their table if that was said.
+    """
 
     kind: Kind
     offsets: Mapping[int, int] = field(default_factory=dict)
@@ -160,7 +168,13 @@ def _of_number(text: str, *, name: str) -> int:
 
 
 def _offsets(value: Mapping[Any, Any], *, name: str) -> dict[int, int]:
-    found = {}
+    table_id = table_of_offsets(value.values(), what=name)
+    if value.keys() == {_TABLE_ID, _OFFSETS}:
+        table_id = _whole(value[_TABLE_ID], what=f"{name}: table_id is a whole number")
+        value = value[_OFFSETS]
+        if not isinstance(value, Mapping):
+            raise InvalidRequestError(f"{name}: offsets are bucket -> offset, not {value!r:.80}")
+    found: dict[int, int] = {}
     for bucket, offset in value.items():
         number = int(bucket) if isinstance(bucket, str) and _BUCKET.fullmatch(bucket) else bucket
         at = _whole(number, what=f"{name}: a bucket is a whole number from 0 on")
@@ -169,7 +183,8 @@ def _offsets(value: Mapping[Any, Any], *, name: str) -> dict[int, int]:
         if isinstance(offset, str):
             offset = _NAMED.get(offset.lower(), offset)
         what = f"{name}: the offset of bucket {at} is a whole number, 'earliest' or 'latest'"
-        found[at] = _whole(offset, what=what, least=EARLIEST)
+        number = _whole(offset, what=what, least=EARLIEST)
+        found[at] = number if table_id is None or number < 0 else Offset(number, table_id)
     return found
 
 

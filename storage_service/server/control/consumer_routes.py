@@ -30,16 +30,19 @@ def consumer_routes(routes: ControlRoutes, service: Service) -> None:
     runtime = service.manager.runtime
 
     @routes.answers("Where the readers of a table stand, and how far behind they are.")
-    async def list_consumers(request: Request, path: TableName) -> dict[str, list[Any]]:
+    async def list_consumers(request: Request, path: TableName) -> dict[str, Any]:
         caller = exchange_of(request).caller
-        lags = await consumer_lags(service.readable(path), runtime)
-        return {"consumers": [_shown(lag, caller) for lag in lags]}
+        table = service.readable(path)
+        lags = await consumer_lags(table, runtime)
+        shown = [_shown(lag, caller) for lag in lags]
+        return {"table_id": table.info.table_id, "consumers": shown}
 
     @routes.answers("Report how far a consumer has read.")
     async def report_position(
         request: Request, path: TableName, name: str, body: ReportPosition
     ) -> dict[str, Any]:
         table, caller = service.table(path), exchange_of(request).caller
+        table.info.check_positions(body.offsets, table_id=body.table_id)
         for bucket, offset in body.offsets.items():
             _check_readable(table, bucket, offset)
         said = await table.consumers.report(
@@ -73,7 +76,7 @@ def _check_readable(table: OpenTable, bucket: int, offset: int) -> None:
     if offset > end:
         raise OffsetOutOfRangeError(
             f"table '{table.path}' ends at offset {end} of bucket {bucket}, so nobody has read"
-            f" up to {offset}: another table had this name, and its readers begin anew"
+            f" up to {offset}"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
-from fastapi import Path
+from fastapi import Path, Query
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
@@ -29,10 +29,15 @@ __all__ = [
     "PinSnapshot",
     "ReceiveTable",
     "ReportPosition",
+    "TableId",
     "TableName",
 ]
 
 TableName = Annotated[str, Path(description="`database.table`; `table` alone is in `default`.")]
+_TableId = Annotated[int, Field(ge=0, lt=1 << 63)]
+TableId = Annotated[
+    int | None, Query(ge=0, lt=1 << 63, description="The table that the offsets are of.")
+]
 
 _Fingerprint = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 # Whatever is done with each one of a list is done on the event loop, where all others wait for it.
@@ -104,6 +109,12 @@ class _RequestBody(BaseModel):
         return _first_wrong(value, entries_max=_FIELDS_MAX, is_right=lambda _: True)
 
 
+class _TablePositions(_RequestBody):
+    """A body with offsets: `table_id` is the table's that they are of."""
+
+    table_id: _TableId | None = None
+
+
 class CreateDatabase(_RequestBody):
     """A new database."""
 
@@ -116,7 +127,7 @@ class MoveTable(_RequestBody):
     to: Annotated[str, Field(max_length=63)]
 
 
-class ReportPosition(_RequestBody):
+class ReportPosition(_TablePositions):
     """How far a consumer is: every row below these offsets is read.
 
     With `reads_lake` it finds rows that have left the log in the lake. With `durable` the answer
@@ -207,7 +218,7 @@ class CompletedSide(_RequestBody):
     fingerprints: _Fingerprints = {}
 
 
-class LakeHistory(_RequestBody):
+class LakeCovered(_RequestBody):
     """What a snapshot of a lake table says of the log that its rows came from."""
 
     epoch: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
@@ -216,15 +227,19 @@ class LakeHistory(_RequestBody):
 
     def covered(self) -> CoveredOffsets:
         """Return it as the judge of histories takes it."""
-        return CoveredOffsets(**self.model_dump())
+        return CoveredOffsets(**self.model_dump(exclude={"table_id"}))
+
+
+class LakeHistory(LakeCovered, _TablePositions):
+    """The same, of the table with this id."""
 
 
 class CompareHistory(_RequestBody):
     """A lake table to compare with the log, and offsets to tell the log's fingerprints at."""
 
     table: _Name
-    table_id: Annotated[int, Field(ge=0, lt=1 << 63)]
-    lake: LakeHistory | None = None
+    table_id: _TableId
+    lake: LakeCovered | None = None
     offsets: _Offsets = {}
 
 
@@ -232,7 +247,7 @@ class CompleteTiering(_RequestBody):
     """A lake snapshot that is committed. Its id is text because it exceeds 2**53."""
 
     table: _Name
-    table_id: Annotated[int, Field(ge=0, lt=1 << 63)]
+    table_id: _TableId
     epoch: _Epoch
     lake_snapshot_id: _SnapshotId
     lake_table_uuid: _Name
@@ -302,11 +317,11 @@ class LinkedParts(_RequestBody):
     parts: _Parts
 
 
-class CommitTransaction(_RequestBody):
+class CommitTransaction(_TablePositions):
     """The parts to commit, in the order in which they apply.
 
     With `read_offsets` (bucket -> offset, of all buckets) only if what they were computed from has
-    not changed since.
+    not changed since, `table_id` included.
     """
 
     parts: _Parts

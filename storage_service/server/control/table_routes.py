@@ -31,6 +31,7 @@ from streamhouse.storage_service.server.control.request_bodies import (
     AlterProperties,
     AlterSchema,
     LakeHistory,
+    TableId,
     TableName,
 )
 from streamhouse.storage_service.server.history.since_time import TimeQuestion, offset_of
@@ -128,11 +129,12 @@ def state_routes(
             str | None, Query(description="JSON: wait until some bucket is beyond its offset.")
         ] = None,
         max_wait_ms: Annotated[str, Query(description="How long to wait at most.")] = "0",
+        table_id: TableId = None,
     ) -> Response:
         table = service.readable(path)
         wait_ms = integer("max_wait_ms", max_wait_ms, least=0)
+        known = offsets("after", "{}" if after is None else after, table.info, table_id=table_id)
         if after is not None and wait_ms:
-            known = offsets("after", after, table.info)
             await _wait_beyond(service, exchange_of(request), table, known, wait_ms)
         state = replace(table.state(), may_lose_rows=service.manager.may_lose_rows)
         return JSONResponse(state.to_json())
@@ -142,6 +144,7 @@ def state_routes(
         request: Request, path: TableName, body: LakeHistory
     ) -> dict[str, Any]:
         table = service.table(path)
+        table.info.check_positions(body.tiered_offsets, table_id=body.table_id)
         # Only who may tier may end that: what others say is judged, and not kept.
         is_kept = exchange_of(request).caller.may(Level.WRITE, SERVICE)
         await service.manager.tiering.check_lake(table, body.covered(), is_kept=is_kept)
@@ -185,17 +188,19 @@ def time_routes(routes: ControlRoutes, service: Service) -> None:
         lost: Annotated[
             str, Query(description="What rows are to cause that no part of the table has.")
         ] = "refuse",
-    ) -> dict[str, dict[str, int]]:
+        table_id: TableId = None,
+    ) -> dict[str, Any]:
         time_us = integer("timestamp_us", timestamp_us, least=0)
         if lost not in ("refuse", "skip"):
             raise InvalidRequestError(f"parameter lost = '{lost[:40]}' is not one of refuse, skip")
         table = service.readable(path)
         starts: Mapping[int, int] = dict.fromkeys(range(table.info.bucket_count), 0)
+        table.info.check_positions({}, table_id=table_id)
         if start is not None:
-            starts = offsets("start", start, table.info)
+            starts = offsets("start", start, table.info, table_id=table_id)
         questions = [TimeQuestion(table, b, time_us, offset) for b, offset in starts.items()]
         found = await _offsets_since(service, questions, skip_lost=lost == "skip")
-        return {"offsets": buckets_to_json(found)}
+        return {"table_id": table.info.table_id, "offsets": buckets_to_json(found)}
 
 
 async def _offsets_since(

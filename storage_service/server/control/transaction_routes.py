@@ -81,7 +81,7 @@ def transaction_routes(routes: ControlRoutes, service: Service) -> None:
                 transaction_id,
                 body.parts,
                 wait_s=wait_s,
-                read=_read_position(body),
+                read=_read_position(body, table.info),
                 linked=_linked(body, table.path),
             )
         except StreamhouseError:
@@ -89,17 +89,20 @@ def transaction_routes(routes: ControlRoutes, service: Service) -> None:
             raise
         if result is None:
             return JSONResponse(transactions.status(transaction_id), status_code=202)
-        return JSONResponse(result.to_json())
+        return JSONResponse({"table_id": table.info.table_id, **result.to_json()})
 
     @routes.answers("Drop a transaction, unless it is decided.")
     async def abort_transaction(path: TableName, transaction_id: str) -> dict[str, str]:
         return {"status": str(coordinator.of(service.table(path)).abort(transaction_id))}
 
 
-def _read_position(body: CommitTransaction) -> ReadPosition | None:
+def _read_position(body: CommitTransaction, table: TableInfo) -> ReadPosition | None:
     if body.read_offsets is None:
         return None
-    return ReadPosition(offsets=body.read_offsets, isolation=body.isolation)
+    if body.table_id is None:
+        table.check_positions(body.read_offsets, table_id=None)
+    # Of another table it is a conflict, which ends the transaction as any other.
+    return ReadPosition(offsets=body.read_offsets, table_id=body.table_id, isolation=body.isolation)
 
 
 def _linked(body: CommitTransaction, path: TablePath) -> LinkedCommit | None:

@@ -98,7 +98,7 @@ class LogReader:
         seen = self._seen(positions)
         if self._form is LogForm.EVENTS:
             data = json.dumps({str(bucket): ends for bucket, ends in seen.items()}).encode()
-            return event("positions", positions, self._fingerprints, [data])
+            return self._event("positions", positions, [data])
         return as_views(encode_fetch_body(self._page_schema, [], positions=seen))
 
     def pushed(self, page: LogPage, positions: Mapping[int, int]) -> Sequence[bytes | memoryview]:
@@ -106,7 +106,12 @@ class LogReader:
         if self._form is not LogForm.EVENTS:
             return page.pieces
         self._fingerprints.update(page.fingerprints)
-        return event("rows", positions, self._fingerprints, page.pieces)
+        return self._event("rows", positions, page.pieces)
+
+    def _event(
+        self, kind: str, positions: Mapping[int, int], data: Sequence[bytes | memoryview]
+    ) -> list[bytes | memoryview]:
+        return event(kind, self._table.info.table_id, positions, self._fingerprints, data)
 
     def _seen(self, buckets: Iterable[int]) -> dict[int, tuple[int, int]]:
         tablets = {bucket: self._table.tablet(bucket) for bucket in buckets}
@@ -174,6 +179,7 @@ class LogReader:
         found = tablet.fingerprint(next_offset) if self._service.manager.may_lose_rows else None
         fingerprint = None if found is None else found.hex()
         page = TextPage(
+            table_id=info.table_id,
             bucket=bucket,
             first_offset=offset,
             next_offset=next_offset,

@@ -23,6 +23,7 @@ from streamhouse.storage_service.errors import (
     OverloadedError,
     StreamhouseError,
 )
+from streamhouse.storage_service.model.table import VERSION_HEADER
 from streamhouse.storage_service.server.data.log_page import LogPage, LogReader
 from streamhouse.storage_service.server.data.log_text import (
     LogForm,
@@ -37,6 +38,7 @@ from streamhouse.storage_service.server.http.parameters import (
     log_column_names,
     offsets,
     schema_version,
+    table_id,
 )
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.traces.stages import stage_ended
@@ -56,6 +58,15 @@ _FETCH_PARAMETERS: Final = (
     "end_offset",
     "schema_id",
     "fingerprint",
+    "table_id",
+)
+_SUBSCRIBE_PARAMETERS: Final = (
+    "start",
+    "columns",
+    "schema_id",
+    "fingerprints",
+    "format",
+    "table_id",
 )
 
 
@@ -65,17 +76,19 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
     query = exchange.query(_FETCH_PARAMETERS)
     table = service.readable(path)
     number = integer("bucket", bucket, least=0)
-    tablet = table.tablet(number)
     if "offset" not in query:
         raise InvalidRequestError(f"{exchange.path}: parameter offset is missing")
     offset = integer("offset", query["offset"], least=0)
+    end_offset = None
+    if "end_offset" in query:
+        end_offset = integer("end_offset", query["end_offset"], least=0)
+    furthest = max(offset, end_offset or 0)
+    table.info.check_positions({number: furthest}, table_id=table_id(query))
+    tablet = table.tablet(number)
     bytes_max = integer("max_bytes", query.get("max_bytes", str(_FETCH_BYTES_DEFAULT)), least=1)
     wait_ms = integer("max_wait_ms", query.get("max_wait_ms", "0"), least=0)
     schema_id = schema_version(query.get("schema_id"), table.info)
     columns = log_column_names(query.get("columns"), table.info, schema_id)
-    end_offset = None
-    if "end_offset" in query:
-        end_offset = integer("end_offset", query["end_offset"], least=0)
     if "fingerprint" in query:
         await _check_history(service, table, {number: offset}, {number: query["fingerprint"]})
     deadline = asyncio.get_running_loop().time() + min(wait_ms, config.fetch_wait_ms_max) / 1000
@@ -100,9 +113,9 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
     stage_ended("read")
     table.read_rows += page.row_count
     service.metrics.count_sent(row_count=page.row_count, byte_count=page.byte_count)
-    headers = []
+    headers = [(VERSION_HEADER, table.info.version)]
     if form is LogForm.NDJSON:
-        headers = [(b"x-next-offset", b"%d" % page.next_offset)]
+        headers.append((b"x-next-offset", b"%d" % page.next_offset))
     await exchange.answer(200, form.value, page.pieces, headers=headers)
 
 
@@ -143,22 +156,25 @@ async def _check_history(
 
 async def answer_subscribe(exchange: HttpExchange, service: Service, *, path: str) -> None:
     """Stream batches of all wanted buckets from their start offsets on."""
-    query = exchange.query(["start", "columns", "schema_id", "fingerprints", "format"])
+    query = exchange.query(_SUBSCRIBE_PARAMETERS)
     form = _subscribed_form(exchange, query.get("format"))
     if form is LogForm.EVENTS and (reached := exchange.header(b"last-event-id")):
         # A browser asks again as it did at first, and says besides how far it has come.
-        query["start"], query["fingerprints"] = event_positions(reached.decode("latin-1"))
-    table = service.readable(path)
+        query = {**query, **event_positions(reached.decode("latin-1"))}
+    table, said = service.readable(path), table_id(query)
+    # First of all: what else is asked may be asked of the other table of the name.
+    table.info.check_positions({}, table_id=said)
     # Fixed for as long as it goes on: a change of the schema must not surprise a reader.
     schema_id = schema_version(query.get("schema_id"), table.info)
     columns = log_column_names(query.get("columns"), table.info, schema_id)
     reader = LogReader(exchange, service, table, columns=columns, schema_id=schema_id, form=form)
-    positions = _start(table, query.get("start", "latest"))
+    positions = _start(table, query.get("start", "latest"), said)
     if "fingerprints" in query:
-        said = fingerprints("fingerprints", query["fingerprints"], positions)
-        await _check_history(service, table, positions, said)
+        read = fingerprints("fingerprints", query["fingerprints"], positions)
+        await _check_history(service, table, positions, read)
     with service.subscription(exchange):
-        await exchange.start(200, [(b"content-type", form.value), *_PUSHED_HEADERS])
+        headers = ((b"content-type", form.value), (VERSION_HEADER, table.info.version))
+        await exchange.start(200, [*headers, *_PUSHED_HEADERS])
         await _push(exchange, service, table, positions, reader)
 
 
@@ -169,12 +185,12 @@ def _subscribed_form(exchange: HttpExchange, given: str | None) -> LogForm:
     return LogForm.EVENTS if given == "sse" or is_named else LogForm.ARROW
 
 
-def _start(table: OpenTable, text: str) -> dict[int, int]:
+def _start(table: OpenTable, text: str, said: int | None) -> dict[int, int]:
     if text == "latest":
         return {b: tablet.high_watermark for b, tablet in enumerate(table.tablets)}
     if text == "earliest":
         return {b: tablet.log_start_offset for b, tablet in enumerate(table.tablets)}
-    start = offsets("start", text, table.info)
+    start = offsets("start", text, table.info, table_id=said)
     for bucket, offset in start.items():
         _check_offset(table, bucket, offset)
     return start

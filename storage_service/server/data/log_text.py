@@ -46,6 +46,7 @@ def wanted_form(exchange: HttpExchange) -> LogForm:
 class TextPage:
     """Rows of one bucket from `first_offset` on, and where its log begins and ends."""
 
+    table_id: int
     bucket: int
     first_offset: int
     next_offset: int
@@ -61,6 +62,7 @@ class TextPage:
             lines = [memoryview(joined(part, separator="\n")) for part in texts if len(part)]
             return [piece for line in lines for piece in (line, b"\n")] or [b""]
         said: dict[str, int | str] = {
+            "table_id": self.table_id,
             "bucket": self.bucket,
             "first_offset": self.first_offset,
             "next_offset": self.next_offset,
@@ -86,30 +88,44 @@ def _with_change_names(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 def event(
     kind: str,
+    table_id: int,
     positions: Mapping[int, int],
     fingerprints: Mapping[int, str],
     data: Sequence[bytes | memoryview],
 ) -> list[bytes | memoryview]:
-    """Return one event, after which a reader is at `positions`. There is no newline in `data`."""
+    """Return one event, after which a reader of the table is at `positions`.
+
+    There is no newline in `data`.
+    """
     reached = {
         str(bucket): [offset, fingerprints[bucket]] if bucket in fingerprints else offset
         for bucket, offset in positions.items()
     }
-    head = f"id: {json.dumps(reached)}\nevent: {kind}\ndata: "
+    place = json.dumps({"table_id": table_id, "offsets": reached})
+    head = f"id: {place}\nevent: {kind}\ndata: "
     return [head.encode(), *data, b"\n\n"]
 
 
-def event_positions(text: str) -> tuple[str, str]:
-    """Return the id of an event as the parameters `start` and `fingerprints` of a subscription."""
+def event_positions(text: str) -> dict[str, str]:
+    """Return the id of an event as parameters of a subscription that goes on after it."""
     try:
+        place = json.loads(text)
         found = {
             bucket: reached if isinstance(reached, list) else [reached]
-            for bucket, reached in json.loads(text).items()
+            for bucket, reached in place["offsets"].items()
         }
+        table_id = str(place["table_id"])
         start = {bucket: reached[0] for bucket, reached in found.items()}
         said = {bucket: reached[1] for bucket, reached in found.items() if len(reached) > 1}
-    except (ValueError, AttributeError, IndexError, RecursionError) as error:
+    except (
+        ValueError,
+        AttributeError,
+        KeyError,
+        TypeError,
+        IndexError,
+        RecursionError,
+    ) as error:
         raise InvalidRequestError(
             f"header Last-Event-ID = '{text[:80]}' is no id of an event of a subscription"
         ) from error
-    return json.dumps(start), json.dumps(said)
+    return {"start": json.dumps(start), "fingerprints": json.dumps(said), "table_id": table_id}

@@ -192,7 +192,9 @@ async def answer_sifted(
         # A repetition is answered by what was stored: its rows are the same.
         rejected_count = divided.good_count + divided.bad_count - result.row_count
     service.metrics.appended_rows.inc(result.row_count + rejected_count)
-    await exchange.answer_json({**result.to_json(), "rejected_count": rejected_count})
+    await exchange.answer_json(
+        {"table_id": table.info.table_id, **result.to_json(), "rejected_count": rejected_count}
+    )
 
 
 def _divided(body: bytes, table: TableInfo, asked: SiftedWrite, config: ServiceConfig) -> Divided:

@@ -18,6 +18,7 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     UnsupportedError,
 )
+from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.server.data.row_routing import (
     RowsRequest,
@@ -66,7 +67,7 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
         service.check_write()
         appended = await service.manager.append(table, batches)
     service.metrics.appended_rows.inc(sum(batch.row_count for batch in batches))
-    await _answer(exchange, service, appended)
+    await _answer(exchange, service, table.info, appended)
 
 
 async def answer_upsert(exchange: HttpExchange, service: Service, *, path: str) -> None:
@@ -106,17 +107,20 @@ async def _write(
             table, writes, columns=columns, writer_id=writer_id
         )
     service.metrics.appended_rows.inc(sum(end - start for start, end in appended.ranges.values()))
-    await _answer(exchange, service, appended)
+    await _answer(exchange, service, table.info, appended)
 
 
-async def _answer(exchange: HttpExchange, service: Service, appended: Appended) -> None:
+async def _answer(
+    exchange: HttpExchange, service: Service, table: TableInfo, appended: Appended
+) -> None:
     if all(start == end for start, end in appended.ranges.values()):
         # Nothing to change, as the rows are here: they may be others elsewhere by now.
         exchange.tenure = service.tenure
     else:
         service.check_written()
     ranges = (f'"{b}": [{start}, {end}]' for b, (start, end) in appended.ranges.items())
-    text = f'{{"buckets": {{{", ".join(ranges)}}}, "timestamp_us": {appended.timestamp_us}}}'
+    buckets, time_us = ", ".join(ranges), appended.timestamp_us
+    text = f'{{"table_id": {table.table_id}, "buckets": {{{buckets}}}, "timestamp_us": {time_us}}}'
     await exchange.answer(200, b"application/json", [text.encode()])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Final
 
 from streamhouse.storage_service.errors import InvalidRequestError
@@ -16,6 +16,7 @@ __all__ = [
     "log_column_names",
     "offsets",
     "schema_version",
+    "table_id",
 ]
 
 _OFFSET_MAX: Final = (1 << 63) - 1
@@ -29,6 +30,12 @@ def integer(name: str, text: str, *, least: int) -> int:
             f"parameter {name} = '{text[:40]}' must be a whole number from {least} on"
         )
     return value
+
+
+def table_id(query: Mapping[str, str]) -> int | None:
+    """Read `table_id`, the table that the offsets of a request are of; None: it does not say."""
+    text = query.get("table_id")
+    return None if text is None else integer("table_id", text, least=0)
 
 
 def column_names(text: str | None, table: TableInfo) -> Sequence[str] | None:
@@ -92,8 +99,8 @@ def fingerprints(name: str, text: str, buckets: Container[int]) -> dict[int, str
     return found
 
 
-def offsets(name: str, text: str, table: TableInfo) -> dict[int, int]:
-    """Read a JSON object of bucket -> offset, such as `{"0": 12}`."""
+def offsets(name: str, text: str, table: TableInfo, *, table_id: int | None) -> dict[int, int]:
+    """Read a JSON object of bucket -> offset, such as `{"0": 12}`, of the table with this id."""
     try:
         value = json.loads(text)
         found = {int(bucket): offset for bucket, offset in value.items()}
@@ -103,14 +110,17 @@ def offsets(name: str, text: str, table: TableInfo) -> dict[int, int]:
             ' {"0": 12}'
         ) from error
     for bucket, offset in found.items():
-        if not 0 <= bucket < table.bucket_count:
-            raise InvalidRequestError(
-                f"parameter {name}: table '{table.path}' has no bucket {bucket}; its buckets are"
-                f" 0..{table.bucket_count - 1}"
-            )
         if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
             raise InvalidRequestError(
                 f"parameter {name}: offset {str(offset)[:40]} of bucket {bucket} must be a whole"
                 " number from 0 on"
+            )
+    # Before its buckets: another table of the name may have others.
+    table.check_positions(found, table_id=table_id)
+    for bucket in found:
+        if not 0 <= bucket < table.bucket_count:
+            raise InvalidRequestError(
+                f"parameter {name}: table '{table.path}' has no bucket {bucket}; its buckets are"
+                f" 0..{table.bucket_count - 1}"
             )
     return found

@@ -46,7 +46,9 @@ async def _write_all(data_dir: Path) -> None:
             await service.call("POST", f"{here}/commit", json_body=parts),
             await service.call("POST", url, json_body={"operation": "upsert"}),
             await service.call(
-                "PUT", "/v1/tables/all/consumers/billing", json_body={"offsets": {"0": 2}}
+                "PUT",
+                "/v1/tables/all/consumers/billing",
+                json_body={"table_id": 1, "offsets": {"0": 2}},
             ),
             await service.call(
                 "PUT",

@@ -159,17 +159,19 @@ async def test_who_found_a_table_before_its_move_was_given_up_is_to_try_again(
 async def test_where_readers_stand_moves_with_their_table(world: ShardWorld) -> None:
     consumers = "/v1/tables/events/consumers"
     async with world.shard("a") as a, world.shard("b") as b:
-        await a.create_table()
+        table_id = (await a.create_table())["table_id"]
         await a.append([(0, 0, event_rows(0, 10))])
         for offset in (4, 7):
-            body = {"offsets": {"0": offset}}
+            body = {"table_id": table_id, "offsets": {"0": offset}}
             assert (await a.call("PUT", f"{consumers}/billing", json_body=body)).status == 200
         assert (await _move(a, "b")).json() == {"is_done": True}
 
         [found] = (await b.call("GET", consumers)).json()["consumers"]
         assert (found["name"], found["offsets"], found["lag_rows"]) == ("billing", {"0": 7}, 3)
-        moved = await a.call("PUT", f"{consumers}/billing", json_body={"offsets": {"0": 8}})
-        assert moved.status == 421
+        body = {"table_id": table_id, "offsets": {"0": 8}}
+        assert (await a.call("PUT", f"{consumers}/billing", json_body=body)).status == 421
+        # Its offsets are those they were.
+        assert (await b.call("PUT", f"{consumers}/billing", json_body=body)).status == 200
 
 
 async def test_rows_by_key_move_with_their_table(

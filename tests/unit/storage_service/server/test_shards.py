@@ -202,12 +202,12 @@ async def test_one_status_shows_the_tables_of_all_shards(world: ShardWorld) -> N
 
 async def test_a_brief_status_has_the_readers_and_figures_of_all_shards(world: ShardWorld) -> None:
     async with world.shard("a") as a:
-        await _create(a, "events")
+        ids = [(await _create(a, "events")).json()["table_id"]]
         async with world.shard("b") as b:
-            await _create(b, "orders")
-            for service, table in ((a, "events"), (b, "orders")):
+            ids.append((await _create(b, "orders")).json()["table_id"])
+            for service, table, table_id in zip((a, b), ("events", "orders"), ids, strict=True):
                 await service.append([(0, 0, event_rows(0, 3))], path=table)
-                body = {"offsets": {"0": 1}}
+                body = {"table_id": table_id, "offsets": {"0": 1}}
                 await service.call("PUT", f"/v1/tables/{table}/consumers/r", json_body=body)
 
             status = (await a.call("GET", "/v1/status", query={"detail": "brief"})).json()

@@ -15,6 +15,7 @@ CONSUMERS = "/v1/tables/events/consumers"
 
 
 async def _report(service: InProcessService, name: str, body: Any) -> Any:
+    body = {"table_id": 1, **body}
     return await service.call("PUT", f"{CONSUMERS}/{name}", json_body=body)
 
 
@@ -108,7 +109,7 @@ async def test_a_bucket_that_is_not_there_is_named(tmp_path: Path) -> None:
         assert "table 'default.events' has no bucket 1" in text
 
 
-async def test_a_reader_of_a_table_that_was_made_again_does_not_stand_beyond_its_end(
+async def test_a_reader_of_a_table_that_was_made_again_does_not_stand_in_it(
     tmp_path: Path,
 ) -> None:
     async with in_process_service(tmp_path) as service:
@@ -119,12 +120,15 @@ async def test_a_reader_of_a_table_that_was_made_again_does_not_stand_beyond_its
         await service.create_table()
         await service.append([(0, 0, event_rows(0, 3))])
 
-        late = await _report(service, "billing", {"offsets": {"0": 10}})
+        late = await _report(service, "billing", {"offsets": {"0": 2}})
+        beyond = await _report(service, "billing", {"table_id": 2, "offsets": {"0": 10}})
 
-        assert late.status == 416, late.body
-        assert "its readers begin anew" in late.json()["error"]["message"]
+        assert late.error()[:2] == (404, "table_not_found")
+        assert "dropped and created again" in late.error()[2]
+        assert beyond.error()[:2] == (416, "offset_out_of_range")
         assert await _standing(service) == {}
-        assert (await _report(service, "billing", {"offsets": {"0": 1}})).json()["lag_rows"] == 2
+        own = {"table_id": 2, "offsets": {"0": 1}}
+        assert (await _report(service, "billing", own)).json()["lag_rows"] == 2
 
 
 @pytest.mark.slow
@@ -132,11 +136,12 @@ async def test_a_thousand_consumers_are_listed_measured_and_shown(tmp_path: Path
     async with in_process_service(tmp_path) as service:
         for number in range(10):
             path = f"t{number}"
-            await service.create_table(path)
+            table_id = (await service.create_table(path))["table_id"]
             await service.append([(0, 0, event_rows(0, 10))], path=path)
             for consumer in range(100):
                 at = f"/v1/tables/{path}/consumers/c{consumer}"
-                said = await service.call("PUT", at, json_body={"offsets": {"0": consumer % 11}})
+                body = {"table_id": table_id, "offsets": {"0": consumer % 11}}
+                said = await service.call("PUT", at, json_body=body)
                 assert said.json()["lag_rows"] == 10 - consumer % 11
         text = (await service.call("GET", "/metrics")).body.decode()
         await service.service.status.sample()

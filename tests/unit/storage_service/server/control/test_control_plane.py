@@ -179,12 +179,14 @@ async def test_state_waits_for_rows_beyond_the_given_offsets(tmp_path: Path) -> 
         await service.create_table(bucket_count=2)
         await service.append([(0, 0, event_rows(0, 3))])
         # What is there already is no reason to wait.
-        assert await _state(service, after='{"0": 2, "1": 0}', max_wait_ms="60000") == {
+        assert await _state(
+            service, after='{"0": 2, "1": 0}', table_id="1", max_wait_ms="60000"
+        ) == {
             "0": 3,
             "1": 0,
         }
         waiting = asyncio.ensure_future(
-            _state(service, after='{"0": 3, "1": 0}', max_wait_ms="60000")
+            _state(service, after='{"0": 3, "1": 0}', table_id="1", max_wait_ms="60000")
         )
         while not service.service.manager.waiter_limit.count:
             await asyncio.sleep(0)
@@ -192,7 +194,7 @@ async def test_state_waits_for_rows_beyond_the_given_offsets(tmp_path: Path) -> 
         await service.append([(1, 0, event_rows(0, 1))])
 
         assert await asyncio.wait_for(waiting, 60) == {"0": 3, "1": 1}
-        assert await _state(service, after='{"0": 3, "1": 1}', max_wait_ms="2") == {
+        assert await _state(service, after='{"0": 3, "1": 1}', table_id="1", max_wait_ms="2") == {
             "0": 3,
             "1": 1,
         }

@@ -16,7 +16,7 @@ ROUTE = "/v1/tables/clicks/offsets"
 
 
 async def _asked(world: KafkaWorld, **query: str) -> tuple[int, object]:
-    answer = await world.http.call("GET", ROUTE, query=query)
+    answer = await world.http.call("GET", ROUTE, query={"table_id": "1", **query})
     body = answer.json()
     return answer.status, body.get("offsets") or body["error"]["message"]
 

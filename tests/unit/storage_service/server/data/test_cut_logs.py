@@ -26,7 +26,7 @@ AHEAD = Replication(replica=LateJournal(), is_waited_for=False)
 
 async def _reached(service: InProcessService, offset: int) -> Mapping[int, tuple[int, str]]:
     """Read the batch at `offset`; return what the answer says was reached."""
-    query = {"offset": str(offset), "max_bytes": "1"}
+    query = {"offset": str(offset), "table_id": "1", "max_bytes": "1"}
     body = decode_fetch_body(pa.py_buffer((await service.call("GET", FETCH, query=query)).body))
     assert body is not None
     return body.reached
@@ -47,7 +47,7 @@ async def _worlds(path: Path) -> tuple[Path, str, str]:
 async def test_a_fetch_beyond_what_was_lost_is_told_and_others_go_on(tmp_path: Path) -> None:
     second, ten, twenty = await _worlds(tmp_path)
     async with in_process_service(second, replication=AHEAD) as service:
-        beyond = {"offset": "20", "fingerprint": twenty}
+        beyond = {"offset": "20", "table_id": "1", "fingerprint": twenty}
         answer = await service.call("GET", FETCH, query=beyond)
         assert (answer.status, answer.json()["error"]["code"]) == (416, "offset_out_of_range")
         await service.append([(0, 0, event_rows(500, 515))])
@@ -55,7 +55,7 @@ async def test_a_fetch_beyond_what_was_lost_is_told_and_others_go_on(tmp_path: P
         answer = await service.call("GET", FETCH, query=beyond)
         assert (answer.status, answer.json()["error"]["code"]) == (409, "log_cut")
         assert "bucket 0: below offset 20 there are other rows" in answer.json()["error"]["message"]
-        query = {"offset": "10", "fingerprint": ten}
+        query = {"offset": "10", "table_id": "1", "fingerprint": ten}
         assert (await service.call("GET", FETCH, query=query)).status == 200
 
 
@@ -65,9 +65,10 @@ async def test_a_subscription_beyond_what_was_lost_is_told(tmp_path: Path) -> No
         await service.append([(0, 0, event_rows(500, 515))])
         for start, said, status in ((20, twenty, 409), (10, twenty, 409), (10, "x", 409)):
             query = {"start": json.dumps({"0": start}), "fingerprints": json.dumps({"0": said})}
+            query["table_id"] = "1"
             answer = await service.call("GET", "/v1/tables/events/subscribe", query=query)
             assert answer.status == status
-        query = {"start": '{"0": 10}', "fingerprints": json.dumps({"0": ten})}
+        query = {"start": '{"0": 10}', "fingerprints": json.dumps({"0": ten}), "table_id": "1"}
         call, following = service.start("GET", "/v1/tables/events/subscribe", query=query)
         await call.sent(0)
         following.cancel()
@@ -114,6 +115,7 @@ async def test_a_client_says_what_it_has_read(tmp_path: Path) -> None:
                     max_bytes=1,
                     max_wait_ms=0,
                     end_offset=None,
+                    table_id=1,
                     reached=known,
                 )
             except LogCutError:

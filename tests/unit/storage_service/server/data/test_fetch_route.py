@@ -13,6 +13,8 @@ from tests.support.asgi_call import AsgiAnswer
 from tests.support.in_process_service import InProcessService, event_rows, in_process_service
 
 FETCH = "/v1/tables/events/buckets/0/fetch"
+OF_TABLE = {"table_id": "1"}
+"""Of the first table of a service."""
 
 
 def _decoded(answer: AsgiAnswer) -> FetchBody:
@@ -23,7 +25,7 @@ def _decoded(answer: AsgiAnswer) -> FetchBody:
 
 
 async def _fetch(service: InProcessService, **query: str) -> FetchBody:
-    return _decoded(await service.call("GET", FETCH, query=query))
+    return _decoded(await service.call("GET", FETCH, query={**OF_TABLE, **query}))
 
 
 def _spans(body: FetchBody) -> list[tuple[int, int]]:
@@ -83,7 +85,9 @@ async def test_only_the_wanted_columns_come(tmp_path: Path, inline_bytes_max: in
 async def test_a_long_poll_is_answered_by_the_append_it_waits_for(tmp_path: Path) -> None:
     async with in_process_service(tmp_path) as service:
         await _filled(service)
-        _, poll = service.start("GET", FETCH, query={"offset": "30", "max_wait_ms": "60000"})
+        _, poll = service.start(
+            "GET", FETCH, query={**OF_TABLE, "offset": "30", "max_wait_ms": "60000"}
+        )
         await asyncio.sleep(0)
 
         await service.append([(1, 0, event_rows(0, 1))])
@@ -110,7 +114,9 @@ async def test_at_end_offset_there_is_nothing_to_wait_for(tmp_path: Path) -> Non
 async def test_a_client_that_goes_away_stops_waiting(tmp_path: Path) -> None:
     async with in_process_service(tmp_path) as service:
         await _filled(service)
-        call, poll = service.start("GET", FETCH, query={"offset": "30", "max_wait_ms": "60000"})
+        call, poll = service.start(
+            "GET", FETCH, query={**OF_TABLE, "offset": "30", "max_wait_ms": "60000"}
+        )
         await asyncio.sleep(0)
 
         call.disconnect()
@@ -123,7 +129,9 @@ async def test_a_client_that_goes_away_stops_waiting(tmp_path: Path) -> None:
 async def test_dropping_the_table_ends_the_wait_with_the_reason(tmp_path: Path) -> None:
     async with in_process_service(tmp_path) as service:
         await _filled(service)
-        _, poll = service.start("GET", FETCH, query={"offset": "30", "max_wait_ms": "60000"})
+        _, poll = service.start(
+            "GET", FETCH, query={**OF_TABLE, "offset": "30", "max_wait_ms": "60000"}
+        )
         await asyncio.sleep(0)
 
         await service.call("DELETE", "/v1/tables/events")
@@ -134,11 +142,13 @@ async def test_dropping_the_table_ends_the_wait_with_the_reason(tmp_path: Path) 
 async def test_too_many_waiters_are_refused(tmp_path: Path) -> None:
     async with in_process_service(tmp_path, waiting_fetches_max=1) as service:
         await _filled(service)
-        query = {"offset": "30", "max_wait_ms": "60000"}
+        query = {**OF_TABLE, "offset": "30", "max_wait_ms": "60000"}
         call, poll = service.start("GET", FETCH, query=query)
         await asyncio.sleep(0)
 
-        status, code, message = (await service.call("GET", FETCH, query=query)).error()
+        status, code, message = (
+            await service.call("GET", FETCH, query={**OF_TABLE, **query})
+        ).error()
 
         assert (status, code) == (503, "overloaded")
         assert "(waiting_fetches_max)" in message
@@ -151,7 +161,7 @@ async def test_too_many_waiters_are_refused(tmp_path: Path) -> None:
     [
         (
             FETCH,
-            {"offset": "31"},
+            {**OF_TABLE, "offset": "31"},
             416,
             "offset_out_of_range",
             "bucket 0: offset 31 is outside the log, which has offsets 0 to 30",
@@ -195,7 +205,7 @@ async def test_a_flipped_bit_on_disk_is_never_returned_as_data(tmp_path: Path) -
         with log.open("r+b") as file:
             file.write(content)
 
-        answer = await service.call("GET", FETCH, query={"offset": "25"})
+        answer = await service.call("GET", FETCH, query={**OF_TABLE, "offset": "25"})
 
         assert answer.error()[:2] == (500, "corrupt_data")
         assert _spans(await _fetch(service, offset="0")) == [(0, 10), (10, 10)]

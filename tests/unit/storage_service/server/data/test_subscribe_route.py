@@ -88,7 +88,7 @@ async def test_a_subscription_starts_where_it_is_told(
         await service.create_table(bucket_count=2)
         for bucket in (0, 0, 1):
             await service.append([(bucket, 0, event_rows(0, 3))])
-        call, following = service.start("GET", SUBSCRIBE, query={"start": start})
+        call, following = service.start("GET", SUBSCRIBE, query={"start": start, "table_id": "1"})
         while len(_rows(call)) < len(expected):
             await asyncio.wait_for(call.sent(len(call.answer.body)), 60)
 
@@ -175,7 +175,7 @@ async def test_a_dropped_table_ends_its_subscriptions_cleanly(tmp_path: Path) ->
     [
         ({"start": "now"}, "invalid_request", "must be a JSON object of bucket to offset"),
         ({"start": '{"1": 0}'}, "invalid_request", "table 'default.events' has no bucket 1"),
-        ({"start": '{"0": 9}'}, "offset_out_of_range", "which has offsets 0 to 0"),
+        ({"start": '{"0": 9}', "table_id": "1"}, "offset_out_of_range", "which has offsets 0 to 0"),
         ({"columns": "x"}, "unknown_column", "has no column 'x'"),
         ({"from": "0"}, "invalid_request", "unknown parameter 'from'"),
     ],

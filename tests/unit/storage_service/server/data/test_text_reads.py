@@ -48,10 +48,13 @@ async def test_a_fetch_as_json_has_the_rows_that_were_asked_for(service: InProce
     await _write(service, "append", *_named(0, 1, 2))
     await _write(service, "append", *_named(3, 4))
 
-    answer = await _get(service, FETCH, f"text/html, {JSON};q=0.9", offset="1", end_offset="4")
+    answer = await _get(
+        service, FETCH, f"text/html, {JSON};q=0.9", offset="1", end_offset="4", table_id="1"
+    )
 
     assert answer.headers["content-type"] == JSON
     assert answer.json() == {
+        "table_id": 1,
         "bucket": 0,
         "first_offset": 1,
         "next_offset": 4,
@@ -69,12 +72,12 @@ async def test_a_fetch_as_ndjson_can_be_appended_again(service: InProcessService
     again = await service.call(
         "POST", "/v1/tables/sizes/append", headers={"content-type": NDJSON}, body=fetched.body
     )
-    rest = await _get(service, FETCH, NDJSON, offset=fetched.headers["x-next-offset"])
+    rest = await _get(service, FETCH, NDJSON, offset=fetched.headers["x-next-offset"], table_id="1")
 
     assert again.status == 200
     assert rest.body == fetched.body
     assert [json.loads(line) for line in rest.body.splitlines()] == _named(0, 1)
-    assert (await _get(service, FETCH, NDJSON, offset="4")).body == b""
+    assert (await _get(service, FETCH, NDJSON, offset="4", table_id="1")).body == b""
 
 
 async def test_whoever_asks_for_anything_gets_arrow(service: InProcessService) -> None:
@@ -183,7 +186,7 @@ async def test_a_browser_follows_a_table_and_goes_on_where_it_was(
 
     assert browser.answer.headers["content-type"] == EVENTS
     assert json.loads(before[-1]["data"])["rows"] == _named(0, 1)
-    assert json.loads(events[-1]["id"]) == {"0": 3}
+    assert json.loads(events[-1]["id"]) == {"table_id": 1, "offsets": {"0": 3}}
     rows = [row for e in after if e["event"] == "rows" for row in json.loads(e["data"])["rows"]]
     assert rows == _named(3)
     assert not service.service.subscriptions
@@ -197,7 +200,8 @@ async def test_an_empty_table_says_where_it_is(service: InProcessService) -> Non
             await browser._call.sent(len(browser.answer.body))
         first = browser.events()[0]
 
-    assert first == {"id": '{"0": 0}', "event": "positions", "data": '{"0": [0, 0]}'}
+    place = '{"table_id": 1, "offsets": {"0": 0}}'
+    assert first == {"id": place, "event": "positions", "data": '{"0": [0, 0]}'}
 
 
 async def test_positions_that_are_none_are_refused(service: InProcessService) -> None:
@@ -206,11 +210,15 @@ async def test_positions_that_are_none_are_refused(service: InProcessService) ->
     for headers in (
         {"last-event-id": "x"},
         {"last-event-id": "[]"},
-        {"last-event-id": '{"0": []}'},
-        {"last-event-id": '{"0": 5}'},
-        {"last-event-id": '{"7": 0}'},
-        {"last-event-id": '{"0": "a"}'},
-        {"last-event-id": '{"0": [0, 1]}'},
+        {"last-event-id": '{"0": 0}'},
+        {"last-event-id": '{"table_id": 1, "offsets": []}'},
+        *(
+            {"last-event-id": f'{{"table_id": {table_id}, "offsets": {offsets}}}'}
+            for table_id, offsets in (
+                *((1, '{"0": []}'), (1, '{"0": 5}'), (1, '{"7": 0}'), (1, '{"0": "a"}')),
+                *((1, '{"0": [0, 1]}'), ("null", '{"0": 0}'), ('"x"', '{"0": 0}'), (2, "{}")),
+            )
+        ),
     ):
         answer = await service.call("GET", SUBSCRIBE, query={"format": "sse"}, headers=headers)
         assert answer.status in (400, 404, 416), (headers, answer.body)

@@ -25,7 +25,9 @@ async def test_requests_rows_commits_and_tables_are_counted(tmp_path: Path) -> N
         await service.create_table(bucket_count=2)
         await service.append([(0, 0, event_rows(0, 3)), (1, 0, event_rows(0, 2))])
         await service.call("GET", "/v1/tables/events/buckets/0/fetch", query={"offset": "0"})
-        await service.call("GET", "/v1/tables/events/buckets/0/fetch", query={"offset": "9"})
+        await service.call(
+            "GET", "/v1/tables/events/buckets/0/fetch", query={"offset": "9", "table_id": "1"}
+        )
 
         samples = await _samples(service)
 

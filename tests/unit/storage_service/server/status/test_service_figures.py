@@ -159,10 +159,10 @@ async def test_one_table_is_told_in_full_alone(tmp_path: Path) -> None:
 async def test_the_most_late_of_many_readers_are_told(tmp_path: Path) -> None:
     async with in_process_service(tmp_path) as service:
         for table in ("a", "b"):
-            await service.create_table(table)
+            table_id = (await service.create_table(table))["table_id"]
             await service.append([(0, 0, event_rows(0, 100))], path=table)
             for number in range(40):
-                body = {"offsets": {"0": number}}
+                body = {"table_id": table_id, "offsets": {"0": number}}
                 path = f"/v1/tables/{table}/consumers/reader-{number}"
                 answer = await service.call("PUT", path, json_body=body)
                 assert answer.status == 200, answer.body

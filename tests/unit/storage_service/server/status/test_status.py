@@ -34,7 +34,9 @@ async def test_status_has_rows_rates_bytes_and_lag_of_each_bucket(tmp_path: Path
         sampler = service.service.status
         await sampler.sample()
         await service.append([(0, 0, event_rows(0, 3))])
-        await service.call("GET", "/v1/tables/events/buckets/0/fetch", query={"offset": "1"})
+        await service.call(
+            "GET", "/v1/tables/events/buckets/0/fetch", query={"offset": "1", "table_id": "1"}
+        )
         await sampler.sample()
 
         status = (await service.call("GET", "/v1/status")).json()
