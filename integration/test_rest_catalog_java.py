@@ -69,6 +69,7 @@ WORK = (
     READ,
     "CALL lake.system.rewrite_data_files(table => '{t}', options => map('rewrite-all', 'true'))",
     "CALL lake.system.rewrite_manifests('{t}')",
+    "ALTER TABLE lake.{t} WRITE UNORDERED",
     "UPDATE lake.{t} SET name = 'changed' WHERE id = 20",
     "CALL lake.system.expire_snapshots(table => '{t}', retain_last => 1,"
     " older_than => TIMESTAMP '2999-01-01 00:00:00')",
@@ -76,6 +77,9 @@ WORK = (
     "ALTER TABLE lake.{t} ADD COLUMN note string",
 )
 OWN = (
+    "CREATE NAMESPACE lake.`a b`",
+    "CREATE TABLE lake.`a b`.spaced (n INT) USING iceberg",
+    "INSERT INTO lake.`a b`.spaced VALUES (1)",
     "CREATE TABLE lake.default.mine USING iceberg AS SELECT id FROM lake.default.copied",
     "INSERT INTO lake.default.mine VALUES (1), (2)",
     "ALTER TABLE lake.default.mine RENAME TO default.yours",
@@ -91,6 +95,19 @@ REFUSED = {
     "DROP TABLE lake.{t}": "must not be dropped",
     "ALTER TABLE lake.{t} SET TBLPROPERTIES ('streamhouse.tiered-offsets'='{{}}')": "tiering round",
 }
+KEYED = (
+    "CALL lake.system.rewrite_data_files(table => 'default.keyed', options =>"
+    " map('rewrite-all', 'true'))",
+    "CALL lake.system.rewrite_position_delete_files(table => 'default.keyed', options =>"
+    " map('rewrite-all', 'true'))",
+    "CALL lake.system.rewrite_manifests('default.keyed')",
+)
+KEYED_REFUSED = (
+    "DELETE FROM lake.default.keyed WHERE id = 20",
+    "UPDATE lake.default.keyed SET name = 'changed' WHERE id = 20",
+    "TRUNCATE TABLE lake.default.keyed",
+    "INSERT OVERWRITE lake.default.keyed SELECT * FROM lake.default.keyed WHERE id > 20",
+)
 MODES = {"default.copied": "copy-on-write", "default.merged": "merge-on-read"}
 
 
@@ -119,7 +136,7 @@ def test_java_reads_deletes_compacts_and_expires(service: ServiceProcess) -> Non
         for path in MODES:
             reads = [answer for text, answer in worked if text == READ.format(t=path)]
             assert reads == [[{"n": 400, "s": sum(range(400))}], left, left]
-        assert dict(worked)[OWN[3]] == [{"n": len(ids) + 2}]
+        assert dict(worked)["SELECT count(*) AS n FROM lake.default.yours"] == [{"n": len(ids) + 2}]
         for text, why, answer in zip(
             refused, REFUSED.values(), answers[len(allowed) :], strict=True
         ):
@@ -127,6 +144,26 @@ def test_java_reads_deletes_compacts_and_expires(service: ServiceProcess) -> Non
             assert "ForbiddenException" in answer["error"], text
         for path in MODES:
             _check_that_tiering_goes_on(client, path, ids)
+
+
+def test_java_compacts_tables_with_a_primary_key_and_does_nothing_else(
+    service: ServiceProcess,
+) -> None:
+    with StreamhouseClient(service.endpoint, token=TOKEN) as client:
+        client.create_table("default.keyed", SCHEMA, primary_key=["id"], bucket_count=2)
+        for start in range(0, 300, 100):
+            client.upsert("default.keyed", _rows(start, start + 200))
+            tier_once(client, "default.keyed", token=TOKEN)
+
+        answers = _spark(service, [*KEYED, *KEYED_REFUSED])
+
+        assert [a for a in answers[: len(KEYED)] if "error" in a] == []
+        for answer in answers[len(KEYED) :]:
+            assert "through the streamhouse service only" in answer["error"]
+        assert client.count("default.keyed") == client.read("default.keyed").num_rows == 400
+        client.delete("default.keyed", _rows(0, 50).select(["id"]))
+        tier_once(client, "default.keyed", token=TOKEN)
+        assert client.count("default.keyed") == client.read("default.keyed").num_rows == 350
 
 
 def _check_that_tiering_goes_on(client: StreamhouseClient, path: str, ids: list[int]) -> None:

@@ -29,11 +29,13 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.storage_service.log_lines import REQUEST_ID
+from streamhouse.storage_service.model.lake.facts import REST_CATALOG_PATH
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.control.control_plane import build_control_plane
 from streamhouse.storage_service.server.control.iceberg_route import (
     IcebergRoutes,
     answer_error,
+    read_plus_as_space,
 )
 from streamhouse.storage_service.server.control.registry.registry_route import answer_registry
 from streamhouse.storage_service.server.data.key_read_route import (
@@ -156,6 +158,8 @@ class ServiceApp:
         if answer is not None:
             return await exchange.answer(answer.status, answer.content_type, [answer.body])
         service.foreign_requests.check(exchange.method, exchange.scope["headers"])
+        if exchange.path.startswith(REST_CATALOG_PATH):
+            read_plus_as_space(exchange)
         found = None if exchange.path in OPEN_PAGES else find(exchange.method, exchange.path)
         if found is not None:
             exchange.need, exchange.body = found.need, found.route.body

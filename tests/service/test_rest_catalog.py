@@ -128,6 +128,53 @@ def test_duckdb_attaches_and_reads(service: ServiceProcess, client: StreamhouseC
     assert found == [(300, sum(range(300)))]
 
 
+def test_duckdb_makes_tables_and_updates_and_deletes_rows_of_log_tables(
+    service: ServiceProcess, client: StreamhouseClient
+) -> None:
+    _tiered_table(client, "default.updated")
+    client.create_table("default.keyed", SCHEMA, primary_key=["id"])
+    client.upsert("default.keyed", _rows(0, 10))
+    assert tier_once(client, "default.keyed", token=TOKEN) == 10
+    duckdb = connect()
+    duckdb.execute(
+        f"ATTACH 'streamhouse' AS lake"
+        f" (TYPE ICEBERG, ENDPOINT '{service.endpoint}/iceberg', TOKEN '{TOKEN}')"
+    )
+    # Our readers need neither the order nor the size of files that other engines write.
+    duckdb.execute("SET unsafe_iceberg_ignore_sort_order = true")
+    duckdb.execute("SET ignore_target_file_size_for_partitioned_tables = true")
+
+    duckdb.execute('CREATE SCHEMA lake."a b"')
+    duckdb.execute('CREATE TABLE lake."a b".made AS SELECT 1 AS x, 2 AS y')
+    duckdb.execute("UPDATE lake.\"default\".updated SET name = 'new' WHERE id < 5")
+    duckdb.execute('DELETE FROM lake."default".updated WHERE id % 10 = 9')
+    for statement in ("DELETE FROM {} WHERE id < 3", "UPDATE {} SET name = 'new' WHERE id < 3"):
+        with pytest.raises(Exception, match="through the streamhouse service only"):
+            duckdb.execute(statement.format('lake."default".keyed'))
+
+    assert duckdb.execute('SELECT x, y FROM lake."a b".made').fetchall() == [(1, 2)]
+    found = client.read("default.updated").sort_by("id").to_pylist()
+    gone = [id_ for id_ in range(300) if id_ % 10 == 9]
+    assert [row["id"] for row in found] == [n for n in range(350) if n not in gone]
+    assert [row["name"] for row in found[:6]] == [*["new"] * 5, "n5"]
+    assert client.count("default.keyed") == client.read("default.keyed").num_rows == 10
+
+
+@pytest.mark.parametrize("written", ["x+y", "x%20y"])
+def test_a_name_with_a_space_is_read_however_it_is_written(
+    service: ServiceProcess, written: str
+) -> None:
+    """Iceberg Java writes a plus sign, and its grants are those of the name."""
+    _catalog(service).create_namespace_if_not_exists("x y")
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+
+    answer = urllib3.request(
+        "GET", f"{service.endpoint}/iceberg/v1/namespaces/{written}", headers=headers
+    )
+
+    assert answer.json()["namespace"] == ["x y"]
+
+
 def test_commits_of_many_at_once_all_land_once(service: ServiceProcess) -> None:
     catalog = _catalog(service)
     catalog.create_namespace_if_not_exists("shared")

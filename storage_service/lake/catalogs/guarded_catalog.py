@@ -23,6 +23,7 @@ import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from pydantic import ValidationError as InvalidModelError
@@ -49,6 +50,7 @@ from pyiceberg.table.update import (
 from streamhouse.storage_service.errors import CorruptDataError, ForbiddenError
 from streamhouse.storage_service.lake.files.bounded_io import bind, only_own
 from streamhouse.storage_service.lake.policy import (
+    FILE,
     Bounds,
     Place,
     Warehouse,
@@ -262,6 +264,16 @@ class GuardedCatalog(Catalog):
             approved[identifier] = (place, now)
         if any(place.may_overlap(taken) for taken in self._taken_places(identifier)):
             raise ForbiddenError(_OVERLAP.format(where, location[:300]))
+
+    def make_local_folders(self, location: str) -> None:
+        """Make the folders of a staged table that lies on this machine.
+
+        DuckDB writes the files of a new table itself, and makes no folder for them.
+        """
+        place = location_of(location, self.rules.warehouse, is_new=True)
+        if place.store == FILE:
+            for folder in ("data", "metadata"):
+                Path(place.local_path, folder).mkdir(parents=True, exist_ok=True)
 
     def _check_no_namespace(self, where: str, identifier: Identifier, place: Place) -> None:
         """Raise `ForbiddenError` for a folder that is the tables' of a namespace, there or to come.

@@ -16,6 +16,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from streamhouse.storage_service.errors import ForbiddenError, TableExistsError
+from streamhouse.storage_service.lake.catalogs.guarded_catalog import guard_of
 from streamhouse.storage_service.lake.guards.commit_guard import is_left_layout, protecting_table
 from streamhouse.storage_service.lake.guards.live_tables import LiveTables
 from streamhouse.storage_service.lake.guards.table_commits import LakeMetadata, check_new_table
@@ -85,12 +86,16 @@ class CatalogTables:
             # Its commit could only fail, and better now.
             raise TableExistsError(f"lake table '{'.'.join(identifier)}' exists")
         transaction = self._catalog.create_table_transaction(identifier, **arguments)
-        return LakeMetadata(metadata_location=None, metadata=transaction._table.metadata)
+        staged = transaction._table.metadata
+        guard_of(self._catalog).make_local_folders(staged.location)
+        return LakeMetadata(metadata_location=None, metadata=staged)
 
     def register(self, identifier: Identifier, location: str, *, overwrite: bool) -> LakeMetadata:
         """Add a table whose metadata file exists."""
         if self._tables.named(".".join(identifier)) is not None:
             check_new_table(identifier, {}, self._tables)
+        if not overwrite and self._catalog.table_exists(identifier):
+            raise TableExistsError(f"lake table '{'.'.join(identifier)}' exists")
         metadata = check_registration(self._catalog, identifier, location)
         live = protecting_table(metadata, self._tables)
         if live is not None:

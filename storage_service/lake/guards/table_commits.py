@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,16 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableRequest, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER_ID
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
+    AddSortOrderUpdate,
     AssertCreate,
     AssertRefSnapshotId,
     AssertTableUUID,
+    SetDefaultSortOrderUpdate,
     TableRequirement,
+    TableUpdate,
     update_table_metadata,
 )
 from pyiceberg.typedef import IcebergBaseModel
@@ -282,7 +286,26 @@ def commit_request(body: Mapping[str, Any], identifier: Identifier) -> CommitTab
     """Read the commit to a table as the REST protocol writes it."""
     named = {"namespace": list(identifier[:-1]), "name": identifier[-1]}
     with catalog_errors(f"read the commit to '{'.'.join(identifier)}'"):
-        return CommitTableRequest.model_validate({**body, "identifier": named})
+        request = CommitTableRequest.model_validate({**body, "identifier": named})
+    updates = tuple(_with_order_named(request.updates))
+    return request.model_copy(update={"updates": updates})
+
+
+def _with_order_named(updates: Sequence[TableUpdate]) -> Iterator[TableUpdate]:
+    """Yield the updates, with the id of the unsorted order where it is the last one added.
+
+    That is 0, less than all others. The library takes the last order for the one with the greatest.
+    """
+    is_unsorted_last = False
+    for update in updates:
+        if isinstance(update, AddSortOrderUpdate):
+            is_unsorted_last = update.sort_order.is_unsorted
+        is_last_named = isinstance(update, SetDefaultSortOrderUpdate) and update.sort_order_id < 0
+        if is_last_named and is_unsorted_last:
+            unsorted = {"sort-order-id": UNSORTED_SORT_ORDER_ID}
+            yield SetDefaultSortOrderUpdate.model_validate(unsorted)
+        else:
+            yield update
 
 
 def check_new_table(identifier: Identifier, properties: dict[str, str], tables: LiveTables) -> None:

@@ -266,8 +266,11 @@ def unreadable_because(file: DataFile) -> str:
 
 
 def unreadable_format(path: str, file_format: str) -> str:
-    """Return why a file of this format cannot be read; empty if it can."""
-    if file_format == FileFormat.PARQUET:
+    """Return why a file of this format cannot be read; empty if it can.
+
+    Iceberg's names of formats have no case: DuckDB writes them small.
+    """
+    if file_format.upper() == FileFormat.PARQUET:
         return ""
     return f"file '{path}' is {file_format}, and Streamhouse reads lake files in Parquet only"
 

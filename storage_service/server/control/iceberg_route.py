@@ -51,7 +51,13 @@ from streamhouse.storage_service.server.service import Service
 if TYPE_CHECKING:
     from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
 
-__all__ = ["IcebergRoutes", "ServiceTables", "answer_error", "iceberg_error"]
+__all__ = [
+    "IcebergRoutes",
+    "ServiceTables",
+    "answer_error",
+    "iceberg_error",
+    "read_plus_as_space",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -296,6 +302,18 @@ def iceberg_error(error: StreamhouseError) -> tuple[int, dict[str, Any]]:
             "code": status,
         }
     }
+
+
+def read_plus_as_space(exchange: HttpExchange) -> None:
+    """Have a `+` in the path of a catalog request mean what Iceberg Java means: a space.
+
+    Before grants are looked up, so that they are those of the name that is used. Every client sends
+    a plus sign as %2B.
+    """
+    scope = exchange.scope
+    if b"+" in scope["raw_path"]:
+        scope["raw_path"] = scope["raw_path"].replace(b"+", b"%20")
+        exchange.path = scope["path"] = unquote(exchange.raw_path)
 
 
 async def answer_error(exchange: HttpExchange, error: StreamhouseError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from pyiceberg.exceptions import (
 )
 
 from tests.support.rest_world import RestWorld, adding_column
+from tests.support.tiering_world import rows
 
 ROWS = pa.table({"a": pa.array([1, 2, 3], pa.int64()), "b": ["x", None, "z"]})
 
@@ -70,6 +72,46 @@ def test_a_table_lives_from_creation_to_purging(rest: RestWorld) -> None:
     assert not list(rest.world.folder.rglob("*.parquet"))
     with pytest.raises(NoSuchTableError):
         client.load_table("db.again")
+
+
+def test_a_name_that_is_taken_is_not_registered(rest: RestWorld) -> None:
+    client = rest.client()
+    client.create_namespace("db")
+    there, other = (client.create_table(f"db.{n}", pa.schema([("a", pa.int64())])) for n in "uv")
+    for table in (there, other):
+        body = {"name": "u", "metadata-location": table.metadata_location}
+
+        status, answer = rest.call("POST", "namespaces/db/register", body)
+
+        assert (status, answer["error"]["type"]) == (409, "AlreadyExistsException")
+
+
+def test_a_sorted_table_may_become_unsorted(rest: RestWorld) -> None:
+    """As Iceberg Java says it: the last order added, which is no order, becomes the default."""
+    rest.world.create_table()
+    rest.world.service.append("db.t", 0, rows(0, 10))
+    rest.world.tier()
+    unsorted = {"action": "add-sort-order", "sort-order": {"order-id": 0, "fields": []}}
+    last = {"action": "set-default-sort-order", "sort-order-id": -1}
+
+    status, _ = rest.call(
+        "POST", "namespaces/db/tables/t", {"requirements": [], "updates": [unsorted, last]}
+    )
+
+    assert status == 200
+    assert rest.client().load_table("db.t").metadata.default_sort_order_id == 0
+    rest.world.service.append("db.t", 0, rows(10, 10))
+    assert rest.world.tier().row_count == 10
+
+
+def test_a_staged_table_has_folders_to_write_to(rest: RestWorld) -> None:
+    client = rest.client()
+    client.create_namespace("db")
+    made = client.create_table_transaction("db.u", pa.schema([("a", pa.int64())]))
+
+    folder = Path(made._table.location().removeprefix("file://"))
+
+    assert sorted(path.name for path in folder.iterdir()) == ["data", "metadata"]
 
 
 def test_a_table_is_created_with_its_first_rows_in_one_commit(rest: RestWorld) -> None:

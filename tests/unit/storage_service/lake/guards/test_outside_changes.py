@@ -14,6 +14,7 @@ from pyiceberg.table import Table
 from streamhouse.connector.options.options import BATCH, read_options
 from streamhouse.connector.plan.table_read import count_rows
 from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
+from streamhouse.storage_service.lake.snapshots.live_files import unreadable_format
 from tests.support.foreign_deletes import (
     commit_compaction,
     commit_delete_files,
@@ -207,6 +208,12 @@ def test_what_a_commit_may_not_bring_no_read_takes(rest: RestWorld) -> None:
         assert str(unread.value).partition("': ")[2] in str(refused.value)
         first = rest.world.lake_table("db.log").metadata.snapshots[0].snapshot_id
         rest.world.lake_table("db.log").manage_snapshots().rollback_to_snapshot(first).commit()
+
+
+@pytest.mark.parametrize("written", ["PARQUET", "parquet", FileFormat.PARQUET])
+def test_formats_have_no_case(written: str) -> None:
+    assert unreadable_format("file", written) == ""
+    assert "Parquet only" in unreadable_format("file", "orc")
 
 
 def _read(rest: RestWorld) -> int:
