@@ -21,7 +21,6 @@ from streamhouse.storage_service.model.lake.facts import (
     TIERED_OFFSETS_PROPERTY,
     LakeCatalog,
     LakeRole,
-    tiered_offsets_from_property,
 )
 from streamhouse.storage_service.model.offsets import OffsetRange
 from streamhouse.storage_service.model.schema import (
@@ -91,7 +90,7 @@ class LakeTable:
         return [snapshot.snapshot_id for snapshot in self._table.snapshots()]
 
     def tiered_offsets(self, snapshot_id: int) -> dict[int, int]:
-        """Return the end offsets a snapshot covers: those of its newest ancestor that has them."""
+        """Return the end offsets that a snapshot covers."""
         found = self._tiered_offsets(snapshot_id)
         if found is None:
             raise SnapshotNotFoundError(
@@ -101,12 +100,12 @@ class LakeTable:
         return found
 
     def _tiered_offsets(self, snapshot_id: int) -> dict[int, int] | None:
-        text = self._properties(snapshot_id).get(TIERED_OFFSETS_PROPERTY)
-        return None if text is None else tiered_offsets_from_property(text)
+        said = self._covered_by(snapshot_id)
+        return None if said is None else dict(said.tiered_offsets)
 
     def fingerprints(self, snapshot_id: int) -> dict[int, str]:
         """Return what a snapshot says of the log that the rows up to its offsets came from."""
-        said = offsets_said_by(self._properties(snapshot_id))
+        said = self._covered_by(snapshot_id)
         return {} if said is None else dict(said.fingerprints)
 
     def histories(self, table_id: int, role: LakeRole) -> list[CoveredOffsets]:
@@ -125,13 +124,10 @@ class LakeTable:
         """Return what the table as it is now covers; None if no round of that table is in it."""
         return self._table.covered(table_id, role=role)
 
-    def _properties(self, snapshot_id: int) -> Mapping[str, str]:
+    def _covered_by(self, snapshot_id: int) -> CoveredOffsets | None:
         """Return what Streamhouse said of a snapshot, or of its newest ancestor that it wrote."""
         self._check_exists(snapshot_id)
-        for snapshot in self._table.lineage(snapshot_id):
-            if TIERED_OFFSETS_PROPERTY in snapshot.properties:
-                return snapshot.properties
-        return {}
+        return self._table.covered(snapshot_id=snapshot_id)
 
     def _has_all(self, snapshot_id: int, ranges: Mapping[int, OffsetRange]) -> bool:
         """Whether an overwrite has taken nothing of `ranges` out of a snapshot.
@@ -214,6 +210,11 @@ class LakeTable:
         """Raise `CorruptDataError` if another engine changed rows of it that it may not change."""
         with metadata_errors(self._name):
             self._table.check_outside(table)
+
+    def was_changed_outside(self, table: TableInfo) -> bool:
+        """Whether another engine ever changed or deleted rows of it."""
+        with metadata_errors(self._name):
+            return self._table.was_changed_outside(table)
 
     def may_have_other_rows(self, table: TableInfo, registered: int) -> bool:
         """Whether another engine, which may, committed to the rows after a snapshot."""

@@ -50,9 +50,9 @@ def lake_problems(
 
     Always: the table, its snapshot and its tiered offsets, that they are of the log with these
     `fingerprints`, and that each file has its size. With `read_rows` also that no row is there
-    twice, and of log tables that none is missing but those that have reached
-    `table.datalake.ttl`, and that those of a bucket in `key_offsets` are exactly these. The same of
-    the batch layout, and of the full history, which has every change.
+    twice, of log tables that none is missing but those that have reached `table.datalake.ttl` or,
+    if it has deleted any, those of another engine, and that those of a bucket in `key_offsets` are
+    exactly these. The same of the batch layout, and of the full history, which has every change.
     """
     expected = key_offsets if read_rows else None
     problems = _problems(catalog, table, lake, log_ends, expected, fingerprints)
@@ -252,10 +252,15 @@ def _row_problems(
             problems.append(f"bucket {bucket}: offset {twice[0]} is in the lake more than once")
         start = max(lake.truncated_offsets.get(bucket, 0), lake.expired_offsets.get(bucket, 0))
         found = distinct(offsets[offsets >= start])
-        if not table.is_primary_key_table and len(found) != max(0, end - start):
+        row_count = max(0, end - start)
+        if (
+            not table.is_primary_key_table
+            and len(found) != row_count
+            and not (len(found) < row_count and _may_lack_rows(catalog, table))
+        ):
             problems.append(
-                f"bucket {bucket}: the lake has {len(found)} of the {max(0, end - start)} rows"
-                " below its tiered offset"
+                f"bucket {bucket}: the lake has {len(found)} of the {row_count} rows below its"
+                " tiered offset"
             )
         # A successor of an expired snapshot may cover more than what is known of.
         wanted = expected.get((bucket, end))
@@ -273,3 +278,8 @@ def _row_problems(
                         f" {odd[0]}"
                     )
     return problems
+
+
+def _may_lack_rows(catalog: LakeCatalog, table: TableInfo) -> bool:
+    """Whether another engine has deleted rows of a log table, which it may."""
+    return open_lake_table(catalog, str(table.path)).was_changed_outside(table)

@@ -44,6 +44,7 @@ from streamhouse.storage_service.lake.snapshots.manifests import manifests_of
 from streamhouse.storage_service.lake.snapshots.outside_changes import (
     outside_problem,
     rows_stay_because,
+    was_changed_outside,
 )
 from streamhouse.storage_service.lake.snapshots.partition_filter import PartitionFilter
 from streamhouse.storage_service.lake.tables.column_types import name_mapping_of, readable_columns
@@ -229,6 +230,11 @@ class OpenedTable:
         return role.owner_property not in facts_of(head).properties and not rows_stay_because(
             table, role
         )
+
+    def was_changed_outside(self, table: TableInfo) -> bool:
+        """Whether another engine ever changed or deleted rows of it."""
+        role = role_of(self._metadata.properties)
+        return was_changed_outside(self._metadata, table, role, self._table.io)
 
     def check_outside(self, table: TableInfo) -> None:
         """Raise `CorruptDataError` if another engine changed rows of it that it may not change."""

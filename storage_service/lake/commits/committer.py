@@ -44,7 +44,10 @@ from streamhouse.storage_service.lake.snapshots.live_files import (
     LiveFilesCache,
     live_data_files,
 )
-from streamhouse.storage_service.lake.snapshots.outside_changes import outside_problem
+from streamhouse.storage_service.lake.snapshots.outside_changes import (
+    outside_problem,
+    outside_properties,
+)
 from streamhouse.storage_service.lake.tables.column_types import name_mapping_of
 from streamhouse.storage_service.lake.tables.creation import LakeLayout, lake_identifier, layout_of
 from streamhouse.storage_service.lake.tables.schema import description_properties
@@ -199,6 +202,12 @@ class IcebergLakeTable:
         if problem:
             raise CorruptDataError(problem)
 
+    def outside_properties(self) -> dict[str, str]:
+        """Return the table properties that say what other engines did to its rows."""
+        with lake_errors(f"read the snapshots of lake table '{self.name}'"):
+            table = self._table
+            return outside_properties(table.metadata, self.info, self.role, table.io)
+
     def live_files(self) -> LiveFiles:
         """Return the data files of the current snapshot."""
         with lake_errors(f"read the files of lake table '{self.name}'"):
@@ -284,6 +293,7 @@ class _RoundChange:
             table_properties=lambda number: {
                 **table_properties(self.properties, sequence_number=number),
                 **self.lake_table.description(),
+                **self.lake_table.outside_properties(),
             },
         )
 

@@ -151,9 +151,10 @@ class _Replacement:
                 table,
                 self.changes,
                 summary=properties,
-                table_properties=lambda number: table_properties(
-                    properties, sequence_number=number
-                ),
+                table_properties=lambda number: {
+                    **table_properties(properties, sequence_number=number),
+                    **lake_table.outside_properties(),
+                },
             )
         except FencedError as error:
             # The table is still ours; only this rewrite has lost.

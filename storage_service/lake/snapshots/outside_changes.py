@@ -40,7 +40,7 @@ from streamhouse.storage_service.lake.snapshots.manifests import (
     live_entries,
     manifests_of,
 )
-from streamhouse.storage_service.model.lake.facts import LakeRole
+from streamhouse.storage_service.model.lake.facts import CHANGED_OUTSIDE_PROPERTY, LakeRole
 from streamhouse.storage_service.model.schema import (
     BUCKET_COLUMN,
     OFFSET_COLUMN,
@@ -48,7 +48,13 @@ from streamhouse.storage_service.model.schema import (
 )
 from streamhouse.storage_service.model.table import TableInfo
 
-__all__ = ["check_outside_commit", "outside_problem", "rows_stay_because"]
+__all__ = [
+    "check_outside_commit",
+    "outside_problem",
+    "outside_properties",
+    "rows_stay_because",
+    "was_changed_outside",
+]
 
 
 def rows_stay_because(table: TableInfo, role: LakeRole) -> str:
@@ -133,24 +139,58 @@ def outside_problem(
     That is since the newest round, or the `registered` snapshot, in the current snapshot's past.
     """
     stay = rows_stay_because(table, role)
-    changed_by: Snapshot | None = None
-    for snapshot in ancestors_of(metadata) if stay else ():
+    changed = stay and _oldest_change(metadata, table, role, io, registered=registered)
+    if not changed:
+        return ""
+    operation = _operation(changed)
+    return (
+        f"lake table '{name}' of table '{table.path}': another engine changed rows past the"
+        f" service, in snapshot {changed.snapshot_id} (operation"
+        f" {'unknown' if operation is None else operation.value}): {stay}. Set its current"
+        f" snapshot back to {changed.parent_snapshot_id} (rollback_to_snapshot); until then no"
+        " more rows are tiered"
+    )
+
+
+def was_changed_outside(
+    metadata: TableMetadata, table: TableInfo, role: LakeRole, io: FileIO
+) -> bool:
+    """Whether another engine ever changed or deleted rows of a lake table.
+
+    Each commit of ours says so in a property of the table (`outside_properties`): its snapshots
+    expire.
+    """
+    return CHANGED_OUTSIDE_PROPERTY in metadata.properties or (
+        _oldest_change(metadata, table, role, io) is not None
+    )
+
+
+def outside_properties(
+    metadata: TableMetadata, table: TableInfo, role: LakeRole, io: FileIO
+) -> dict[str, str]:
+    """Return the properties of a lake table that say what others did to its rows."""
+    is_changed = was_changed_outside(metadata, table, role, io)
+    return {CHANGED_OUTSIDE_PROPERTY: "true"} if is_changed else {}
+
+
+def _oldest_change(
+    metadata: TableMetadata,
+    table: TableInfo,
+    role: LakeRole,
+    io: FileIO,
+    *,
+    registered: int | None = None,
+) -> Snapshot | None:
+    """Return the first snapshot after the newest one of ours in which others changed rows."""
+    found: Snapshot | None = None
+    for snapshot in ancestors_of(metadata):
         properties = facts_of(snapshot).properties
         is_own = properties.get(role.owner_property) == str(table.table_id)
         if is_own or snapshot.snapshot_id == registered:
             break
         if not _is_compaction(snapshot) and _changes_files(metadata, snapshot, io):
-            changed_by = snapshot
-    if changed_by is None:
-        return ""
-    operation = _operation(changed_by)
-    return (
-        f"lake table '{name}' of table '{table.path}': another engine changed rows past the"
-        f" service, in snapshot {changed_by.snapshot_id} (operation"
-        f" {'unknown' if operation is None else operation.value}): {stay}. Set its current"
-        f" snapshot back to {changed_by.parent_snapshot_id} (rollback_to_snapshot); until then no"
-        " more rows are tiered"
-    )
+            found = snapshot
+    return found
 
 
 @dataclass
