@@ -211,19 +211,21 @@ class _CarryOn(_SnapshotProducer["_CarryOn"]):
 
 
 def commit_compaction(table: Table, new: Sequence[DataFile] | None = None) -> None:
-    """Commit all rows anew, as an engine that compacts; `new` are the files, by default of them."""
+    """Commit all rows anew, as an engine that compacts; `new` are the files, by default of them.
+
+    It is sent once: on another snapshot it could bring back what was deleted meanwhile.
+    """
     rows = table.scan().to_arrow().combine_chunks()
     old = [task.file for task in table.scan().plan_files()]
     if new is None:
         new = list(_dataframe_to_data_files(table.metadata, rows, table.io))
-    with (
-        table.transaction() as change,
-        _Rewrite(Operation.REPLACE, change, table.io) as snapshot,
-    ):
+    change = table.transaction()
+    with _Rewrite(Operation.REPLACE, change, table.io) as snapshot:
         for file in old:
             snapshot.delete_data_file(file)
         for file in new:
             snapshot.append_data_file(file)
+    table.catalog.commit_table(table, change._requirements, change._updates)
 
 
 def commit_carried_files(

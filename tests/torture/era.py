@@ -33,7 +33,7 @@ from tests.torture.deaths import Death, choose_death
 from tests.torture.follower import Follower
 from tests.torture.key_writers import KeyTransactionWriter
 from tests.torture.ledger import KeyLedger
-from tests.torture.tables import BUCKETS, Checker, CutChecker, create_tables, places
+from tests.torture.tables import BUCKETS, Checker, CutChecker, create_tables, outside_places, places
 from tests.torture.writers import PATIENCE_S, Gate, TransactionWriter, Writer
 
 __all__ = ["SERVICE_LIMITS", "Era", "Report"]
@@ -97,6 +97,8 @@ class Report:
 class Era:
     """One data directory, from its first start to its last judgement."""
 
+    HAS_OUTSIDE_ENGINES = True
+
     def __init__(
         self,
         directory: Path,
@@ -150,7 +152,7 @@ class Era:
     def _prepare(self) -> None:
         with StreamhouseClient(self._endpoint) as client:
             create_tables(client)
-        for place in places():
+        for place in (*places(), *(outside_places() if self.HAS_OUTSIDE_ENGINES else ())):
             if place.checker is not None:
                 self._checkers.append(place.checker)
                 self._follow(place.checker)

@@ -24,6 +24,12 @@ from tests.torture.key_writers import (
     VersionedWriter,
 )
 from tests.torture.ledger import AppendLedger, KeyLedger, SchemaLedger
+from tests.torture.outside import (
+    OutsideCompactor,
+    OutsideDeleter,
+    OutsideLedger,
+    OutsideLogChecker,
+)
 from tests.torture.overwrites import (
     AgingOverwriteChecker,
     AgingOverwriter,
@@ -40,7 +46,7 @@ from tests.torture.writers import (
     Writer,
 )
 
-__all__ = ["BUCKETS", "Checker", "CutChecker", "Place", "create_tables", "places"]
+__all__ = ["BUCKETS", "Checker", "CutChecker", "Place", "create_tables", "outside_places", "places"]
 
 BUCKETS: Final = 3
 
@@ -120,6 +126,7 @@ class Place(NamedTuple):
 _LOGS: Final[dict[str, Mapping[str, str]]] = {
     "log": _NO_LAKE,
     "recreated": {"table.datalake.freshness": "1s"},
+    "outside_log": _SHORT_LOG,
     "lake_log": _SIDE_LOG,
     "transactions": _SHORT_LOG,
     # A cut is read over both tiers, while rounds replace the files.
@@ -134,6 +141,7 @@ _KEYS: Final[dict[str, Mapping[str, str]]] = {
     "keys": _NO_LAKE,
     "lake_keys": _SIDE_KEYS,
     "key_transactions": _LAKE,
+    "outside_keys": _LAKE,
     "sums": {**_NO_LAKE, **_ADDING},
     "versioned": {**_LAKE, **_VERSIONED},
     "aging_keys": _aging({**_SIDE_KEYS, "table.log.ttl": "1d"}, "aging_keys"),
@@ -155,6 +163,18 @@ def places() -> Iterator[Place]:
     """Yield who writes where."""
     yield from _lasting_places()
     yield from _aging_places()
+
+
+def outside_places() -> Iterator[Place]:
+    """Yield who writes where, in the service and past it, to the tables of `outside.py`."""
+    name, rows = "outside_log", OutsideLedger()
+    yield Place(OutsideLogChecker(name, rows), name, Appender, rows, 1)
+    yield Place(None, name, OutsideDeleter, rows, 1)
+    yield Place(None, name, OutsideCompactor, rows, 1)
+    name, keys = "outside_keys", KeyLedger()
+    yield Place(KeyChecker(name, keys), name, KeyWriter, keys, 1)
+    yield Place(None, name, OutsideDeleter, keys, 1)
+    yield Place(None, name, OutsideCompactor, keys, 1)
 
 
 def _lasting_places() -> Iterator[Place]:
