@@ -49,7 +49,7 @@ def test_a_new_table_is_read_by_itself_while_the_stream_goes_on(world: CdcWorld)
         "CREATE TABLE late (id int, n int)",
         "INSERT INTO late SELECT i, 0 FROM generate_series(1, 1000) i",
     )
-    world.wait_until_said(command, "late is new and not followed: these tables have no primary key")
+    world.wait_until_said(command, "late is not followed: it has no primary key")
     world.sql("ALTER TABLE late ADD PRIMARY KEY (id)", "INSERT INTO a VALUES (2, 2)")
     for step in range(60):
         world.sql(
@@ -164,4 +164,4 @@ def test_what_a_user_gets_wrong_is_one_sentence(world: CdcWorld) -> None:
     world.sql("CREATE TABLE parent (id int PRIMARY KEY)", "CREATE TABLE heir () INHERITS (parent)")
     code, said = world.follow("--tables", "public.parent").finish()
     assert code == 1
-    assert "other tables inherit from 'public.parent', which is not followed" in said
+    assert "public.parent is not followed: other tables inherit from it" in said

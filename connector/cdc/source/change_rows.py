@@ -19,6 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from streamhouse.connector.cdc.source.source_types import WireType, to_array
+from streamhouse.storage_service.errors import SchemaMismatchError
 from streamhouse.storage_service.model.records.unavailable_value import UnavailableValue
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 
@@ -47,7 +48,8 @@ class RowShape:
     def array(self, name: str, values: Sequence[Any]) -> pa.Array:
         """Return values as events write them as a column of the target."""
         where = f"table '{self.table}', column '{name}'"
-        return to_array(values, self.schema.field(name).type, self.wires.get(name), where=where)
+        data_type, wire = self.schema.field(name).type, self.wires.get(name)
+        return to_array(values, data_type, wire, where=where, is_key=name in self.key)
 
     def conform(self, chunk: pa.Table) -> pa.Table:
         """Return a chunk that was made for an earlier schema of the target with its columns."""
@@ -127,11 +129,19 @@ class ChangeBuffer:
         if not shape.key:
             self._open.rows.append(_Change(op, row))
         else:
-            self._add_keyed(op, row, text, tuple(row.get(name) for name in shape.key))
+            key = tuple(row.get(name) for name in shape.key)
+            self._add_keyed(op, row, text, key, shape)
         if len(self._open.rows) >= self._chunk_rows:
             self._pack(self._open, shape)
 
-    def _add_keyed(self, op: str, row: Row, text: str, key: Key) -> None:
+    def _add_keyed(self, op: str, row: Row, text: str, key: Key, shape: RowShape) -> None:
+        if None in key:
+            raise SchemaMismatchError(
+                f"table '{shape.table}': the source sent a change '{op}' without column"
+                f" '{shape.key[key.index(None)]}' of the primary key, so it is not known of which"
+                " row; set REPLICA IDENTITY DEFAULT, or FULL, for the table in the source, and"
+                " start with --snapshot"
+            )
         if op == "d":
             self._deleted = (key, self._wide.pop(key, None))
             self._open.rows.append(_Change("d", row))

@@ -18,7 +18,10 @@ _logger = logging.getLogger("streamhouse.cdc")
 
 
 class ChangeTaker:
-    """Commits changes as they come. `keep_log` and `release_log` may be called by other threads."""
+    """Commits changes as they come. `keep_log` and `release_log` may be called by other threads.
+
+    `column_numbers` looks at a table in the source again, and raises if it cannot be followed.
+    """
 
     def __init__(
         self,
@@ -37,6 +40,7 @@ class ChangeTaker:
         self._keeps_log = False
         # Replaced as a whole by the thread that reads new tables.
         self._ignored: frozenset[str] = frozenset()
+        self._seen: set[str] = set()
         self.progress = progress
         self.commits = 0
 
@@ -83,8 +87,10 @@ class ChangeTaker:
         if target is None or event.table in self._ignored:
             return
         if event.columns is not None:
-            if target.lacks_any(event.columns):
+            # The source describes a table again when it was altered, as its replica identity is.
+            if event.table in self._seen or target.lacks_any(event.columns):
                 self._look_at_columns(event.table)
+            self._seen.add(event.table)
             target.follow_schema(event.columns)
         target.add(event.op, event.row or {}, event.text)
 

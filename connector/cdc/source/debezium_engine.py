@@ -12,15 +12,20 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from streamhouse.connector.cdc.source.java import implements, java_class, start_java
+from streamhouse.connector.cdc.source.java import (
+    TEXT_CONVERTER,
+    implements,
+    java_class,
+    start_java,
+)
 from streamhouse.connector.cdc.source.source_address import SourceAddress
 from streamhouse.connector.cdc.source.source_types import SourceColumn, WireType
-from streamhouse.connector.cdc.source.target_table import SourceTable
+from streamhouse.connector.cdc.source.target_table import SourceTable, quoted
 
 __all__ = ["DebeziumEngine", "EngineSettings", "EventKind", "SourceEvent"]
 
@@ -77,10 +82,10 @@ class EngineSettings:
     def properties(self, offsets: Path) -> dict[str, str]:
         """Return Debezium's configuration."""
         address = self.address
-        generated = [
+        left_out = [
             re.escape(f"{table.full_name}.{name}")
             for table in self.tables
-            for name in table.generated
+            for name in table.left_out
         ]
         return {
             "name": self.slot,
@@ -102,13 +107,17 @@ class EngineSettings:
             "publication.name": self.publication,
             "publication.autocreate.mode": "disabled",
             "table.include.list": ",".join(re.escape(table.full_name) for table in self.tables),
-            **({"column.exclude.list": ",".join(generated)} if generated else {}),
+            **({"column.exclude.list": ",".join(left_out)} if left_out else {}),
             "snapshot.mode": "initial" if self.start_lsn is None else "no_data",
             "provide.transaction.metadata": "true",
             "tombstones.on.delete": "false",
             "skipped.operations": "none",
             "heartbeat.interval.ms": str(_HEARTBEAT_MS),
             "unavailable.value.placeholder": self.placeholder,
+            "converters": "texts",
+            "texts.type": TEXT_CONVERTER,
+            "texts.placeholder": self.placeholder,
+            **self._snapshot_selects(),
             "decimal.handling.mode": "string",
             "interval.handling.mode": "string",
             "hstore.handling.mode": "json",
@@ -122,6 +131,22 @@ class EngineSettings:
             "max.queue.size.in.bytes": str(_QUEUE_BYTES),
             "poll.interval.ms": "50",
         }
+
+    def _snapshot_selects(self) -> dict[str, str]:
+        """Return how the snapshot reads tables with dates.
+
+        Java's old dates have no era and no infinity, and ten days less in 1582: dates come as
+        numbers of days, those that no calendar here has as the next before or after it.
+        """
+        name = "snapshot.select.statement.overrides"
+        selects = {
+            f"{name}.{table.full_name}": _select_of(table)
+            for table in self.tables
+            if any(column.type_name == "date" for column in table.columns)
+        }
+        if not selects:
+            return {}
+        return {name: ",".join(key.removeprefix(f"{name}.") for key in selects), **selects}
 
     def write_offsets(self, offsets: Path) -> None:
         """Write the position from which on Debezium asks for transactions, as it stores it.
@@ -139,6 +164,19 @@ class EngineSettings:
         )
         stream.writeObject(stored)
         stream.close()
+
+
+def _select_of(table: SourceTable) -> str:
+    columns = []
+    for column in table.columns:
+        name = quoted(column.name)
+        if column.type_name == "date":
+            days = f"LEAST(GREATEST({name}, '0001-12-31 BC'::date), '10000-01-01'::date)"
+            # LEAST and GREATEST pass over nulls.
+            number = f"({days} - '1970-01-01'::date)::int8"
+            name = f"CASE WHEN {name} IS NOT NULL THEN {number} END AS {name}"
+        columns.append(name)
+    return f"SELECT {', '.join(columns)} FROM {quoted(table.schema)}.{quoted(table.name)}"
 
 
 def _java_bytes(text: str) -> Any:
@@ -282,8 +320,8 @@ def _column(field: Any) -> SourceColumn:
     length, scale = (
         None if found[name] is None else int(str(found[name])) for name in ("length", "scale")
     )
-    wire = _wire(schema)
     type_name = str(found["type"] or "").lower()
+    wire = replace(_wire(schema), type_name=type_name, scale=scale or 0)
     return SourceColumn(
         str(field.name()),
         type_name,
@@ -296,5 +334,4 @@ def _column(field: Any) -> SourceColumn:
 
 def _wire(schema: Any) -> WireType:
     kind = str(schema.type().toString()).upper()
-    element = _wire(schema.valueSchema()) if kind == "ARRAY" else None
-    return WireType(kind, str(schema.name() or ""), element)
+    return WireType(kind, str(schema.name() or ""))

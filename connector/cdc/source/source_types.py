@@ -16,10 +16,16 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from streamhouse.connector.cdc.source.array_texts import (
+    BIT_TYPES,
+    array_items,
+    bits,
+    element_decoder,
+)
 from streamhouse.storage_service.errors import SchemaMismatchError
 from streamhouse.storage_service.model.values.decimals import as_decimal
 
-__all__ = ["SourceColumn", "WireType", "is_known_type", "to_array"]
+__all__ = ["SourceColumn", "WireType", "is_key", "is_known_type", "to_array"]
 
 _DECIMAL_DIGITS_MAX: Final = 38
 _MONEY: Final = pa.decimal128(19, 2)
@@ -29,12 +35,17 @@ _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _MICROS_MIN: Final = -62_135_596_800_000_000
 _MICROS_MAX: Final = 253_402_300_799_999_999
 _MICROS_A_DAY: Final = 86_400_000_000
-_INSTANTS_AS_TEXT: Final = {
-    _INSTANT: pa.string(),
-    pa.list_(pa.field("element", _INSTANT)): pa.list_(pa.field("element", pa.string())),
-}
 _MISFITS: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError)
 _Decode = Callable[[Any], Any]
+_Fit = Callable[[int], int]
+# What PostgreSQL has no date or timestamp before: infinity, or a number that went round.
+_PG_MICROS_MIN: Final = -210_866_803_200_000_000
+_MINUS_INFINITY: Final = -9_223_372_036_832_400_000
+_INFINITE_DAYS: Final = -2_147_472_692
+# Debezium's names of numbers that are none, as PostgreSQL prints them.
+_SPECIAL: Final = {"NAN": "NaN", "POSITIVE_INFINITY": "Infinity", "NEGATIVE_INFINITY": "-Infinity"}
+# It counts the zeros behind the point of numeric(3,-2) as 2,046.
+_SCALE_MAX: Final = 1_000
 _INSTANT_MIN: Final = "0001-01-01T00:00:00Z"
 _INSTANT_MAX: Final = "9999-12-31T23:59:59.999999Z"
 
@@ -72,6 +83,8 @@ _TEXTS: Final = frozenset(
     }
 )
 # fmt: on
+# Zeros before the first 1, and zones, are lost.
+_AMBIGUOUS: Final = frozenset({"varbit", "timetz"})
 # How Debezium writes what has no type name: of domains, for one.
 _BY_WIRE: Final[dict[str, pa.DataType]] = {
     "BOOLEAN": pa.bool_(),
@@ -85,11 +98,13 @@ _BY_WIRE: Final[dict[str, pa.DataType]] = {
 
 @dataclass(frozen=True, slots=True)
 class WireType:
-    """How an event writes a value: Connect's type, its logical name, and of arrays the element."""
+    """How an event writes a value: Connect's type and its logical name; PostgreSQL's type name, and
+    the scale of `numeric`."""
 
     kind: str
     name: str = ""
-    element: WireType | None = None
+    type_name: str = ""
+    scale: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +126,7 @@ class SourceColumn:
         """Return the type of the column in our table."""
         name = self.type_name.lower()
         if name.startswith("_"):
-            element = SourceColumn(
-                self.name,
-                name[1:],
-                self.length,
-                self.scale,
-                None if self.wire is None else self.wire.element,
-            )
+            element = SourceColumn(self.name, name[1:], self.length, self.scale)
             return pa.list_(pa.field("element", element.arrow_type()))
         if name == "numeric" and self.length and self.length <= _DECIMAL_DIGITS_MAX:
             scale = self.scale or 0
@@ -136,14 +145,28 @@ def is_known_type(column: SourceColumn) -> bool:
     return column.is_enum or name in _PLAIN or name in _TEXTS
 
 
+def is_key(column: SourceColumn) -> bool:
+    """Return whether two values of a column are always two here, so that it may be of a key."""
+    t = column.arrow_type()
+    is_inexact = pa.types.is_floating(t) or pa.types.is_list(t)
+    return not is_inexact and column.type_name.lower() not in _AMBIGUOUS
+
+
 def to_array(
-    values: Sequence[Any], data_type: pa.DataType, wire: WireType | None, *, where: str
+    values: Sequence[Any],
+    data_type: pa.DataType,
+    wire: WireType | None,
+    *,
+    where: str,
+    is_key: bool = False,
 ) -> pa.Array:
     """Return a column of Debezium's JSON values as an Arrow array of `data_type`.
 
-    Raises `SchemaMismatchError` that names `where` and the first value that does not fit.
+    A time that no calendar here has is the first or the last one, except in a key, where it would
+    be another row's. Raises `SchemaMismatchError` that names `where` and the first value that does
+    not fit.
     """
-    decode = _decoder(data_type, wire or WireType(""))
+    decode = _decoder(data_type, wire or WireType(""), _exact if is_key else _clip)
     try:
         return _build(values, data_type, decode)
     except _MISFITS:
@@ -154,7 +177,7 @@ def to_array(
                 raise SchemaMismatchError(
                     f"{where}: the value {str(value)[:80]!r} does not fit type {data_type}"
                     " and is not changed silently; give the source column a type that has a"
-                    " form here, or leave the table out of --tables"
+                    " form here, or leave the table out with --exclude"
                 ) from error
         raise
 
@@ -162,21 +185,21 @@ def to_array(
 def _build(values: Sequence[Any], data_type: pa.DataType, decode: _Decode | None) -> pa.Array:
     if decode is not None:
         values = [None if value is None else decode(value) for value in values]
-    # Arrow reads the texts of instants much faster than Python does.
-    between = _INSTANTS_AS_TEXT.get(data_type)
-    if between is None:
+    if data_type != _INSTANT:
         return pa.array(values, data_type)
-    return pa.array(values, between).cast(data_type)
+    # Arrow reads the texts of instants much faster than Python does.
+    return pa.array(values, pa.string()).cast(data_type)
 
 
-def _decoder(data_type: pa.DataType, wire: WireType) -> _Decode | None:
+def _decoder(data_type: pa.DataType, wire: WireType, fit: _Fit) -> _Decode | None:
     """Return what turns one JSON value into one that Arrow takes; None if nothing has to."""
     t = data_type
     if pa.types.is_list(t):
-        inner = _decoder(t.value_type, wire.element or WireType(""))
-        if inner is None:
-            return None
-        return lambda values: [None if v is None else inner(v) for v in values]
+        name = wire.type_name
+        element = element_decoder(t.value_type, name.removeprefix("_"), fit)
+        return lambda text: [
+            None if item is None else element(item) for item in array_items(text, name)
+        ]
     if pa.types.is_string(t):
         return _text_decoder(wire)
     if pa.types.is_floating(t):
@@ -184,32 +207,59 @@ def _decoder(data_type: pa.DataType, wire: WireType) -> _Decode | None:
     if pa.types.is_decimal(t):
         return lambda value: as_decimal(Decimal(str(value)), t)
     if pa.types.is_date(t):
-        return lambda days: _clip(int(days) * _MICROS_A_DAY) // _MICROS_A_DAY
+        return lambda days: fit(_micros_of_days(int(days))) // _MICROS_A_DAY
     if pa.types.is_binary(t):
-        return lambda value: base64.b64decode(value, validate=True)
+        return bits if wire.type_name in BIT_TYPES else _from_base64
     if pa.types.is_timestamp(t):
-        return _timestamp_decoder(t, wire)
+        return _timestamp_decoder(t, wire, fit)
     return None
 
 
-def _timestamp_decoder(data_type: pa.DataType, wire: WireType) -> _Decode:
+def _from_base64(value: Any) -> bytes:
+    return base64.b64decode(value, validate=True)
+
+
+def _micros_of_days(days: int) -> int:
+    return _MICROS_MAX + 1 if days == _INFINITE_DAYS else days * _MICROS_A_DAY
+
+
+def _timestamp_decoder(data_type: pa.DataType, wire: WireType, fit: _Fit) -> _Decode:
     if wire.name.endswith(".ZonedTimestamp") or data_type.tz is not None:
-        return _instant
-    unit = {"Timestamp": 1_000, "NanoTimestamp": -1_000}.get(wire.name.rpartition(".")[2], 1)
-    if unit < 0:
-        return lambda value: _clip(int(value) // -unit)
-    return lambda value: _clip(int(value) * unit)
+        return lambda text: _instant(text, fit)
+    per_unit = 1_000 if wire.name.rpartition(".")[2] == "Timestamp" else 1
+
+    def micros(value: Any) -> int:
+        count = int(value) * per_unit
+        # Debezium's number of a year after 294246 went round.
+        is_round = count < _PG_MICROS_MIN and count != _MINUS_INFINITY
+        return fit(_MICROS_MAX + 1 if is_round else count)
+
+    return micros
 
 
-def _instant(text: str) -> str:
+def _instant(text: str, fit: _Fit) -> str:
     """Return an ISO instant; infinity, and what no calendar shows, as the first or the last one."""
     if text.startswith("-"):
+        fit(_MICROS_MIN - 1)
         return _INSTANT_MIN
-    return text if text[4:5] == "-" else _INSTANT_MAX
+    # The year 0 is 1 BC.
+    if text.startswith("0000-"):
+        fit(_MICROS_MIN - 1)
+        return _INSTANT_MIN
+    if text[4:5] == "-":
+        return text
+    fit(_MICROS_MAX + 1)
+    return _INSTANT_MAX
 
 
 def _clip(micros: int) -> int:
     return min(max(micros, _MICROS_MIN), _MICROS_MAX)
+
+
+def _exact(micros: int) -> int:
+    if not _MICROS_MIN <= micros <= _MICROS_MAX:
+        raise ValueError("a time before the year 1, or after 9999")
+    return micros
 
 
 def _text_decoder(wire: WireType) -> _Decode:
@@ -219,7 +269,14 @@ def _text_decoder(wire: WireType) -> _Decode:
         return lambda value: _time_of_day(int(value) * 1_000_000 // per_second)
     if wire.kind == "BYTES":
         return lambda value: base64.b64decode(value).decode(errors="replace")
+    if wire.type_name == "numeric":
+        return lambda value: _numeric(str(value), wire.scale)
     return _as_text
+
+
+def _numeric(text: str, scale: int) -> str:
+    """Return a number as PostgreSQL prints it."""
+    return _SPECIAL.get(text) or (text.partition(".")[0] if scale > _SCALE_MAX else text)
 
 
 def _as_text(value: Any) -> str:

@@ -18,6 +18,7 @@ from streamhouse.connector.cdc.source.change_rows import ChangeBuffer, Key, RowS
 from streamhouse.connector.cdc.source.source_types import SourceColumn, WireType, is_known_type
 from streamhouse.storage_service.client import StorageClient, Transaction
 from streamhouse.storage_service.errors import (
+    DatabaseNotFoundError,
     InvalidSchemaError,
     SchemaMismatchError,
     TableNotFoundError,
@@ -25,7 +26,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.records.unavailable_value import UnavailableValue
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 
-__all__ = ["OP_COLUMN", "SourceTable", "TargetTable"]
+__all__ = ["OP_COLUMN", "OldRows", "SourceTable", "TargetTable", "quoted"]
 
 _logger = logging.getLogger("streamhouse.cdc")
 
@@ -34,21 +35,46 @@ OP_COLUMN: Final = "__op"
 _SNAPSHOT_IDLE_S: Final = 86_400.0
 
 
+def quoted(name: str) -> str:
+    """Return a name as SQL has it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+@dataclass(frozen=True, slots=True)
+class OldRows:
+    """What the database sends of an old row of `table`, which may be a partition.
+
+    `identity` is its REPLICA IDENTITY as the catalog has it: `d`, `f`, `i` or `n`; `columns` are
+    those of the index, of `i`. `is_logged`: changes of the table are in the database's log.
+    """
+
+    table: str
+    identity: str = "d"
+    columns: frozenset[str] = frozenset()
+    is_logged: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class SourceTable:
     """A table of the database: its columns in order, and its primary key, which may be empty.
 
-    `generated` columns are computed by the database, which does not send them. `oid` and
-    `column_numbers` are the database's numbers of the table and its columns, which no other gets.
+    `left_out` columns are not read: the database computes them, or they have no form here. `oid`
+    and `column_numbers` are the database's numbers of the table and its columns, which no other
+    gets. The rest is what `StreamOptions` judges by.
     """
 
     schema: str
     name: str
     columns: tuple[SourceColumn, ...]
     primary_key: tuple[str, ...]
-    generated: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     oid: int = 0
     column_numbers: Mapping[str, int] = field(default_factory=dict)
+    old_rows: tuple[OldRows, ...] = ()
+    has_heirs: bool = False
+    has_deferrable_key: bool = False
+    is_owned: bool = True
+    hides_rows: bool = False
 
     @property
     def full_name(self) -> str:
@@ -100,7 +126,7 @@ class TargetTable:
         """
         try:
             table = self._client.describe_table(str(self.path))
-        except TableNotFoundError:
+        except (TableNotFoundError, DatabaseNotFoundError):
             table = self._create(bucket_count)
         if table.descriptor.primary_key != self.source.primary_key:
             raise SchemaMismatchError(

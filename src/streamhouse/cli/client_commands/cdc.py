@@ -76,6 +76,12 @@ def command() -> None:
     metavar="SCHEMA.TABLE",
     help="Which to follow, as in 'public.*'; may be repeated, or several with commas.",
 )
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="SCHEMA.TABLE",
+    help="Which of them not to follow, as --tables has it.",
+)
 @_database_option
 @_name_option
 @_password_file_option
@@ -95,6 +101,7 @@ def follow(
     *,
     url: str,
     tables: tuple[str, ...],
+    exclude: tuple[str, ...],
     database: str | None,
     name: str | None,
     password_file: Path | None,
@@ -115,7 +122,8 @@ def follow(
     configure_logging(log_level, log_format)
     ours = database or address.database
     options = StreamOptions(
-        patterns=[part.strip() for text in tables for part in text.split(",") if part.strip()],
+        patterns=_patterns(tables),
+        exclude=_patterns(exclude),
         database=ours,
         name=_stream_name(name, ours),
         bucket_count=bucket_num,
@@ -175,6 +183,10 @@ def _address(url: str, password_file: Path | None) -> SourceAddress:
     if password_file is not None:
         hidden = read_secret(password_file, kind="password")
     return SourceAddress.parse(url, password=hidden)
+
+
+def _patterns(texts: tuple[str, ...]) -> list[str]:
+    return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
 def _stream_name(given: str | None, database: str) -> str:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from streamhouse.connector.cdc.source.change_rows import ChangeBuffer, Key, RowShape
 from streamhouse.connector.cdc.source.source_types import WireType
+from streamhouse.storage_service.errors import SchemaMismatchError
 from streamhouse.storage_service.model.records.unavailable_value import UnavailableValue
 
 SCHEMA: Final = pa.schema(
@@ -149,3 +150,10 @@ def test_a_chunk_of_an_earlier_schema_gets_the_columns_of_the_later_one() -> Non
 
     assert found.to_pylist() == [{"id": 1, "n": 2, "new": None}]
     assert found.schema == later
+
+
+@pytest.mark.parametrize("op", ["c", "u", "d", "r"])
+def test_a_change_without_a_column_of_the_key_is_refused(tmp_path: Path, op: str) -> None:
+    ours = Ours(tmp_path, chunk_rows=10)
+    with pytest.raises(SchemaMismatchError, match=r"'db\.t'.* without column 'id' of the primary"):
+        ours.event(op, {"id": None, "n": 1, "wide": "x"})
