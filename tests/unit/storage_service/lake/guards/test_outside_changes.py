@@ -12,9 +12,11 @@ from pyiceberg.manifest import DataFile, FileFormat
 from pyiceberg.table import Table
 
 from streamhouse.connector.options.options import BATCH, read_options
+from streamhouse.connector.plan.lake_bucket import lake_bucket_rows
 from streamhouse.connector.plan.table_read import count_rows
 from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
 from streamhouse.storage_service.lake.snapshots.live_files import unreadable_format
+from streamhouse.storage_service.model.lake.facts import LakeState
 from tests.support.foreign_deletes import (
     commit_compaction,
     commit_delete_files,
@@ -168,6 +170,32 @@ def test_no_round_is_built_on_what_was_committed_past_the_catalog(
     assert len(world.addresses(path)) == 11
 
 
+@pytest.mark.parametrize("is_expired", [False, True])
+def test_no_read_has_what_was_committed_past_the_catalog(rest: RestWorld, is_expired: bool) -> None:
+    world = rest.world
+    registered = world.service.table_state("db.t").lake
+    world.lake_table("db.t").delete("id < 3")
+    if not is_expired:
+        assert _read(rest, "db.t") == 10
+        assert len(_bucket_rows(rest, registered)) == 10
+        return
+    # The registered snapshot has gone, and the current one has other rows.
+    table = world.lake_table("db.t")
+    current = table.metadata.current_snapshot_id
+    old = [s.snapshot_id for s in table.snapshots() if s.snapshot_id != current]
+    table.maintenance.expire_snapshots().by_ids(old).commit()
+
+    for read in (lambda: _read(rest, "db.t"), lambda: _bucket_rows(rest, registered)):
+        with pytest.raises(CorruptDataError, match="another engine changed rows past the service"):
+            read()
+
+
+def _bucket_rows(rest: RestWorld, lake: LakeState) -> pa.Table:
+    info = rest.world.service.describe_table("db.t")
+    rows = lake_bucket_rows(rest.world.catalog, info, lake, 0)
+    return pa.Table.from_batches(rows.batches)
+
+
 def _write_one(rest: RestWorld, path: str) -> None:
     row = {"id": 99, "region": "r", "amount": 1.0, "__change_type": 0, "__retracts": None}
     schema = rest.world.service.describe_table(path).log_schema
@@ -204,7 +232,7 @@ def test_what_a_commit_may_not_bring_no_read_takes(rest: RestWorld) -> None:
             commit_delete_files(rest.client().load_table("db.log"), [deletes])
         commit_delete_files(rest.world.lake_table("db.log"), [deletes])
         with pytest.raises(StreamhouseError) as unread:
-            _read(rest)
+            _read(rest, "db.log")
         assert str(unread.value).partition("': ")[2] in str(refused.value)
         first = rest.world.lake_table("db.log").metadata.snapshots[0].snapshot_id
         rest.world.lake_table("db.log").manage_snapshots().rollback_to_snapshot(first).commit()
@@ -216,6 +244,6 @@ def test_formats_have_no_case(written: str) -> None:
     assert "Parquet only" in unreadable_format("file", "orc")
 
 
-def _read(rest: RestWorld) -> int:
-    options = read_options({"table": "db.log", "endpoint": "http://memory"}, use=BATCH)
+def _read(rest: RestWorld, table: str) -> int:
+    options = read_options({"table": table, "endpoint": "http://memory"}, use=BATCH)
     return count_rows(rest.world.service, options)  # type: ignore[arg-type]
