@@ -33,6 +33,7 @@ from tests.torture.deaths import Death, choose_death
 from tests.torture.follower import Follower
 from tests.torture.key_writers import KeyTransactionWriter
 from tests.torture.ledger import KeyLedger
+from tests.torture.outside import Engine
 from tests.torture.tables import BUCKETS, Checker, CutChecker, create_tables, outside_places, places
 from tests.torture.writers import PATIENCE_S, Gate, TransactionWriter, Writer
 
@@ -76,6 +77,7 @@ class Report:
     disks_lost: int = 0
     tables_moved: int = 0
     store_faults: Counter[str] = field(default_factory=Counter)
+    outside: Counter[str] = field(default_factory=Counter)
     takeovers_s: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -90,6 +92,7 @@ class Report:
             f" run, {self.disks_lost} disks lost, {len(self.takeovers_s)} takeovers,"
             f" {self.tables_moved} tables moved,"
             f" {self.store_faults.total()} faults of the store,"
+            f" {self.outside.total()} commits of other engines,"
             f" {self.seconds:,.0f} s, no violation"
         )
 
@@ -138,6 +141,8 @@ class Era:
             self._stop_workers()
             self._report.calls += sum(writer.calls for writer in self._writers)
             self._report.rows_written += sum(writer.rows for writer in self._writers)
+            for writer in self._writers:
+                self._report.outside += writer.done if isinstance(writer, Engine) else Counter()
 
     def _service(
         self, command: tuple[str, ...] | None

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import ForbiddenError
 from pyiceberg.table import Table
 from pyiceberg.typedef import Properties
 
@@ -28,7 +29,7 @@ from tests.torture.checkers import lake_table
 from tests.torture.ledger import AppendLedger, KeyLedger, RowId
 from tests.torture.writers import PATIENCE_S, Gate, Writer, patient_client
 
-__all__ = ["OutsideCompactor", "OutsideDeleter", "OutsideLedger", "OutsideLogChecker"]
+__all__ = ["Engine", "OutsideCompactor", "OutsideDeleter", "OutsideLedger", "OutsideLogChecker"]
 
 _ATTEMPTS: Final = 10
 # Stock pyiceberg writes all rows anew.
@@ -60,13 +61,15 @@ class OutsideLedger(AppendLedger):
             return set(self.deleted), set(self.in_doubt)
 
 
-class _Engine(Writer):
+class Engine(Writer):
     """Another engine, with a catalog of its own: that of the service, or the one behind it."""
 
     def __init__(self, gate: Gate, ledger: OutsideLedger | KeyLedger, **common: object) -> None:
         super().__init__(gate, **common)  # type: ignore[arg-type]
         self._known = ledger
         self._client = patient_client(self.endpoint)
+        self.done: Counter[str] = Counter()
+        """What it tried, by what became of it."""
 
     def _opened(self, *, is_through: bool) -> Table | None:
         """Open the lake table; None if it is not there yet, or cannot be reached."""
@@ -85,7 +88,7 @@ class _Engine(Writer):
         threading.Event().wait(self.random.choice(_PAUSES_S))
 
 
-class OutsideCompactor(_Engine):
+class OutsideCompactor(Engine):
     """Puts all rows into one file, as an engine that compacts does."""
 
     def write(self) -> int:
@@ -96,10 +99,11 @@ class OutsideCompactor(_Engine):
         # A round came between, the service died, or another engine was refused its delete.
         with suppress(Exception):
             commit_compaction(table)
+            self.done["compacted"] += 1
         return 0
 
 
-class OutsideDeleter(_Engine):
+class OutsideDeleter(Engine):
     """Deletes rows of the log table; of the other one it tries, and takes back what it did."""
 
     def write(self) -> int:
@@ -128,14 +132,19 @@ class OutsideDeleter(_Engine):
         except Exception:  # noqa: BLE001 - it has landed, or not
             return
         ledger.has_deleted(rows)
+        self.done["deleted"] += 1
 
     def _be_refused(self, table: Table) -> None:
         keys = _keys_in(table)
         if not keys:
             return
         # The service may die, a round may come between, or delete the key itself.
-        with suppress(Exception):
+        try:
             table.delete(f"key == {self.random.choice(keys)}")
+        except ForbiddenError:
+            self.done["refused"] += 1
+        except Exception:  # noqa: BLE001 - any of these
+            self.done["failed"] += 1
         past = self._opened(is_through=False)
         taken = None if past is None else _oldest_of_others(past)
         assert taken is None, f"{self.table}: an outside delete through the catalog was taken"
@@ -156,6 +165,7 @@ class OutsideDeleter(_Engine):
             with suppress(Exception):
                 oldest = _oldest_of_others(table.refresh())
                 if oldest is None:
+                    self.done["taken back"] += 1
                     return
                 table.manage_snapshots().set_current_snapshot(oldest).commit()
 

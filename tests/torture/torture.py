@@ -127,6 +127,7 @@ def main() -> None:
         ("service", report.deaths),
         ("tiering worker", report.worker_deaths),
         ("store", report.store_faults),
+        ("other engines", report.outside),
     )
     for who, deaths in met:
         for kind, count in sorted(deaths.items()):
