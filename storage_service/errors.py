@@ -5,6 +5,7 @@ StreamhouseError
 │   ├── InvalidNameError           invalid_name              400
 │   ├── InvalidSchemaError         invalid_schema            400
 │   ├── SchemaMismatchError        schema_mismatch           400
+│   │   └── ColumnDroppedError     column_dropped            400
 │   ├── UnknownColumnError         unknown_column            400
 │   ├── UnknownOptionError         unknown_option            400
 │   ├── InvalidPredicateError      invalid_predicate         400
@@ -96,6 +97,12 @@ class SchemaMismatchError(InvalidRequestError):
     """Data does not fit the table's schema."""
 
     code = "schema_mismatch"
+
+
+class ColumnDroppedError(SchemaMismatchError):
+    """A write speaks of a column that was dropped since the version of the schema it names."""
+
+    code = "column_dropped"
 
 
 class UnknownColumnError(InvalidRequestError):

@@ -12,6 +12,7 @@ where the row must not be written, else null.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,6 +123,8 @@ def _attempt(
     # Before anything is read: what is read later and unchanged since is what this cut has.
     state = client.table_state(str(options.connection.name.path))
     frame = compute(state.table)
+    # What was read names columns by this version.
+    options = dataclasses.replace(options, schema_id=state.table.schema_id)
     job = _begun(client, options, frame, state.table, is_overwrite=is_overwrite)
     if job.is_skipped:
         return Changes(attempts=attempt, is_skipped=True)

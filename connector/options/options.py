@@ -130,6 +130,9 @@ OPTIONS: Final = (
            " streams: the query's id, which its checkpoint keeps."),
     Option("app.version", "", (WRITE,), "Number of this write of `app.id`: the table skips it"
            " unless it is greater than the last one committed. Streams number their batches."),
+    Option("schema.id", "", (WRITE,), "Version of the table's schema that the DataFrame's columns"
+           " are named by; default: the current one. A stream or a numbered write must say it where"
+           " a column has the name that [another column had](schema_evolution.md#who-sees-what)."),
     Option("transaction.timeout", TRANSACTION_TIMEOUT, (WRITE,), "After this long without a row or"
            " a commit the service drops a transaction; at most its `transaction_timeout_ms_max`."),
     Option("sequence.column", "", (WRITE,), "Of several rows with one key the one with the greater"

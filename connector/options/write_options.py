@@ -63,6 +63,7 @@ class WriteOptions:
     partitioned_by: tuple[str, ...] | None
     properties: Mapping[str, str]
     time_zone: str | None = None
+    schema_id: int | None = None
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
@@ -83,6 +84,13 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         )
     if app_version is not None and app_id is None:
         raise InvalidRequestError("option 'app.version' needs 'app.id', whose version it is")
+    schema_id = optional(given, "schema.id", parse_version)
+    merges_schema = parse_boolean(given.get("mergeschema", "false"), name="option 'mergeSchema'")
+    if schema_id is not None and merges_schema:
+        raise InvalidRequestError(
+            "option 'schema.id' names columns of a version there is, and 'mergeSchema' makes a new"
+            " one; remove one of them"
+        )
     mode = optional(given, "write.mode", _parse_mode)
     rejects = optional(given, "on.error", _parse_on_error) is True
     if rejects and (not is_transactional or mode is WriteMode.PARTIAL):
@@ -102,7 +110,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
             name="option 'transaction.timeout'",
         ),
         sequence_column=(given.get("sequence.column") or "").strip() or None,
-        merges_schema=parse_boolean(given.get("mergeschema", "false"), name="option 'mergeSchema'"),
+        merges_schema=merges_schema,
         rejects=rejects,
         keeps_nullability=parse_boolean(
             given.get("keepnullability", "false"), name="option 'keepNullability'"
@@ -112,6 +120,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         primary_key=optional(given, "primary.key", parse_names),
         partitioned_by=optional(given, "partitioned.by", parse_expressions),
         time_zone=given.get(ZONE_MARK),
+        schema_id=schema_id,
         properties={k: v for k, v in given.items() if k.startswith(PROPERTY_PREFIXES)},
     )
 

@@ -131,12 +131,13 @@ def _write_directly(target: WriteTarget, batches: Iterator[pa.RecordBatch]) -> W
 def _send(
     client: StorageClient, target: WriteTarget, batch: pa.RecordBatch, writer: AppendWriter
 ) -> None:
+    path, schema_id = target.path, target.schema_id
     if target.mode is WriteMode.APPEND:
-        client.append(target.path, batch, writer=writer)
+        client.append(path, batch, writer=writer, schema_id=schema_id)
     elif target.mode is WriteMode.DELETE:
-        client.delete(target.path, batch, writer=writer)
+        client.delete(path, batch, writer=writer, schema_id=schema_id)
     else:
-        client.upsert(target.path, batch, columns=target.columns, writer=writer)
+        client.upsert(path, batch, columns=target.columns, writer=writer, schema_id=schema_id)
 
 
 @dataclass
@@ -183,7 +184,9 @@ class TransactionJob:
         return _stage(
             self.target,
             batches,
-            lambda client: client.open_transaction(self.target.path, self.transaction_id),
+            lambda client: client.open_transaction(
+                self.target.path, self.transaction_id, schema_id=self.target.schema_id
+            ),
         )
 
     def commit(self, messages: Messages) -> None:
@@ -291,6 +294,7 @@ def _begin(
         version=version,
         timeout_s=timeout_ms / 1000,
         join=join,
+        schema_id=target.schema_id,
     )
 
 

@@ -23,6 +23,7 @@ from streamhouse.storage_service.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.model.casts.conform import check_schema
+from streamhouse.storage_service.model.casts.written_rows import check_names, version_of
 from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine
 from streamhouse.storage_service.model.nested_fields import fields_lacking, named_like
 from streamhouse.storage_service.model.rejected.row_splitter import castable
@@ -31,7 +32,6 @@ from streamhouse.storage_service.model.schema import (
     Schema,
     type_name,
 )
-from streamhouse.storage_service.model.schema_change import version_of
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.values.zone import Zone, parse_zone
 
@@ -76,12 +76,14 @@ class RowShape:
 class WriteTarget:
     """Where the rows go and what they do there. Small: it is pickled to every task.
 
-    `columns` are those of a partial update, else None. `ordered_by` is the column in whose order
+    Columns are named by version `schema_id` of the table's schema; `columns` are those of a partial
+    update, else None. `ordered_by` is the column in whose order
     rows must come, when that decides which of them wins. With `is_overwrite` they replace all rows.
     """
 
     connection: ConnectionOptions
     table_id: int
+    schema_id: int
     mode: WriteMode
     columns: tuple[str, ...] | None
     shape: RowShape
@@ -108,11 +110,16 @@ def resolve_target(
 
     `schema` is the DataFrame's. Raises for whatever its rows could not do, by one sentence.
     """
-    info = existing_or_created(client, options, schema, is_stream=is_stream)
+    current = existing_or_created(client, options, schema, is_stream=is_stream)
+    info = current.in_version(options.schema_id)
     own_names = schema.names
     schema = _in_names_of(schema, info)
-    mode = _mode(options, info)
-    ordered_by = _ordering(options, info, mode, schema)
+    if options.schema_id is None and (is_stream or options.app_version is not None):
+        # Such a write comes again: whoever began it may have meant an earlier version.
+        how = f"set option 'schema.id' = '{info.schema_id}'"
+        check_names(info, schema.names, how=how)
+    mode = _mode(options, current)
+    ordered_by = _ordering(options, info, mode, schema, _version_column(current, info))
     zone = None if options.time_zone is None else parse_zone(options.time_zone, name="time zone")
     has_changes = CHANGE_TYPE_COLUMN in schema.names
     dropped = set(CHANGELOG_COLUMNS) if has_changes else set()
@@ -133,6 +140,7 @@ def resolve_target(
     return WriteTarget(
         connection=options.connection,
         table_id=info.table_id,
+        schema_id=info.schema_id,
         mode=mode,
         columns=tuple(columns) if mode is WriteMode.PARTIAL else None,
         shape=RowShape(
@@ -177,8 +185,7 @@ def _is_earlier(info: TableInfo, data: pa.Schema) -> bool:
 
     The program that writes it does not know of them.
     """
-    schema_id = version_of(info, data)
-    return schema_id != info.schema_id and set(data.names) <= set(info.schema.names)
+    return version_of(info, data, stated=info.schema_id) != info.schema_id
 
 
 def _assigned_types(
@@ -261,8 +268,21 @@ def _mode(options: WriteOptions, info: TableInfo) -> WriteMode:
     return mode
 
 
+def _version_column(current: TableInfo, info: TableInfo) -> str | None:
+    """Return what the column whose greater value wins is called in `info`, if there is one."""
+    name = current.descriptor.merge_rules().version_column
+    if name is None:
+        return None
+    column = current.schema.column(name, table=str(current.path))
+    return next((c.name for c in info.schema.columns if c.id == column.id), None)
+
+
 def _ordering(
-    options: WriteOptions, info: TableInfo, mode: WriteMode, schema: pa.Schema
+    options: WriteOptions,
+    info: TableInfo,
+    mode: WriteMode,
+    schema: pa.Schema,
+    version_column: str | None,
 ) -> str | None:
     """Return the column whose order this write must keep; None if the table keeps it itself."""
     name = options.sequence_column
@@ -284,7 +304,6 @@ def _ordering(
             "option 'sequence.column' has no meaning for write.mode = 'delete', whose rows are"
             " keys alone; remove it"
         )
-    version_column = info.descriptor.merge_rules().version_column
     if version_column is None:
         return name
     if version_column != name:

@@ -6,7 +6,6 @@ transactions. What workers and readers of this package ask beside it is in `Stor
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import weakref
@@ -146,6 +145,7 @@ class ApplicationClient(TableCalls):
         *,
         writer: AppendWriter | None = None,
         on_error: OnError = "refuse",
+        schema_id: int | None = None,
     ) -> dict[int, tuple[int, int]]:
         """Append rows to a log table; when it returns they are durable and visible.
 
@@ -163,6 +163,9 @@ class ApplicationClient(TableCalls):
             on_error: `reject`: rows that do not fit go to the table `path$rejected`, in one
                 transaction with the others of their request, and texts are tried as numbers, dates
                 and timestamps.
+            schema_id: the version of the table's schema that the columns are named by; default: the
+                one that this client knows. A column that was renamed since goes where it went, and
+                a value of one that was dropped since raises `ColumnDroppedError`.
 
         Returns:
             bucket -> (start offset, end offset) of the rows, for the buckets that got any; when
@@ -172,7 +175,9 @@ class ApplicationClient(TableCalls):
             SchemaMismatchError, UnknownColumnError: naming table, column and row; nothing stored.
         """
         operation = TransactionOperation.APPEND
-        return self._write(path, data, operation, writer=writer, on_error=on_error)
+        return self._write(
+            path, data, operation, writer=writer, on_error=on_error, schema_id=schema_id
+        )
 
     def upsert(
         self,
@@ -182,6 +187,7 @@ class ApplicationClient(TableCalls):
         columns: Sequence[str] | None = None,
         writer: AppendWriter | None = None,
         on_error: OnError = "refuse",
+        schema_id: int | None = None,
     ) -> dict[int, tuple[int, int]]:
         """Insert rows, and replace those with the same primary key; on return that is visible.
 
@@ -193,7 +199,7 @@ class ApplicationClient(TableCalls):
                 Debezium's `c`, `r`, `u`, `d`) makes it a change stream, whose `-D` rows delete.
             columns: update only these columns, the key among them: existing rows keep the others,
                 new rows have null there. `data` has exactly these columns.
-            writer, on_error: as for `append`; there is no partial update that rejects.
+            writer, on_error, schema_id: as for `append`; there is no partial update that rejects.
 
         Returns:
             bucket -> (start, end) of the changes in the changelog, for the buckets rows went to; an
@@ -203,7 +209,15 @@ class ApplicationClient(TableCalls):
             SchemaMismatchError, UnknownColumnError: nothing of the request in question is applied.
         """
         operation = TransactionOperation.UPSERT
-        return self._write(path, data, operation, columns=columns, writer=writer, on_error=on_error)
+        return self._write(
+            path,
+            data,
+            operation,
+            columns=columns,
+            writer=writer,
+            on_error=on_error,
+            schema_id=schema_id,
+        )
 
     def delete(
         self,
@@ -211,12 +225,14 @@ class ApplicationClient(TableCalls):
         keys: Rows,
         *,
         writer: AppendWriter | None = None,
+        schema_id: int | None = None,
     ) -> dict[int, tuple[int, int]]:
         """Delete the rows with these keys, those that exist; `keys` has the key columns only.
 
         Otherwise as `upsert`.
         """
-        return self._write(path, keys, TransactionOperation.DELETE, writer=writer)
+        operation = TransactionOperation.DELETE
+        return self._write(path, keys, operation, writer=writer, schema_id=schema_id)
 
     def _write(
         self,
@@ -227,12 +243,19 @@ class ApplicationClient(TableCalls):
         columns: Sequence[str] | None = None,
         writer: AppendWriter | None,
         on_error: OnError = "refuse",
+        schema_id: int | None,
     ) -> Ranges:
         given = data if is_arrow(data) else taken(data, call=str(operation))
         chosen = None if columns is None else names(columns, what="columns")
         if not isinstance(given, pa.RecordBatchReader):
             return self._write_rows(
-                path, given, operation, columns=chosen, writer=writer, on_error=on_error
+                path,
+                given,
+                operation,
+                columns=chosen,
+                writer=writer,
+                on_error=on_error,
+                schema_id=schema_id,
             )
         ranges: Ranges = {}
         row_count = 0
@@ -245,6 +268,7 @@ class ApplicationClient(TableCalls):
                     columns=chosen,
                     writer=writer,
                     on_error=on_error,
+                    schema_id=schema_id,
                     first_row=row_count,
                 )
             except InvalidRequestError as error:
@@ -268,6 +292,7 @@ class ApplicationClient(TableCalls):
         columns: Sequence[str] | None = None,
         writer: AppendWriter | None,
         on_error: OnError = "refuse",
+        schema_id: int | None,
         first_row: int = 0,
     ) -> Ranges:
         if is_rejecting(on_error, columns, path=path):
@@ -279,13 +304,18 @@ class ApplicationClient(TableCalls):
                 lambda table, rows: self._writes.write(table, rows, operation, writer=writer),
                 first_row=first_row,
             )
-            return self._with_table(path, call.go_on)
+            return self._with_table(path, lambda table: call.go_on(table.in_version(schema_id)))
         # What was stored before the table turned out to be otherwise is not written again.
         written = Written()
         return self._with_table(
             path,
             lambda table: self._writes.write(
-                table, data, operation, columns=columns, writer=writer, written=written
+                table.in_version(schema_id),
+                data,
+                operation,
+                columns=columns,
+                writer=writer,
+                written=written,
             ),
         )
 
@@ -509,6 +539,7 @@ class ApplicationClient(TableCalls):
         version: int | None = None,
         timeout_s: float | None = None,
         join: bool = False,
+        schema_id: int | None = None,
     ) -> Transaction:
         """Begin a transaction: stage rows, then commit them at one instant, or abort.
 
@@ -523,13 +554,21 @@ class ApplicationClient(TableCalls):
                 service's, an hour.
             join: return the open transaction that does the same for this version of `app_id`, if
                 there is one: so many processes share one that none of them began before the others.
+            schema_id: the version of the table's schema that columns are named by, here and in the
+                rows; default: that of `Transaction.table`.
         """
+        chosen = None if columns is None else names(columns, what="columns")
+        table: TableInfo | None = None
+        if chosen is not None or schema_id is not None:
+            # The columns named here, and those of the rows, are of one version.
+            table = self._with_table(path, lambda known: known.naming(chosen or (), schema_id))
         answer = self._transport.request_json(
             "POST",
             f"/v1/tables/{TablePath.parse(path)}/transactions",
             body={
                 "operation": choice(operation, TransactionOperation, what="operation"),
-                "columns": None if columns is None else names(columns, what="columns"),
+                "columns": chosen,
+                "schema_id": None if table is None else table.stated_version,
                 "app_id": app_id,
                 "version": None if version is None else whole(version, what="version"),
                 "timeout_ms": None
@@ -540,14 +579,11 @@ class ApplicationClient(TableCalls):
             # One that was begun for nothing times out.
             is_repeatable=True,
         )
-        known = self._known(path)
-        is_current = known is not None and (known.table_id, known.schema_id) == (
-            answer["table_id"],
-            answer["schema_id"],
-        )
+        known = table or self._known(path)
         transaction = self.open_transaction(path, str(answer["transaction_id"]))
         transaction.last_version = answer.get("last_version")
-        if known is not None and is_current:
+        is_current = known is not None and known.schema_id == answer["schema_id"]
+        if known is not None and known.table_id == answer["table_id"] and (is_current or table):
             transaction.table = known
         return transaction
 
@@ -560,14 +596,17 @@ class ApplicationClient(TableCalls):
         )
         return list(answer["transactions"])
 
-    def open_transaction(self, path: str, transaction_id: str) -> Transaction:
+    def open_transaction(
+        self, path: str, transaction_id: str, *, schema_id: int | None = None
+    ) -> Transaction:
         """Return a transaction that was begun elsewhere; the id of a skipped one is empty.
 
-        Nothing is asked of the service before it is used.
+        The columns of its rows are named by version `schema_id` of the table's schema, by default
+        the one there is at the first rows. Nothing is asked of the service before it is used.
         """
         return Transaction(
             self._transport,
             TablePath.parse(path),
             transaction_id=transaction_id,
-            table=functools.partial(self.describe_table, path),
+            table=lambda: self.describe_table(path).in_version(schema_id),
         )

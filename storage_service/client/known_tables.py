@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from streamhouse.storage_service.client.http.transport import HttpTransport
 from streamhouse.storage_service.errors import (
+    ColumnDroppedError,
     InvalidRequestError,
     NotFoundError,
     SchemaMismatchError,
@@ -43,6 +44,10 @@ class KnownTables:
         known = self._known(path)
         try:
             return call(known or self.describe_table(path))
+        except ColumnDroppedError:
+            # The same name may be another column by now, which nobody has meant yet.
+            self._forget(TablePath.parse(path))
+            raise
         except (NotFoundError, SchemaMismatchError, UnknownColumnError, InvalidRequestError):
             if known is None or (fresh := self.describe_table(path)) == known:
                 raise

@@ -178,6 +178,7 @@ def send_divided(
     """
     query = {
         "on_error": "reject",
+        "schema_id": table.stated_version,
         "transaction_id": transaction_id,
         "source": source,
         "first_row": str(first_row),

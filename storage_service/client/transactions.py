@@ -35,8 +35,8 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.casts.conform import check_schema
 from streamhouse.storage_service.model.casts.lossless import castings, fitted
+from streamhouse.storage_service.model.casts.written_rows import version_of
 from streamhouse.storage_service.model.offsets import table_of_offsets
-from streamhouse.storage_service.model.schema_change import version_of
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
@@ -214,7 +214,7 @@ class Transaction:
             "POST",
             f"{self._url}/stage",
             # A repetition of this very request is answered with the part that it made.
-            query={"token": secrets.token_hex(16)},
+            query={"token": secrets.token_hex(16), "schema_id": self.table.stated_version},
             body=body,
             is_repeatable=True,
         )
@@ -229,7 +229,9 @@ class Transaction:
         size = 0
         is_empty = True
         if not self.table.is_primary_key_table:
-            known = self.table.schema_version(version_of(self.table, schema))
+            known = self.table.schema_version(
+                version_of(self.table, schema, stated=self.table.schema_id)
+            )
             casts = castings(schema, known)
             fit = pa.schema([f.with_type(casts.get(f.name, f.type)) for f in schema])
             check_schema(fit, known, table=name)
@@ -256,7 +258,7 @@ class Transaction:
     def _by_bucket(self, rows: pa.RecordBatch) -> Mapping[int, pa.RecordBatch]:
         if self.table.is_primary_key_table:
             return rows_by_bucket(self.table, rows)
-        schema_id = version_of(self.table, rows.schema)
+        schema_id = version_of(self.table, rows.schema, stated=self.table.schema_id)
         return log_rows_by_bucket(self.table, rows, schema_id=schema_id, spread=spread_anywhere)
 
 

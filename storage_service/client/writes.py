@@ -36,9 +36,9 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.model.bucketing import split_by_bucket, split_evenly
 from streamhouse.storage_service.model.casts.conform import check_schema, conform
 from streamhouse.storage_service.model.casts.lossless import castings, fitted
+from streamhouse.storage_service.model.casts.written_rows import in_current_version, version_of
 from streamhouse.storage_service.model.offsets import ranges_in
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.storage_service.model.schema_change import in_current_version, version_of
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
@@ -260,7 +260,7 @@ def _check_columns(
         # Deletes alone need no other columns than the key: the service sees which they are.
         return castings(given, table.schema)
     elif columns is None:
-        wanted = table.schema_version(version_of(table, given))
+        wanted = table.schema_version(version_of(table, given, stated=table.schema_id))
     else:
         wanted = table.schema.select(columns, table=name)
     casts = castings(given, wanted)
@@ -289,10 +289,11 @@ def route(
 ) -> Parts:
     """Return rows by bucket; `spread` decides about those that may go anywhere."""
     if operation is TransactionOperation.APPEND:
-        schema_id = version_of(table, rows.schema)
+        schema_id = version_of(table, rows.schema, stated=table.schema_id)
         return log_rows_by_bucket(table, rows, schema_id=schema_id, spread=spread)
     if operation is TransactionOperation.UPSERT and columns is None:
-        rows = in_current_version(table, rows)
+        schema_id = version_of(table, rows.schema, stated=table.schema_id)
+        rows = in_current_version(table, rows, schema_id=schema_id)
     return rows_by_bucket(table, rows)
 
 
@@ -324,7 +325,7 @@ def send(
     After an error that may pass, send the same parts again, `is_repeated`: they are stored once.
     Raises `UnknownOutcomeError` for any refusal after an attempt that may have been stored.
     """
-    query = {"writer_id": f"{writer.writer_id:x}"}
+    query = {"writer_id": f"{writer.writer_id:x}", "schema_id": table.stated_version}
     if columns is not None:
         query["columns"] = json.dumps(list(columns))
     batches = [(bucket, writer.next_sequence(bucket), rows) for bucket, rows in parts.items()]

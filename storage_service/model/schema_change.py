@@ -1,5 +1,7 @@
 """Changing a table's schema: what may change, and rows of one version as rows of another.
 
+Which version the rows of a write are of is decided by `model.casts.written_rows`.
+
 A column is its id for life: renaming and moving leave stored rows as they are, a dropped column's
 id is never used again, and a new column is null in the rows before it. So rows of any version can
 be read as rows of any other, column by column through the ids. Fields inside columns are only
@@ -25,8 +27,6 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from streamhouse.storage_service.errors import (
@@ -34,15 +34,9 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     InvalidSchemaError,
     SchemaMismatchError,
-    UnavailableError,
 )
-from streamhouse.storage_service.model.casts.conform import conform
 from streamhouse.storage_service.model.merge_engine import is_merge_property
-from streamhouse.storage_service.model.nested_fields import (
-    has_same_fields,
-    with_field,
-    with_type,
-)
+from streamhouse.storage_service.model.nested_fields import with_field, with_type
 from streamhouse.storage_service.model.records.record_format import (
     record_columns,
     with_renamed_column,
@@ -59,12 +53,8 @@ __all__ = [
     "KEY_TABLE_SCHEMA_ID_MAX",
     "change_schema",
     "convert_rows",
-    "in_current_version",
-    "read_before_change",
     "read_stored",
     "replace_columns",
-    "stored_version_of",
-    "version_of",
 ]
 
 KEY_TABLE_SCHEMA_ID_MAX: Final = 255
@@ -119,111 +109,6 @@ def replace_columns(info: TableInfo, descriptor: TableDescriptor) -> TableInfo:
     check_new_schema(changed.schema, table=str(info.path))
     return dataclasses.replace(
         info, descriptor=changed, schema_id=info.schema_id + 1, schema_versions={}
-    )
-
-
-def version_of(info: TableInfo, given: pa.Schema) -> int:
-    """Return the schema version that rows with the columns `given` were made for.
-
-    The newest version with exactly these column names in any order, and the same fields inside of
-    them. So a writer that does not know of a later change goes on writing. If there is none, the
-    newest with these column names, and else the current one: they say what does not fit.
-    """
-    if len(info.schema_versions) == 1:
-        return info.schema_id
-    names = set(given.names)
-    of_names = [
-        schema_id
-        for schema_id in sorted(info.schema_versions, reverse=True)
-        if names == set(info.schema_versions[schema_id].names)
-    ]
-    if not any(pa.types.is_nested(t) for t in given.types):
-        return of_names[0] if of_names else info.schema_id
-    for schema_id in of_names:
-        known = info.schema_versions[schema_id].columns
-        if all(has_same_fields(given.field(c.name).type, c.type) for c in known):
-            return schema_id
-    return of_names[0] if of_names else info.schema_id
-
-
-def stored_version_of(info: TableInfo, stored: pa.Schema) -> int:
-    """Return the newest version with exactly this Arrow schema, in which rows were stored."""
-    for schema_id in sorted(info.schema_versions, reverse=True):
-        if info.log_schema_of(schema_id).equals(stored):
-            return schema_id
-    raise CorruptDataError(f"table '{info.path}': rows of an unknown schema are stored: {stored}")
-
-
-def in_current_version(
-    info: TableInfo,
-    rows: pa.RecordBatch,
-    *,
-    schema_id: int | None = None,
-    deletes: npt.NDArray[np.bool_] | None = None,
-) -> pa.RecordBatch:
-    """Return rows for an earlier version of the schema as rows for the current one.
-
-    Others stay as they are.
-
-    Args:
-        schema_id: the version that the rows are for; by default the one that their columns say.
-        deletes: which rows delete one, of which only the key counts. With it columns beside the
-            key may have nulls: which row may, is for the caller to check. Rows that all delete may
-            have the key's columns only.
-
-    Raises `SchemaMismatchError` as `conform` does.
-    """
-    table = str(info.path)
-    if schema_id is None:
-        schema_id = version_of(info, rows.schema)
-    if schema_id == info.schema_id:
-        return rows
-    old, new = info.schema_version(schema_id), info.schema
-    if deletes is None:
-        old = _with_nulls_of(old, new)
-    else:
-        key = new.select(info.descriptor.primary_key, table=table)
-        of_key = _of_ids(old, key)
-        if deletes.all() and set(rows.schema.names) == set(of_key.names):
-            old, new = of_key, key
-        else:
-            old, new = _with_nulls_beside(key, old), _with_nulls_beside(key, new)
-    return convert_rows(conform(rows, old, table=table), old, new, table=table)
-
-
-def read_before_change(table: str, why: str) -> UnavailableError:
-    """What is said of rows that were read before a change of the schema, and no longer fit."""
-    return UnavailableError(
-        f"table '{table}': its schema changed while the rows were on their way, and as they were"
-        f" read they cannot be stored; send them again: {why}"
-    )
-
-
-def _of_ids(old: Schema, new: Schema) -> Schema:
-    """Return the columns of `old` that `new` has."""
-    ids = {column.id for column in new.columns}
-    return Schema(tuple(column for column in old.columns if column.id in ids))
-
-
-def _with_nulls_beside(key: Schema, schema: Schema) -> Schema:
-    """Return a version of the schema with nulls allowed in all columns but those of the key."""
-    ids = {column.id for column in key.columns}
-    return Schema(
-        tuple(
-            column if column.id in ids else dataclasses.replace(column, nullable=True)
-            for column in schema.columns
-        )
-    )
-
-
-def _with_nulls_of(old: Schema, new: Schema) -> Schema:
-    """Return `old` with nulls allowed where `new`, as which rows are stored, allows them."""
-    nullable = {column.id for column in new.columns if column.nullable}
-    return Schema(
-        tuple(
-            dataclasses.replace(column, nullable=True) if column.id in nullable else column
-            for column in old.columns
-        )
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -401,6 +401,11 @@ class TableInfo:
             )
 
     @property
+    def stated_version(self) -> str:
+        """What a write says as `schema_id`: the version that its columns are named by."""
+        return self.version.decode()
+
+    @property
     def schema(self) -> Schema:
         """The current schema."""
         return self.descriptor.schema
@@ -442,13 +447,20 @@ class TableInfo:
         every = (column for schema in self.schema_versions.values() for column in schema.columns)
         return frozenset(column.id for column in every)
 
-    def in_version(self, schema_id: int) -> TableInfo:
-        """Return the table as readers of this version of its schema know it.
+    def naming(self, columns: Iterable[str], schema_id: int | None) -> TableInfo:
+        """Return the table as `in_version`; raises `UnknownColumnError` for none of its columns."""
+        table = self.in_version(schema_id)
+        for name in columns:
+            table.schema.column(name, table=str(self.path))
+        return table
+
+    def in_version(self, schema_id: int | None) -> TableInfo:
+        """Return the table as those who speak of this version know it; None: of the current one.
 
         Keys have their names of that version. How rows are merged and what records are is left
         out: it does not concern readers, and its properties name columns of the current version.
         """
-        if schema_id == self.schema_id:
+        if schema_id is None or schema_id == self.schema_id:
             return self
         schema = self.schema_version(schema_id)
         names = {c.id: c.name for c in schema.columns}

@@ -102,9 +102,8 @@ def test_few_rows_have_the_buckets_and_keys_that_they_have_among_many(data: st.D
 
 def _outcome(table: TableInfo, parts: list[tuple[int | None, int, pa.RecordBatch]]) -> Any:
     """Return the rows of each bucket with their numbers, or the sentence that refuses them."""
-    request = RowsRequest(
-        table=table, verb="upsert", writer_id=0, config=ServiceConfig(data_dir=Path("none"))
-    )
+    config = ServiceConfig(data_dir=Path("none"))
+    request = RowsRequest(table=table, verb="upsert", config=config, schema_id=table.schema_id)
     body = append_body(parts[0][2].schema, parts)
     try:
         return {write.bucket: _in_words(write) for write in routed_writes(body, request)}

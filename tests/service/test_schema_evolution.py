@@ -114,7 +114,7 @@ def test_a_range_is_read_in_the_version_asked_for_across_pages(tmp_path: Path) -
         row = {"id": [1], "region": ["eu"], "size": [0.5]}
         client.append("items", pa.table(row, schema=FIRST))
         client.rename_column("items", "region", "area")
-        client.append("items", pa.table(row, schema=FIRST))
+        client.append("items", pa.table(row, schema=FIRST), schema_id=0)
 
         batches = client.read_range("items", 0, 0, 2, schema_id=0, page_bytes=1)
         assert [batch.data.schema.names for batch in batches] == [FIRST.names, FIRST.names]
@@ -190,7 +190,7 @@ def test_a_primary_key_table_changes_its_schema_and_rows_of_all_versions_are_one
         assert upsert(client, rows[1]) == 2
         # A writer of the first version; it cannot say anything of the new column.
         old = pa.Table.from_pylist([{"id": 2, "name": "old", "amount": 5}], schema=KEYED)
-        client.upsert("accounts", old)
+        client.upsert("accounts", old, schema_id=0)
         rows[2] = {"id": 2, "note": None, "title": "old", "amount": 5}
         client.upsert(
             "accounts",

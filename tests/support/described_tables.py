@@ -92,7 +92,9 @@ class DescribedTables(StorageClient):
         self.transactions.append(transaction)
         return transaction
 
-    def open_transaction(self, path: str, transaction_id: str) -> MemoryTransaction:
+    def open_transaction(
+        self, path: str, transaction_id: str, *, schema_id: int | None = None
+    ) -> MemoryTransaction:
         """Return a transaction begun before."""
         return next(t for t in self.transactions if t.transaction_id == transaction_id)
 

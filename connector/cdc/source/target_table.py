@@ -22,6 +22,7 @@ from streamhouse.storage_service.errors import (
     InvalidSchemaError,
     SchemaMismatchError,
     TableNotFoundError,
+    UnavailableError,
 )
 from streamhouse.storage_service.model.records.unavailable_value import UnavailableValue
 from streamhouse.storage_service.model.table import TableInfo, TablePath
@@ -114,6 +115,8 @@ class TargetTable:
         self._client = client
         self._app_id = app_id
         self._shape = RowShape(str(path), pa.schema([]), source.primary_key, {})
+        # The version of the table's schema that the shape has.
+        self._schema_id = 0
         self.changes = ChangeBuffer(unchanged=unchanged, lookup=self._lookup, folder=folder)
         self._snapshot: tuple[Transaction, list[str]] | None = None
         # Until a commit was not skipped, what comes may be what the table has.
@@ -155,6 +158,7 @@ class TargetTable:
 
     def _shaped(self, table: TableInfo, wires: Mapping[str, WireType]) -> RowShape:
         schema = table.schema.to_arrow()
+        self._schema_id = table.schema_id
         return RowShape(str(self.path), schema, self.source.primary_key, wires)
 
     def lacks_any(self, columns: Sequence[SourceColumn]) -> bool:
@@ -221,6 +225,7 @@ class TargetTable:
                 app_id=self._app_id,
                 version=lsn,
                 timeout_s=_SNAPSHOT_IDLE_S,
+                schema_id=self._schema_id,
             )
             # Positions of a server only grow, and what this stream committed lies before.
             assert not begun.is_skipped
@@ -266,7 +271,11 @@ class TargetTable:
         is_replaced = self.changes.is_replaced
         operation = "overwrite" if is_replaced else "upsert" if keyed else "append"
         with self._client.begin_transaction(
-            str(self.path), operation=operation, app_id=self._app_id, version=lsn
+            str(self.path),
+            operation=operation,
+            app_id=self._app_id,
+            version=lsn,
+            schema_id=self._schema_id,
         ) as transaction:
             count = 0
             if not transaction.is_skipped:
@@ -282,7 +291,13 @@ class TargetTable:
         names = self._shape.key
         columns = {name: [key[at] for key in keys] for at, name in enumerate(names)}
         table = pa.table({name: self._shape.array(name, columns[name]) for name in names})
-        return self._client.lookup(str(self.path), table)
+        rows = self._client.lookup(str(self.path), table)
+        if self._client.describe_table(str(self.path)).schema_id != self._schema_id:
+            raise UnavailableError(
+                f"table '{self.path}': its schema was changed by others, and a row of it is to be"
+                " read by the columns there are now"
+            )
+        return rows
 
 
 def _keeps(found: pa.DataType, wanted: pa.DataType) -> bool:

@@ -17,8 +17,12 @@ from streamhouse.storage_service.engine.wakeups import Wakeups
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.model.casts.written_rows import (
+    current_columns,
+    in_current_version,
+    read_before_change,
+)
 from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.schema_change import in_current_version, read_before_change
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.traces.stages import stage_ended
 
@@ -93,8 +97,8 @@ class KeyTable(OpenTable):
         stage_ended("gate")
         try:
             # The schema cannot change from here on.
-            if columns is None and len(self.info.schema_versions) > 1:
-                writes = [self._of_now(write) for write in writes]
+            if any(write.schema_id not in (None, self.info.schema_id) for write in writes):
+                writes, columns = self._current(writes, columns)
             return await self.key_writer.write(writes, columns=columns, writer_id=writer_id)
         except InvalidRequestError as error:
             # They may be right for the schema there is now, and are read by it then.
@@ -105,12 +109,24 @@ class KeyTable(OpenTable):
             # A write whose caller has gone goes on: commits wait for it by `settle`.
             self.gate.leave()
 
-    def _of_now(self, write: KeyWrite) -> KeyWrite:
-        """Return a write that may have been read before a change of the schema with rows of now."""
-        rows = in_current_version(
-            self.info, write.rows, schema_id=write.schema_id, deletes=write.deletes
-        )
-        return write if rows is write.rows else write._replace(rows=rows)
+    def _current(
+        self, writes: Sequence[KeyWrite], columns: Sequence[str] | None
+    ) -> tuple[Sequence[KeyWrite], Sequence[str] | None]:
+        """Return writes that were read before a change of the schema by the schema there is now."""
+        current = []
+        for write in writes:
+            schema_id = self.info.schema_id if write.schema_id is None else write.schema_id
+            rows = in_current_version(
+                self.info,
+                write.rows,
+                schema_id=schema_id,
+                is_partial=columns is not None,
+                deletes=write.deletes,
+            )
+            current.append(write._replace(rows=rows))
+        if columns is not None:
+            columns = current_columns(self.info, columns, schema_id=schema_id)
+        return current, columns
 
     async def settle(self) -> None:
         """Return when all writes taken so far are answered."""

@@ -45,7 +45,7 @@ def chunks_of(
         if chunk and (
             size + len(staged.payload) > bytes_max
             or rows + staged.row_count > rows_max
-            or not staged.schema.equals(chunk[0].schema)
+            or not staged.schema.equals(chunk[0].schema, check_metadata=True)
         ):
             yield chunk
             chunk, rows, size = [], 0, 0

@@ -36,7 +36,7 @@ from streamhouse.storage_service.log.group_commit import CommitOutcome, Submit, 
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.staged_part import StagedPart
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
-from streamhouse.storage_service.model.schema_change import stored_version_of
+from streamhouse.storage_service.model.casts.written_rows import stored_version_of
 from streamhouse.storage_service.model.transaction import LinkedCommit
 from streamhouse.storage_service.traces.stages import STAGES
 

@@ -25,6 +25,7 @@ from streamhouse.storage_service.errors import (
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.log.staged_part import StagedPart
+from streamhouse.storage_service.model.casts.written_rows import check_staged
 from streamhouse.storage_service.model.transaction import TransactionOperation
 
 __all__ = ["check_and_start"]
@@ -53,6 +54,11 @@ async def check_and_start(
         log = table.tablets[bucket]
         assert log.high_watermark == log.log_end_offset, "every write has been published"
     _check_space(table, spec, parts, config)
+    if not isinstance(table, KeyTable):
+        # Of a table with a key the schema stays while the transaction is open.
+        for part in parts:
+            if part.row_count:
+                check_staged(table.info, part.schema)
     if isinstance(table, KeyTable) and _needs_rehearsal(table, spec):
         await _rehearse(table, spec, parts, config, runtime)
     return {bucket: table.tablets[bucket].log_end_offset for bucket in buckets}

@@ -299,6 +299,7 @@ class BeginTransaction(_RequestBody):
 
     operation: TransactionOperation
     columns: _Columns | None = None
+    schema_id: Annotated[str, Field(max_length=40)] | None = None
     app_id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     version: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     timeout_ms: Annotated[int, Field(lt=1 << 63)] | None = None

@@ -8,6 +8,7 @@ from fastapi import Query
 from fastapi.responses import JSONResponse, Response
 
 from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
+from streamhouse.storage_service.model.casts.written_rows import current_columns
 from streamhouse.storage_service.model.merge_engine import DeleteBehavior
 from streamhouse.storage_service.model.rejected.companion import rejected_path
 from streamhouse.storage_service.model.table import TableInfo, TablePath
@@ -22,7 +23,7 @@ from streamhouse.storage_service.server.control.request_bodies import (
     CommitTransaction,
     TableName,
 )
-from streamhouse.storage_service.server.http.parameters import integer
+from streamhouse.storage_service.server.http.parameters import integer, written_version
 from streamhouse.storage_service.server.service import Service
 
 __all__ = ["transaction_routes"]
@@ -137,7 +138,12 @@ def _columns(body: BeginTransaction, table: TableInfo) -> tuple[str, ...] | None
         raise UnsupportedError(
             f"transaction of '{table.path}': only an upsert names columns to update"
         )
-    return tuple(table.schema.select(body.columns, table=str(table.path)).names)
+    schema_id = written_version(body.schema_id, table)
+    schema = table.schema if schema_id is None else table.schema_version(schema_id)
+    columns = schema.select(body.columns, table=str(table.path)).names
+    if schema_id is None:
+        return tuple(columns)
+    return tuple(current_columns(table, columns, schema_id=schema_id))
 
 
 def _check_overwritten(table: TableInfo) -> None:

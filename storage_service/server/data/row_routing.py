@@ -28,11 +28,16 @@ from streamhouse.storage_service.model.bucketing import (
     split_evenly,
 )
 from streamhouse.storage_service.model.casts.conform import conform
+from streamhouse.storage_service.model.casts.written_rows import (
+    check_dropped,
+    check_names,
+    in_current_version,
+    version_of,
+)
 from streamhouse.storage_service.model.changelog import OPERATION_DELETE, operations_of
 from streamhouse.storage_service.model.lake.limits import LakeLimits
 from streamhouse.storage_service.model.records.record_sequence import RECORD_COUNTED
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.storage_service.model.schema_change import in_current_version, version_of
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.values.sorted_values import distinct
 from streamhouse.storage_service.wire.arrow_body import decode_append, encode_payload
@@ -42,26 +47,55 @@ from streamhouse.storage_service.wire.request_stream import (
     open_request,
 )
 
-__all__ = ["RowsRequest", "routed_batches", "routed_changes", "routed_rows", "routed_writes"]
+__all__ = [
+    "RowsRequest",
+    "routed_batches",
+    "routed_changes",
+    "routed_rows",
+    "routed_writes",
+    "written_to",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsRequest:
     """What reading a body needs to know besides it; plain values, for any thread.
 
-    Rows of a table without a key are spread over its buckets from `first_bucket` on.
+    `schema_id` is the version of the schema that the writer speaks of; None: the writer says none.
+    With `is_partial` rows have some columns only. Rows of a table without a key are spread over its
+    buckets from `first_bucket` on.
     """
 
     table: TableInfo
     verb: str
     config: ServiceConfig
+    schema_id: int | None
+    is_partial: bool = False
     writer_id: int = 0
     first_bucket: int = 0
 
     @property
     def what(self) -> str:
         """What errors begin with."""
-        return f"{self.verb} {'to' if self.verb == 'append' else 'of'} '{self.table.path}'"
+        return written_to(self.verb, self.table)
+
+    def version(self, columns: pa.Schema) -> int:
+        """Return the version of the schema that rows with these columns are of.
+
+        Raises `SchemaMismatchError` for columns whose names do not say it.
+        """
+        stated = self.schema_id
+        if stated is None:
+            check_names(self.table, columns.names)
+            stated = self.table.schema_id
+        if self.is_partial or self.verb == "delete":
+            return stated
+        return version_of(self.table, columns, stated=stated)
+
+
+def written_to(verb: str, table: TableInfo) -> str:
+    """Return what errors of a write begin with."""
+    return f"{verb} {'to' if verb == 'append' else 'of'} '{table.path}'"
 
 
 def _opened(body: bytes, request: RowsRequest) -> RequestStream:
@@ -78,16 +112,17 @@ def _opened(body: bytes, request: RowsRequest) -> RequestStream:
 def routed_batches(body: bytes, request: RowsRequest) -> list[RoutedBatch]:
     """Read the body of an append; return its batches, each with its bucket.
 
-    All have one schema version: that which the columns of the body say.
+    All have one schema version: that of the body's columns.
     """
     table = request.table
     stream = _opened(body, request)
-    schema_id = version_of(table, stream.schema)
+    schema_id = request.version(stream.schema)
     parts = decode_append(stream, table.schema_version(schema_id), table=str(table.path))
     limits = LakeLimits.of_table(table, schema_id)
     routed: list[RoutedBatch] = []
     for part in parts:
         _check_sequence(part, request)
+        check_dropped(table, part.batch, schema_id=schema_id)
         limits.check(part.batch, table=str(table.path))
         if part.bucket is None:
             routed.extend(_spread(part, request, schema_id))
@@ -193,6 +228,8 @@ def routed_writes(body: bytes, request: RowsRequest) -> list[KeyWrite]:
     numbered: set[int | None] = set()
     stream = _opened(body, request)
     names = stream.schema.names
+    columns = pa.schema([field for field in stream.schema if field.name != CHANGE_TYPE_COLUMN])
+    schema_id = request.version(stream.schema if request.verb == "delete" else columns)
     for part in stream.batches():
         _check_sequence(part, request)
         if part.sequence:
@@ -206,7 +243,7 @@ def routed_writes(body: bytes, request: RowsRequest) -> list[KeyWrite]:
         if not rows.num_rows:
             continue
         if request.verb == "delete":
-            _check_only_keys(names, request)
+            _check_only_keys(names, request, schema_id)
             operations = np.full(rows.num_rows, OPERATION_DELETE, np.int8)
         elif CHANGE_TYPE_COLUMN in names:
             position = names.index(CHANGE_TYPE_COLUMN)
@@ -216,9 +253,15 @@ def routed_writes(body: bytes, request: RowsRequest) -> list[KeyWrite]:
         write = KeyWrite(
             part.bucket or 0, rows, operations, part.sequence, schema_id=table.schema_id
         )
-        if request.verb == "upsert":
-            of_now = in_current_version(table, rows, deletes=write.deletes)
-            write = write._replace(rows=of_now)
+        check_dropped(table, rows, schema_id=schema_id, deletes=write.deletes)
+        current = in_current_version(
+            table,
+            rows,
+            schema_id=schema_id,
+            is_partial=request.is_partial,
+            deletes=write.deletes,
+        )
+        write = write._replace(rows=current)
         parts.append((part.bucket, write))
     pieces: dict[int, list[KeyWrite]] = {}
     for piece in _by_bucket(parts, request):
@@ -226,11 +269,12 @@ def routed_writes(body: bytes, request: RowsRequest) -> list[KeyWrite]:
     return [_joined(pieces[bucket]) for bucket in sorted(pieces)]
 
 
-def _check_only_keys(names: Sequence[str], request: RowsRequest) -> None:
-    key = request.table.descriptor.primary_key
+def _check_only_keys(names: Sequence[str], request: RowsRequest, schema_id: int) -> None:
+    table = request.table.in_version(schema_id)
+    key = table.descriptor.primary_key
     for name in names:
         if name not in key:
-            request.table.schema.column(name, table=str(request.table.path))
+            table.schema.column(name, table=str(table.path))
             raise SchemaMismatchError(
                 f"{request.what}: column '{name}' is not part of the key ({', '.join(key)}); a"
                 " delete takes the key columns only"

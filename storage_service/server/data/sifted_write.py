@@ -8,6 +8,7 @@ others, which then happens once, however often it arrives.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,10 +28,9 @@ from streamhouse.storage_service.errors import (
     TransactionClosedError,
     UnsupportedError,
 )
+from streamhouse.storage_service.model.casts.written_rows import check_names
 from streamhouse.storage_service.model.rejected.companion import rejected_rows
 from streamhouse.storage_service.model.rejected.division import Divided, divide, divide_rows
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.storage_service.model.schema_change import read_before_change, version_of
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 from streamhouse.storage_service.model.transaction import (
     CommitResult,
@@ -43,6 +43,7 @@ from streamhouse.storage_service.server.data.row_routing import (
     RowsRequest,
     routed_batches,
     routed_writes,
+    written_to,
 )
 from streamhouse.storage_service.server.data.stage_route import read_staged
 from streamhouse.storage_service.server.http.http_exchange import (
@@ -50,7 +51,7 @@ from streamhouse.storage_service.server.http.http_exchange import (
     Body,
     HttpExchange,
 )
-from streamhouse.storage_service.server.http.parameters import integer
+from streamhouse.storage_service.server.http.parameters import integer, written_version
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.text.csv_rows import divide_csv
 from streamhouse.storage_service.text.json_reading import plain_values, read_json
@@ -105,6 +106,8 @@ class SiftedWrite:
     version: int | None
     source: str
     first_row: int
+    schema_id: int | None = None
+    """The version of the schema that the columns are named by; None: the current one."""
     bucket: int | None = None
     """That of the rows that fit; None: they are spread, or their keys say it."""
 
@@ -115,7 +118,10 @@ class SiftedWrite:
 
 
 def sifted_write(
-    exchange: HttpExchange, query: Mapping[str, str], operation: TransactionOperation
+    exchange: HttpExchange,
+    query: Mapping[str, str],
+    operation: TransactionOperation,
+    table: TableInfo,
 ) -> SiftedWrite | None:
     """Read what a request asks for; None: its rows are Arrow's, and are stored as they are."""
     given = exchange.header(b"content-type")
@@ -153,6 +159,7 @@ def sifted_write(
         version=None if version is None else integer("version", version, least=0),
         source=source,
         first_row=integer("first_row", query.get("first_row", "0"), least=0),
+        schema_id=written_version(query.get("schema_id"), table),
     )
 
 
@@ -198,8 +205,16 @@ async def answer_sifted(
 
 
 def _divided(body: bytes, table: TableInfo, asked: SiftedWrite, config: ServiceConfig) -> Divided:
-    """Read the body and divide its rows. On any thread."""
-    what = RowsRequest(table=table, verb=str(asked.operation), config=config).what
+    """Read the body and divide its rows, by one version of the schema. On any thread."""
+    schema_id = table.schema_id if asked.schema_id is None else asked.schema_id
+    divided = _divided_by(table.in_version(schema_id), body, asked, config)
+    return dataclasses.replace(divided, schema_id=schema_id)
+
+
+def _divided_by(
+    table: TableInfo, body: bytes, asked: SiftedWrite, config: ServiceConfig
+) -> Divided:
+    what = written_to(str(asked.operation), table)
     key: tuple[str, ...] = ()
     if asked.operation is TransactionOperation.DELETE:
         key, table = table.descriptor.primary_key, _of_keys(table)
@@ -229,6 +244,8 @@ def _divided(body: bytes, table: TableInfo, asked: SiftedWrite, config: ServiceC
         batch_bytes_max=config.batch_bytes_max,
         batches_max=config.append_batches_max,
     )
+    if asked.schema_id is None:
+        check_names(table, stream.schema.names)
     parts = list(stream.batches())
     if any(part.sequence or part.bucket is not None for part in parts):
         raise InvalidRequestError(
@@ -285,6 +302,7 @@ async def _like_any_others(
         table=table.info,
         verb=str(asked.operation),
         config=service.config,
+        schema_id=divided.schema_id,
         first_bucket=table.next_spread_bucket(1),
     )
     body = _body(table.info, divided.good)
@@ -350,8 +368,14 @@ async def _commit(
         parts = []
         if divided.good:
             # Of a table with a key the schema stays while the transaction is open.
-            _check_columns(table.info, divided)
-            staged = await _stage(service, table, transaction_id, divided.good, bucket=asked.bucket)
+            staged = await _stage(
+                service,
+                table,
+                transaction_id,
+                divided.good,
+                schema_id=divided.schema_id,
+                bucket=asked.bucket,
+            )
             parts.append(staged)
         linked = None
         if divided.bad:
@@ -366,7 +390,11 @@ async def _commit(
             )
             spare.callback(_abort, service, companion, linked_id)
             rows = await service.run_blocking(_rejected, divided, asked)
-            kept = [await _stage(service, companion, linked_id, [batch]) for batch in rows]
+            current = companion.info.schema_id
+            kept = [
+                await _stage(service, companion, linked_id, [batch], schema_id=current)
+                for batch in rows
+            ]
             linked = LinkedCommit(
                 table=str(companion.path), transaction_id=linked_id, parts=tuple(kept)
             )
@@ -380,15 +408,6 @@ async def _commit(
         return result
 
 
-def _check_columns(table: TableInfo, divided: Divided) -> None:
-    """Raise UnavailableError for rows whose columns are taken for others since a change."""
-    if divided.schema_id in (None, table.schema_id):
-        return
-    fields = [field for field in divided.good[0].schema if field.name != CHANGE_TYPE_COLUMN]
-    if version_of(table, pa.schema(fields)) != divided.schema_id:
-        raise read_before_change(str(table.path), f"they are of version {divided.schema_id}")
-
-
 def _abort(service: Service, table: OpenTable, transaction_id: str) -> None:
     with contextlib.suppress(StreamhouseError, KeyError):
         service.manager.transactions.of(table).abort(transaction_id)
@@ -400,13 +419,16 @@ async def _stage(
     transaction_id: str,
     batches: Sequence[pa.RecordBatch],
     *,
+    schema_id: int | None,
     bucket: int | None = None,
 ) -> str:
     transactions = service.transactions_of(table)
     spec = transactions.spec(transaction_id)
     body = _body(table.info, batches, bucket=bucket)
     first = table.next_spread_bucket(1)
-    staged = await service.run_by_size(read_staged, body, table.info, spec, first, service.config)
+    staged = await service.run_by_size(
+        read_staged, body, table.info, spec, first, service.config, schema_id
+    )
     part_id, _ = await transactions.stage(transaction_id, *staged, token=None)
     return part_id
 

@@ -24,6 +24,7 @@ from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN
+from streamhouse.storage_service.model.casts.written_rows import staged_schema
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.server.data.row_routing import (
@@ -32,6 +33,7 @@ from streamhouse.storage_service.server.data.row_routing import (
     routed_writes,
 )
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
+from streamhouse.storage_service.server.http.parameters import written_version
 from streamhouse.storage_service.server.service import Service
 
 __all__ = ["answer_stage", "read_staged"]
@@ -52,7 +54,8 @@ async def answer_stage(
     With a `token` a repetition is answered with the part that was made first.
     """
     table = service.table(path)
-    token = exchange.query(["token"]).get("token")
+    query = exchange.query(["token", "schema_id"])
+    token = query.get("token")
     if token is not None and not _TOKEN.fullmatch(token):
         raise InvalidRequestError(
             f"{exchange.path}: token must be 1 to 64 letters, digits, '-' and '_'"
@@ -62,8 +65,9 @@ async def answer_stage(
     with service.body_memory.body(exchange.caller.name) as held:
         body = await service.rows_body(exchange, held)
         first = table.next_spread_bucket(1)
+        schema_id = written_version(query.get("schema_id"), table.info)
         staged = await service.run_by_size(
-            read_staged, body, table.info, spec, first, service.config
+            read_staged, body, table.info, spec, first, service.config, schema_id
         )
         part_id, part = await transactions.stage(transaction_id, *staged, token=token)
     await exchange.answer_json(
@@ -72,17 +76,29 @@ async def answer_stage(
 
 
 def read_staged(
-    body: bytes, table: TableInfo, spec: TransactionSpec, first_bucket: int, config: ServiceConfig
+    body: bytes,
+    table: TableInfo,
+    spec: TransactionSpec,
+    first_bucket: int,
+    config: ServiceConfig,
+    schema_id: int | None,
 ) -> _Staged:
-    """Decode, check and route the body. On any thread."""
-    if not table.is_primary_key_table:
-        request = RowsRequest(table=table, verb="append", config=config, first_bucket=first_bucket)
-        batches = routed_batches(body, request)
-        schema_id = batches[0].schema_id if batches else table.schema_id
-        return _Staged(table.log_schema_of(schema_id), batches)
+    """Decode, check and route the body, by version `schema_id` of the schema. On any thread."""
     is_delete = spec.operation is TransactionOperation.DELETE
     verb = TransactionOperation.DELETE if is_delete else TransactionOperation.UPSERT
-    writes = routed_writes(body, RowsRequest(table=table, verb=str(verb), config=config))
+    request = RowsRequest(
+        table=table,
+        verb=str(verb) if table.is_primary_key_table else "append",
+        config=config,
+        schema_id=schema_id,
+        is_partial=spec.columns is not None,
+        first_bucket=first_bucket,
+    )
+    if not table.is_primary_key_table:
+        batches = routed_batches(body, request)
+        stored_as = batches[0].schema_id if batches else table.schema_id
+        return _Staged(staged_schema(table, stored_as), batches)
+    writes = routed_writes(body, request)
     rules = table_rules(table)
     for write in writes:
         given = check_rows(

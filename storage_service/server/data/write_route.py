@@ -18,6 +18,7 @@ from streamhouse.storage_service.errors import (
     InvalidRequestError,
     UnsupportedError,
 )
+from streamhouse.storage_service.model.casts.written_rows import current_columns
 from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.server.data.row_routing import (
@@ -31,14 +32,15 @@ from streamhouse.storage_service.server.data.sifted_write import (
     sifted_write,
 )
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
-from streamhouse.storage_service.server.http.parameters import column_names
+from streamhouse.storage_service.server.http.parameters import column_names, written_version
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.traces.stages import stage_ended
 
 __all__ = ["answer_append", "answer_delete", "answer_upsert"]
 
-_APPEND_PARAMETERS: Final = ("writer_id", *SIFTED_PARAMETERS)
-_UPSERT_PARAMETERS: Final = ("writer_id", "columns", *SIFTED_PARAMETERS)
+_APPEND_PARAMETERS: Final = ("writer_id", "schema_id", *SIFTED_PARAMETERS)
+_UPSERT_PARAMETERS: Final = ("columns", *_APPEND_PARAMETERS)
+_DELETE_PARAMETERS: Final = ("writer_id", "schema_id")
 _WRITER_ID: Final = re.compile(r"[0-9a-fA-F]{1,16}")
 
 
@@ -50,7 +52,7 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
         raise UnsupportedError(
             f"table '{table.path}' has a primary key: upsert rows instead of appending them"
         )
-    asked = sifted_write(exchange, query, TransactionOperation.APPEND)
+    asked = sifted_write(exchange, query, TransactionOperation.APPEND, table.info)
     if asked is not None:
         return await answer_sifted(exchange, service, table, asked)
     with service.body_memory.body(exchange.caller.name) as held:
@@ -60,6 +62,7 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
             verb="append",
             writer_id=writer_id,
             config=service.config,
+            schema_id=written_version(query.get("schema_id"), table.info),
             first_bucket=table.next_spread_bucket(1),
         )
         batches = await service.run_by_size(routed_batches, body, request)
@@ -77,7 +80,7 @@ async def answer_upsert(exchange: HttpExchange, service: Service, *, path: str) 
 
 async def answer_delete(exchange: HttpExchange, service: Service, *, path: str) -> None:
     """Delete the rows whose keys the request has."""
-    await _write(exchange, service, path, verb="delete", known=("writer_id",))
+    await _write(exchange, service, path, verb="delete", known=_DELETE_PARAMETERS)
 
 
 async def _write(
@@ -85,21 +88,30 @@ async def _write(
 ) -> None:
     """All of the request happens or nothing; `known` are its parameters."""
     query, table = exchange.query(known), service.table(path)
-    columns = column_names(query.get("columns"), table.info)
     writer_id = writer_id_of(exchange, query.get("writer_id"))
     if not isinstance(table, KeyTable):
         raise UnsupportedError(
             f"table '{table.path}' has no primary key, so there is nothing to {verb}; rows are"
             " appended to it"
         )
-    asked = sifted_write(exchange, query, TransactionOperation(verb))
+    asked = sifted_write(exchange, query, TransactionOperation(verb), table.info)
     if asked is not None:
         return await answer_sifted(exchange, service, table, asked)
     with service.body_memory.body(exchange.caller.name) as held:
         body = await service.rows_body(exchange, held)
+        info = table.info
+        schema_id = written_version(query.get("schema_id"), info)
+        columns = column_names(query.get("columns"), info, schema_id)
         request = RowsRequest(
-            table=table.info, verb=verb, writer_id=writer_id, config=service.config
+            table=info,
+            verb=verb,
+            writer_id=writer_id,
+            config=service.config,
+            schema_id=schema_id,
+            is_partial=columns is not None,
         )
+        if columns is not None and schema_id is not None:
+            columns = current_columns(info, columns, schema_id=schema_id)
         writes = await service.run_by_size(routed_writes, body, request)
         stage_ended("decode")
         service.check_write()

@@ -17,6 +17,7 @@ __all__ = [
     "offsets",
     "schema_version",
     "table_id",
+    "written_version",
 ]
 
 _OFFSET_MAX: Final = (1 << 63) - 1
@@ -38,10 +39,18 @@ def table_id(query: Mapping[str, str]) -> int | None:
     return None if text is None else integer("table_id", text, least=0)
 
 
-def column_names(text: str | None, table: TableInfo) -> Sequence[str] | None:
-    """Read `a,b` (or a JSON list, for names with commas) as columns of `table`; None: all."""
+def column_names(
+    text: str | None, table: TableInfo, schema_id: int | None = None
+) -> Sequence[str] | None:
+    """Read `a,b` (or a JSON list, for names with commas) as columns of `table`; None: all.
+
+    They have their names of version `schema_id` of its schema, by default of the current one.
+    """
     names = _names(text)
-    return None if names is None else table.schema.select(names, table=str(table.path)).names
+    if names is None:
+        return None
+    schema = table.schema if schema_id is None else table.schema_version(schema_id)
+    return schema.select(names, table=str(table.path)).names
 
 
 def schema_version(text: str | None, table: TableInfo) -> int:
@@ -49,6 +58,24 @@ def schema_version(text: str | None, table: TableInfo) -> int:
     schema_id = table.schema_id if text is None else integer("schema_id", text, least=0)
     table.schema_version(schema_id)
     return schema_id
+
+
+def written_version(text: str | None, table: TableInfo) -> int | None:
+    """Read `schema_id` of a write: the version of the schema that its columns are named by.
+
+    That is its number, or `VERSION_HEADER` of the table as the writer knows it. Of another table,
+    as one that was dropped and made again, no version is this one's: None, as without any.
+    """
+    if text is None:
+        return None
+    table_id, dot, schema_id = text.partition(".")
+    if not dot:
+        return schema_version(text, table)
+    number = integer("schema_id", schema_id, least=0)
+    if integer("schema_id", table_id, least=0) != table.table_id:
+        return None
+    table.schema_version(number)
+    return number
 
 
 def log_column_names(text: str | None, table: TableInfo, schema_id: int) -> Sequence[str] | None:

@@ -269,7 +269,13 @@ class _Reading:
         table, sequence, partition = self._table, opened.sequence, opened.partition
         header = opened.batch.header
         writer_id = 0 if sequence is None else writer_of(header.producer_id, partition)
-        request = RowsRequest(table=table, verb="produce", config=self._config, writer_id=writer_id)
+        request = RowsRequest(
+            table=table,
+            verb="produce",
+            config=self._config,
+            schema_id=table.schema_id,
+            writer_id=writer_id,
+        )
         packed = 0 if sequence is None else sequence.packed()
         batches: Sequence[RoutedBatch] = ()
         writes: Sequence[KeyWrite] = ()

@@ -8,13 +8,10 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.errors import SchemaMismatchError, StreamhouseError
+from streamhouse.storage_service.model.casts.written_rows import version_of
 from streamhouse.storage_service.model.nested_fields import wider_parts
 from streamhouse.storage_service.model.schema import Schema, type_to_json
-from streamhouse.storage_service.model.schema_change import (
-    change_schema,
-    convert_rows,
-    version_of,
-)
+from streamhouse.storage_service.model.schema_change import change_schema, convert_rows
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 
 PLACE = pa.struct(
@@ -126,7 +123,7 @@ def test_a_type_is_widened_where_its_path_leads() -> None:
         ("sizes", "value", "x"): pa.int64(),
     }
     assert not list(wider_parts(place, _place(before)))
-    assert version_of(info, added.schema.to_arrow()) == info.schema_id
+    assert version_of(info, added.schema.to_arrow(), stated=info.schema_id) == info.schema_id
 
 
 def test_rows_of_a_wider_type_are_no_rows_of_a_narrower_one_unless_they_fit() -> None:
@@ -150,10 +147,10 @@ def test_rows_are_of_the_newest_version_with_their_fields() -> None:
     third = change_schema(second, [_add("place", "spots", "element", "y", type="int")])
     last = change_schema(third, [{"comment": "id", "to": "a number"}])
 
-    assert version_of(last, first.schema.to_arrow()) == 0
-    assert version_of(last, second.schema.to_arrow()) == 1
-    assert version_of(last, third.schema.to_arrow()) == 3
+    assert version_of(last, first.schema.to_arrow(), stated=3) == 0
+    assert version_of(last, second.schema.to_arrow(), stated=3) == 1
+    assert version_of(last, third.schema.to_arrow(), stated=3) == 3
     untyped = pa.schema([("place", pa.null()), ("id", pa.int64())])
-    assert version_of(last, untyped) == 3
+    assert version_of(last, untyped, stated=3) == 3
     other = pa.schema([("id", pa.int64()), ("place", pa.struct([("odd", pa.int8())]))])
-    assert version_of(last, other) == 3
+    assert version_of(last, other, stated=3) == 3

@@ -16,14 +16,10 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnknownColumnError,
 )
+from streamhouse.storage_service.model.casts.written_rows import in_current_version, version_of
 from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.schema_change import (
-    change_schema,
-    convert_rows,
-    in_current_version,
-    version_of,
-)
+from streamhouse.storage_service.model.schema_change import change_schema, convert_rows
 from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 
 
@@ -123,7 +119,7 @@ def test_rows_of_an_earlier_version_may_be_null_where_the_current_one_allows_it(
     columns = [pa.array([value], t) for value, (_, t) in zip((None, None, 0.5), types, strict=True)]
     given = pa.record_batch(columns, schema=pa.schema(types))
 
-    current = in_current_version(info, given)
+    current = in_current_version(info, given, schema_id=0)
 
     assert current.to_pylist() == [{"id": None, "price": None, "weight": 0.5, "note": None}]
 
@@ -178,7 +174,8 @@ def test_rows_with_the_columns_of_an_earlier_version_are_of_that_version() -> No
     info = change_schema(_info(), [{"add": "note", "type": "string"}])
 
     def version(*names: str) -> int:
-        return version_of(info, pa.schema([(name, pa.string()) for name in names]))
+        columns = pa.schema([(name, pa.string()) for name in names])
+        return version_of(info, columns, stated=1)
 
     assert version("price", "id", "weight") == 0
     assert version("id", "price", "weight", "note") == 1

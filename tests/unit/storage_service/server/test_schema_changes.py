@@ -23,9 +23,10 @@ async def _alter(service: InProcessService, *changes: dict[str, Any]) -> AsgiAns
     )
 
 
-async def _append(service: InProcessService, rows: pa.RecordBatch) -> int:
+async def _append(service: InProcessService, rows: pa.RecordBatch, **query: str) -> int:
     body = encode_append_body(rows.schema, [(0, 0, rows)])
-    return (await service.call("POST", "/v1/tables/events/append", body=body)).status
+    answer = await service.call("POST", "/v1/tables/events/append", query=query, body=body)
+    return answer.status
 
 
 async def _rows(service: InProcessService, **query: str) -> list[dict[str, Any]]:
@@ -82,11 +83,14 @@ async def test_rows_of_all_versions_come_in_the_current_one_or_the_one_asked_for
         assert answer.error()[2].endswith("has no schema version 5; it has 0 to 1")
 
 
-async def test_a_writer_that_does_not_know_of_the_change_goes_on_writing(tmp_path: Path) -> None:
+async def test_a_writer_that_does_not_know_of_the_change_goes_on_if_it_says_its_version(
+    tmp_path: Path,
+) -> None:
     async with in_process_service(tmp_path) as service:
         await _evolved(service)
 
-        assert await _append(service, event_rows(2, 3)) == 200
+        assert await _append(service, event_rows(2, 3)) == 400
+        assert await _append(service, event_rows(2, 3), schema_id="0") == 200
 
         assert (await _rows(service))[2] == {
             "id": 2,

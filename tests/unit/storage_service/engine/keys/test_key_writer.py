@@ -356,8 +356,9 @@ async def test_a_request_that_was_read_before_the_schema_changed_is_stored_after
         ]
         await manager.alter_schema(table.path, changes)
 
-        await _write(manager, table, KeyWrite(0, rows))
-        await _write(manager, table, KeyWrite(0, keys, np.array([OPERATION_DELETE], np.int8)))
+        deletes = np.array([OPERATION_DELETE], np.int8)
+        await _write(manager, table, KeyWrite(0, rows, schema_id=0))
+        await _write(manager, table, KeyWrite(0, keys, deletes, schema_id=0))
 
         found = looked_up(table.key_buckets[0].rows, _named(range(3), "").select(["id"]))
         assert found.found.tolist() == [False, True, True]
