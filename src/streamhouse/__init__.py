@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from streamhouse.storage_service.errors import (
         AlreadyExistsError,
         BucketNotFoundError,
+        ColumnDroppedError,
         CommitConflictError,
         ConsumerLimitError,
         CorruptDataError,
@@ -85,6 +86,7 @@ _HOMES: Final = {
     "attach": "streamhouse.connector.format.registration",
     "BucketNotFoundError": _ERRORS,
     "cdc": "streamhouse.connector.cdc",
+    "ColumnDroppedError": _ERRORS,
     "CommitConflictError": _ERRORS,
     "ConsumerLimitError": _ERRORS,
     "CommitResult": "streamhouse.storage_service.model.transaction",
@@ -147,6 +149,7 @@ __all__ = [
     "AppendWriter",
     "AsyncStreamhouseClient",
     "BucketNotFoundError",
+    "ColumnDroppedError",
     "CommitConflictError",
     "CommitResult",
     "ConsumerLimitError",

@@ -350,10 +350,7 @@ async def test_a_request_that_was_read_before_the_schema_changed_is_stored_after
     async with open_manager(tmp_path) as manager:
         table = await _table(manager)
         rows, keys = _named(range(3), "x"), pa.record_batch({"id": pa.array([0], pa.int64())})
-        changes = [
-            {"add": "unit", "type": "string"},
-            {"rename": "name", "to": "title"},
-        ]
+        changes = [{"add": "unit", "type": "string"}, {"rename": "name", "to": "title"}]
         await manager.alter_schema(table.path, changes)
 
         deletes = np.array([OPERATION_DELETE], np.int8)
