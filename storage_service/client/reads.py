@@ -108,9 +108,11 @@ def fetch(
         **named_table(table_id),
         "offset": str(offset),
         "max_bytes": str(max_bytes),
-        "max_wait_ms": str(max_wait_ms),
         **named_columns(columns),
     }
+    # Each parameter that is sent costs some microseconds.
+    if max_wait_ms:
+        query["max_wait_ms"] = str(max_wait_ms)
     if end_offset is not None:
         query["end_offset"] = str(end_offset)
     if schema_id is not None:

@@ -14,6 +14,7 @@ from pyiceberg.catalog import load_catalog
 from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.errors import (
     FencedError,
+    OffsetOutOfRangeError,
     StreamhouseError,
     TableExistsError,
     UnavailableError,
@@ -22,6 +23,7 @@ from streamhouse.storage_service.errors import (
 from tests.support.adoption_world import (
     KEYED,
     LOG,
+    SCHEMA,
     Lake,
     Rows,
     adopt,
@@ -213,6 +215,30 @@ def test_a_table_that_was_dropped_by_mistake_comes_back(lake: Lake) -> None:
 
         check(client, log, keyed)
         go_on(client, lake, log, keyed)
+
+
+def test_positions_go_on_in_an_adopted_table_as_far_as_its_rows_came_along(lake: Lake) -> None:
+    with lake.service("a") as (_, client):
+        client.create_table(LOG, SCHEMA)
+        client.append(LOG, rows(0, 10))
+        tier_once(client)
+        subscription = client.subscribe(LOG, start="committed", consumer="billing")
+        first = next(subscription)
+        client.drop_table(LOG)
+        client.adopt_table(LOG)
+        client.append(LOG, rows(20, 25))
+        second = next(subscription)
+        subscription.commit()
+        committed = client.committed(LOG, "billing")
+        # What follows is lost with the next drop.
+        client.drop_table(LOG)
+        client.adopt_table(LOG)
+        with pytest.raises(OffsetOutOfRangeError, match=r"offset 15 .* only 10 of the rows below"):
+            client.fetch(LOG, 0, second.end_offset)
+
+    assert (second.base_offset, second.data.column("id")[0].as_py()) == (10, 20)
+    assert first.table_id != second.table_id
+    assert committed == {0: 15}
 
 
 def test_the_command_adopts_by_name_and_says_what_it_cannot(lake: Lake) -> None:

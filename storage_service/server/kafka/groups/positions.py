@@ -70,8 +70,12 @@ _AT_ONCE: Final = 8
 class Elsewhere:
     """A table that another shard has, and what that one answers about a group there."""
 
-    def __init__(self, exchange: KafkaExchange, path: TablePath, endpoint: str) -> None:
+    def __init__(
+        self, exchange: KafkaExchange, path: TablePath, endpoint: str, *, table_id: int | None
+    ) -> None:
+        """`table_id` is that of the table as the other shard told it, None if it was not asked."""
         self.path = path
+        self.table_id = table_id
         self._exchange = exchange
         self._endpoint = endpoint
 
@@ -108,6 +112,7 @@ class Elsewhere:
     ) -> None:
         """Report the group's positions there; raises as the other shard does."""
         body = {
+            "table_id": self.table_id,
             "offsets": buckets_to_json(offsets),
             "reads_lake": True,
             "durable": is_durable,
@@ -149,10 +154,10 @@ async def found_table(exchange: KafkaExchange, topic: str) -> OpenTable | Elsewh
         endpoint = await elsewhere(exchange, path)
         if endpoint is not None:
             try:
-                await table_there(exchange, topic, path, endpoint)
+                info = await table_there(exchange, topic, path, endpoint)
             except NotFoundError as error:
                 raise _has_left(path) from error
-            return Elsewhere(exchange, path, endpoint)
+            return Elsewhere(exchange, path, endpoint, table_id=info.table_id)
         # It may have come here while the store was asked.
         return topic_table(exchange, topic, Level.READ)
 
@@ -394,7 +399,7 @@ async def _readable_elsewhere(exchange: KafkaExchange) -> list[Elsewhere]:
         owner = owners.get(shard)
         if owner is None or owner.endpoint is None:
             raise await shards.elsewhere(path) or InternalError(f"shard '{shard}' has no owner")
-        found.append(Elsewhere(exchange, path, owner.endpoint))
+        found.append(Elsewhere(exchange, path, owner.endpoint, table_id=None))
     return found
 
 
