@@ -43,6 +43,7 @@ def _check(world: CdcWorld, chance: random.Random) -> None:
         "CREATE TABLE a (id int PRIMARY KEY, n int, wide text)",
         "CREATE TABLE b (id int, part text, n int, PRIMARY KEY (id, part))",
         "CREATE TABLE l (id bigserial, n int)",
+        "ALTER TABLE l REPLICA IDENTITY FULL",
         f"INSERT INTO a SELECT i, 0, {_WIDE} FROM generate_series(1, 300) i",
         "INSERT INTO b SELECT i, 'p', 0 FROM generate_series(1, 300) i",
         "INSERT INTO l (n) SELECT i FROM generate_series(1, 300) i",

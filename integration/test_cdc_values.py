@@ -24,7 +24,7 @@ _ROWS: Final = 40
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    settings = ("wal_level=logical", "max_replication_slots=40")
+    settings = ("wal_level=logical", "max_replication_slots=40", "timezone=Asia/Kolkata")
     with PostgresServer(*settings, with_driver=False) as started:
         yield started
 
@@ -66,7 +66,7 @@ _ODD_DAYS: Final = (
 )
 _ODD_MOMENTS: Final = (
     *_ODD_DAYS,
-    *("1500-03-01 01:02:03.000004", "294276-12-31 23:59:59.999999", "2026-01-01 00:00:00.1"),
+    *("1500-03-01 01:02:03.000004", "294276-12-30 23:59:59.999999", "2026-01-01 00:00:00.1"),
 )
 _KINDS: Final = {
     "int2": Kind("int2", ("-32768", "7")),

@@ -136,7 +136,8 @@ class EngineSettings:
         """Return how the snapshot reads tables with dates.
 
         Java's old dates have no era and no infinity, and ten days less in 1582: dates come as
-        numbers of days, those that no calendar here has as the next before or after it.
+        numbers of days, those that no calendar here has as the next before or after it. A table
+        whose name is a name here needs no quotes in a setting.
         """
         name = "snapshot.select.statement.overrides"
         selects = {

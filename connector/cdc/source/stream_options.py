@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from streamhouse.connector.cdc.source.progress import FollowedTable
 from streamhouse.connector.cdc.source.source_types import is_key
@@ -14,9 +12,6 @@ from streamhouse.storage_service.errors import InvalidRequestError, SchemaMismat
 from streamhouse.storage_service.model.table import TablePath
 
 __all__ = ["StreamOptions", "check_not_renamed"]
-
-# In a setting of Debezium's that has names as its parts.
-_PLAIN_NAME: Final = re.compile(r"[^.,\\\"\s]+\.[^.,\\\"\s]+")
 
 
 def check_not_renamed(name: str, ours: FollowedTable, now: Mapping[str, int]) -> None:
@@ -82,10 +77,6 @@ class StreamOptions:
                 f"column '{inexact[0].name}' of its primary key is {inexact[0].type_name}, of which"
                 " two values may be one here; give it another key"
             )
-        elif not _PLAIN_NAME.fullmatch(table.full_name) and any(
-            column.type_name == "date" for column in table.columns
-        ):
-            why = "its name has signs with which Debezium cannot read dates; rename it"
         if why:
             raise InvalidRequestError(why)
         self.check_old_rows(table)

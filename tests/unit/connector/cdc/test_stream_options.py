@@ -47,7 +47,6 @@ def test_a_table_whose_old_rows_have_the_key_is_followed(change: dict[str, Any])
         ({"columns": (SourceColumn("id", "_int4"),)}, "primary key is _int4"),
         ({"columns": (SourceColumn("id", "varbit"),)}, "primary key is varbit"),
         ({"columns": (SourceColumn("id", "timetz"),)}, "primary key is timetz"),
-        ({"name": "a.b", "columns": (*COLUMNS, SourceColumn("d", "date"))}, "rename it"),
     ],
 )
 def test_a_table_that_cannot_be_followed_says_why(change: dict[str, Any], why: str) -> None:
