@@ -273,12 +273,18 @@ def test_what_has_no_form_ends_the_command_or_is_left_out(world: CdcWorld) -> No
     world.sql(
         "CREATE TABLE deep (id int PRIMARY KEY, nested int[][], flat int[])",
         "CREATE TABLE k (k timestamptz PRIMARY KEY, v int)",
+        "CREATE TABLE odd (id int PRIMARY KEY, n numeric(5,2))",
+        "INSERT INTO odd VALUES (1, 1), (2, 'NaN')",
         "INSERT INTO deep VALUES (1, '{{1,2},{3,4}}', '{5}')",
         "INSERT INTO k VALUES ('9999-12-31 23:59:59.999999+00', 2), ('2026-01-01', 4)",
     )
     command = world.follow("--tables", "public.*")
     world.wait_until_read(command)
     assert world.rows("deep") == [{"id": 1, "flat": [5]}]
+    # In rows that are there at the first look it stops no other table.
+    assert "public.odd is not followed: table" in command.said()
+    world.sql("CREATE TABLE odd_2 (k date PRIMARY KEY)", "INSERT INTO odd_2 VALUES ('infinity')")
+    world.wait_until_said(command, "the value '2932897' does not fit type date32")
 
     world.sql("INSERT INTO deep VALUES (2, NULL, '{6}')", "INSERT INTO k VALUES ('infinity', 1)")
     code, said = command.finish()

@@ -180,9 +180,14 @@ class Follower:
         targets: dict[str, TargetTable],
         stop: threading.Event,
     ) -> str:
-        lsn = read_snapshot(settings, targets, stop=stop, say=self._say)
+        lsn = read_snapshot(settings, targets, stop=stop, say=self._say_once)
         if lsn is not None:
-            self._positions.store(replace(progress, lsn=lsn))
+            read = {name: ours for name, ours in progress.tables.items() if name in targets}
+            if len(read) < len(progress.tables):
+                with SourceDatabase(self._address) as source:
+                    followed = [target.source for target in targets.values()]
+                    source.unpublish_all_but(self._options.slot, followed)
+            self._positions.store(replace(progress, lsn=lsn, tables=read))
             self._commits += 1
         return ""
 

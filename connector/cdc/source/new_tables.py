@@ -107,6 +107,8 @@ class NewTables:
         self._placeholder = placeholder
         self._say = say
         self._say_once = say_once
+        # Tables, by number, that have what does not fit: to read them again takes as long.
+        self._refused: set[int] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="new tables", daemon=True)
         self.read: ReadTables | None = None
@@ -150,7 +152,8 @@ class NewTables:
             for table in now:
                 ours = followed.get(table.full_name)
                 if ours is None or ours.oid != table.oid:
-                    new[table.full_name] = table
+                    if table.oid not in self._refused:
+                        new[table.full_name] = table
                     continue
                 try:
                     self._options.check_followed(table)
@@ -189,6 +192,7 @@ class NewTables:
                 self._settings(list(tables.values())), targets, stop=self._stop, say=self._say
             )
         finally:
+            self._refused |= {table.oid for name, table in tables.items() if name not in targets}
             source.drop_slot(slot, wait_s=_SLOT_FREE_S)
         if lsn is None:
             return None

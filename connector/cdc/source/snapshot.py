@@ -7,8 +7,9 @@ snapshot has in it are known when they come, and those after it are not.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from streamhouse.connector.cdc.source.debezium_engine import (
@@ -19,7 +20,7 @@ from streamhouse.connector.cdc.source.debezium_engine import (
 )
 from streamhouse.connector.cdc.source.source_database import SourceDatabase
 from streamhouse.connector.cdc.source.target_table import TargetTable
-from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.storage_service.errors import SchemaMismatchError, UnavailableError
 
 __all__ = ["read_snapshot"]
 
@@ -28,15 +29,16 @@ _STAGE_ROWS: Final = 20_000
 
 def read_snapshot(
     settings: EngineSettings,
-    targets: Mapping[str, TargetTable],
+    targets: dict[str, TargetTable],
     *,
     stop: threading.Event,
     say: Callable[[str], None],
 ) -> int | None:
     """Make our tables what those of the source are; return at which position, None if stopped.
 
-    The slot is there afterwards, and nothing was read from it. Raises `UnavailableError` if
-    Debezium ends before.
+    The slot is there afterwards, and nothing was read from it. A table with a value that has no
+    form here is named, and taken out of `targets`. Raises `SchemaMismatchError` if none is left,
+    and `UnavailableError` if Debezium ends before.
     """
     snapshot = _Snapshot(settings, targets, say=say)
     try:
@@ -57,7 +59,7 @@ class _Snapshot:
     def __init__(
         self,
         settings: EngineSettings,
-        targets: Mapping[str, TargetTable],
+        targets: dict[str, TargetTable],
         *,
         say: Callable[[str], None],
     ) -> None:
@@ -92,21 +94,39 @@ class _Snapshot:
                 self._add(event)
 
     def _add(self, event: SourceEvent) -> None:
-        target = self._targets[event.table]
-        if event.columns is not None:
-            target.follow_schema(event.columns)
-        target.add(event.op, event.row or {}, event.text)
+        target = self._targets.get(event.table)
+        if target is None:
+            return
+        with self._refusing(event.table):
+            if event.columns is not None:
+                target.follow_schema(event.columns)
+            target.add(event.op, event.row or {}, event.text)
         self._waiting_rows += 1
         if self._waiting_rows >= _STAGE_ROWS:
             self._waiting_rows = 0
-            for each in self._targets.values():
-                if each.changes.has_open:
-                    each.stage_snapshot(self.lsn)
+            for name, each in list(self._targets.items()):
+                with self._refusing(name):
+                    if each.changes.has_open:
+                        each.stage_snapshot(self.lsn)
 
     def _end(self) -> None:
-        rows = sum(target.commit_snapshot(self.lsn) for target in self._targets.values())
+        rows = 0
+        for name, target in list(self._targets.items()):
+            with self._refusing(name):
+                rows += target.commit_snapshot(self.lsn)
         self.is_whole = True
         self._say(f"snapshot: {rows:,} rows of {len(self._targets)} tables")
+
+    @contextlib.contextmanager
+    def _refusing(self, name: str) -> Iterator[None]:
+        """Leave a table out that has what does not fit; the last one ends the snapshot."""
+        try:
+            yield
+        except SchemaMismatchError as error:
+            self._targets.pop(name).abort_snapshot()
+            if not self._targets:
+                raise
+            self._say(f"{name} is not followed: {error}")
 
     def close(self) -> None:
         """Drop what was staged and not committed."""

@@ -250,7 +250,9 @@ class TargetTable:
     def abort_snapshot(self) -> None:
         """Drop what was staged."""
         if self._snapshot is not None:
-            self._snapshot[0].abort()
+            transaction, _ = self._snapshot
+            self._snapshot = None
+            transaction.abort()
 
     # -- the changes ---------------------------------------------------------------------------
 
