@@ -134,5 +134,8 @@ class _Unreadable:
     def schema(self, _: int, /) -> str:
         raise CorruptDataError(self.message)
 
+    def table_schema(self, _: int, /) -> int | None:
+        raise CorruptDataError(self.message)
+
     def latest(self, _: TablePath, __: str, /) -> tuple[int, str]:
         raise CorruptDataError(self.message)

@@ -53,6 +53,9 @@ class NoSchemas:
     def schema(self, schema_id: int) -> str:
         raise NotFoundError(f"no schema {schema_id}")
 
+    def table_schema(self, schema_id: int, /) -> int | None:
+        return 0
+
     def latest(self, path: TablePath, part: str) -> tuple[int, str]:
         raise NotFoundError(f"no schema of {path}, {part}")
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from streamhouse.storage_service.errors import (
@@ -47,12 +47,17 @@ _VERSION_MEMBER: Final = "streamhouse.version"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredSchema:
-    """A schema; `number` counts those of the table, `version` those of the part, both from 1."""
+    """A schema; `number` counts those of the table, `version` those of the part, both from 1.
+
+    Its fields are called as the columns in version `table_schema` of the table's schema; None: it
+    was registered before that was kept.
+    """
 
     part: Part
     number: int
     version: int
     text: str
+    table_schema: int | None = None
     canonical: str = field(init=False, compare=False, repr=False)
     """The text as it is compared: without white space, members sorted."""
 
@@ -66,6 +71,7 @@ class RegisteredSchema:
             "number": self.number,
             "version": self.version,
             "schema": self.text,
+            **({} if self.table_schema is None else {"table_schema": self.table_schema}),
         }
 
 
@@ -85,6 +91,7 @@ class SchemaSet:
                 number=int(one["number"]),
                 version=int(one["version"]),
                 text=str(one["schema"]),
+                table_schema=None if (kept := one.get("table_schema")) is None else int(kept),
             )
             for one in value["schemas"]
         )
@@ -124,6 +131,15 @@ class SchemaSet:
     def schema(self, schema_id: int, /) -> str:
         """See `SchemaSource`."""
         return self.with_id(schema_id).text
+
+    def table_schema(self, schema_id: int, /) -> int | None:
+        """See `SchemaSource`."""
+        return self.with_id(schema_id).table_schema
+
+    def named_by(self, table_schema: int, *, since: int) -> SchemaSet:
+        """Return the set with schemas behind the first `since` by this version of the table."""
+        new = (replace(one, table_schema=table_schema) for one in self.schemas[since:])
+        return SchemaSet(self.table_id, (*self.schemas[:since], *new))
 
     def latest(self, path: TablePath, part: str, /) -> tuple[int, str]:
         """See `SchemaSource`."""

@@ -29,6 +29,7 @@ from streamhouse.storage_service.kafka.avro_schema import AvroSchema, known_sche
 from streamhouse.storage_service.kafka.values.avro_arrays import from_plain, to_plain
 from streamhouse.storage_service.kafka.values.draft import Bad, DraftBounds, spread_out
 from streamhouse.storage_service.model.casts.lossless import castings, fitted, may_fit
+from streamhouse.storage_service.model.casts.written_rows import check_names
 from streamhouse.storage_service.model.schema import Column, Schema, empty_batch
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 
@@ -47,6 +48,12 @@ class SchemaSource(Protocol):
     def schema(self, schema_id: int, /) -> str:
         """Return a schema by its id; raises `NotFoundError` if there is none."""
 
+    def table_schema(self, schema_id: int, /) -> int | None:
+        """Return by which version of the table's schema a schema's fields are called as columns.
+
+        None: that is not known.
+        """
+
     def latest(self, path: TablePath, part: str, /) -> tuple[int, str]:
         """Return id and text of the newest schema of a table's `key` or `value`.
 
@@ -61,10 +68,11 @@ def avro_columns(
     *,
     schemas: SchemaSource | None,
     what_each: str,
+    table: TableInfo,
 ) -> tuple[pa.RecordBatch, Bad]:
-    """Return values as rows of columns `types`; a null is a row of nulls."""
+    """Return values as rows of columns `types` of a table; a null is a row of nulls."""
     bounds.check(types, len(values))
-    reader = _Reader(types, bounds, schemas, what_each)
+    reader = _Reader(types, bounds, schemas, what_each, table)
     return spread_out(values, reader.rows)
 
 
@@ -75,8 +83,10 @@ class _Reader:
         bounds: DraftBounds,
         schemas: SchemaSource | None,
         what_each: str,
+        table: TableInfo,
     ) -> None:
         self._types = types
+        self._table = table
         self._wanted = Schema(
             tuple(Column(id=n, name=name, type=t) for n, (name, t) in enumerate(types.items(), 1))
         )
@@ -132,7 +142,14 @@ class _Reader:
             raise SchemaMismatchError(
                 f"schema {schema_id} is no record, and the {self._what_each} has several columns"
             )
-        for name, column, arrow in self._pairs(schema):
+        pairs = self._pairs(schema)
+        check_names(
+            self._table,
+            [column for _, column, _ in pairs if column is not None],
+            since=self._schemas.table_schema(schema_id),
+            how=f"register a schema of another text than schema {schema_id}, as another doc,",
+        )
+        for name, column, arrow in pairs:
             if column is None:
                 raise SchemaMismatchError(
                     f"the table has no column '{name[:100]}', which schema {schema_id} has"

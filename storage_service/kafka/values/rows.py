@@ -161,7 +161,12 @@ class _Reading:
             return debezium_draft(values, types, self.bounds, key=key)
         if form.value is ValueFormat.AVRO:
             rows, bad = avro_columns(
-                values, types, self.bounds, schemas=self.schemas, what_each="value"
+                values,
+                types,
+                self.bounds,
+                schemas=self.schemas,
+                what_each="value",
+                table=self.table,
             )
         else:
             rows, bad = json_columns(
@@ -189,7 +194,12 @@ class _Reading:
         else:
             if form.key is KeyFormat.AVRO:
                 rows, bad = avro_columns(
-                    keys, types, self.bounds, schemas=self.schemas, what_each="key"
+                    keys,
+                    types,
+                    self.bounds,
+                    schemas=self.schemas,
+                    what_each="key",
+                    table=self.table,
                 )
             elif form.value is ValueFormat.DEBEZIUM_JSON:
                 rows, bad = debezium_keys(keys, types, self.bounds)

@@ -49,16 +49,23 @@ __all__ = [
 _SCHEMA_ID: Final = b"schema_id"
 
 
-def check_names(info: TableInfo, names: Iterable[str], *, how: str = "") -> None:
+def check_names(
+    info: TableInfo, names: Iterable[str], *, since: int | None = None, how: str = ""
+) -> None:
     """Raise `SchemaMismatchError` for a name that was another column's in an earlier version.
 
     For rows that were made by a schema and do not say which: the writer may mean either column.
-    `how` tells what to do to mean the current one.
+    Versions before `since` were over when the writer began. `how` tells what to do to mean the
+    current column.
     """
+    if since == info.schema_id:
+        return
     how = how or f"send schema_id={info.schema_id}"
     ids = {column.name: column.id for column in info.schema.columns}
     named = {name: ids[name] for name in names if name in ids}
     for schema_id in sorted(info.schema_versions, reverse=True):
+        if since is not None and schema_id < since:
+            return
         for column in info.schema_versions[schema_id].columns:
             if named.get(column.name, column.id) != column.id:
                 raise SchemaMismatchError(

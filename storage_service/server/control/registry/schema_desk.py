@@ -146,6 +146,7 @@ async def _keep_with_reading_schemas(table: OpenTable, known: SchemaSet) -> Tabl
     while True:
         info = table.info
         whole = await schemas.run(_with_reading_schemas, info, known)
+        whole = whole.named_by(info.schema_id, since=len(schemas.current().schemas))
         if table.info is info:
             break
     await schemas.keep(whole)

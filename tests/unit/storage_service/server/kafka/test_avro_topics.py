@@ -177,3 +177,26 @@ async def test_a_schema_as_large_as_may_be_does_not_end_the_reading(tmp_path: Pa
         _, newest = await ask(world.http, "GET", "/subjects/orders-value/versions/latest")
         # Of its columns: the one before it leaves no room for one more field.
         assert json.loads(newest["schema"])["name"] == "orders"
+
+
+async def test_a_schema_does_not_mean_a_column_that_got_a_name_of_its_later(
+    tmp_path: Path,
+) -> None:
+    async with kafka_world(tmp_path) as world:
+        _, made = await register(world.http, "orders-value", ORDER)
+        client = await world.client()
+        changes = [{"drop": "note", "confirm": "note"}, {"add": "note", "type": "string"}]
+        answer = await world.http.call(
+            "PATCH", "/v1/tables/orders/schema", json_body={"changes": changes}
+        )
+        assert answer.status == 200, answer.body
+
+        refused = await _produce(client, framed(made["id"], _FIRST))
+
+        assert refused.error_code is ErrorCode.invalid_record
+        message = refused.record_errors[0].batch_index_error_message
+        assert "column 'note' was another column in version 0" in message
+        assert "register a schema of another text" in message
+        _, other = await register(world.http, "orders-value", {**ORDER, "doc": "since the change"})
+        assert (await _produce(client, framed(other["id"], _FIRST))).error_code is ErrorCode.none
+        assert await _values(client) == [framed(other["id"], _FIRST)]
