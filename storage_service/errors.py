@@ -234,7 +234,7 @@ class NotOwnerError(StreamhouseError):
 
 
 class OffsetOutOfRangeError(StreamhouseError):
-    """The offset is below the log's start or above its high watermark."""
+    """The offset is outside of the log, or rows since the time are in neither log nor lake."""
 
     code = "offset_out_of_range"
     http_status = 416

@@ -253,10 +253,17 @@ class ReadOptions:
 
 
 def check_keys(options: Mapping[str, str], *, uses: Sequence[str]) -> dict[str, str]:
-    """Return the options with keys in lower case; raises for one that none of `uses` has."""
+    """Return the options with keys in lower case; raises for one that none of `uses` has.
+
+    An option without a value is refused: an unset variable must not read or write something else.
+    """
     given = {str(key).lower(): value for key, value in options.items()}
-    for key in given:
+    for key, value in given.items():
         option = _BY_KEY.get(key)
+        if option is not None and not str(value or "").strip():
+            raise InvalidRequestError(
+                f"option '{option.key}' is empty; give it a value, or leave it out"
+            )
         if option is not None and not _shared(option, uses):
             raise InvalidRequestError(
                 f"option '{option.key}' has no meaning for a {uses[0]} (only for:"

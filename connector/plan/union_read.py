@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from streamhouse.connector.options.connection import LAKE, LOG
 from streamhouse.connector.options.options import ReadOptions
@@ -54,6 +55,8 @@ def plan_batch_read(
     form = batch_form(state.table, name)
     context = read_context(state, options, output)
     check_columns(context, form, name)
+    if not (name.part and context.has_changelog):
+        _refuse_time_before_table(state, options)
     if form is RowForm.ROWS:
         state = choose_layout(client, state, context, options)
     if options.as_of_snapshot is None and form is RowForm.ROWS and context.has_changelog:
@@ -83,6 +86,22 @@ def plan_batch_read(
         is_union=False,
     )
     return ReadPlan(context=scan.context, splits=pack(scan.pieces, split_sizes(options)))
+
+
+def _refuse_time_before_table(state: TableState, options: ReadOptions) -> None:
+    """Raise if the table is wanted as of a time when there was none."""
+    as_of_us, table = options.as_of_timestamp_us, state.table
+    # Milliseconds may name the time of the first row. An adopted table has rows from before.
+    if as_of_us is None or table.adopted_from or as_of_us >= table.created_at_us // 1_000 * 1_000:
+        return
+    times = [
+        datetime.fromtimestamp(us / 1_000_000, UTC).isoformat()
+        for us in (as_of_us, table.created_at_us)
+    ]
+    raise InvalidRequestError(
+        f"option 'asOfTimestamp': there was no table '{table.path}' at {times[0]}; it was created"
+        f" at {times[1]}"
+    )
 
 
 def _tier_ranges(client: StorageClient, state: TableState, options: ReadOptions) -> TierRanges:

@@ -108,5 +108,7 @@ def test_a_full_subscription_is_polled_closed_while_waiting_and_commits_nothing(
             waiter.start()
         waiter.join(60)
         assert not waiter.is_alive()
+        with pytest.raises(InvalidRequestError, match="'consumer' is empty"):
+            client.subscribe("t", consumer="")
         with pytest.raises(InvalidRequestError, match="start='committed' needs a 'consumer'"):
             client.subscribe(TABLE, start="committed")

@@ -52,6 +52,8 @@ def log_source(
     transport: HttpTransport,
 ) -> Source[LogBatch]:
     """Return what a subscription has of one table; `start` is looked up now."""
+    if consumer is not None and not consumer.strip():
+        raise InvalidRequestError("subscribe: 'consumer' is empty; give it a name, or leave it out")
     path, by_commit = str(table.path), start == "committed"
     committed = None
     if by_commit:

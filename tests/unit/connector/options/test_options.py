@@ -11,8 +11,10 @@ from streamhouse.connector.options.connection import connection_options
 from streamhouse.connector.options.options import (
     ALL_USES,
     BATCH,
+    OPTIONS,
     STREAM,
     WRITE,
+    Option,
     applicable,
     as_options,
     check_keys,
@@ -340,3 +342,13 @@ def test_positions_are_dicts_or_their_json() -> None:
 def test_a_dict_that_is_no_position_is_refused(offsets: dict[object, object]) -> None:
     with pytest.raises(InvalidRequestError, match="is a whole number"):
         read_options(TABLE | as_options({"startingOffsets": offsets}), use=BATCH)
+
+
+@pytest.mark.parametrize("blank", ["", "  "])
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.key)
+def test_an_option_without_a_value_is_refused(option: Option, blank: str) -> None:
+    given = TABLE | {option.key: blank}
+
+    for use in option.uses:
+        with pytest.raises(InvalidRequestError, match=f"option '{option.key}' is empty"):
+            write_options(given) if use == WRITE else read_options(given, use=use)

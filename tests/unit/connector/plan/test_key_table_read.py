@@ -113,6 +113,14 @@ def test_a_time_in_the_past(world: KeyTableWorld) -> None:
         assert ids(found) == sorted(row["id"] for row in world.rows_at(moment.ends).values())
 
 
+def test_a_time_before_the_table_is_refused(world: KeyTableWorld) -> None:
+    created_ms = world.union.state().table.created_at_us // 1_000
+
+    assert world.union.read(asOfTimestamp=created_ms).num_rows == 0
+    with pytest.raises(InvalidRequestError, match=r"there was no table 'db\.t' at 1970-01-01T"):
+        world.union.read(asOfTimestamp=0)
+
+
 def test_a_log_that_lost_changes_is_not_read_as_rows(world: KeyTableWorld) -> None:
     world.union.expire_log(0, 2)
 

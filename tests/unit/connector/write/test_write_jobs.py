@@ -104,7 +104,7 @@ def test_a_version_is_written_once(tables: DescribedTables) -> None:
 def test_what_the_transaction_does(
     tables: DescribedTables, mode: str, operation: str, columns: tuple[str, ...] | None
 ) -> None:
-    given = write_options({"path": "db.keyed", "write.mode": mode})
+    given = write_options({"path": "db.keyed"} | ({"write.mode": mode} if mode else {}))
     frame = pa.schema([SCHEMA.field("id")]) if mode == "delete" else SCHEMA
 
     begun(tables, resolve_target(tables, given, frame, is_stream=False))

@@ -39,7 +39,8 @@ def client() -> DescribedTables:
 def resolve(
     table: str, fields: list[pa.Field], *, mode: str = "", sequence: str = ""
 ) -> WriteTarget:
-    options = {"path": f"db.{table}", "write.mode": mode, "sequence.column": sequence}
+    given = {"path": f"db.{table}", "write.mode": mode, "sequence.column": sequence}
+    options = {key: value for key, value in given.items() if value}
     return resolve_target(client(), write_options(options), pa.schema(fields), is_stream=False)
 
 
