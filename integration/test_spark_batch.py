@@ -107,6 +107,30 @@ def test_time_travel(world: SparkWorld) -> None:
     assert world.load(path, startingTimestamp="2001-01-01", endingTimestamp=last).count() == 0
 
 
+@pytest.mark.parametrize("zone", ["Europe/Amsterdam", "Africa/Accra", "Europe/Oslo"])
+def test_old_times_are_those_of_java_s_zones(world: SparkWorld, zone: str) -> None:
+    """Java and this machine may have other clocks for 1930: `where` goes by Java's."""
+    spark, name = world.spark, "spark.sql.session.timeZone"
+    path = f"default.old_times_{zone.partition('/')[2].lower()}"
+    before = spark.conf.get(name)
+    spark.conf.set(name, zone)
+    try:
+        rows = spark.sql(
+            "select id, make_timestamp(1930, 6, 1, 0, cast(id as int) * 5, 0) at from range(12)"
+        )
+        world.write(rows, path)
+        for text in (
+            "at < '1930-06-01 00:20:00'",
+            "date(at) = '1930-06-01'",
+            "at = timestamp'1930-06-01 00:15:00'",
+        ):
+            wanted = world.ids(world.load(path).filter(text))
+            assert world.ids(world.load(path, where=text)) == wanted
+            assert world.ids(world.load(path, where=text, timeZone=zone)) == wanted
+    finally:
+        spark.conf.set(name, before)
+
+
 def test_metadata_tables(world: SparkWorld) -> None:
     path = world.table(rows=100, bucket_count=2, bucket_key=["id"])
     world.tier(path)

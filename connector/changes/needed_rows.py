@@ -37,7 +37,7 @@ from streamhouse.connector.where.predicate import And, Compare, Constant, In, No
 from streamhouse.connector.write.spark_types import check_spark_types
 from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.values.zone import parse_zone
+from streamhouse.storage_service.model.values.zone import spark_zone
 
 __all__ = [
     "IN_SOURCE",
@@ -210,7 +210,7 @@ def rows_for(
 def _keys_of(spark: SparkSession, where: str, info: TableInfo) -> pa.Table | None:
     """Return the primary keys of all rows for which a predicate may be true, if it names them."""
     key = info.descriptor.primary_key
-    zone = parse_zone(session_zone(spark)[ZONE_MARK], name="the time zone")
+    zone = spark_zone(session_zone(spark)[ZONE_MARK], name="the time zone")
     try:
         predicate = parse_predicate(where, info.schema, table=str(info.path), zone=zone)
     except StreamhouseError:

@@ -39,7 +39,7 @@ from streamhouse.storage_service.errors import (
 )
 from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.values.zone import parse_zone
+from streamhouse.storage_service.model.values.zone import spark_zone
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -83,7 +83,7 @@ class Table:
         return {k: v for k, v in self._options.items() if k.lower() not in _WRITES_ONLY}
 
     def _assignment(self, info: TableInfo) -> Assignment:
-        zone = parse_zone(session_zone(self._spark)[ZONE_MARK], name="the time zone")
+        zone = spark_zone(session_zone(self._spark)[ZONE_MARK], name="the time zone")
         return Assignment(info, zone)
 
     def _rows_for(

@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from streamhouse.connector.format.decimal_numbers import shown
+from streamhouse.connector.format.java_zone import with_java_rules
 from streamhouse.connector.names.asked_first import (
     has_jvm,
     own_method,
@@ -52,8 +53,8 @@ _OWN: Final = "_without_streamhouse"
 
 
 def session_zone(spark: SparkSession) -> dict[str, str]:
-    """Return the option that tells a read the time zone of the session."""
-    return {ZONE_MARK: spark.conf.get(_ZONE) or "UTC"}
+    """Return the option that tells a read the time zone of the session, as Java has it."""
+    return {ZONE_MARK: with_java_rules(spark, spark.conf.get(_ZONE) or "UTC")}
 
 
 def mark_streams(reader_class: Any) -> None:

@@ -333,7 +333,11 @@ def read_options(options: Mapping[str, str], *, use: str) -> ReadOptions:
     given = check_keys(options, uses=(use,))
     _check_part(given, connection_options(options).name)
     # Looked up only where a time needs it: a machine without a zone database reads the rest.
-    zone = (given.get("timezone") or given.get(ZONE_MARK) or "UTC").strip()
+    session_zone = (given.get(ZONE_MARK) or "UTC").strip()
+    zone = (given.get("timezone") or session_zone).strip()
+    if zone == session_zone.partition("|")[0]:
+        # The driver has asked Java about it.
+        zone = session_zone
     parse_time = functools.partial(parse_timestamp_us, zone=zone)
     parse_start = functools.partial(parse_starting_offsets, zone=zone)
     starting = _value(given, "startingOffsets", parse_start)

@@ -24,7 +24,7 @@ from streamhouse.storage_service.model.schema import (
     type_name,
 )
 from streamhouse.storage_service.model.table_state import TableState
-from streamhouse.storage_service.model.values.zone import parse_zone
+from streamhouse.storage_service.model.values.zone import spark_zone
 
 __all__ = [
     "change_type_column",
@@ -145,7 +145,7 @@ def _parsed(where: str, schema: Schema, *, table: str, time_zone: str) -> Predic
     require("lake", "'where'")
     from streamhouse.connector.where.parser import parse_predicate
 
-    zone = parse_zone(time_zone, name="the time zone")
+    zone = spark_zone(time_zone, name="the time zone")
     return parse_predicate(where, schema, table=table, zone=zone)
 
 

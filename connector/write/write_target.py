@@ -33,7 +33,7 @@ from streamhouse.storage_service.model.schema import (
     type_name,
 )
 from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.values.zone import Zone, parse_zone
+from streamhouse.storage_service.model.values.zone import Zone, spark_zone
 
 __all__ = ["RowShape", "WriteTarget", "not_assigned", "resolve_target"]
 
@@ -120,7 +120,7 @@ def resolve_target(
         check_names(info, schema.names, how=how)
     mode = _mode(options, current)
     ordered_by = _ordering(options, info, mode, schema, _version_column(current, info))
-    zone = None if options.time_zone is None else parse_zone(options.time_zone, name="time zone")
+    zone = None if options.time_zone is None else spark_zone(options.time_zone, name="time zone")
     has_changes = CHANGE_TYPE_COLUMN in schema.names
     dropped = set(CHANGELOG_COLUMNS) if has_changes else set()
     if ordered_by is not None and ordered_by not in info.schema.names:

@@ -4,6 +4,10 @@ A wall clock time that a zone skips (a gap) is moved forward by the length of th
 has twice (an overlap) is the first of the two. A date begins at its first moment: midnight, or the
 end of the gap that has midnight in it. The rules are the machine's zone database, by `zoneinfo`.
 
+Java has a zone database of its own, and a hundred zones have other clocks there before 1985. Where
+Spark's driver is, it asks Java, and hands over what is different as part of the zone's text
+(`ZoneText`). Where nobody could ask, a time of those years is refused by `spark_zone`.
+
 Moments and wall clock times are microseconds since 1970-01-01T00:00:00, of any year: Python's dates
 end at the year 9999, but the calendar and with it the rules repeat every 400 years.
 """
@@ -14,9 +18,10 @@ import datetime
 import functools
 import re
 import zoneinfo
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +29,13 @@ import numpy.typing as npt
 from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.model.values.calendar import DAY_US, days_of
 
-__all__ = ["UTC", "Zone", "parse_zone"]
+__all__ = ["UTC", "Transition", "Zone", "ZoneText", "parse_zone", "spark_zone"]
 
 _Int64s = npt.NDArray[np.int64]
 
+_SECOND_US: Final = 1_000_000
 _HOUR_US: Final = 3_600_000_000
+_AGREED_SINCE_US: Final = days_of(1985, 1, 1) * DAY_US
 _OFFSET_HOURS_MAX: Final = 18
 _CYCLE_DAYS: Final = 146_097
 # What lies outside of these days is looked up in another cycle of 400 years; before the first one
@@ -52,12 +59,33 @@ _SHORT_IDS: Final = {
 }  # fmt: skip
 
 
+class Transition(NamedTuple):
+    """A moment at which a zone's clocks are changed, and what they are ahead of UTC around it."""
+
+    moment_us: int
+    before_us: int
+    after_us: int
+
+    @property
+    def wall_end_us(self) -> int:
+        """The wall clock time up to which the offset before the change is meant."""
+        return self.moment_us + max(self.before_us, self.after_us)
+
+
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """A time zone; one with a fixed offset has it, any other is a region of the database."""
+    """A time zone; one with a fixed offset has it, any other is a region of the database.
+
+    `transitions` are Java's, from the first one to the last before which the database has other
+    clocks. Times outside of `known_since_us` and `known_until_us` are refused: what Spark makes of
+    them nobody knows.
+    """
 
     id: str
     fixed_us: int | None = None
+    transitions: tuple[Transition, ...] = ()
+    known_since_us: int | None = None
+    known_until_us: int | None = None
 
     @property
     def is_utc(self) -> bool:
@@ -68,6 +96,9 @@ class Zone:
         """Return what the wall clock is ahead of UTC at a moment."""
         if self.fixed_us is not None:
             return self.fixed_us
+        self._check_known(moment)
+        if self.transitions and moment < self.transitions[-1].moment_us:
+            return self.transitions[bisect_right(self.transitions, moment, key=_moment)].before_us
         region = _region(self.id)
         return _microseconds(region.fromutc(_known(moment).replace(tzinfo=region)).utcoffset())
 
@@ -75,7 +106,22 @@ class Zone:
         """Return the offset by which a wall clock time is read: that before a gap or overlap."""
         if self.fixed_us is not None:
             return self.fixed_us
+        self._check_known(wall)
+        if self.transitions and wall < self.transitions[-1].wall_end_us:
+            return self.transitions[bisect_right(self.transitions, wall, key=_wall_end)].before_us
         return _microseconds(_known(wall).replace(tzinfo=_region(self.id)).utcoffset())
+
+    def _check_known(self, time: int) -> None:
+        since, until = self.known_since_us, self.known_until_us
+        if (since is None or time >= since) and (until is None or time < until):
+            return
+        why = "zone databases differ in its clocks before 1985, and Spark's cannot be asked here"
+        if until is not None and time >= until:
+            why = "Java's zone database and this machine's differ in its clocks then: update both"
+        raise InvalidRequestError(
+            f"time zone '{self.id}': {why}; write a time with its offset, as in"
+            " '1930-06-01T12:00:00+01:00', or take a zone like '+01:00'"
+        )
 
     def moment_of(self, wall: int) -> int:
         """Return the moment at which the wall clock shows `wall`."""
@@ -159,10 +205,53 @@ class Zone:
 UTC: Final = Zone("UTC", 0)
 
 
+class ZoneText(NamedTuple):
+    """A region as Spark's driver hands it over, with what Java has of it that Python has not."""
+
+    region: str
+    transitions: Sequence[Transition] = ()
+    is_endless: bool = False
+    """Whether the two databases differ for good after the last transition."""
+
+    def __str__(self) -> str:
+        seconds = [":".join(str(us // _SECOND_US) for us in t) for t in self.transitions]
+        return f"{self.region}|{'!' if self.is_endless else ''}{','.join(seconds)}"
+
+    @property
+    def zone(self) -> Zone:
+        """The zone."""
+        changes = tuple(self.transitions)
+        until = changes[-1].moment_us if self.is_endless else None
+        return Zone(self.region, transitions=changes, known_until_us=until)
+
+    @classmethod
+    def parse(cls, text: str) -> ZoneText:
+        """Read what `str` made."""
+        region, _, rest = text.partition("|")
+        changes = [
+            Transition(*(int(second) * _SECOND_US for second in change.split(":")))
+            for change in rest.removeprefix("!").split(",")
+            if change
+        ]
+        return cls(region, changes, is_endless=rest.startswith("!"))
+
+
+def spark_zone(text: str, *, name: str) -> Zone:
+    """Read a zone whose times are to be what Spark makes of them; see the module."""
+    zone = parse_zone(text, name=name)
+    if zone.fixed_us is not None or "|" in text:
+        return zone
+    return replace(zone, known_since_us=_AGREED_SINCE_US)
+
+
 @functools.lru_cache(maxsize=64)
 def parse_zone(text: str, *, name: str) -> Zone:
     """Read a zone as Spark's `spark.sql.session.timeZone` has it: a region or an offset."""
     stripped = text.strip()
+    if "|" in stripped:
+        handed_over = ZoneText.parse(stripped)
+        parse_zone(handed_over.region, name=name)
+        return handed_over.zone
     zone = _SHORT_IDS.get(stripped, stripped)
     if zone in ("Z", "UTC", "UT", "GMT", "Etc/UTC"):
         return UTC
@@ -208,6 +297,14 @@ def _rule_of_day(zone: Zone, day: int, is_wall: bool) -> tuple[int, int, int]:
         return before, DAY_US, before
     change = _first_change(shift, start, start + DAY_US - 1)
     return before, change - start, after
+
+
+def _moment(transition: Transition) -> int:
+    return transition.moment_us
+
+
+def _wall_end(transition: Transition) -> int:
+    return transition.wall_end_us
 
 
 def _first_change(shift: Callable[[int], int], low: int, high: int) -> int:
