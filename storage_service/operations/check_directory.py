@@ -27,6 +27,7 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnavailableError,
 )
+from streamhouse.storage_service.journal.restore.journal_file import refuse_half_made
 from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.model.progress import NO_PROGRESS, Progress
 from streamhouse.storage_service.model.table import TableInfo
@@ -74,9 +75,12 @@ def check_directory(
 ) -> CheckReport:
     """Check everything in `path`; progress counts bytes of logs.
 
-    Raises `InvalidRequestError` for what is no data directory, `UnavailableError` for one in use.
+    Raises `InvalidRequestError` for what is no data directory, or is still being made from its
+    journal, as a standby's is; `UnavailableError` for one in use.
     """
     with unused(path) as directory:
+        # What follows a journal may be behind it in every file, and lose nothing by that.
+        refuse_half_made(path)
         report = CheckReport(str(path))
         try:
             state, is_former = load_service_state(directory)

@@ -21,9 +21,11 @@ from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME
 from streamhouse.storage_service.engine.directory.state_file import StateIdentity, seal
 from streamhouse.storage_service.engine.keys.key_bucket import mark_damaged
 from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.storage_service.journal.restore.journal_file import JournalFile, Phase
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
 from streamhouse.storage_service.lake import opened_table
 from streamhouse.storage_service.lake.lake_tables import IcebergLake
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.operations.check_directory import check_directory
 from streamhouse.tiering.worker.service import TieringService
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
@@ -173,6 +175,21 @@ def test_a_directory_in_use_is_not_checked(data: Path, tmp_path: Path) -> None:
         assert "is in use by a running service" in done.stderr
     done = streamhouse("check", "--data-dir", tmp_path, expect=2)
     assert "is no data directory" in done.stderr
+
+
+def test_a_directory_that_follows_a_journal_is_not_called_damaged(data: Path) -> None:
+    """A standby's is behind in any file: what it lacks, the journal has."""
+    following = JournalFile(
+        service_id="s", shard="0", epoch=1, nonces=(), places=(), phase=Phase.RESTORING
+    )
+    following.save(data, LocalFilesystem())
+    newest = max((data / "tables").rglob("*.log"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+
+    done = streamhouse("check", "--data-dir", data, expect=2)
+
+    assert "it was a standby's" in done.stderr
+    assert "DAMAGED" not in done.stdout
 
 
 def _bucket(data: Path, table: int, bucket: int = 0) -> Path:

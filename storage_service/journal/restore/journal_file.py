@@ -144,7 +144,8 @@ def refuse_half_made(directory: Path) -> None:
         raise InvalidRequestError(
             f"{directory} is not what its journal says yet: a restore of it was broken off, or it"
             " was a standby's. Start the service on it with its --journal first, or use the"
-            " directory of the service that owns the journal"
+            " directory of the service that owns the journal; the journal itself is looked at by"
+            " 'streamhouse check --journal'"
         )
 
 

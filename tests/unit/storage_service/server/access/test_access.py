@@ -83,6 +83,9 @@ async def test_a_token_without_grants_gets_nothing_of_any_table(tmp_path: Path) 
                 continue
             answer = await service.call(method, _filled(path), headers=_bearer("nobody"))
             assert answer.error()[:2] == (403, "forbidden"), (method, path)
+        # Where the processes are is about the service, too.
+        shards = await service.call("GET", "/v1/shards", headers=_bearer("nobody"))
+        assert shards.error()[:2] == (403, "forbidden")
         assert (await service.call("GET", "/v1/tables", headers=_bearer("nobody"))).json() == {
             "tables": []
         }
