@@ -1,41 +1,53 @@
-"""`StreamhouseClient.query`: DuckDB's SQL over tables of a service, without Spark.
-
-DuckDB asks each table, as an Arrow dataset, for the columns and rows that a statement needs.
-"""
+"""`StreamhouseClient.query`: DuckDB's SQL over tables of a service, without Spark."""
 
 from __future__ import annotations
 
+import contextvars
 import json
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
-from typing import Any, Final
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import duckdb
 import pyarrow as pa
-import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from streamhouse.connector.options.options import BATCH, as_options, read_options
 from streamhouse.connector.plan.table_read import PinnedTable
-from streamhouse.connector.query.arrow_filter import Condition, condition_of
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.connector.query.queried_tables import TableDataset, counted
+from streamhouse.connector.query.statement_names import (
+    NameOfTable,
+    columns_named,
+    has_joins,
+    tables_named,
+)
+from streamhouse.storage_service.client import STOP, StopSignal, StorageClient
 from streamhouse.storage_service.errors import (
     InvalidNameError,
-    InvalidPredicateError,
     InvalidRequestError,
     NotFoundError,
     StreamhouseError,
+    UnavailableError,
 )
 
-__all__ = ["query_tables"]
+__all__ = ["MEMORY_LIMIT", "query_tables"]
+
+MEMORY_LIMIT: Final = "2GB"
+"""What DuckDB may have of the memory by default; it goes on with files beyond."""
+
+_THREADS_MAX: Final = 8
+_LOOK_S: Final = 0.1
+_ROWS: Final = "streamhouse_rows"
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 _OF_TABLES: Final = ("table", "columns", "where")
 _NO_SELECT: Final = "Only SELECT statements"
 """How DuckDB begins to say that a statement is none."""
-
-_NAME: Final = re.compile(r"\w+(\$\w+)?")
-_Name = tuple[str, str]
-"""A database, or nothing for the default one, and a table."""
 
 
 def query_tables(
@@ -43,23 +55,76 @@ def query_tables(
     statement: str,
     args: Sequence[Any] | Mapping[str, Any] | None,
     options: Mapping[str, object],
+    *,
+    memory_limit: str = MEMORY_LIMIT,
 ) -> pa.Table:
-    """Return what a SELECT of DuckDB's SQL finds; see `StreamhouseClient.query`."""
+    """Return what a SELECT of DuckDB's SQL finds; see `StreamhouseClient.query`.
+
+    An interrupt of the caller ends it, and so does the stop signal of the context.
+    """
     given = as_options(options)
     for key in given:
         if key.lower() in _OF_TABLES:
             raise InvalidRequestError(f"query: option '{key}' is said by the statement; remove it")
     zone = read_options({"table": "db.t", **given}, use=BATCH).time_zone
     # Variables of this module are no tables.
-    with duckdb.connect(":memory:", config={"python_enable_replacements": "false"}) as connection:
+    with (
+        tempfile.TemporaryDirectory(prefix="streamhouse-query-") as folder,
+        duckdb.connect(":memory:", config={"python_enable_replacements": "false"}) as connection,
+    ):
         connection.execute(f"SET TimeZone = {_text(zone)}")
-        tables, missing = _pinned(client, _names(connection, statement), given)
-        datasets = [
-            _register(connection, number, name, table)
-            for number, (name, table) in enumerate(tables.items())
-        ]
+        connection.execute(f"SET temp_directory = {_text(folder)}")
         try:
-            return connection.execute(statement, args).to_arrow_table()
+            connection.execute(f"SET memory_limit = {_text(memory_limit)}")
+        except duckdb.Error as error:
+            raise InvalidRequestError(
+                f"query: memory_limit is {memory_limit!r}, but must be as in '2GB': {error}"
+            ) from None
+        query = _Query(client, connection, statement, args, given, Path(folder))
+        return _stoppable(connection, query.result)
+
+
+def _stoppable(connection: duckdb.DuckDBPyConnection, call: Callable[[], pa.Table]) -> pa.Table:
+    """Call on a thread of its own: DuckDB lets nobody break off a call of the same thread."""
+    asked, stop = STOP.get(), StopSignal()
+    context = contextvars.copy_context()
+    context.run(STOP.set, stop)
+    with ThreadPoolExecutor(1, thread_name_prefix="streamhouse-query") as threads:
+        waiting = threads.submit(context.run, call)
+        try:
+            while not wait([waiting], None if asked is None else _LOOK_S).done:
+                if asked is not None and asked.is_set():
+                    raise UnavailableError("query: it was broken off")
+        except BaseException:
+            stop.set()
+            # It may be between two calls of DuckDB, which take no note of it.
+            while not wait([waiting], _LOOK_S).done:
+                connection.interrupt()
+            raise
+        return waiting.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """One statement over tables of a service; `folder` is for its files."""
+
+    client: StorageClient
+    connection: duckdb.DuckDBPyConnection
+    statement: str
+    args: Sequence[Any] | Mapping[str, Any] | None
+    options: Mapping[str, str]
+    folder: Path
+
+    def result(self) -> pa.Table:
+        """Return the rows."""
+        tree = _parsed(self.connection, self.statement)
+        tables, missing = self._pinned(tables_named(tree))
+        if has_joins(tree):
+            datasets = self._counted(tables, columns_named(tree, tables))
+        else:
+            datasets = [self._registered(0, name, table) for name, table in tables.items()]
+        try:
+            return self.connection.execute(self.statement, self.args).to_arrow_table()
         except duckdb.Error as error:
             failures = [dataset.failure for dataset in datasets if dataset.failure is not None]
             if failures:
@@ -68,11 +133,95 @@ def query_tables(
                 for name, reason in missing.items():
                     if re.search(rf'Table with name "?\S*\b{re.escape(name)}"? ', str(error)):
                         raise reason from None
+            if isinstance(error, duckdb.OutOfMemoryException):
+                raise UnavailableError(
+                    "query: it needs more memory than 'memory_limit', and cannot do with disk"
+                    f" instead: {_sentence(error)}"
+                ) from None
             raise _refused(str(error)) from None
 
+    def _pinned(
+        self, names: Sequence[NameOfTable]
+    ) -> tuple[dict[NameOfTable, PinnedTable], dict[str, StreamhouseError]]:
+        """Return the service's tables of these names, and why others are none."""
 
-def _names(connection: duckdb.DuckDBPyConnection, statement: str) -> list[_Name]:
-    """Return what may be tables' names in a statement, as DuckDB's own parser finds them."""
+        def pinned(name: NameOfTable) -> PinnedTable | StreamhouseError:
+            path = ".".join(part for part in name if part)
+            given = {**self.options, "table": path, "endpoint": self.client.endpoint}
+            try:
+                return PinnedTable.of(self.client, read_options(given, use=BATCH))
+            except (InvalidNameError, NotFoundError) as error:
+                # DuckDB has tables of its own, as in information_schema.
+                return error
+
+        tables: dict[NameOfTable, PinnedTable] = {}
+        missing: dict[str, StreamhouseError] = {}
+        for name, found in zip(names, _each(pinned, names), strict=True):
+            if isinstance(found, PinnedTable):
+                tables[name] = found
+            else:
+                missing[name[1]] = found
+        return tables, missing
+
+    def _counted(
+        self,
+        tables: Mapping[NameOfTable, PinnedTable],
+        columns: Mapping[NameOfTable, set[str] | None],
+    ) -> list[TableDataset]:
+        """Give DuckDB tables whose rows it can count; return the datasets among them."""
+        datasets = []
+        counts = _each(lambda name: counted(tables[name], columns[name]), list(tables))
+        for number, (name, table) in enumerate(tables.items()):
+            count = next(counts)
+            if count.rows is None:
+                dataset = self._registered(number, name, table, row_count=count.row_count)
+                datasets.append(dataset)
+            else:
+                self.connection.register(_ROWS, count.rows)
+                self._create("TABLE", name, f"SELECT * FROM {_ROWS}")
+                self.connection.unregister(_ROWS)
+        if datasets:
+            # It hands datasets Bloom filters, which DuckDB has no words for (duckdb-python #463).
+            self.connection.execute("SET disabled_optimizers = 'join_filter_pushdown'")
+        return datasets
+
+    def _registered(
+        self, number: int, name: NameOfTable, table: PinnedTable, *, row_count: int | None = None
+    ) -> TableDataset:
+        """Give DuckDB a dataset that is read while the statement runs."""
+        dataset = TableDataset(table)
+        self.connection.register(f"streamhouse_{number}", dataset)
+        rows = f"SELECT * FROM streamhouse_{number}"
+        if row_count is not None:
+            # DuckDB believes what is said of a Parquet file, and takes a dataset for one row.
+            path = self.folder / f"{number}.parquet"
+            pq.write_table(dataset.schema.empty_table(), path)
+            file = f"read_parquet({_text(str(path))}, explicit_cardinality = {row_count})"
+            rows += f" UNION ALL SELECT * FROM {file}"
+        self._create("VIEW", name, rows)
+        return dataset
+
+    def _create(self, kind: str, name: NameOfTable, rows: str) -> None:
+        database, own = _quoted(name[0] or "main"), _quoted(name[1])
+        self.connection.execute(f"CREATE SCHEMA IF NOT EXISTS {database}")
+        # Names that differ in case are one for DuckDB, and in the service none of them is another.
+        self.connection.execute(f"CREATE OR REPLACE {kind} {database}.{own} AS {rows}")
+
+
+def _each(call: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[_R]:
+    """Return what `call` returns of each item, called side by side."""
+    threads = ThreadPoolExecutor(min(len(items), _THREADS_MAX) or 1)
+    try:
+        contexts = [contextvars.copy_context() for _ in items]
+        return iter(
+            list(threads.map(lambda context, item: context.run(call, item), contexts, items))
+        )
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def _parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Any:
+    """Return the tree of one SELECT, as DuckDB's own parser makes it."""
     found = connection.execute("SELECT json_serialize_sql(?)", [statement]).fetchone()
     assert found is not None, "a SELECT without FROM has one row"
     tree = json.loads(found[0])
@@ -81,114 +230,15 @@ def _names(connection: duckdb.DuckDBPyConnection, statement: str) -> list[_Name]
         raise _refused("one SELECT is expected" if message.startswith(_NO_SELECT) else message)
     if len(tree["statements"]) != 1:
         raise _refused(f"one SELECT is expected, not {len(tree['statements'])} statements")
-    return list(dict.fromkeys(_tables(tree)))
-
-
-def _tables(node: Any) -> Iterator[_Name]:
-    if isinstance(node, dict):
-        is_table = node.get("type") == "BASE_TABLE" and not node["catalog_name"]
-        # A name alone may also be a CTE's, which goes first, or a file's.
-        if is_table and (node["schema_name"] or _NAME.fullmatch(node["table_name"])):
-            yield node["schema_name"], node["table_name"]
-        for part in node.values():
-            yield from _tables(part)
-    elif isinstance(node, list):
-        for part in node:
-            yield from _tables(part)
-
-
-def _pinned(
-    client: StorageClient, names: Sequence[_Name], options: Mapping[str, str]
-) -> tuple[dict[_Name, PinnedTable], dict[str, StreamhouseError]]:
-    """Return the service's tables of these names, and why others are none."""
-    tables: dict[_Name, PinnedTable] = {}
-    missing: dict[str, StreamhouseError] = {}
-    for name in names:
-        path = ".".join(part for part in name if part)
-        given = {**options, "table": path, "endpoint": client.endpoint}
-        try:
-            tables[name] = PinnedTable.of(client, read_options(given, use=BATCH))
-        except (InvalidNameError, NotFoundError) as error:
-            # DuckDB has tables of its own, as in information_schema.
-            missing[name[1]] = error
-    return tables, missing
-
-
-def _register(
-    connection: duckdb.DuckDBPyConnection, number: int, name: _Name, table: PinnedTable
-) -> _TableDataset:
-    dataset = _TableDataset(table)
-    connection.register(f"streamhouse_{number}", dataset)
-    database, own = _quoted(name[0] or "main"), _quoted(name[1])
-    connection.execute(f"CREATE SCHEMA IF NOT EXISTS {database}")
-    # Names that differ in case are one for DuckDB, and in the service none of them is another.
-    connection.execute(
-        f"CREATE OR REPLACE VIEW {database}.{own} AS SELECT * FROM streamhouse_{number}"
-    )
-    return dataset
-
-
-class _TableDataset(ds.Dataset):  # type: ignore[misc]  # pyarrow has no types
-    """A table as DuckDB takes it: a dataset that is asked for columns and rows.
-
-    Whatever `scanner` is given, DuckDB relies on it: it does not filter again.
-    """
-
-    def __init__(self, table: PinnedTable) -> None:
-        # No dataset of pyarrow's own is behind this one.
-        self._table = table
-        self.failure: StreamhouseError | None = None
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._table.schema
-
-    def scanner(
-        self,
-        columns: Sequence[str] | None = None,
-        filter: Any = None,  # noqa: A002 - pyarrow's name
-        **_: Any,
-    ) -> _TableScanner:
-        names = self.schema.names if columns is None else list(columns)
-        return _TableScanner(pa.schema([self.schema.field(name) for name in names]), self, filter)
-
-    def batches(self, schema: pa.Schema, kept: Any) -> Generator[pa.RecordBatch]:
-        try:
-            rows, is_exact = self._planned(schema, kept)
-            with closing(rows):
-                for batch in rows:
-                    found = batch.select(schema.names)
-                    yield found if is_exact else found.filter(kept)
-        except StreamhouseError as error:
-            self.failure = error
-            raise
-
-    def _planned(self, schema: pa.Schema, kept: Any) -> tuple[Generator[pa.RecordBatch], bool]:
-        everything = Condition(None, is_exact=kept is None)
-        condition = everything if kept is None else condition_of(str(kept), schema)
-        try:
-            narrowed = self._table.narrowed(schema.names, condition.where)
-            return narrowed.batches(), condition.is_exact
-        except InvalidPredicateError:
-            return self._table.narrowed(schema.names, None).batches(), kept is None
-
-
-class _TableScanner:
-    """What `Dataset.scanner` returns, as far as DuckDB uses it."""
-
-    def __init__(self, schema: pa.Schema, dataset: _TableDataset, kept: Any) -> None:
-        self._schema = schema
-        self._dataset = dataset
-        self._kept = kept
-
-    def to_reader(self) -> pa.RecordBatchReader:
-        batches = self._dataset.batches(self._schema, self._kept)
-        return pa.RecordBatchReader.from_batches(self._schema, batches)
+    return tree
 
 
 def _refused(message: str) -> InvalidRequestError:
-    sentence = message.strip().split("\n", 1)[0]
-    return InvalidRequestError(f"query: {sentence}")
+    return InvalidRequestError(f"query: {_sentence(message)}")
+
+
+def _sentence(message: object) -> str:
+    return str(message).strip().split("\n", 1)[0]
 
 
 def _quoted(name: str) -> str:

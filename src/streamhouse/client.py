@@ -111,6 +111,8 @@ class StreamhouseClient(ApplicationClient):
         self,
         statement: str,
         args: Sequence[Any] | Mapping[str, Any] | None = None,
+        *,
+        memory_limit: str | None = None,
         **options: object,
     ) -> pa.Table:
         """Return what a SELECT in DuckDB's SQL finds; `pip install 'pyspark-streamhouse[sql]'`.
@@ -127,13 +129,16 @@ class StreamhouseClient(ApplicationClient):
             statement: one SELECT, with joins, CTEs and all that DuckDB has, also its own files as
                 in `FROM 'prices.parquet'`.
             args: values of `?`, or by name of `$name`.
+            memory_limit: how much memory DuckDB may take, as in `"8GB"`, by default `2GB`; beyond
+                that it uses temporary files.
             options: options of Spark's batch read for every table, as in
                 `asOfTimestamp="2026-01-31T12:00:00Z"`.
         """
         require("sql", "client.query")
-        from streamhouse.connector.query.duckdb_query import query_tables
+        from streamhouse.connector.query.duckdb_query import MEMORY_LIMIT, query_tables
 
-        return query_tables(StorageClient.of(self), statement, args, options)
+        limit = MEMORY_LIMIT if memory_limit is None else memory_limit
+        return query_tables(StorageClient.of(self), statement, args, options, memory_limit=limit)
 
     def _read_options(
         self,

@@ -175,6 +175,9 @@ BOUNDS: Final = {
         "storage_service.server.status.event_loop", "_SLICE_S", "a turn of the loop has no size"
     ),
     "history-reads": Place("storage_service.server.history.lake_reads", "_READS_MAX", _SLOW),
+    "small-table": Place(
+        "connector.query.queried_tables", "SMALL_BYTES", "32 MiB of rows take a while to write"
+    ),
     "read-page": Place("tiering.tasks.log_chunks", "PAGE_BYTES", _SLOW),
 }
 """Bound -> the constant."""

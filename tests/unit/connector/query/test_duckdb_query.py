@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextvars
 import datetime as dt
+import functools
 import math
+import os
+import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -13,15 +18,16 @@ import pyarrow as pa
 import pytest
 
 from streamhouse import StreamhouseClient
-from streamhouse.connector.query.duckdb_query import query_tables
+from streamhouse.connector.query.duckdb_query import MEMORY_LIMIT, query_tables
 from streamhouse.extras import MissingExtraError
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.storage_service.client import STOP, StopSignal, StorageClient
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
     StreamhouseError,
     TableNotFoundError,
     UnavailableError,
 )
+from tests.support.held_step import lower
 from tests.support.union_world import UnionWorld
 
 SCHEMA = pa.schema(
@@ -70,8 +76,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnionWorld]:
         yield world
 
 
-def _query(world: UnionWorld, statement: str, args: Any = None, **options: object) -> pa.Table:
-    return query_tables(world.client, statement, args, options)
+def _query(
+    world: UnionWorld,
+    statement: str,
+    args: Any = None,
+    *,
+    memory_limit: str = MEMORY_LIMIT,
+    **options: object,
+) -> pa.Table:
+    return query_tables(world.client, statement, args, options, memory_limit=memory_limit)
 
 
 def _ids(table: pa.Table) -> list[int]:
@@ -117,6 +130,7 @@ def test_a_query_finds_what_its_condition_is_true_for(world: UnionWorld, conditi
     ]
 
 
+@pytest.mark.parametrize("small_bytes", [1 << 20, 0])
 @pytest.mark.parametrize(
     ("statement", "expected"),
     [
@@ -137,8 +151,14 @@ def test_a_query_finds_what_its_condition_is_true_for(world: UnionWorld, conditi
     ],
 )
 def test_all_kinds_of_statements_are_answered(
-    world: UnionWorld, statement: str, expected: list[Row]
+    world: UnionWorld,
+    statement: str,
+    expected: list[Row],
+    small_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    lower(monkeypatch, "small-table", small_bytes)
+
     assert _query(world, statement).to_pylist() == expected
 
 
@@ -213,6 +233,76 @@ def test_a_query_that_fails_says_why_in_a_sentence(
     with pytest.raises(error, match=message) as raised:
         _query(world, statement)
     assert "\n" not in str(raised.value)
+
+
+def test_of_a_small_table_in_a_join_only_what_is_named_is_read(world: UnionWorld) -> None:
+    service = _Service(world)
+
+    statement = "SELECT sum(a.price) FROM db.t a JOIN db.t AS b USING (id)"
+    query_tables(cast(StorageClient, service), statement, None, {})
+
+    assert {frozenset(names) for names in service.columns} == {frozenset({"price", "id"})}
+
+
+def test_a_join_of_a_large_table_takes_filters_of_the_other_side(
+    world: UnionWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB 1.5 would hand the dataset a Bloom filter, for which it has no words."""
+    lower(monkeypatch, "small-table", 0)
+    large = "(SELECT DISTINCT i % 20 AS id FROM range(200000) r(i))"
+
+    found = _query(world, f"SELECT t.id FROM db.t JOIN {large} AS other ON other.id = t.id")
+
+    assert _ids(found) == list(range(20))
+
+
+def test_what_does_not_fit_into_memory_goes_to_files_that_are_gone_afterwards(
+    world: UnionWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    statement = "SELECT count(*) AS n FROM (SELECT DISTINCT i, i || 'text' FROM range(600000) r(i))"
+
+    assert _query(world, statement, memory_limit="24MB").to_pylist() == [{"n": 600_000}]
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InvalidRequestError, match=r"memory_limit is 'much', but must be as in '2G"):
+        _query(world, "SELECT 1", memory_limit="much")
+    with pytest.raises(UnavailableError, match="it needs more memory than 'memory_limit'"):
+        _query(world, "SELECT list(i || 'text') FROM range(900000) r(i)", memory_limit="9MB")
+
+
+ENDLESS = (
+    "SELECT count(*) FROM db.t a JOIN db.t b ON true, range(1000000) c(i), range(1000000) d(j)"
+)
+
+
+class _Interrupting(_Service):
+    """A service that does something when its rows are asked for."""
+
+    def __init__(self, world: UnionWorld, act: Callable[[], None]) -> None:
+        super().__init__(world)
+        self._act = act
+
+    def read_range(self, *place: Any, columns: Sequence[str], **options: Any) -> Any:
+        self._act()
+        return super().read_range(*place, columns=columns, **options)
+
+
+def test_an_interrupt_ends_a_query(world: UnionWorld) -> None:
+    service = _Interrupting(world, functools.partial(os.kill, os.getpid(), signal.SIGINT))
+
+    with pytest.raises(KeyboardInterrupt):
+        query_tables(cast(StorageClient, service), ENDLESS, None, {})
+
+
+def test_the_stop_signal_of_the_context_ends_a_query(world: UnionWorld) -> None:
+    """So a query of the async client ends that nobody awaits any more."""
+    stop = StopSignal()
+    service = _Interrupting(world, stop.set)
+    context = contextvars.copy_context()
+    context.run(STOP.set, stop)
+
+    with pytest.raises(UnavailableError, match="broken off"):
+        context.run(query_tables, cast(StorageClient, service), ENDLESS, None, {})
 
 
 def test_options_of_tables_are_refused(world: UnionWorld) -> None:
