@@ -52,7 +52,7 @@ from streamhouse.tiering.maintain.due import (
 from streamhouse.tiering.maintain.maintenance_plan import RewritePlan, plan_rewrite
 from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy, Pins
 from streamhouse.tiering.maintain.maintenance_report import MaintenancePlan, MaintenanceReport
-from streamhouse.tiering.maintain.reads import ReadCost, plan_for_reads
+from streamhouse.tiering.maintain.reads import ReadCost, lone_files, plan_for_reads
 from streamhouse.tiering.maintain.removal import Removed, ends_before, files_below, remove_files
 from streamhouse.tiering.maintain.rewrite import Rewrite, Rewritten
 from streamhouse.tiering.ports import TaskRunner
@@ -172,6 +172,9 @@ class Maintainer:
         memory = self._memory(lake_table)
         try:
             report = self._maintain(lake_table, info, claim, policy, memory)
+            if policy is not None:
+                inventory = memory.reader.read(lake_table.iceberg)
+                report = replace(report, lone_files=_lone_files(inventory, policy))
         except Exception as error:
             memory.error = f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS_MAX]
             memory.failures += 1
@@ -218,6 +221,7 @@ class Maintainer:
             expirable=sum(time_ms <= now_ms for time_ms in times_ms),
             orphans=len(orphans),
             orphan_bytes=sum(file.size_bytes for file in orphans),
+            lone_files=_lone_files(inventory, policy),
         )
 
     def _maintain(
@@ -421,6 +425,10 @@ def _sealed(lake_table: IcebergLakeTable, claim: Claim) -> int | None:
 
 def _planned(inventory: Inventory, policy: MaintenancePolicy) -> RewritePlan:
     return plan_for_reads(inventory.files, inventory.deletes, policy.rewrite)
+
+
+def _lone_files(inventory: Inventory | None, policy: MaintenancePolicy) -> int:
+    return 0 if inventory is None else lone_files(inventory.files, policy.rewrite)
 
 
 def _idle_age(policy: MaintenancePolicy, is_idle: bool) -> int | None:

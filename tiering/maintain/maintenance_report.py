@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from streamhouse.storage_service.lake.commits.expiry import Expired
 from streamhouse.storage_service.lake.commits.orphans import OrphansRemoved
@@ -13,10 +14,15 @@ from streamhouse.tiering.maintain.rewrite import Rewritten
 
 __all__ = ["MaintenancePlan", "MaintenanceReport", "plan_text", "report_text"]
 
+_LONE_FILES_MIN: Final = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenancePlan:
-    """What maintenance would do now; `removable` are files of rows that are too old."""
+    """What maintenance would do now; `removable` are files of rows that are too old.
+
+    `lone_files` are small files that stay, because each is its partition's and bucket's only one.
+    """
 
     inventory: Inventory | None
     removable: tuple[LiveFile, ...]
@@ -25,17 +31,22 @@ class MaintenancePlan:
     expirable: int
     orphans: int
     orphan_bytes: int
+    lone_files: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceReport:
-    """What maintenance did; `has_more` says that its limits left work undone."""
+    """What maintenance did; `has_more` says that its limits left work undone.
+
+    `lone_files` are small files that stay, because each is its partition's and bucket's only one.
+    """
 
     removed: Removed | None = None
     rewritten: Rewritten | None = None
     expired: Expired = field(default_factory=Expired)
     orphans: OrphansRemoved = field(default_factory=OrphansRemoved)
     has_more: bool = False
+    lone_files: int = 0
 
 
 def plan_text(path: str, plan: MaintenancePlan) -> str:
@@ -61,6 +72,7 @@ def plan_text(path: str, plan: MaintenancePlan) -> str:
             f"  merge {deletes:,} delete files, drop {len(rewrite.dropped):,} that hide nothing",
             f"  expire {plan.expirable:,} snapshots",
             f"  delete {plan.orphans:,} orphans ({_size(plan.orphan_bytes)})",
+            *(f"  leave {why}" for why in _why_lone(plan.lone_files)),
         ]
     )
 
@@ -92,7 +104,19 @@ def report_text(path: str, report: MaintenanceReport) -> str:
         parts.append(
             f"{report.orphans.files:,} orphans deleted ({_size(report.orphans.size_bytes)})"
         )
-    return f"{path}: {'; '.join(parts) if parts else 'nothing to do'}"
+    parts = parts or ["nothing to do"]
+    parts += (f"left are {why}" for why in _why_lone(report.lone_files))
+    return f"{path}: {'; '.join(parts)}"
+
+
+def _why_lone(count: int) -> list[str]:
+    """Return why so many small files stay, if they are worth a word."""
+    if count < _LONE_FILES_MIN:
+        return []
+    return [
+        f"{count:,} small files, each the only one of its partition and bucket: files are packed"
+        " only with others of the same; a partitioning with fewer values has fewer files"
+    ]
 
 
 def _size(size_bytes: int) -> str:

@@ -21,7 +21,7 @@ from streamhouse.tiering.maintain.maintenance_plan import (
     plan_rewrite,
 )
 
-__all__ = ["ReadCost", "least_files", "plan_for_reads"]
+__all__ = ["ReadCost", "least_files", "lone_files", "plan_for_reads"]
 
 # To plan and open a file takes about as long as to read so many rows.
 FILE_ROWS: Final = 20_000
@@ -52,6 +52,14 @@ def least_files(files: Collection[LiveFile], limits: RewriteLimits) -> int:
     placeless = sum(file.bucket is None for file in files)
     return placeless + sum(
         _packed(members, limits) for members in neighbours(files, limits.slice_us)
+    )
+
+
+def lone_files(files: Collection[LiveFile], limits: RewriteLimits) -> int:
+    """Return how many files are small, and have no neighbour that they may be packed with."""
+    return sum(
+        len(members) == 1 and not members[0].is_fixed and members[0].live_bytes < limits.full_bytes
+        for members in neighbours(files, limits.slice_us)
     )
 
 
