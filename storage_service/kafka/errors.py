@@ -1,13 +1,25 @@
-"""What is wrong with records that a Kafka client sent, in the words its protocol has for it."""
+"""What is wrong with what a Kafka client sent, where its protocol has a word of its own for it."""
 
 from __future__ import annotations
 
 from enum import Enum
 from typing import Any
 
-from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.storage_service.errors import (
+    FencedError,
+    InvalidRequestError,
+    TableNotFoundError,
+    UnavailableError,
+)
 
-__all__ = ["InvalidRecordsError", "RecordsFault", "is_bug"]
+__all__ = [
+    "FencedLeaderEpochError",
+    "InvalidRecordsError",
+    "RecordsFault",
+    "UnknownLeaderEpochError",
+    "UnknownTopicIdError",
+    "is_bug",
+]
 
 
 def is_bug(error: BaseException) -> bool:
@@ -51,3 +63,15 @@ class InvalidRecordsError(InvalidRequestError):
 
 def _rebuilt(message: str, fault: RecordsFault) -> InvalidRecordsError:
     return InvalidRecordsError(message, fault=fault)
+
+
+class FencedLeaderEpochError(FencedError):
+    """A client knows the topic as it was: its table was dropped, and another one has its name."""
+
+
+class UnknownLeaderEpochError(UnavailableError):
+    """A client knows the topic as it will be: this process does not have its table yet."""
+
+
+class UnknownTopicIdError(TableNotFoundError):
+    """No table of this process has a topic of this id that the caller may read."""

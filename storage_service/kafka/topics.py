@@ -17,7 +17,9 @@ here; `server/topic_places.py` knows what is there.
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
+import uuid
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,15 +33,18 @@ __all__ = [
     "TopicTable",
     "first_made",
     "is_same_topic",
+    "leader_epoch_of",
     "needs_property",
     "node_id_of",
     "table_paths_of",
+    "topic_id_of",
     "topic_name_of",
 ]
 
 TOPIC_PROPERTY: Final = "kafka.topic"
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 _NODE_ID_MASK: Final = 0x7FFF_FFFF
+_LEADER_EPOCH_MASK: Final = 0x7FFF_FFFF
 
 
 # Every request names a topic, and mostly one of the same few.
@@ -112,6 +117,23 @@ def is_same_topic(topic: str, path: TablePath, properties: Mapping[str, str]) ->
     """Whether `topic`, one of whose tables may be that at `path`, is the table's own."""
     name = topic_name_of(path, properties)
     return topic == name or (topic == str(path) and name == path.table)
+
+
+def leader_epoch_of(table_id: int) -> int:
+    """Return the one leader epoch of all partitions of a table.
+
+    Tables of one name have ascending ids, so a table that is made again has a newer epoch. Epoch 0,
+    which all tables had in earlier versions, belongs to no table.
+    """
+    return table_id & _LEADER_EPOCH_MASK
+
+
+# Each is asked for by every Fetch of a consumer, and by every list of topics.
+@functools.lru_cache(maxsize=16_384)
+def topic_id_of(service_id: str, table_id: int) -> uuid.UUID:
+    """Return the id of a table's topic, which a topic made anew under its name does not have."""
+    digest = hashlib.sha256(f"{service_id}/{table_id}".encode()).digest()
+    return uuid.UUID(bytes=digest[:16], version=4)
 
 
 def node_id_of(shard: str | None) -> int:

@@ -6,6 +6,7 @@ own.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -89,6 +90,7 @@ async def fetch(
     min_bytes: int = 1,
     max_bytes: int = 50 << 20,
     partition_max_bytes: int = 1 << 20,
+    **identity: Any,
 ) -> Any:
     """Fetch from offsets by topic and partition; return the answer."""
     values = fetch_values(
@@ -98,6 +100,7 @@ async def fetch(
         min_bytes=min_bytes,
         max_bytes=max_bytes,
         each=partition_max_bytes,
+        **identity,
     )
     return await client.call(FETCH, version, **values)
 
@@ -110,25 +113,28 @@ def fetch_values(
     min_bytes: int = 1,
     max_bytes: int = 50 << 20,
     each: int = 1 << 20,
+    topic_ids: Mapping[str, uuid.UUID] | None = None,
+    **epochs: int,
 ) -> dict[str, Any]:
-    """Return the fields of a Fetch request."""
+    """Return the fields of a Fetch request; `topic_ids` are those of version 13."""
     newer = {"log_start_offset": -1} if version >= 5 else {}
     newer |= {"current_leader_epoch": -1} if version >= 9 else {}
     return {
-        "replica_id": -1,
+        **({"replica_id": -1} if version < 15 else {}),
         "max_wait": timedelta(milliseconds=wait_ms),
         "min_bytes": min_bytes,
         "max_bytes": max_bytes,
         "isolation_level": 0,
         "topics": [
             {
-                "topic": topic,
+                **({"topic": topic} if topic_ids is None else {"topic_id": topic_ids[topic]}),
                 "partitions": [
                     {
                         "partition": partition,
                         "fetch_offset": offset,
                         "partition_max_bytes": each,
                         **newer,
+                        **epochs,
                     }
                     for partition, offset in partitions.items()
                 ],
@@ -173,10 +179,10 @@ def next_offset_after(data: bytes) -> int:
     return last.base_offset + last.last_offset_delta + 1
 
 
-def fetched(answer: Any) -> dict[tuple[str, int], list[FetchedRecord] | ErrorCode]:
-    """Return the records of each partition of an answer, or its error."""
+def fetched(answer: Any) -> dict[tuple[Any, int], list[FetchedRecord] | ErrorCode]:
+    """Return the records of each partition of an answer, or its error, by topic as it names it."""
     return {
-        (topic.topic, p.partition_index): p.error_code
+        (getattr(topic, "topic", None) or topic.topic_id, p.partition_index): p.error_code
         if p.error_code is not ErrorCode.none
         else records_in(p.records or b"")
         for topic in answer.responses

@@ -227,6 +227,12 @@ class Coordinator:
             with self._changed(key) as group:
                 group.gave_up(member_id, answer, self._clock_s())
 
+    def lost(self, key: GroupKey, member_id: str) -> None:
+        """Note that the connection is gone by which a member came, or was given its id."""
+        if key in self._groups:
+            with self._changed(key) as group:
+                group.lost(member_id, self._clock_s())
+
     def heartbeat(self, key: GroupKey, who: Identity, generation: int) -> ErrorCode:
         """Note that a member is there; tell it if it is to join anew."""
         group = self._groups.get(key)

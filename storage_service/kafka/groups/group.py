@@ -279,7 +279,7 @@ class Group:
         for member in self._members.values():
             member.assignment = request.assignments.get(member.member_id, b"")
             if member.answer_sync(self._synced(member)):
-                member.hear(now_s)
+                member.begin_session(now_s)
 
     def _synced(self, member: Member) -> SyncAnswer:
         return SyncAnswer(
@@ -319,14 +319,22 @@ class Group:
     def gave_up(self, member_id: str, answer: OnJoined | OnSynced, now_s: float) -> None:
         """Note that nobody hears the answer that this member waits for: its connection is gone.
 
-        It is a member for as long as its session: it comes back, or counts as gone.
+        One that has joined counts as joined, else each client that crashes and comes anew would
+        keep the others waiting for a session. It is a member for as long as its session; one that
+        was in no generation yet has nothing to lose, and is none any more.
         """
-        for member in self._waiting_for(member_id, answer):
-            if member.on_joined == answer:
-                member.on_joined = None
-            if member.on_synced == answer:
-                member.on_synced = None
-            member.hear(now_s)
+        for member in tuple(self._waiting_for(member_id, answer)):
+            if member.on_joined is not None and member.is_new and member.instance_id is None:
+                self._remove(member, now_s)
+            else:
+                member.lose_wait(now_s)
+        self._settle(now_s)
+
+    def lost(self, member_id: str, now_s: float) -> None:
+        """Note that the connection is gone by which this member came, or was given its id."""
+        self._given_ids.pop(member_id, None)
+        if member_id in self._members:
+            self._members[member_id].lose(now_s)
         self._settle(now_s)
 
     def _waiting_for(self, member_id: str, answer: OnJoined | OnSynced) -> Iterator[Member]:
@@ -392,7 +400,7 @@ class Group:
             return
         for member in self._members.values():
             if member.answer_sync(SyncAnswer(error=ErrorCode.rebalance_in_progress)):
-                member.hear(now_s)
+                member.begin_session(now_s)
         self._unsynced.clear()
         self._sync_due_s = math.inf
         timeout_s = self._rebalance_timeout_s()
@@ -431,8 +439,10 @@ class Group:
         if not joined:
             self.state, self.protocol, self.protocol_type = GroupState.EMPTY, None, None
             return
-        if all(member.member_id != self.leader for member in joined):
-            self.leader = joined[0].member_id
+        # One that is gone would assign nothing, and the others wait for it.
+        able = [member for member in joined if not member.is_lost] or joined
+        if all(member.member_id != self.leader for member in able):
+            self.leader = able[0].member_id
         self.state, self.protocol = GroupState.COMPLETING, self._best_protocol()
         for member in self._members.values():
             member.assignment = b""
@@ -440,7 +450,7 @@ class Group:
         self._unsynced = {member.member_id for member in joined}
         for member in joined:
             member.is_new = False
-            member.hear(now_s)
+            member.begin_session(now_s)
             member.answer_join(self._joined(member))
 
     def _remove(self, member: Member, now_s: float) -> None:
@@ -469,7 +479,7 @@ class Group:
             if due_s <= now_s:
                 del self._given_ids[member_id]
         for member in tuple(self._members.values()):
-            if member.due_s() <= now_s:
+            if self._due_s(member) <= now_s:
                 self._remove(member, now_s)
         if self._sync_due_s <= now_s:
             # Also who leads and assigns nothing: without it the others would wait for ever.
@@ -484,6 +494,11 @@ class Group:
                 self._complete_join(now_s)
         self._settle(now_s)
 
+    def _due_s(self, member: Member) -> float:
+        is_completing = self.state is GroupState.COMPLETING
+        is_late = is_completing and member.member_id in self._unsynced
+        return member.due_s(is_waited_for=is_late or self.state is GroupState.PREPARING)
+
     def _settle(self, now_s: float) -> None:
         """Begin the next generation if nobody is waited for; find the next moment to look."""
         if self.state is GroupState.PREPARING and (not self._members or self._have_all_joined()):
@@ -495,7 +510,7 @@ class Group:
                 self._join_due_s if self.state is GroupState.PREPARING else math.inf,
                 self._sync_due_s,
                 *self._given_ids.values(),
-                *(member.due_s() for member in self._members.values()),
+                *(self._due_s(member) for member in self._members.values()),
             )
         )
 

@@ -22,6 +22,8 @@ __all__ = ["Member"]
 
 # What Python's objects take beside the texts.
 _MEMBER_BYTES: Final = 1_000
+# In a session, as clients are told to have at least.
+_HEARTBEATS: Final = 3
 _NEW_MEMBER_WAITS_S: Final = 300.0
 """A new member waits so long for its first generation: it has nothing to lose by asking again."""
 
@@ -40,6 +42,7 @@ class Member:
         self.on_joined: OnJoined | None = None
         self.on_synced: OnSynced | None = None
         self._heard_s = now_s
+        self._lost_s: float | None = None
         self._take(request)
 
     def _take(self, request: JoinRequest) -> None:
@@ -79,19 +82,47 @@ class Member:
 
     def hear(self, now_s: float) -> None:
         """Note that it is there."""
+        self._heard_s, self._lost_s = now_s, None
+
+    def begin_session(self, now_s: float) -> None:
+        """Give it a session from now on to be heard of: it was answered, or was to be."""
         self._heard_s = now_s
 
-    def due_s(self) -> float:
+    def lose(self, now_s: float) -> None:
+        """Note that its connection is gone; it may come back by another one."""
+        self._lost_s = now_s
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its connection is gone, and it has not come back by another one."""
+        return self._lost_s is not None
+
+    def due_s(self, *, is_waited_for: bool) -> float:
         """Return when it is given up unless it is heard of.
 
         Who waits for an answer cannot be heard of. A wait ends with the group's own deadlines, a
         new member's after a time of its own: it may have gone, and join again as yet another.
+
+        While others cannot go on without it (`is_waited_for`), one whose connection is gone has as
+        long as heartbeats may be apart. A static member has its whole session to start anew.
         """
         if self.on_joined is not None:
             return self._heard_s + _NEW_MEMBER_WAITS_S if self.is_new else math.inf
         if self.on_synced is not None:
             return math.inf
-        return self._heard_s + self.session_timeout_s
+        due_s = self._heard_s + self.session_timeout_s
+        if is_waited_for and self._lost_s is not None and self.instance_id is None:
+            due_s = min(due_s, self._lost_s + self.session_timeout_s / _HEARTBEATS)
+        return due_s
+
+    def lose_wait(self, now_s: float) -> None:
+        """Note that nobody hears the answer that it waits for: that it has joined stays so."""
+        self.lose(now_s)
+        if self.on_joined is not None:
+            self.on_joined = _unheard
+        if self.on_synced is not None:
+            self.on_synced = None
+            self.begin_session(now_s)
 
     # -- what it waits for -----------------------------------------------------------------------
 
@@ -122,3 +153,7 @@ class Member:
             return False
         on_synced(answer)
         return True
+
+
+def _unheard(_: JoinAnswer) -> None:
+    """Answer nobody."""

@@ -34,6 +34,7 @@ __all__ = [
     "element_count",
     "entity_bytes",
     "know_fields",
+    "varint_bytes",
 ]
 
 Piece: TypeAlias = bytes | bytearray | memoryview
@@ -59,6 +60,13 @@ def entity_bytes(entity: Any) -> bytes:
     with io.BytesIO() as buffer:
         entity_writer(type(entity))(buffer, entity)
         return buffer.getvalue()
+
+
+def varint_bytes(number: int) -> bytes:
+    """Return a number as flexible versions have it before what is so long, or so many."""
+    if number < 0x80:
+        return bytes((number,))
+    return bytes((number & 0x7F | 0x80,)) + varint_bytes(number >> 7)
 
 
 def know_fields(kind: Any) -> None:

@@ -1,9 +1,9 @@
 """The answer to a Fetch: laid around record batches, which stay the buffers that they are.
 
-Versions 4 to 11, none of which is flexible: every length is a number of fixed width.
+Versions 4 to 13; from 12 on lengths are varints of one more, and tagged fields end every part.
 
     throttle time: i32 | from 7: error code: i16, session id: i32 | topics: i32 times
-        name: i16 length, UTF-8 | partitions: i32 times
+        name: i16 length, UTF-8; from 13: id of 16 bytes | partitions: i32 times
             index: i32 | error code: i16 | high watermark: i64 | last stable offset: i64
             | from 5: log start offset: i64 | aborted transactions: i32, none
             | from 11: preferred read replica: i32 | records: i32 length, bytes
@@ -12,18 +12,25 @@ Versions 4 to 11, none of which is flexible: every length is a number of fixed w
 from __future__ import annotations
 
 import struct
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from kio.schema.errors import ErrorCode
 
-from streamhouse.storage_service.kafka.messages.answers import Piece
+from streamhouse.storage_service.kafka.messages.answers import Piece, varint_bytes
 
-__all__ = ["FETCH_VERSIONS", "FetchedPartition", "fetch_answer"]
+__all__ = ["FETCH_VERSIONS", "FetchedPartition", "TopicKey", "fetch_answer"]
 
-FETCH_VERSIONS: Final = (4, 11)
-"""Later ones name topics by their ids, or are flexible and say nothing more to a consumer."""
+FETCH_VERSIONS: Final = (4, 13)
+"""From 14 on they say more to replicas alone."""
+
+TopicKey: TypeAlias = str | uuid.UUID
+"""What a Fetch calls a topic: its name, from version 13 on its id."""
+
+_FIRST_FLEXIBLE: Final = 12
+_NO_TAGS: Final = b"\0"
 
 _NONE: Final = -1
 # There are no sessions: every request says all that it asks for.
@@ -43,37 +50,56 @@ class FetchedPartition:
 
 def fetch_answer(
     version: int,
-    topics: Mapping[str, Sequence[FetchedPartition]],
+    topics: Mapping[TopicKey, Sequence[FetchedPartition]],
     *,
     error: ErrorCode = ErrorCode.none,
     throttle_ms: int = 0,
 ) -> list[Piece]:
     """Return the body of an answer of one of `FETCH_VERSIONS`, in pieces."""
+    is_flexible = version >= _FIRST_FLEXIBLE
+    tags = _NO_TAGS if is_flexible else b""
     head = bytearray(struct.pack(">i", throttle_ms))
     if version >= 7:
         head += struct.pack(">hi", error, _NO_SESSION)
-    head += struct.pack(">i", len(topics))
+    head += _length(len(topics), is_flexible=is_flexible)
     pieces: list[Piece] = []
     for topic, partitions in topics.items():
-        name = topic.encode()
-        head += struct.pack(f">h{len(name)}si", len(name), name, len(partitions))
+        head += _topic(topic, is_flexible=is_flexible)
+        head += _length(len(partitions), is_flexible=is_flexible)
         for found in partitions:
             head += _partition_head(version, found)
             if found.records:
                 pieces += (head, *found.records)
                 head = bytearray()
+            head += tags
+        head += tags
+    head += tags
     if head:
         pieces.append(head)
     return pieces
 
 
+def _length(count: int, *, is_flexible: bool) -> bytes:
+    return varint_bytes(count + 1) if is_flexible else struct.pack(">i", count)
+
+
+def _topic(topic: TopicKey, *, is_flexible: bool) -> bytes:
+    if isinstance(topic, uuid.UUID):
+        return topic.bytes
+    name = topic.encode()
+    size = varint_bytes(len(name) + 1) if is_flexible else struct.pack(">h", len(name))
+    return size + name
+
+
 def _partition_head(version: int, found: FetchedPartition) -> bytes:
+    """Return what stands before the records of a partition, with their size."""
+    is_flexible = version >= _FIRST_FLEXIBLE
     watermark = found.high_watermark
     parts = [struct.pack(">ihqq", found.partition, found.error, watermark, watermark)]
     if version >= 5:
         parts.append(struct.pack(">q", found.log_start_offset))
-    parts.append(struct.pack(">i", 0))
+    parts.append(_length(0, is_flexible=is_flexible))
     if version >= 11:
         parts.append(struct.pack(">i", _NONE))
-    parts.append(struct.pack(">i", sum(map(len, found.records))))
+    parts.append(_length(sum(map(len, found.records)), is_flexible=is_flexible))
     return b"".join(parts)

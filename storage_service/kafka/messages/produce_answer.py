@@ -16,6 +16,8 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from streamhouse.storage_service.kafka.messages.answers import varint_bytes
+
 __all__ = ["PRODUCE_VERSIONS", "StoredPartition", "produce_answer"]
 
 PRODUCE_VERSIONS: Final = (3, 11)
@@ -54,19 +56,13 @@ def produce_answer(version: int, topics: Sequence[tuple[str, Sequence[StoredPart
     return b"".join((*parts, _NO_THROTTLE))
 
 
-def _varint(number: int) -> bytes:
-    if number < 0x80:
-        return bytes((number,))
-    return bytes((number & 0x7F | 0x80,)) + _varint(number >> 7)
-
-
 def _flexible(topics: Sequence[tuple[str, Sequence[StoredPartition]]]) -> bytes:
     # No errors of records, no message.
-    ends = _varint(1) + _varint(0) + _NO_TAGS
-    parts = [_varint(len(topics) + 1)]
+    ends = varint_bytes(1) + varint_bytes(0) + _NO_TAGS
+    parts = [varint_bytes(len(topics) + 1)]
     for topic, partitions in topics:
         name = topic.encode()
-        parts += (_varint(len(name) + 1), name, _varint(len(partitions) + 1))
+        parts += (varint_bytes(len(name) + 1), name, varint_bytes(len(partitions) + 1))
         for number, base_offset, log_start_offset in partitions:
             parts.append(_STORED.pack(number, _NO_ERROR, base_offset, _NONE))
             parts.append(struct.pack(">q", log_start_offset) + ends)

@@ -136,7 +136,9 @@ def _corrupt(message: str) -> InvalidRecordsError:
     return InvalidRecordsError(message, fault=RecordsFault.CORRUPT)
 
 
-def header_bytes(header: BatchHeader, records: list[bytes | memoryview]) -> bytes:
+def header_bytes(
+    header: BatchHeader, records: list[bytes | memoryview], *, leader_epoch: int = 0
+) -> bytes:
     """Return the header of `records` as it stands before them."""
     attributes = (
         header.compression
@@ -146,7 +148,9 @@ def header_bytes(header: BatchHeader, records: list[bytes | memoryview]) -> byte
     )
     batch_bytes = HEADER_BYTES - _PREFIX.size + sum(len(piece) for piece in records)
     packed = bytearray(
-        _HEADER.pack(header.base_offset, batch_bytes, 0, _MAGIC, 0, attributes, *header[5:])
+        _HEADER.pack(
+            header.base_offset, batch_bytes, leader_epoch, _MAGIC, 0, attributes, *header[5:]
+        )
     )
     crc = crc32c.crc32c(packed[_CRC_FROM:])
     for piece in records:

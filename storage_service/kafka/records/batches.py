@@ -144,6 +144,7 @@ def write_batch(
     offset_deltas: NDArray[np.int64] | None = None,
     last_offset_delta: int | None = None,
     compression: Compression = Compression.NONE,
+    leader_epoch: int = 0,
 ) -> list[bytes | memoryview]:
     """Return the bytes of a batch of records, in pieces that stay views of each other.
 
@@ -154,6 +155,7 @@ def write_batch(
         last_offset_delta: of the last offset that the batch covers, by default of the last record.
             A reader goes on behind it; a batch without records needs it.
         compression: of the records.
+        leader_epoch: of the partition that the records are read from.
 
     Raises ValueError where the records have more than a batch can, which is nearly 2 GiB.
     """
@@ -183,7 +185,7 @@ def write_batch(
         base_sequence=NO_PRODUCER,
         record_count=count,
     )
-    return [header_bytes(header, records), *records]
+    return [header_bytes(header, records, leader_epoch=leader_epoch), *records]
 
 
 def fitting_count(

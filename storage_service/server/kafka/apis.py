@@ -1,6 +1,6 @@
 """Every API of Kafka that is answered, once: a row says which versions, and what answers it.
 
-Versions end where a later one would ask for what is not offered: topics by id, new group protocols.
+Versions end where a later one would ask for what is not offered, such as new group protocols.
 """
 
 from __future__ import annotations

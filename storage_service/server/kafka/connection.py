@@ -40,6 +40,7 @@ from streamhouse.storage_service.server.kafka.answering import (
 from streamhouse.storage_service.server.kafka.api import Api, ConnectionEnded
 from streamhouse.storage_service.server.kafka.broker.broker import Broker
 from streamhouse.storage_service.server.kafka.broker.producers import RefusedPlaces
+from streamhouse.storage_service.server.kafka.broker.read_tables import ReadTables
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
 
 __all__ = ["KafkaConnection"]
@@ -112,6 +113,7 @@ class KafkaConnection(asyncio.Protocol):
         # Consumers that go in step, or connect for each fetch, begin elsewhere, too.
         self.fetches: Iterator[int] = itertools.count(random.randrange(_FIRST_FETCH_MAX))
         self.members: dict[GroupKey, str] = {}
+        self.read_tables = ReadTables()
         self._loop = asyncio.get_running_loop()
         self.refused = RefusedPlaces(self._loop.time)
         self._chunks: deque[memoryview] = deque()
@@ -158,6 +160,7 @@ class KafkaConnection(asyncio.Protocol):
         self.is_gone = True
         self._connections.closed(self)
         self._on_close(self)
+        self._broker.groups.lost(self.members)
         self._takes_more.set()
         for waiter in self.waiting:
             if not waiter.done():

@@ -39,7 +39,12 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from streamhouse.storage_service.kafka.errors import InvalidRecordsError
+from streamhouse.storage_service.kafka.errors import (
+    FencedLeaderEpochError,
+    InvalidRecordsError,
+    UnknownLeaderEpochError,
+    UnknownTopicIdError,
+)
 
 __all__ = ["RefusedError", "error_code_of", "is_repeated", "produce_code_of"]
 
@@ -59,6 +64,7 @@ _CODES: Final[Mapping[type[StreamhouseError], ErrorCode]] = {
     ConsumerLimitError: ErrorCode.policy_violation,
     CorruptDataError: ErrorCode.kafka_storage_error,
     FencedError: ErrorCode.invalid_producer_epoch,
+    FencedLeaderEpochError: ErrorCode.fenced_leader_epoch,
     ForbiddenError: ErrorCode.topic_authorization_failed,
     InternalError: ErrorCode.unknown_server_error,
     InvalidNameError: ErrorCode.invalid_topic_exception,
@@ -81,6 +87,8 @@ _CODES: Final[Mapping[type[StreamhouseError], ErrorCode]] = {
     UnavailableError: ErrorCode.not_leader_or_follower,
     UnknownColumnError: ErrorCode.invalid_record,
     UnknownOptionError: ErrorCode.invalid_config,
+    UnknownLeaderEpochError: ErrorCode.unknown_leader_epoch,
+    UnknownTopicIdError: ErrorCode.unknown_topic_id,
     # Repeated by who counts its records; whoever does not has asked for at least once.
     UnknownOutcomeError: ErrorCode.not_enough_replicas_after_append,
     UnsupportedError: ErrorCode.invalid_request,

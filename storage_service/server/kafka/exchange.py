@@ -20,6 +20,7 @@ from streamhouse.storage_service.server.http.http_exchange import ClientGone, Te
 from streamhouse.storage_service.server.kafka.api import Api, ConnectionEnded
 from streamhouse.storage_service.server.kafka.broker.broker import Broker
 from streamhouse.storage_service.server.kafka.broker.producers import RefusedPlaces
+from streamhouse.storage_service.server.kafka.broker.read_tables import ReadTables
 from streamhouse.storage_service.server.kafka.broker.shard_calls import Whereabouts
 from streamhouse.storage_service.server.kafka.error_codes import error_code_of
 
@@ -46,7 +47,9 @@ class Client(Protocol):
     fetches: Iterator[int]
     """Numbers of the fetches that have come by it: each begins with another partition."""
     members: dict[GroupKey, str]
-    """The member that has joined a group by it last."""
+    """The member that has joined a group by it last, or was given an id to join with."""
+    read_tables: ReadTables
+    """Which tables it has read by it."""
     refused: RefusedPlaces
     """What it is to send again before what comes behind that."""
 

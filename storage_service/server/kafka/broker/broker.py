@@ -10,6 +10,7 @@ from streamhouse.storage_service.server.kafka.broker.group_desk import GroupDesk
 from streamhouse.storage_service.server.kafka.broker.other_brokers import OtherBrokers
 from streamhouse.storage_service.server.kafka.broker.producers import Producers
 from streamhouse.storage_service.server.kafka.broker.together import Together
+from streamhouse.storage_service.server.kafka.broker.topic_ids import TopicIds
 from streamhouse.storage_service.server.kafka.broker.working_memory import WorkingMemory
 from streamhouse.storage_service.server.service import Service
 
@@ -33,6 +34,7 @@ class Broker:
         """Of records that are read."""
         self.groups = GroupDesk(service)
         self.others = OtherBrokers()
+        self.topic_ids = TopicIds(service.manager)
 
     @property
     def address(self) -> BrokerAddress:

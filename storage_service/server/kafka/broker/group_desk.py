@@ -160,6 +160,13 @@ class GroupDesk:
                     self.look()
         return answers[0]
 
+    def lost(self, members: dict[GroupKey, str]) -> None:
+        """Note that the connection is gone by which these members came."""
+        for key, member_id in members.items():
+            self.coordinator.lost(key, member_id)
+        if members:
+            self.look()
+
     def put_out(self, members: dict[GroupKey, str]) -> None:
         """Let members go that have joined by a connection whose token is none any more."""
         for key, member_id in members.items():

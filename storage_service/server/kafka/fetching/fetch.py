@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
@@ -28,7 +29,11 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
 )
 from streamhouse.storage_service.kafka.messages.answers import Piece
-from streamhouse.storage_service.kafka.messages.fetch_answer import FetchedPartition, fetch_answer
+from streamhouse.storage_service.kafka.messages.fetch_answer import (
+    FetchedPartition,
+    TopicKey,
+    fetch_answer,
+)
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.control.registry.schema_desk import keep_reading_schemas
 from streamhouse.storage_service.server.history.failures import failure_of
@@ -48,6 +53,12 @@ from streamhouse.storage_service.server.kafka.fetching.reading import (
     Part,
     read_parts,
 )
+from streamhouse.storage_service.server.kafka.topics.table_identity import (
+    NO_EPOCH,
+    check_leader_epoch,
+    check_position,
+    table_of_id,
+)
 from streamhouse.storage_service.server.kafka.topics.topic_tables import topic_table
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
@@ -60,12 +71,15 @@ _LAKE_BYTES_ESTIMATE: Final = 4 << 20
 _KNOWN: Final = frozenset(
     {
         ErrorCode.corrupt_message,
+        ErrorCode.fenced_leader_epoch,
         ErrorCode.kafka_storage_error,
         ErrorCode.not_leader_or_follower,
         ErrorCode.offset_not_available,
         ErrorCode.offset_out_of_range,
         ErrorCode.topic_authorization_failed,
+        ErrorCode.unknown_leader_epoch,
         ErrorCode.unknown_server_error,
+        ErrorCode.unknown_topic_id,
         ErrorCode.unknown_topic_or_partition,
     }
 )
@@ -73,6 +87,18 @@ _KNOWN: Final = frozenset(
 _INLINE_PARTS_MAX: Final = 64
 # Beyond it the event loop is given to others in between.
 _LOOKED_AT_ONCE_MAX: Final = 1_000
+_NO_ID: Final = uuid.UUID(int=0)
+
+
+class _Place(NamedTuple):
+    """Where a consumer is in a partition, and which leader epochs it tells."""
+
+    offset: int
+    bytes_max: int
+    leader_epoch: int
+    """That of the topic, as the consumer knows it."""
+    last_epoch: int
+    """That of the record before `offset`, of which the newest clients alone speak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +109,8 @@ class FetchRequest:
     wait_s: float
     bytes_min: int
     bytes_max: int
-    wanted: Mapping[tuple[str, int], tuple[int, int]]
-    """Topic and partition -> the offset and how many bytes."""
+    wanted: Mapping[tuple[TopicKey, int], _Place]
+    """By topic and partition."""
 
     @classmethod
     def of(cls, request: Any) -> FetchRequest:
@@ -93,11 +119,17 @@ class FetchRequest:
         What names a partition many times is answered once: no client does, and each mention would
         be a read of its own.
         """
-        wanted: dict[tuple[str, int], tuple[int, int]] = {}
+        wanted: dict[tuple[TopicKey, int], _Place] = {}
         for topic in request.topics:
+            key = topic.topic if hasattr(topic, "topic") else topic.topic_id or _NO_ID
             for one in topic.partitions:
-                place = topic.topic, one.partition
-                wanted.setdefault(place, (one.fetch_offset, one.partition_max_bytes))
+                place = _Place(
+                    one.fetch_offset,
+                    one.partition_max_bytes,
+                    getattr(one, "current_leader_epoch", NO_EPOCH),
+                    getattr(one, "last_fetched_epoch", NO_EPOCH),
+                )
+                wanted.setdefault((key, one.partition), place)
         return cls(
             session_id=getattr(request, "session_id", 0),
             wait_s=request.max_wait.total_seconds(),
@@ -138,7 +170,7 @@ def refuse_fetch(request: FetchRequest, code: ErrorCode, _: str) -> Mapping[str,
     """
     is_busy = code is ErrorCode.request_timed_out
     code = ErrorCode.none if is_busy else code if code in _KNOWN else ErrorCode.unknown_server_error
-    topics: dict[str, list[Mapping[str, Any]]] = {}
+    topics: dict[TopicKey, list[Mapping[str, Any]]] = {}
     for topic, partition in request.wanted:
         answered = {
             "partition_index": partition,
@@ -152,7 +184,8 @@ def refuse_fetch(request: FetchRequest, code: ErrorCode, _: str) -> Mapping[str,
     return {
         "throttle_time": timedelta(milliseconds=_BUSY_MS if is_busy else 0),
         "responses": [
-            {"topic": topic, "partitions": partitions} for topic, partitions in topics.items()
+            {"topic" if isinstance(topic, str) else "topic_id": topic, "partitions": partitions}
+            for topic, partitions in topics.items()
         ],
     }
 
@@ -161,7 +194,7 @@ def refuse_fetch(request: FetchRequest, code: ErrorCode, _: str) -> Mapping[str,
 class _Asked:
     """A partition that is asked for, and what is known of it: its table, or what is wrong."""
 
-    topic: str
+    topic: TopicKey
     partition: int
     offset: int
     bytes_max: int
@@ -199,11 +232,14 @@ class _Fetch:
 
     async def begin(self) -> None:
         """Find the tables of what is asked for; to be called first."""
-        tables: dict[str, tuple[OpenTable | None, StreamhouseError | None]] = {}
-        async for (topic, partition), (offset, bytes_max) in in_slices(self._wanted.items()):
+        tables: dict[TopicKey, tuple[OpenTable | None, StreamhouseError | None]] = {}
+        async for (topic, partition), place in in_slices(self._wanted.items()):
             if topic not in tables:
                 tables[topic] = self._found(topic)
-            self._asked.append(_Asked(topic, partition, offset, bytes_max, *tables[topic]))
+            one = _Asked(topic, partition, place.offset, place.bytes_max, *tables[topic])
+            self._asked.append(one)
+            if one.table is not None:
+                self._check_identity(one, one.table, place)
         if len(self._asked) > _LOOKED_AT_ONCE_MAX:
             # What is wrong is found now. The others are looked at again, without letting go of the
             # loop, before anything waits: there are not more of them than buckets.
@@ -215,9 +251,21 @@ class _Fetch:
         """How many partitions are asked for."""
         return len(self._asked)
 
-    def _found(self, topic: str) -> tuple[OpenTable | None, StreamhouseError | None]:
+    def _check_identity(self, one: _Asked, table: OpenTable, place: _Place) -> None:
+        """Note what is wrong with a partition whose consumer has read another table of the name."""
+        try:
+            table.tablet(one.partition)
+            check_leader_epoch(table, place.leader_epoch)
+            check_position(self._exchange, table, one.partition, last_epoch=place.last_epoch)
+        except StreamhouseError as error:
+            self._exchange.report(error)
+            one.error = error.with_traceback(None)
+
+    def _found(self, topic: TopicKey) -> tuple[OpenTable | None, StreamhouseError | None]:
         """Return the table of a topic, or what is wrong with it."""
         try:
+            if isinstance(topic, uuid.UUID):
+                return table_of_id(self._exchange, topic), None
             return topic_table(self._exchange, topic, Level.READ), None
         except StreamhouseError as error:
             self._exchange.report(error)
@@ -378,9 +426,9 @@ class _Fetch:
 
     # -- answering -----------------------------------------------------------------------------
 
-    async def by_topic(self, found: FoundRecords) -> dict[str, list[FetchedPartition]]:
+    async def by_topic(self, found: FoundRecords) -> dict[TopicKey, list[FetchedPartition]]:
         """Return what is answered of every partition that was asked for."""
-        topics: dict[str, list[FetchedPartition]] = {}
+        topics: dict[TopicKey, list[FetchedPartition]] = {}
         async for number, one in in_slices(enumerate(self._asked)):
             answered = self._answered(one, found.errors.get(number), found.writers.get(number))
             topics.setdefault(one.topic, []).append(answered)

@@ -33,7 +33,13 @@ from streamhouse.storage_service.server.history.readable_offsets import (
 from streamhouse.storage_service.server.history.since_time import TimeQuestion
 from streamhouse.storage_service.server.kafka.error_codes import error_code_of
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
-from streamhouse.storage_service.server.kafka.topics.metadata import LEADER_EPOCH
+from streamhouse.storage_service.server.kafka.topics.table_identity import (
+    NO_EPOCH,
+    check_leader_epoch,
+    epoch_of,
+    is_of_another,
+    stands_in,
+)
 from streamhouse.storage_service.server.kafka.topics.topic_tables import topic_table
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
@@ -56,6 +62,8 @@ class _Asked:
 
     partition: int
     time_ms: int
+    leader_epoch: int
+    """That of the topic, as the client knows it."""
     mentions: int = 1
     table: OpenTable | None = None
     info: TableInfo | None = None
@@ -70,7 +78,7 @@ async def answer_list_offsets(exchange: KafkaExchange, request: Any) -> Mapping[
     One that is named twice is refused, as brokers do: the answer has room for one of both times.
     """
     mentions = (
-        (topic.name, one.partition_index, one.timestamp)
+        (topic.name, one.partition_index, one.timestamp, _epoch_told(one))
         for topic in request.topics
         for one in topic.partitions
     )
@@ -115,40 +123,56 @@ def refuse_list_offsets(request: Any, code: ErrorCode, _: str) -> Mapping[str, A
 async def answer_offset_for_leader_epoch(
     exchange: KafkaExchange, request: Any
 ) -> Mapping[str, Any]:
-    """Answer where each partition ends: there is one leader epoch, and what it has stays."""
+    """Answer up to where what a client has read under an epoch is in the table.
+
+    What was acknowledged stays, so that is the table's end; of what was read in an earlier table of
+    the name nothing is here, so the client goes on where this one begins.
+    """
     mentions = [(topic.topic, one) for topic in request.topics for one in topic.partitions]
-    asked = await _looked_up(exchange, ((name, one.partition, _LATEST) for name, one in mentions))
+    asked = await _looked_up(
+        exchange, ((name, one.partition, _LATEST, _epoch_told(one)) for name, one in mentions)
+    )
     topics: dict[str, list[Mapping[str, Any]]] = {}
     async for name, given in in_slices(mentions):
         one = asked[name, given.partition]
-        is_known = one.has is not None and given.leader_epoch == LEADER_EPOCH
+        epoch, end = _NONE, _NONE
+        if one.error is None and one.table is not None and one.has is not None:
+            own = epoch_of(one.table)
+            if 0 <= given.leader_epoch <= own:
+                is_other = is_of_another(one.table.info.table_id, given.leader_epoch)
+                epoch, end = own, one.has.start if is_other else one.has.end
         answered = {
             "partition": one.partition,
             "error_code": _noted(exchange, one.error),
-            "leader_epoch": LEADER_EPOCH if is_known else _NONE,
-            "end_offset": one.has.end if one.has and is_known else _NONE,
+            "leader_epoch": epoch,
+            "end_offset": end,
         }
         topics.setdefault(name, []).append(answered)
     return {"topics": [{"topic": name, "partitions": found} for name, found in topics.items()]}
 
 
+def _epoch_told(asked: Any) -> int:
+    epoch: int = getattr(asked, "current_leader_epoch", NO_EPOCH)
+    return epoch
+
+
 async def _looked_up(
-    exchange: KafkaExchange, mentions: Iterable[tuple[str, int, int]]
+    exchange: KafkaExchange, mentions: Iterable[tuple[str, int, int, int]]
 ) -> dict[tuple[str, int], _Asked]:
     """Return each partition that is named, once, with what is readable or what is wrong with it.
 
-    A mention is a topic, a partition and a time.
+    A mention is a topic, a partition, a time, and the leader epoch that the client knows.
     """
     tables: dict[str, OpenTable | StreamhouseError] = {}
     asked: dict[tuple[str, int], _Asked] = {}
-    async for topic, partition, time_ms in in_slices(mentions):
+    async for topic, partition, time_ms, epoch in in_slices(mentions):
         known = asked.get((topic, partition))
         if known is not None:
             known.mentions += 1
             continue
         if topic not in tables:
             tables[topic] = _found(exchange, topic)
-        one = asked[topic, partition] = _Asked(partition, min(time_ms, _TIME_MS_MAX))
+        one = asked[topic, partition] = _Asked(partition, min(time_ms, _TIME_MS_MAX), epoch)
         table = tables[topic]
         if isinstance(table, StreamhouseError):
             one.error = table
@@ -170,9 +194,12 @@ def _look(exchange: KafkaExchange, table: OpenTable, one: _Asked) -> None:
     """Note what is readable of a partition, or what is wrong with it."""
     try:
         one.table, one.info = table, table.info
+        check_leader_epoch(table, one.leader_epoch)
         has_history = exchange.service.lake_reads is not None
         one.has = readable_offsets(table, one.partition, has_history=has_history)
         one.found = WrittenAt(_named(table, one.partition, one.has, one.time_ms), _NONE)
+        if one.leader_epoch != NO_EPOCH:
+            stands_in(exchange, table, one.partition)
     except StreamhouseError as error:
         exchange.report(error)
         one.error = error.with_traceback(None)
@@ -268,13 +295,14 @@ def _last_in_lake(asked: Sequence[_Asked], older: Older) -> None:
 def _answered(exchange: KafkaExchange, one: _Asked) -> Mapping[str, Any]:
     code = _noted(exchange, one.error)
     found = one.found if one.error is None else _NOTHING
+    is_known = found.offset != _NONE
     written_us = found.timestamp_us
     return {
         "partition_index": one.partition,
         "error_code": code,
         "timestamp": written_us if written_us == _NONE else written_us // 1_000,
         "offset": found.offset,
-        "leader_epoch": LEADER_EPOCH if found.offset != _NONE else _NONE,
+        "leader_epoch": epoch_of(one.table) if one.table is not None and is_known else _NONE,
     }
 
 

@@ -27,6 +27,7 @@ from streamhouse.storage_service.kafka.records.batches import (
     write_batch,
 )
 from streamhouse.storage_service.kafka.records.columns import RecordColumns
+from streamhouse.storage_service.kafka.topics import leader_epoch_of
 from streamhouse.storage_service.kafka.values.avro_columns import SchemaSource
 from streamhouse.storage_service.kafka.values.records import RowRecords, records_of
 from streamhouse.storage_service.log.log_tablet import LogTablet, StoredBatch
@@ -339,6 +340,7 @@ class RecordsWriter:
             base_offset=base,
             offset_deltas=deltas,
             last_offset_delta=min(after - 1 - base, _OFFSET_DELTA_MAX),
+            leader_epoch=leader_epoch_of(self.table.info.table_id),
         )
         self.pieces += pieces
         self.byte_count += sum(map(len, pieces))

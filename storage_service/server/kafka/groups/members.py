@@ -53,6 +53,8 @@ _CLASSIC: Final = "classic"
 _LEAVING_AT_ONCE: Final = 100
 # Of one connection: clients are in one group by each, and tools in few.
 _NOTED_MAX: Final = 100
+# At the second one the client joins with the id that it was given.
+_GIVES_ID: Final = frozenset((ErrorCode.none, ErrorCode.member_id_required))
 
 
 def refuse_member(_: Any, code: ErrorCode, __: str) -> Mapping[str, Any]:
@@ -109,7 +111,7 @@ async def answer_join_group(exchange: KafkaExchange, request: Any) -> Mapping[st
 
     def joined(answer: JoinAnswer) -> None:
         members = exchange.client.members
-        if answer.error is ErrorCode.none and (key in members or len(members) < _NOTED_MAX):
+        if answer.error in _GIVES_ID and (key in members or len(members) < _NOTED_MAX):
             members[key] = answer.member_id
 
     answer: JoinAnswer = await desk.wait(

@@ -13,13 +13,17 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.kafka.groups.messages import Identity
+from streamhouse.storage_service.kafka.groups.coordinator import GroupKey
+from streamhouse.storage_service.kafka.groups.messages import NO_GENERATION, Identity
 from streamhouse.storage_service.server.kafka.broker.group_desk import (
+    GroupDesk,
     code_for_members,
     retriable_by_members,
 )
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
 from streamhouse.storage_service.server.kafka.groups.positions import (
+    Position,
+    Standing,
     all_positions,
     commit_positions,
     forget_positions,
@@ -27,6 +31,7 @@ from streamhouse.storage_service.server.kafka.groups.positions import (
     refusal,
     settle_commits,
 )
+from streamhouse.storage_service.server.kafka.topics.table_identity import NO_EPOCH
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
 __all__ = [
@@ -38,7 +43,6 @@ __all__ = [
 ]
 
 NO_POSITION: Final = -1
-_NO_EPOCH: Final = -1
 _BATCHED: Final = 8
 """From this version on OffsetFetch asks about several groups at once."""
 _COMMITTED_AT_ONCE: Final = 16
@@ -63,16 +67,20 @@ async def answer_offset_commit(exchange: KafkaExchange, request: Any) -> Mapping
             exchange.note(retriable_by_members(error))
             return refuse_offset_commit(request, error, "")
         # Each topic once, though a request may name it twice; the last offset counts.
-        topics: dict[str, dict[int, int]] = {}
+        topics: dict[str, dict[int, Position]] = {}
         mentions = ((topic.name, one) for topic in request.topics for one in topic.partitions)
         async for name, one in in_slices(mentions):
-            topics.setdefault(name, {})[one.partition_index] = one.committed_offset
+            epoch = getattr(one, "committed_leader_epoch", NO_EPOCH)
+            position = Position(offset=one.committed_offset, leader_epoch=epoch)
+            topics.setdefault(name, {})[one.partition_index] = position
         codes: dict[str, Mapping[int, ErrorCode]] = {}
         left = iter(topics.items())
         while some := list(itertools.islice(left, _COMMITTED_AT_ONCE)):
             answers = (commit_positions(exchange, group_id, *topic) for topic in some)
             found = await asyncio.gather(*answers)
             codes |= {topic[0]: answer for topic, answer in zip(some, found, strict=True)}
+        if generation > NO_GENERATION:
+            codes = _lost(desk, key, who, topics, codes)
     answered = []
     async for topic in in_slices(request.topics):
         of_topic = []
@@ -82,6 +90,31 @@ async def answer_offset_commit(exchange: KafkaExchange, request: Any) -> Mapping
             of_topic.append({"partition_index": one.partition_index, "error_code": code})
         answered.append({"name": topic.name, "partitions": of_topic})
     return {"topics": answered}
+
+
+def _lost(
+    desk: GroupDesk,
+    key: GroupKey,
+    who: Identity,
+    topics: Mapping[str, Mapping[int, Position]],
+    codes: Mapping[str, Mapping[int, ErrorCode]],
+) -> dict[str, Mapping[int, ErrorCode]]:
+    """Put a member out that is in a table that is no more and tells no leader epoch.
+
+    It does not notice by itself. It joins again, and asks where its group is in the new table.
+    """
+    lost = {
+        name: {
+            number: ErrorCode.unknown_member_id
+            for number, code in of_topic.items()
+            if code is ErrorCode.fenced_leader_epoch and topics[name][number].leader_epoch <= 0
+        }
+        for name, of_topic in codes.items()
+    }
+    if any(lost.values()):
+        desk.coordinator.leave(key, [who])
+        desk.look()
+    return {name: {**of_topic, **lost[name]} for name, of_topic in codes.items()}
 
 
 def refuse_offset_commit(request: Any, code: ErrorCode, _: str) -> Mapping[str, Any]:
@@ -130,7 +163,7 @@ async def answer_offset_fetch(exchange: KafkaExchange, request: Any) -> Mapping[
 
 async def _everywhere(
     exchange: KafkaExchange, group_ids: Iterable[str]
-) -> Mapping[str, Mapping[str, Mapping[int, int]]] | ErrorCode:
+) -> Mapping[str, Mapping[str, Standing]] | ErrorCode:
     """Return all positions of the groups that are looked up here, or why nobody knows them."""
     usable = [one async for one in in_slices(group_ids) if await refusal(exchange, one) is None]
     try:
@@ -145,7 +178,7 @@ async def _everywhere(
 async def _group_answer(
     exchange: KafkaExchange,
     asked: Any,
-    everywhere: Mapping[str, Mapping[str, Mapping[int, int]]] | ErrorCode,
+    everywhere: Mapping[str, Mapping[str, Standing]] | ErrorCode,
 ) -> Mapping[str, Any]:
     desk, group_id = exchange.broker.groups, asked.group_id
     error = await refusal(exchange, group_id)
@@ -153,7 +186,7 @@ async def _group_answer(
         if not isinstance(everywhere, ErrorCode):
             # Which shard it is at may have changed meanwhile.
             found = sorted(everywhere.get(group_id, {}).items())
-            return {"topics": [await _topic(name, known, known) for name, known in found]}
+            return {"topics": [await _topic(name, at, at.offsets) for name, at in found]}
         error = everywhere
     if error is None:
         try:
@@ -174,24 +207,21 @@ async def _group_answer(
     return _refused_group(asked.topics, error)
 
 
-async def _topic(
-    name: str, found: Mapping[int, int] | ErrorCode, asked: Iterable[int]
-) -> Mapping[str, Any]:
-    code, known = (ErrorCode.none, found) if isinstance(found, Mapping) else (found, {})
+async def _topic(name: str, found: Standing | ErrorCode, asked: Iterable[int]) -> Mapping[str, Any]:
+    code, known = (ErrorCode.none, found) if isinstance(found, Standing) else (found, Standing())
     numbers = in_slices(asked)
     return {
         "name": name,
-        "partitions": [
-            _partition(number, known.get(number, NO_POSITION), code) async for number in numbers
-        ],
+        "partitions": [_partition(number, known, code) async for number in numbers],
     }
 
 
-def _partition(number: int, offset: int, code: ErrorCode) -> Mapping[str, Any]:
+def _partition(number: int, known: Standing, code: ErrorCode) -> Mapping[str, Any]:
+    has_position = number in known.offsets
     return {
         "partition_index": number,
-        "committed_offset": offset,
-        "committed_leader_epoch": _NO_EPOCH,
+        "committed_offset": known.offsets[number] if has_position else NO_POSITION,
+        "committed_leader_epoch": known.leader_epoch if has_position else NO_EPOCH,
         "metadata": "",
         "error_code": code,
     }
@@ -202,7 +232,7 @@ def _refused_group(asked: Iterable[Any] | None, code: ErrorCode) -> Mapping[str,
     topics = [
         {
             "name": topic.name,
-            "partitions": [_partition(one, NO_POSITION, code) for one in topic.partition_indexes],
+            "partitions": [_partition(one, Standing(), code) for one in topic.partition_indexes],
         }
         for topic in asked or ()
     ]

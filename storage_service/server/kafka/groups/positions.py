@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -25,10 +26,11 @@ from streamhouse.storage_service.errors import (
     OffsetOutOfRangeError,
     StreamhouseError,
     TableDamagedError,
+    TableNotFoundError,
     UnavailableError,
 )
-from streamhouse.storage_service.kafka.groups.coordinator import unusable_group_id
-from streamhouse.storage_service.kafka.topics import topic_name_of
+from streamhouse.storage_service.kafka.groups.coordinator import GroupKey, unusable_group_id
+from streamhouse.storage_service.kafka.topics import leader_epoch_of, topic_name_of
 from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.model.table_state import TableState
@@ -39,6 +41,10 @@ from streamhouse.storage_service.server.kafka.broker.group_desk import (
 from streamhouse.storage_service.server.kafka.broker.shard_calls import ask_shard, elsewhere
 from streamhouse.storage_service.server.kafka.error_codes import error_code_of
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
+from streamhouse.storage_service.server.kafka.topics.table_identity import (
+    NO_EPOCH,
+    is_of_another,
+)
 from streamhouse.storage_service.server.kafka.topics.topic_tables import (
     path_among_shards,
     table_there,
@@ -47,7 +53,10 @@ from streamhouse.storage_service.server.kafka.topics.topic_tables import (
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
 __all__ = [
+    "NO_OFFSETS",
     "Elsewhere",
+    "Position",
+    "Standing",
     "all_positions",
     "commit_positions",
     "forget_positions",
@@ -64,6 +73,9 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 _PEER_TIMEOUT_S: Final = 5.0
+# The latest and the earliest offset of ListOffsets. A committed position below 0 is none, and its
+# consumer begins where its reset policy says.
+NO_OFFSETS: Final = frozenset((-1, -2))
 _AT_ONCE: Final = 8
 
 
@@ -103,6 +115,7 @@ class Elsewhere:
                     if name not in own:
                         found[name] = offsets_from_json(one["offsets"])
                     own |= {name} if is_own else set()
+            self.table_id = int(answer["table_id"])
             return found
         except (ValueError, KeyError, TypeError) as error:
             raise InternalError(f"another shard answers no list of consumers: {error}") from error
@@ -140,6 +153,24 @@ class Elsewhere:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """What is committed of a partition; `leader_epoch` is that of the table where it was read."""
+
+    offset: int
+    """One of `NO_OFFSETS` lets the group have no position: tools commit so to begin anew."""
+    leader_epoch: int = NO_EPOCH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a group is in one table, by partition."""
+
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    leader_epoch: int = NO_EPOCH
+    """That of the table, if there are offsets and it is known."""
+
+
 def _has_left(path: TablePath) -> UnavailableError:
     # It was there a moment ago: dropped since, or on its way again. Who asks anew is told.
     return UnavailableError(f"table '{path}' has left its shard; try again")
@@ -166,27 +197,59 @@ async def found_table(exchange: KafkaExchange, topic: str) -> OpenTable | Elsewh
 
 
 async def commit_positions(
-    exchange: KafkaExchange, group_id: str, topic: str, offsets: Mapping[int, int]
+    exchange: KafkaExchange, group_id: str, topic: str, positions: Mapping[int, Position]
 ) -> dict[int, ErrorCode]:
     """Commit the group's positions in one topic; return what each partition is answered.
 
-    They are on disk where that is `none`. The others of the group in this topic stay.
+    They are on disk where that is `none`. The others of the group in this topic stay. Positions of
+    an earlier table of the name are refused with `FENCED_LEADER_EPOCH`.
     """
-    codes = dict.fromkeys(offsets, ErrorCode.none)
+    codes = dict.fromkeys(positions, ErrorCode.none)
+    key = exchange.caller.name, group_id
     try:
         table = await found_table(exchange, topic)
-        if isinstance(table, Elsewhere):
-            codes |= await _commit_there(table, group_id, offsets)
-        else:
+        codes |= _of_another(exchange, key, topic, _table_id(table), positions)
+        offsets = {b: at.offset for b, at in positions.items() if codes[b] is ErrorCode.none}
+        ended = [bucket for bucket, offset in offsets.items() if offset in NO_OFFSETS]
+        if not isinstance(table, Elsewhere):
             codes |= _refusals(_ends(table, offsets), offsets)
-            taken = {b: at for b, at in offsets.items() if codes[b] is ErrorCode.none}
-            if taken:
-                await _report(exchange, table, group_id, taken, is_part=True)
-        exchange.broker.groups.stands_in((exchange.caller.name, group_id), topic)
+        elif any(at < 0 for at in offsets.values()):
+            codes |= _refusals(await table.ends(), offsets)
+        ended = [bucket for bucket in ended if codes[bucket] is ErrorCode.none]
+        if ended:
+            await forget_positions(exchange, group_id, topic, ended, table=table)
+        taken = {b: at for b, at in offsets.items() if codes[b] is ErrorCode.none and at >= 0}
+        if taken and isinstance(table, Elsewhere):
+            codes |= await _commit_there(table, group_id, taken)
+        elif taken and not isinstance(table, Elsewhere):
+            await _report(exchange, table, group_id, taken, is_part=True)
+        exchange.broker.groups.stands_in(key, topic)
     except StreamhouseError as error:
         exchange.report(error)
-        return dict.fromkeys(offsets, code_for_members(error))
+        return dict.fromkeys(positions, code_for_members(error))
     return codes
+
+
+def _table_id(table: OpenTable | Elsewhere) -> int:
+    table_id = table.table_id if isinstance(table, Elsewhere) else table.info.table_id
+    assert table_id is not None, "it was asked for when the table was found"
+    return table_id
+
+
+def _of_another(
+    exchange: KafkaExchange,
+    key: GroupKey,
+    topic: str,
+    table_id: int,
+    positions: Mapping[int, Position],
+) -> dict[int, ErrorCode]:
+    """Return the partitions whose positions were read in another table."""
+    is_other = exchange.client.read_tables.commits_to_other(key, topic, table_id)
+    return {
+        bucket: ErrorCode.fenced_leader_epoch
+        for bucket, at in positions.items()
+        if is_of_another(table_id, at.leader_epoch) or (is_other and at.leader_epoch <= 0)
+    }
 
 
 async def _commit_there(
@@ -218,8 +281,8 @@ def _refusals(ends: Mapping[int, int], offsets: Mapping[int, int]) -> dict[int, 
     for bucket, offset in offsets.items():
         if bucket not in ends:
             refused[bucket] = ErrorCode.unknown_topic_or_partition
-        elif not 0 <= offset <= ends[bucket]:
-            # Another table had this name; or it is a slip that would skip rows for good.
+        elif offset not in NO_OFFSETS and not 0 <= offset <= ends[bucket]:
+            # A slip that would skip rows for good.
             refused[bucket] = ErrorCode.offset_out_of_range
     return refused
 
@@ -235,7 +298,10 @@ async def _report(
 ) -> None:
     service = exchange.service
     service.check_write()
-    await service.table(str(table.path)).consumers.report(
+    now = service.table(str(table.path))
+    if now.info.table_id != table.info.table_id:
+        raise TableNotFoundError(f"table '{table.path}' was made again meanwhile; ask anew")
+    await now.consumers.report(
         group_id,
         owner=exchange.caller.name,
         offsets=offsets,
@@ -268,10 +334,8 @@ async def keep_positions(exchange: KafkaExchange, group_id: str, topics: Iterabl
 # -- asking --------------------------------------------------------------------------------------
 
 
-async def positions(
-    exchange: KafkaExchange, group_id: str, topic: str
-) -> Mapping[int, int] | ErrorCode:
-    """Return the group's positions in one topic by partition, or what its partitions are answered.
+async def positions(exchange: KafkaExchange, group_id: str, topic: str) -> Standing | ErrorCode:
+    """Return the group's positions in one topic, or what its partitions are answered.
 
     Raises `StreamhouseError` where they are not known now: to say that there are none would make
     the group begin anew.
@@ -284,17 +348,19 @@ async def positions(
             consumer = _find(exchange, table, group_id)
             found = None if consumer is None else consumer.offsets
     except NotFoundError:
-        return {}
+        return Standing()
     except StreamhouseError as error:
         code = error_code_of(error)
         if code_for_members(error) is not code:
             raise
         exchange.report(error)
         return code
+    key, table_id = (exchange.caller.name, group_id), _table_id(table)
+    exchange.client.read_tables.told_position(key, topic, table_id)
     if found is None:
-        return {}
-    exchange.broker.groups.stands_in((exchange.caller.name, group_id), topic)
-    return found
+        return Standing()
+    exchange.broker.groups.stands_in(key, topic)
+    return Standing(offsets=found, leader_epoch=leader_epoch_of(table_id))
 
 
 async def refusal(exchange: KafkaExchange, group_id: str) -> ErrorCode | None:
@@ -314,13 +380,13 @@ async def settle_commits(exchange: KafkaExchange, group_ids: Iterable[str]) -> N
 
 async def all_positions(
     exchange: KafkaExchange, group_ids: Iterable[str]
-) -> dict[str, dict[str, Mapping[int, int]]]:
+) -> dict[str, dict[str, Standing]]:
     """Return groups' positions by topic and partition, in all tables that the caller may read.
 
     Each table is looked at once, however many groups are asked for. Raises `StreamhouseError` if a
     shard that has tables does not answer.
     """
-    found: dict[str, dict[str, Mapping[int, int]]] = {group_id: {} for group_id in group_ids}
+    found: dict[str, dict[str, Standing]] = {group_id: {} for group_id in group_ids}
     if not found:
         return found
     of_others = may_see_all(exchange)
@@ -330,8 +396,11 @@ async def all_positions(
         for consumer in here.readers():
             is_own = consumer.owner == exchange.caller.name
             if consumer.name in found and (is_own or of_others):
+                standing = Standing(
+                    offsets=consumer.offsets, leader_epoch=leader_epoch_of(here.info.table_id)
+                )
                 topics = found[consumer.name]
-                topics[topic] = consumer.offsets if is_own else topics.get(topic, consumer.offsets)
+                topics[topic] = standing if is_own else topics.get(topic, standing)
 
     async def ask(table: Elsewhere) -> tuple[TablePath, Mapping[str, Mapping[int, int]]]:
         try:
@@ -344,7 +413,7 @@ async def all_positions(
     topics_there = await _topics_elsewhere(exchange, there.keys())
     for path, known in there.items():
         for group_id, offsets in known.items():
-            found[group_id][topics_there[path]] = offsets
+            found[group_id][topics_there[path]] = Standing(offsets=offsets)
     return found
 
 
@@ -407,19 +476,24 @@ async def _readable_elsewhere(exchange: KafkaExchange) -> list[Elsewhere]:
 
 
 async def forget_positions(
-    exchange: KafkaExchange, group_id: str, topic: str, partitions: Iterable[int] | None = None
+    exchange: KafkaExchange,
+    group_id: str,
+    topic: str,
+    partitions: Iterable[int] | None = None,
+    *,
+    table: OpenTable | Elsewhere | None = None,
 ) -> None:
     """Forget the group's positions in one topic, or in some of its partitions.
 
-    Of another token's group none or all are forgotten: where it is nobody else says. Raises as
-    `found_table`.
+    Of another token's group none or all are forgotten: where it is nobody else says. `table` is
+    the topic's if it was found already. Raises as `found_table`.
     """
-    table = await found_table(exchange, topic)
+    table = table or await found_table(exchange, topic)
     left: dict[int, int] = {}
     if partitions is not None:
         found = await positions(exchange, group_id, topic)
         gone = set(partitions)
-        known: Mapping[int, Any] = found if isinstance(found, Mapping) else {}
+        known: Mapping[int, int] = found.offsets if isinstance(found, Standing) else {}
         if not known:
             return
         left = {bucket: at for bucket, at in known.items() if bucket not in gone}

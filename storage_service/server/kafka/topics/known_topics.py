@@ -5,12 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Mapping
 
-from streamhouse.storage_service.kafka.topics import topic_name_of
+from streamhouse.storage_service.kafka.topics import topic_id_of, topic_name_of
 from streamhouse.storage_service.model.table import TableInfo, TablePath
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.kafka.broker.other_brokers import KnownTopic
 from streamhouse.storage_service.server.kafka.exchange import KafkaExchange
-from streamhouse.storage_service.server.kafka.topics.topic_tables import topic_id
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
 __all__ = ["known_topic", "moving_topic", "topics_by_id", "topics_by_name"]
@@ -84,7 +83,7 @@ async def topics_by_id(
             break
         topics = await topics_by_name(exchange, is_fresh=is_fresh)
         async for topic in in_slices(topics.values()):
-            number = topic_id(exchange.broker.cluster_id, topic.table_id)
+            number = topic_id_of(exchange.broker.cluster_id, topic.table_id)
             if number in wanted:
                 found[number] = topic
     return found

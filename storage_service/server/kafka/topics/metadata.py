@@ -10,7 +10,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from streamhouse.storage_service.errors import NotFoundError, StreamhouseError, UnavailableError
-from streamhouse.storage_service.kafka.topics import TOPIC_PROPERTY
+from streamhouse.storage_service.kafka.topics import TOPIC_PROPERTY, leader_epoch_of
 from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.kafka.broker.other_brokers import KnownTopic
@@ -30,14 +30,11 @@ from streamhouse.storage_service.server.kafka.topics.topic_tables import (
     path_among_shards,
     refusal_of,
     table_at,
-    topic_id,
 )
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
-__all__ = ["LEADER_EPOCH", "answer_metadata"]
+__all__ = ["answer_metadata"]
 
-LEADER_EPOCH: Final = 0
-"""That of every partition: what has been acknowledged never becomes other records."""
 # Of those that one request names; its client asks again for the others.
 _MADE_MAX: Final = 100
 # Kafka's own topics are called so: who asks for them wants those of a broker.
@@ -168,13 +165,13 @@ def _described(exchange: KafkaExchange, name: str, topic: KnownTopic) -> Mapping
         exchange.note(error)
     return {
         "name": name,
-        "topic_id": topic_id(exchange.broker.cluster_id, topic.table_id),
+        "topic_id": exchange.broker.topic_ids.told(topic.table_id, topic.path),
         "partitions": [
             {
                 "error_code": error,
                 "partition_index": bucket,
                 "leader_id": node_id if topic.is_led else _NOBODY,
-                "leader_epoch": LEADER_EPOCH,
+                "leader_epoch": leader_epoch_of(topic.table_id),
                 "replica_nodes": [node_id],
                 "isr_nodes": [node_id],
             }

@@ -15,7 +15,11 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     UnsupportedError,
 )
-from streamhouse.storage_service.kafka.topics import TOPIC_PROPERTY, is_same_topic, needs_property
+from streamhouse.storage_service.kafka.topics import (
+    TOPIC_PROPERTY,
+    is_same_topic,
+    needs_property,
+)
 from streamhouse.storage_service.model.properties import TableProperties
 from streamhouse.storage_service.model.records.record_format import (
     RAW_TOPIC,
@@ -47,7 +51,6 @@ from streamhouse.storage_service.server.kafka.topics.topic_tables import (
     refusal_of,
     table_at,
     table_there,
-    topic_id,
 )
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
@@ -117,7 +120,7 @@ async def _created(exchange: KafkaExchange, topic: Any, *, is_tried: bool) -> Ma
             await manager.runtime.run(manager.registry.check_new, descriptor)
         return answer
     info = await _make(exchange, descriptor)
-    return {**answer, "topic_id": topic_id(exchange.broker.cluster_id, info.table_id)}
+    return {**answer, "topic_id": exchange.broker.topic_ids.told(info.table_id, info.path)}
 
 
 async def make_topic(exchange: KafkaExchange, topic: str) -> TablePath:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -33,7 +31,6 @@ __all__ = [
     "refusal_of",
     "table_at",
     "table_there",
-    "topic_id",
     "topic_path",
     "topic_table",
 ]
@@ -122,12 +119,6 @@ def check_topic(topic: str, path: TablePath, properties: Mapping[str, str]) -> N
             f"topic '{topic}' would be table '{path}', which is that of topic"
             f" '{topic_name_of(path, properties)}': use that name, or another one"
         )
-
-
-def topic_id(cluster_id: str, table_id: int) -> uuid.UUID:
-    """Return an id that a topic made anew under its name does not have."""
-    digest = hashlib.sha256(f"{cluster_id}/{table_id}".encode()).digest()
-    return uuid.UUID(bytes=digest[:16], version=4)
 
 
 def refusal_of(exchange: KafkaExchange, error: StreamhouseError | RefusedError) -> dict[str, Any]:

@@ -299,8 +299,8 @@ def test_static_members_that_do_not_join_again_are_waited_for_until_their_sessio
 def test_a_group_of_which_nobody_has_joined_is_looked_at_when_sessions_end_and_not_before() -> None:
     world = GroupWorld()
     world.assign(world.ask_to_join(instance_id="one", rebalance_timeout_s=0.0)[0])
-    wait = world.ask_to_join(instance_id="two", rebalance_timeout_s=0.0)
-    world.coordinator.gave_up(KEY, "", wait)
+    member_id, _ = world.come(rebalance_timeout_s=0.0)
+    world.leave(member_id)
 
     looks, end_s = list[float](), world.now_s + SESSION_S
     while world.coordinator.due_s() < end_s and len(looks) < 10:
@@ -316,9 +316,11 @@ def test_a_group_of_which_nobody_has_joined_is_looked_at_when_sessions_end_and_n
 
 def test_who_joins_a_group_of_which_nobody_had_joined_waits_as_long_as_for_any_generation() -> None:
     world = GroupWorld(initial_delay_s=1.0)
-    waits = [world.ask_to_join(instance_id=one, rebalance_timeout_s=3.0) for one in ("one", "two")]
-    for wait in waits:
-        world.coordinator.gave_up(KEY, "", wait)
+    names = ("one", "two", "three")
+    waits = [world.ask_to_join(instance_id=one, rebalance_timeout_s=3.0) for one in names]
+    world.pass_time(3)
+    world.assign(*(wait[0] for wait in waits))
+    world.leave("", "three")
     world.pass_time(4)
     one = world.ask_to_join(instance_id="one", rebalance_timeout_s=3.0)
 
@@ -326,7 +328,19 @@ def test_who_joins_a_group_of_which_nobody_had_joined_waits_as_long_as_for_any_g
     assert not one
     world.pass_time(0.2)
 
-    assert (one.error, one[0].generation) == (ErrorCode.none, 1)
+    assert (one.error, one[0].generation) == (ErrorCode.none, 2)
+
+
+def test_a_member_that_is_gone_does_not_lead_the_next_generation() -> None:
+    world = GroupWorld()
+    first, second = world.stable(2)
+    world.assign(first, second)
+    said = {"range": b"other"}
+    world.coordinator.gave_up(
+        KEY, first.member_id, world.ask_to_join(first.member_id, protocols=said)
+    )
+    again = world.ask_to_join(second.member_id)
+    assert (again[0].leader, len(again[0].members)) == (second.member_id, 2)
 
 
 def test_a_generation_lasts_long_enough_for_its_members_to_be_told() -> None:
@@ -351,22 +365,90 @@ def test_who_asks_again_on_another_connection_ends_its_first_wait() -> None:
 
 def test_a_member_whose_connection_is_gone_is_believed_for_its_session() -> None:
     world = GroupWorld()
-    first = world.stable(1)[0]
-    member_id, wait = world.come()
-    world.coordinator.gave_up(KEY, "", wait)
-    again = world.ask_to_join(first.member_id)
-    # The generation waits for it: it may come back.
-    assert not again
-    back = world.ask_to_join(member_id)
-    assert again[0].generation == back[0].generation == 2
+    first, second = world.stable(2)
+    world.assign(first, second)
+    world.coordinator.lost(KEY, second.member_id)
+    world.pass_time(SESSION_S - 1)
+    assert world.heartbeat(first) is ErrorCode.none
+    assert world.heartbeat(second) is ErrorCode.none
 
-    waiting = world.sync(back[0])
-    world.coordinator.gave_up(KEY, member_id, waiting)
+    world.coordinator.lost(KEY, second.member_id)
     for _ in range(2):
         world.pass_time(SESSION_S - 1)
-        assert world.heartbeat(again[0]) in (ErrorCode.none, ErrorCode.rebalance_in_progress)
+        assert world.heartbeat(first) in (ErrorCode.none, ErrorCode.rebalance_in_progress)
+    assert world.heartbeat(second) is ErrorCode.unknown_member_id
+
+
+def test_a_new_member_that_is_gone_before_its_first_generation_is_waited_for_by_nobody() -> None:
+    world = GroupWorld()
+    first = world.stable(1)[0]
+    for _ in range(3):
+        given = world.ask_to_join()[0].member_id
+        world.coordinator.lost(KEY, given)
+        member_id, wait = world.come()
+        world.coordinator.lost(KEY, member_id)
+        world.coordinator.gave_up(KEY, "", wait)
+    again = world.ask_to_join(first.member_id)
+    assert [m.who.member_id for m in again[0].members] == [first.member_id]
+
+
+def test_a_member_that_joined_again_counts_as_joined_though_its_connection_is_gone() -> None:
+    world = GroupWorld()
+    first, second = world.stable(2)
+    world.assign(first, second)
+    waiting = world.ask_to_join(second.member_id, protocols={"range": b"other"})
+    world.coordinator.gave_up(KEY, second.member_id, waiting)
+    again = world.ask_to_join(first.member_id)
+    assert {m.who.member_id for m in again[0].members} == {first.member_id, second.member_id}
     assert not waiting
-    assert world.heartbeat(back[0]) is ErrorCode.unknown_member_id
+
+    # It may still come back, and is in the generation.
+    back = world.ask_to_join(second.member_id, protocols={"range": b"other"})
+    assert back[0].generation == again[0].generation
+    assert world.assign(again[0], back[0])[second.member_id]
+
+
+def test_a_generation_waits_a_third_of_a_session_for_a_member_whose_connection_is_gone() -> None:
+    world = GroupWorld()
+    first, second = world.stable(2)
+    world.assign(first, second)
+    world.coordinator.lost(KEY, second.member_id)
+    third_id, third = world.come()
+    again = world.ask_to_join(first.member_id)
+    world.pass_time(SESSION_S / 3 - 0.1)
+    assert not third
+    assert not again
+    world.pass_time(0.2)
+    assert {m.who.member_id for m in again[0].members} == {first.member_id, third_id}
+    assert third.error is ErrorCode.none
+
+
+def test_a_generation_waits_for_a_member_that_comes_back_by_another_connection() -> None:
+    world = GroupWorld()
+    first, second = world.stable(2)
+    world.assign(first, second)
+    world.coordinator.lost(KEY, second.member_id)
+    world.come()
+    again = world.ask_to_join(first.member_id)
+    assert world.heartbeat(second) is ErrorCode.rebalance_in_progress
+    world.pass_time(SESSION_S - 1)
+    assert not again
+    world.ask_to_join(second.member_id)
+    assert len(again[0].members) == 3
+
+
+def test_a_static_member_whose_connection_is_gone_has_its_whole_session() -> None:
+    world = GroupWorld()
+    first = world.stable(1)[0]
+    wait = world.ask_to_join(instance_id="static")
+    again = world.ask_to_join(first.member_id)
+    static = wait[0]
+    world.sync(static, instance_id="static")
+    world.coordinator.lost(KEY, static.member_id)
+    world.come()
+    again = world.ask_to_join(first.member_id)
+    world.pass_time(SESSION_S - 1)
+    assert not again
 
 
 def test_positions_without_a_group_are_taken_while_nobody_is_in_it() -> None:

@@ -46,7 +46,7 @@ async def raw_topic(world: KafkaWorld, name: str = "clicks", *, buckets: int = 1
     await world.http.create_table(name, RAW_TOPIC, bucket_count=buckets)
 
 
-@pytest.mark.parametrize("version", range(4, 12))
+@pytest.mark.parametrize("version", range(4, 13))
 async def test_records_are_the_rows_of_a_raw_topic(tmp_path: Path, version: int) -> None:
     async with kafka_world(tmp_path) as world:
         await raw_topic(world, buckets=2)

@@ -1,4 +1,4 @@
-"""ListOffsets over a socket: by name, by time, over log and lake; the only leader epoch's end."""
+"""ListOffsets over a socket: by name, by time, over log and lake; a leader epoch's end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from kio.schema.errors import ErrorCode
 
+from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
+from streamhouse.storage_service.server.kafka.topics.table_identity import epoch_of
 from tests.support.fetch_world import TIMES_US, MemoryHistory, list_offsets, tiered_clicks
 from tests.support.held_step import lower
 from tests.support.kafka_world import kafka_world
@@ -106,25 +108,47 @@ async def test_a_service_that_is_busy_says_so_of_each_partition(tmp_path: Path) 
         assert await list_offsets(client, "clicks", 0, EARLIEST) == (20, -1)
 
 
-async def test_the_end_of_the_only_leader_epoch(tmp_path: Path) -> None:
+async def test_the_end_of_what_was_read_under_a_leader_epoch(tmp_path: Path) -> None:
     async with kafka_world(tmp_path) as world:
+        await world.http.create_table("before", RAW_TOPIC)
         await tiered_clicks(world, MemoryHistory())
+        epoch = epoch_of(world.service.table("clicks"))
         client = await world.client()
         asked = [
-            {"partition": 0, "current_leader_epoch": 0, "leader_epoch": 0},
-            {"partition": 0, "current_leader_epoch": 0, "leader_epoch": 3},
-            {"partition": 9, "current_leader_epoch": 0, "leader_epoch": 0},
+            (0, epoch, epoch),
+            # Of a version in which all tables had one epoch.
+            (0, epoch, 0),
+            # Of an earlier table of the name: nothing of it is here.
+            (0, epoch, epoch - 1),
+            (0, epoch, epoch + 1),
+            (0, epoch - 1, epoch),
+            (0, epoch + 1, epoch),
+            (9, epoch, epoch),
         ]
+        none, unknown = ErrorCode.none, ErrorCode.unknown_topic_or_partition
 
         for version in (2, 3, 4):
             replica = {"replica_id": -1} if version >= 3 else {}
-            answer = await client.call(
-                23, version, **replica, topics=[{"topic": "clicks", "partitions": asked}]
-            )
-            assert [
-                (p.error_code, p.leader_epoch, p.end_offset) for p in answer.topics[0].partitions
-            ] == [
-                (ErrorCode.none, 0, 60),
-                (ErrorCode.none, -1, -1),
-                (ErrorCode.unknown_topic_or_partition, -1, -1),
+            found = []
+            for partition, current, leader in asked:
+                one = {
+                    "partition": partition,
+                    "current_leader_epoch": current,
+                    "leader_epoch": leader,
+                }
+                answer = await client.call(
+                    23, version, **replica, topics=[{"topic": "clicks", "partitions": [one]}]
+                )
+                found += [
+                    (p.error_code, p.leader_epoch, p.end_offset)
+                    for p in answer.topics[0].partitions
+                ]
+            assert found == [
+                (none, epoch, 60),
+                (none, epoch, 60),
+                (none, epoch, 20),
+                (none, -1, -1),
+                (ErrorCode.fenced_leader_epoch, -1, -1),
+                (ErrorCode.unknown_leader_epoch, -1, -1),
+                (unknown, -1, -1),
             ]

@@ -171,12 +171,23 @@ async def test_an_offset_that_is_refused_refuses_no_others_of_a_table_elsewhere(
         await shards.events_in("b")
         unknown, beyond = ErrorCode.unknown_topic_or_partition, ErrorCode.offset_out_of_range
         none = ErrorCode.none
-        for refused in ({1: 11}, {1: -1}, {2: 0}, {-1: 0}, {1_000_000: 0}):
+        for refused in ({1: 11}, {1: -3}, {2: 0}, {-1: 0}, {1_000_000: 0}):
             (bucket,) = refused
             code = beyond if bucket == 1 else unknown
             assert await shards.commit({0: 7, **refused}) == {0: none, bucket: code}
         assert await shards.position() == 7
         assert await shards.commit({1: 11}) == {1: beyond}
+
+
+async def test_a_commit_of_no_offset_lets_a_group_begin_anew_in_a_table_elsewhere(
+    tmp_path: Path,
+) -> None:
+    async with _shards(tmp_path) as shards:
+        await shards.events_in("b")
+        none, unknown = ErrorCode.none, ErrorCode.unknown_topic_or_partition
+        assert await shards.commit({0: 7, 1: 3}) == {0: none, 1: none}
+        assert await shards.commit({0: -1, 2: -2}) == {0: none, 2: unknown}
+        assert await shards.position() == -1
 
 
 async def test_a_topic_is_not_that_of_another_name_elsewhere(tmp_path: Path) -> None:
