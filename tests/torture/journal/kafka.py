@@ -4,7 +4,8 @@ One machine dies in every way that others do. With `--journal-ack journal` its d
 every other death; with `disk` it is kept. When all is quiet every record that was acknowledged is
 there once, at the offset that was told, in its producer's order, and nothing else is. The group
 sees dense offsets, the same records whenever it sees them again, and never begins below where it
-has committed.
+has committed; another member of it crashes and comes anew all the time. A topic is made again under
+a consumer that stays open and sees all rows of each table (kafka_troubles.py).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tests.support.journal_machines import JournalHome, Machine
 from tests.support.kafka_group import LibrdkafkaMember, PollingGroup
 from tests.torture.era import Report
 from tests.torture.journal.eras import LIMITS, LostDiskEra
+from tests.torture.journal.kafka_troubles import CrashingMember, RecreatedTopic
 from tests.torture.writers import PATIENCE_S, Gate, Writer
 
 __all__ = ["KafkaEra"]
@@ -63,11 +65,14 @@ class KafkaEra(LostDiskEra):
         )
         self._endpoint = self._machine.endpoint
         self._group: PollingGroup | None = None
+        self._crashing: CrashingMember | None = None
 
     def run(self, lives: int) -> None:
         try:
             super().run(lives)
         finally:
+            if self._crashing is not None:
+                self._crashing.end()
             if self._group is not None:
                 self._group.end()
 
@@ -96,6 +101,20 @@ class KafkaEra(LostDiskEra):
             lambda: LibrdkafkaMember(self._brokers, _RAW, "torture"), patience_s=PATIENCE_S
         )
         self._group.start()
+        self._crashing = CrashingMember(
+            self._brokers, _RAW, "torture", seed=self._random.getrandbits(32)
+        )
+        self._crashing.start()
+        self._writers.append(
+            RecreatedTopic(
+                self._gate,
+                brokers=self._brokers,
+                endpoint=self._endpoint,
+                table="recreated",
+                number=len(self._writers),
+                seed=self._random.getrandbits(32),
+            )
+        )
 
     def _keep_workers(self) -> None:
         """The tables have no lake."""

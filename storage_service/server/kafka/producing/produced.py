@@ -132,6 +132,11 @@ async def _write(
     service.metrics.appended_rows.inc(batch.record_count)
     is_write = any(start < end for start, end in ranges.values())
     start, end = ranges.get(batch.partition, (0, 0))
+    if isinstance(table, KeyTable) and len(table.tablets) == 1:
+        # A record has none, one or two changes. The last one is told where the log ends with it, so
+        # that who reads on behind it misses nothing, and what is told goes on as the log does.
+        end = end or table.tablets[0].high_watermark
+        return Stored(max(NO_OFFSET, end - batch.record_count), is_write)
     is_whole = end - start == batch.record_count and isinstance(table, LogTable)
     return Stored(start if is_whole else NO_OFFSET, is_write)
 

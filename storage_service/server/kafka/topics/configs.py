@@ -24,6 +24,7 @@ from streamhouse.storage_service.server.kafka.topics.topic_settings import (
     LOG_TTL,
     RETENTION,
     check_settings,
+    is_compacted_table,
     is_table_property,
     properties_of,
     settings_of,
@@ -206,6 +207,7 @@ async def _alter(
         topic,
         wanted,
         TableProperties.parse({**kept, **updates}, table=str(info.path)),
+        is_compact=is_compacted_table(info.descriptor),
         is_keyed=bool(info.descriptor.primary_key),
     )
     if not (updates or removals):

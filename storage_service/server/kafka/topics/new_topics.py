@@ -65,13 +65,11 @@ _DEFAULT_PARTITIONS: Final = -1
 _VALUE_FORMAT: Final = "kafka.value.format"
 _ON_SCHEMA: Final = "kafka.on.schema"
 _DEFAULT_REPLICATION: Final = -1
-# Of Kafka's records; in the table of a compacted topic it is the primary key.
+# Of Kafka's records; those of a compacted topic have one.
 _KEY: Final = "key"
 _TOPICS_MAX: Final = 100
 # Of DeleteTopics: from it on topics are named, or known by their ids.
 _BY_ID_VERSION: Final = 6
-# Kafka Streams calls the topics of its stores so.
-_CHANGELOG: Final = "-changelog"
 _COMPACTED_TOPIC: Final = RAW_TOPIC.set(
     RAW_TOPIC.get_field_index(_KEY), RAW_TOPIC.field(_KEY).with_nullable(False)
 )
@@ -148,22 +146,22 @@ async def _descriptor(
             " buckets, and -1 leaves the number to the service",
         )
     own = properties_of(topic, configs)
-    is_keyed = bool(is_compacted(topic, configs))
-    if is_keyed and partitions > 1 and topic.endswith(_CHANGELOG):
-        raise RefusedError(
-            ErrorCode.invalid_config,
-            f"topic '{topic}': Kafka Streams restores a store from the partition to which it wrote"
-            " its changes, and here a row is in the bucket of its key: a changelog has one"
-            " partition, as of topics with one",
-        )
+    is_compact = bool(is_compacted(topic, configs))
+    # A row by key is in the bucket of its key, and a record stays in its partition: of one
+    # partition that is the same. Of several the table has every record, as a log has.
+    is_keyed = is_compact and partitions == 1
     # Who says what values are means it; else a serializer may come yet that registers a schema.
     # What a table with a key is stays.
-    is_said = is_keyed or _VALUE_FORMAT in own
+    is_said = is_compact or _VALUE_FORMAT in own
     unsaid = {} if is_said else {_ON_SCHEMA: str(OnSchema.REPLACE)}
     kept = COMPACTED_PROPERTIES if is_keyed else {}
     properties = {_VALUE_FORMAT: str(ValueFormat.RAW), **unsaid, **kept, **own}
     check_settings(
-        topic, configs, TableProperties.parse(properties, table=str(path)), is_keyed=is_keyed
+        topic,
+        configs,
+        TableProperties.parse(properties, table=str(path)),
+        is_compact=is_compact,
+        is_keyed=is_keyed,
     )
     if needs_property(topic, path):
         properties.setdefault(TOPIC_PROPERTY, topic)
@@ -175,7 +173,7 @@ async def _descriptor(
         )
     return TableDescriptor(
         path=path,
-        schema=Schema.from_arrow(_COMPACTED_TOPIC if is_keyed else RAW_TOPIC),
+        schema=Schema.from_arrow(_COMPACTED_TOPIC if is_compact else RAW_TOPIC),
         primary_key=(_KEY,) if is_keyed else (),
         bucket_count=partitions,
         properties=properties,

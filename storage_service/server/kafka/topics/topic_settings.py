@@ -13,7 +13,8 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from streamhouse.storage_service.model.properties import TableProperties
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.storage_service.model.records.record_format import ValueFormat
+from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 from streamhouse.storage_service.server.kafka.error_codes import RefusedError
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "RETENTION",
     "check_settings",
     "is_compacted",
+    "is_compacted_table",
     "is_table_property",
     "properties_of",
     "settings_of",
@@ -36,6 +38,7 @@ _LAKE_TTL: Final = "table.datalake.ttl"
 _POLICY: Final = "cleanup.policy"
 _TIMESTAMP_TYPE: Final = "message.timestamp.type"
 _BYTES_MAX: Final = "max.message.bytes"
+_KEY: Final = "key"
 _COMPACT, _DELETE = "compact", "delete"
 _FOR_EVER: Final = "-1"
 _PREFIXES: Final = ("table.", "kafka.")
@@ -113,19 +116,24 @@ def is_compacted(topic: str, configs: Mapping[str, str | None]) -> bool | None:
 
 
 def check_settings(
-    topic: str, configs: Mapping[str, str | None], table: TableProperties, *, is_keyed: bool
+    topic: str,
+    configs: Mapping[str, str | None],
+    table: TableProperties,
+    *,
+    is_compact: bool,
+    is_keyed: bool,
 ) -> None:
     """Raise `RefusedError` unless a table with these properties, and a key or not, does as asked.
 
     It has the properties that the settings ask for already.
     """
     wanted = is_compacted(topic, configs)
-    if wanted is not None and wanted != is_keyed:
-        has = "a primary key" if is_keyed else "no primary key"
+    if wanted is not None and wanted != is_compact:
+        has = "records with keys alone" if is_compact else "records without keys, too"
         raise _refused(
             topic,
-            f"{_POLICY} = {configs[_POLICY]}, and its table has {has}, which does not change; make"
-            " another topic",
+            f"{_POLICY} = {configs[_POLICY]}, and its table takes {has}, which does not change;"
+            " make another topic",
         )
     for_ever = wanted or configs.get(RETENTION) == _FOR_EVER
     if for_ever and not _is_kept(table, is_keyed=is_keyed):
@@ -137,6 +145,19 @@ def check_settings(
         )
 
 
+def is_compacted_table(table: TableDescriptor) -> bool:
+    """Whether a table is what a compacted topic has: rows by key, or raw records that have keys.
+
+    The second one is that of several partitions. Its consumers get every record of a key, and the
+    last one is its value.
+    """
+    if table.primary_key:
+        return True
+    names = [column.name for column in table.schema.columns]
+    is_raw = table.record_format().value is ValueFormat.RAW
+    return is_raw and _KEY in names and not table.schema.columns[names.index(_KEY)].nullable
+
+
 def settings_of(info: TableInfo, *, record_bytes_max: int) -> dict[str, str]:
     """Return what is so of a table that is a topic, but for its properties."""
     table = TableProperties.parse(info.descriptor.properties, table=str(info.path))
@@ -145,7 +166,7 @@ def settings_of(info: TableInfo, *, record_bytes_max: int) -> dict[str, str]:
     if LOG_TTL not in info.descriptor.properties and _is_kept(table, is_keyed=is_keyed):
         kept_ms = table.datalake_ttl_ms
     policy = _DELETE
-    if is_keyed:
+    if is_compacted_table(info.descriptor):
         policy = _COMPACT if table.datalake_ttl_ms is None else f"{_COMPACT},{_DELETE}"
     has_times = info.descriptor.record_format().timestamp_column is not None
     return {

@@ -97,6 +97,22 @@ async def _produced(
     return code
 
 
+async def _told(
+    client: KafkaClient, topic: str, pair: tuple[bytes | None, bytes | None], *, partition: int = 0
+) -> tuple[ErrorCode, int]:
+    """Produce one record; return the error and the offset that the producer is told."""
+    batch = produced(records([pair[1]], keys=[pair[0]]))
+    answer = await client.call(
+        PRODUCE,
+        9,
+        acks=-1,
+        timeout=timedelta(seconds=10),
+        topic_data=[{"name": topic, "partition_data": [{"index": partition, "records": batch}]}],
+    )
+    (found,) = answer.responses[0].partition_responses
+    return ErrorCode(found.error_code), found.base_offset
+
+
 async def test_every_setting_that_kafka_knows_is_taken_and_described(tmp_path: Path) -> None:
     async with kafka_world(tmp_path) as world:
         client = await world.client()
@@ -214,20 +230,59 @@ async def test_rows_of_a_compacted_topic_are_deleted_when_it_says_so(tmp_path: P
         assert described["retention.ms"] == "86400000"
 
 
-async def test_a_changelog_of_kafka_streams_has_one_partition(tmp_path: Path) -> None:
-    """It is restored from the partition that it was written to; a row is in its key's bucket."""
+async def test_a_record_of_a_compacted_topic_stays_in_its_partition(tmp_path: Path) -> None:
     async with kafka_world(tmp_path) as world:
         client = await world.client()
         configs = [{"name": "cleanup.policy", "value": "compact"}]
-        new = [
-            {"name": name, "num_partitions": n, "replication_factor": 1, "configs": configs}
-            for name, n in (("a-s-changelog", 2), ("b-s-changelog", 1), ("offsets", 25))
+        name = "a-s-changelog"
+        new = [{"name": name, "num_partitions": 4, "replication_factor": 1, "configs": configs}]
+        assert (await client.call(CREATE, 7, topics=new)).topics[0].error_code is ErrorCode.none
+        described = await _described(client, name)
+        assert (described["cleanup.policy"], described["retention.ms"]) == ("compact", "-1")
+        assert await _set(client, name, "cleanup.policy", "compact") is ErrorCode.none
+        assert await _set(client, name, "cleanup.policy", "delete") is ErrorCode.invalid_config
+
+        for partition in range(4):
+            told = [
+                await _told(client, name, (b"k", value), partition=partition)
+                for value in (b"1", None, b"3")
+            ]
+            assert told == [(ErrorCode.none, offset) for offset in range(3)]
+        refused = await _told(client, name, (None, b"1"), partition=0)
+        assert refused == (ErrorCode.invalid_record, -1)
+
+        found = fetched(await fetch(client, {name: dict.fromkeys(range(4), 0)}))
+        assert [[r.value for r in one] for one in found.values() if isinstance(one, list)] == [
+            [b"1", None, b"3"]
+        ] * 4
+
+
+async def test_producers_to_a_compacted_topic_are_told_offsets_that_never_go_back(
+    tmp_path: Path,
+) -> None:
+    async with kafka_world(tmp_path) as world:
+        client = await world.client()
+        await _created(client, "kept", {"cleanup.policy": "compact"})
+        told = [
+            await _told(client, "kept", (key, value))
+            for key, value in [
+                (b"a", b"1"),
+                (b"b", b"1"),
+                (b"a", b"2"),
+                # Nothing changes.
+                (b"c", None),
+                (b"a", b"2"),
+                (b"b", None),
+                (b"d", b"1"),
+            ]
         ]
-
-        answer = await client.call(CREATE, 7, topics=new)
-
-        codes = [topic.error_code.name for topic in answer.topics]
-        assert codes == ["invalid_config", "none", "none"]
+        ends = [offset for _, offset in told]
+        assert ends == sorted(ends)
+        assert ends[0] == 0
+        assert ends[-1] == world.service.table("kept").tablet(0).high_watermark - 1
+        found = fetched(await fetch(client, {"kept": {0: ends[2] + 1}}))["kept", 0]
+        assert isinstance(found, list)
+        assert [(r.key, r.value) for r in found][-2:] == [(b"b", None), (b"d", b"1")]
 
 
 async def test_a_topic_does_not_change_whether_it_is_compacted(tmp_path: Path) -> None:
