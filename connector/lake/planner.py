@@ -216,6 +216,10 @@ class LakeTable:
         with metadata_errors(self._name):
             return self._table.was_changed_outside(table)
 
+    def newest_with(self, ranges: Mapping[int, OffsetRange]) -> int | None:
+        """Return the current snapshot of a log table if it has all rows of the ranges."""
+        return self._successor(ranges, None)
+
     def may_have_other_rows(self, table: TableInfo, registered: int) -> bool:
         """Whether another engine, which may, committed to the rows after a snapshot."""
         return self._table.may_have_other_rows(table, registered)

@@ -28,6 +28,7 @@ from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesyste
 from streamhouse.storage_service.lake.files.name_mapping import NameMapping
 from streamhouse.storage_service.lake.snapshots.coverage import (
     CoveredOffsets,
+    ancestors_of,
     covered_offsets,
     facts_of,
     role_of,
@@ -223,13 +224,15 @@ class OpenedTable:
 
     def may_have_other_rows(self, table: TableInfo, registered: int) -> bool:
         """Whether another engine, which may, committed to the rows after a snapshot."""
-        head = None if self.snapshot_id is None else self._by_id.get(self.snapshot_id)
-        if head is None or head.snapshot_id == registered:
-            return False
         role = role_of(self._metadata.properties)
-        return role.owner_property not in facts_of(head).properties and not rows_stay_because(
-            table, role
-        )
+        if self.snapshot_id == registered or rows_stay_because(table, role):
+            return False
+        for snapshot in ancestors_of(self._metadata):
+            if snapshot.snapshot_id == registered:
+                break
+            if role.owner_property not in facts_of(snapshot).properties:
+                return True
+        return False
 
     def was_changed_outside(self, table: TableInfo) -> bool:
         """Whether another engine ever changed or deleted rows of it."""

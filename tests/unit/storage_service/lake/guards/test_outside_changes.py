@@ -25,6 +25,7 @@ from tests.support.foreign_deletes import (
 )
 from tests.support.key_table_world import KEY_SCHEMA, KeyTableWorld
 from tests.support.rest_world import RestWorld
+from tests.support.tiering_world import Killed, dying_at
 
 LAYOUT = {"table.datalake.batch-layout.sort": "region"}
 HISTORY = {"table.datalake.changelog": "true"}
@@ -247,3 +248,23 @@ def test_formats_have_no_case(written: str) -> None:
 def _read(rest: RestWorld, table: str) -> int:
     options = read_options({"table": table, "endpoint": "http://memory"}, use=BATCH)
     return count_rows(rest.world.service, options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_reported_last", [False, True])
+def test_a_delete_beside_a_round_that_nobody_reported_is_seen(
+    rest: RestWorld, is_reported_last: bool
+) -> None:
+    """A worker died between its commit and its report, before or after the delete."""
+    world = rest.world
+    if not is_reported_last:
+        world.lake_table("db.log").delete("id < 3")
+    world.service.append("db.log", 0, _rows())
+    with pytest.raises(Killed):
+        world.round(world.claim("db.log"), checkpoint=dying_at("committed")).run()
+    if is_reported_last:
+        world.lake_table("db.log").delete("id < 3 and __offset < 10")
+
+    assert _read(rest, "db.log") == 17
+    world.service.release("db.log")
+    world.tier("db.log")
+    assert _read(rest, "db.log") == 17
