@@ -90,6 +90,29 @@ test-python: java ## Unit tests, a light install and Spark end to end: PYTHON=py
 	$(OTHER)/bin/python -m pytest tests/unit -m "not slow and not spark"
 	$(OTHER)/bin/python -m pytest integration/test_light_install.py integration/test_spark_batch.py
 
+# The lowest version of each direct dependency, as setup.cfg says; what those need is the newest.
+LOWEST := .cache/lowest
+LOWEST_TOOLS := anyio aiokafka confluent-kafka hypothesis kafka-python packaging polars pytest \
+	pytest-timeout pytest-xdist urllib3
+
+$(LOWEST)/.installed: setup.cfg pyproject.toml | $(BIN)/python
+	@echo "Installing into $(LOWEST): about two minutes on a new machine."
+	@$(BIN)/python -m venv $(LOWEST)
+	@$(LOWEST)/bin/python -m pip --disable-pip-version-check install --quiet uv
+	@$(LOWEST)/bin/uv pip compile --quiet --resolution lowest-direct setup.cfg \
+		--extra all --extra connect --extra kafka --extra otel --extra sql -o $(LOWEST)/lowest.txt
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python \
+		-r $(LOWEST)/lowest.txt $(LOWEST_TOOLS)
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --no-deps -e .
+	@touch $@
+
+.PHONY: test-lowest
+test-lowest: java $(LOWEST)/.installed ## Service, Kafka door and Spark with the lowest versions
+	$(LOWEST)/bin/python -m pytest tests/service/test_client.py tests/service/test_key_tables.py \
+		tests/service/test_transactions.py tests/service/test_unread_answers.py \
+		tests/service/test_kafka_door.py integration/test_spark_batch.py \
+		integration/test_spark_changes.py
+
 .PHONY: long
 long: setup ## The tests of tests/ that `make test` has no time for
 	$(BIN)/python -m pytest tests -m long --timeout 900 \

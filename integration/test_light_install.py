@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackagePath, files
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,12 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.client import StreamhouseClient
-from tests.support.dependencies import light_packages
+from tests.support.dependencies import (
+    asked_by_client,
+    asked_by_extra,
+    installed_closure,
+    light_packages,
+)
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -68,16 +73,52 @@ names["client"].close()
 """
 
 
+# Each call of Spark's public names that moves rows.
+_ALL: Final = """
+import os, sys
+os.environ["STREAMHOUSE_ENDPOINT"] = sys.argv[1]
+import pyarrow as pa
+import streamhouse
+from pyspark.sql import SparkSession
+from streamhouse import StreamhouseClient, Table
+
+with StreamhouseClient(sys.argv[1]) as client:
+    client.create_table("stock", "item BIGINT NOT NULL, pieces BIGINT", primary_key="item")
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+streamhouse.register(spark)
+rows = spark.createDataFrame(pa.table({"item": range(10), "pieces": [5] * 10}))
+rows.write.format("streamhouse").mode("append").save("stock")
+table = Table(spark, "stock")
+table.delete("item < 2")
+table.update({"pieces": "pieces + 1"}, where="item = 2")
+source = spark.createDataFrame([(3, 0), (40, 1)], "item bigint, pieces bigint")
+table.merge(source).when_matched_update_all().when_not_matched_insert_all().execute()
+streamhouse.attach(spark, "stock", "stock")
+print(sorted(tuple(row) for row in spark.table("stock").collect())[:3])
+print(streamhouse.read(spark, "stock").count())
+"""
+
+
 @pytest.fixture(scope="module")
-def light(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The `bin` of an environment with the wheel and what it alone asks for, as links to ours."""
-    folder = tmp_path_factory.mktemp("light")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
     _run(sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT))
-    (wheel,) = folder.glob("*.whl")
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+    """The `bin` of an environment with the wheel and what it alone asks for."""
+    return _environment(tmp_path_factory.mktemp("light"), wheel, light_packages())
+
+
+def _environment(folder: Path, wheel: Path, packages: Iterable[str]) -> Path:
+    """Return the `bin` of an environment with the wheel and some packages, as links to ours."""
     _run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
     python = folder / "venv" / "bin" / "python"
     site = Path(_run(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
-    for name in light_packages():
+    for name in packages:
         for file in files(name) or ():
             _link(file, site)
     pip = (sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet")
@@ -123,6 +164,17 @@ def test_a_client_appends_reads_and_looks_up(light: Path, endpoint: str) -> None
         "'where' needs the lake's libraries (pyiceberg is not installed):"
         " pip install 'pyspark-streamhouse[lake]'"
     )
+
+
+def test_the_extra_all_has_what_every_call_of_spark_needs(
+    tmp_path: Path, wheel: Path, endpoint: str
+) -> None:
+    packages = installed_closure([*asked_by_client(), *asked_by_extra("all")])
+    python = _environment(tmp_path, wheel, packages) / "python"
+
+    printed = _run(str(python), "-c", _ALL, endpoint)
+
+    assert printed.splitlines()[-2:] == ["[(2, 6), (3, 0), (4, 5)]", "9"]
 
 
 def test_reading_tiered_rows_says_what_to_install(light: Path, endpoint: str) -> None:
