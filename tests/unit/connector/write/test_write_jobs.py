@@ -16,9 +16,11 @@ from streamhouse.connector.write.write_jobs import StagedRows, StreamJob, Transa
 from streamhouse.connector.write.write_target import WriteTarget, resolve_target
 from streamhouse.storage_service.errors import (
     InvalidRequestError,
+    SchemaMismatchError,
     TableNotFoundError,
     UnavailableError,
 )
+from streamhouse.storage_service.model.schema_change import change_schema
 from tests.support.described_tables import DescribedTables
 from tests.support.held_step import around
 
@@ -229,3 +231,19 @@ def test_an_overwrite_is_a_transaction_that_says_so(tables: DescribedTables) -> 
 
     assert [t.begun["operation"] for t in tables.transactions] == ["overwrite"]
     assert ids(tables, "db.keyed") == [[]]
+
+
+def test_a_write_that_comes_again_says_what_it_means_by_a_name_of_two_columns(
+    tables: DescribedTables,
+) -> None:
+    changes = [{"drop": "v", "confirm": "v"}, {"add": "v", "type": "bigint"}]
+    tables.infos["db.log"] = change_schema(tables.infos["db.log"], changes)
+    numbered = {"app.id": "nightly", "app.version": "7"}
+
+    assert target(tables).schema_id == 1
+    with pytest.raises(SchemaMismatchError, match=r"another column .* option 'schema.id' = '1'"):
+        target(tables, **numbered)
+    assert target(tables, **numbered, **{"schema.id": "1"}).schema_id == 1
+    assert target(tables, **{"schema.id": "0"}).schema_id == 0
+    with pytest.raises(InvalidRequestError, match="remove one of them"):
+        write_options({"path": "db.log", "schema.id": "0", "mergeSchema": "true"})
