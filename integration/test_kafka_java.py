@@ -175,6 +175,40 @@ def test_a_group_goes_on_where_it_committed(service: ServiceProcess, java: JavaC
         assert (consumer["name"], consumer["lag_rows"]) == ("walkers", 0)
 
 
+@pytest.mark.parametrize("count", [3, 8])
+def test_an_open_consumer_reads_all_of_a_topic_that_was_made_again(
+    service: ServiceProcess, java: JavaClient, count: int
+) -> None:
+    table, schema = f"again_{count}", pa.schema([pa.field("value", pa.binary())])
+
+    def make(first: int, rows: int) -> list[str]:
+        values = [str(number) for number in range(first, first + rows)]
+        streamhouse.create_table(table, schema, bucket_count=1)
+        streamhouse.append(table, pa.table({"value": [v.encode() for v in values]}, schema=schema))
+        return values
+
+    def read(rows: int) -> list[str | None]:
+        found: list[Read] = []
+        give_up = time.monotonic() + _PATIENCE_S
+        while len(found) < rows:
+            assert time.monotonic() < give_up, found
+            found += java.poll("open")
+        return [one.value for one in found]
+
+    with StreamhouseClient(service.endpoint) as streamhouse:
+        before = make(0, count)
+        java.do("join", member="open", topic=table, group=table)
+        assert read(count) == before
+        java.do("commit", member="open")
+        streamhouse.drop_table(table)
+        after = make(100, 8)
+        assert read(8) == after
+        java.do("commit", member="open")
+        java.do("leave", member="open")
+        (consumer,) = streamhouse.consumers(table)
+        assert consumer["lag_rows"] == 0
+
+
 @pytest.mark.parametrize("assignor", ["Range", "CooperativeSticky"])
 def test_members_share_the_partitions_of_a_topic(java: JavaClient, assignor: str) -> None:
     topic = f"shared-{assignor}"
