@@ -17,6 +17,7 @@ from streamhouse.storage_service.journal.store.object_store import (
     ObjectNotFoundError,
     ObjectStore,
     ObjectStoreError,
+    StoreUnavailableError,
 )
 from streamhouse.storage_service.journal.store.s3_store import S3ObjectStore
 
@@ -68,7 +69,8 @@ def probe(store: ObjectStore) -> None:
     """Raise `InvalidRequestError` if the store does not keep what the journal depends on.
 
     Of several who create one key at once exactly one must succeed, later ones must fail, and all
-    must read and list what the one wrote.
+    must read and list what the one wrote. Raises `StoreUnavailableError` for a store that is away
+    or full now: that says nothing about what it keeps.
     """
     key = f"probe/{secrets.token_hex(16)}"
     bodies = [secrets.token_bytes(64) for _ in range(_RIVALS)]
@@ -91,6 +93,8 @@ def probe(store: ObjectStore) -> None:
         raise InvalidRequestError(
             f"the journal's store {store.url} does not answer what was just stored: {error}"
         ) from error
+    except StoreUnavailableError:
+        raise
     except ObjectStoreError as error:
         raise InvalidRequestError(
             f"the journal's store {store.url} cannot be used: {error}"

@@ -62,9 +62,12 @@ class ShardTaker:
         Raises `UnavailableError` if somebody else owns it and this process is no standby.
         """
         try:
-            start = await self._run(self._opened)
             if self._config.is_standby:
+                # It is there for what goes wrong with others: a full store is no reason to end.
+                self._standing.role = Role.STANDBY
+                start = await self._while_away(self._opened)
                 return start, await self._take_over(start)
+            start = await self._run(self._opened)
             return start, await self._take_alone(start)
         except ObjectStoreError as error:
             raise UnavailableError(
@@ -115,7 +118,6 @@ class ShardTaker:
 
     async def _take_over(self, start: ShardStart) -> TakenOver:
         standing = self._standing
-        standing.role = Role.STANDBY
         self._standby = standby = Standby(self._config, self._directory, start)
         # What it is to follow may take minutes to make.
         standing.lag = standby.lag()

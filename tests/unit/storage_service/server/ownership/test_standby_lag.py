@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import pytest
+
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
 from streamhouse.storage_service.journal.store.file_store import FileObjectStore
@@ -40,6 +42,38 @@ async def test_a_standby_is_behind_until_it_has_followed_the_journal(tmp_path: P
 
     assert first == [(Role.STANDBY, 1)]
     assert standing.lag.since_s is not None
+    taking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await taking
+    await taker.close()
+    directory.close()
+
+
+async def test_a_standby_waits_for_a_store_that_can_store_nothing_now(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk under the journal ended it at its start, when it was needed most."""
+    taken(FileObjectStore(tmp_path / "journal"), lease_ms=3_600_000)
+    in_the_way = tmp_path / "journal" / "probe"
+    in_the_way.touch()
+    directory = DataDirectory.open(tmp_path / "standby")
+    config = ServiceConfig(
+        data_dir=directory.path, journal_url=f"file://{tmp_path}/journal", is_standby=True
+    )
+    standing, is_standby = Standing("0"), asyncio.Event()
+    taker = ShardTaker(
+        config, directory, endpoint="http://b", standing=standing, on_standby=is_standby.set
+    )
+
+    taking = asyncio.ensure_future(taker.take())
+    while "event=journal_store_failed" not in caplog.text:
+        assert not taking.done(), taking.result()
+        await asyncio.sleep(0.001)
+    assert standing.role is Role.STANDBY
+    in_the_way.unlink()
+    async with asyncio.timeout(60):
+        await is_standby.wait()
+
     taking.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await taking
