@@ -220,6 +220,8 @@ def _begun(
         app_id=options.app_id,
         version=options.app_version,
         timeout_ms=options.timeout_ms,
+        source=options.query_id,
+        run=options.run_id,
     )
 
 

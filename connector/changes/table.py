@@ -27,7 +27,7 @@ from streamhouse.connector.changes.expressions import assignments, condition, fi
 from streamhouse.connector.changes.merge import Merge, On, changed_rows, check_changeable
 from streamhouse.connector.changes.needed_rows import rows_for
 from streamhouse.connector.format.registration import register, write_batch
-from streamhouse.connector.format.spark_readers import session_zone
+from streamhouse.connector.format.spark_readers import session_zone, stream_marks
 from streamhouse.connector.options.connection import client_for
 from streamhouse.connector.options.options import FORMAT, ZONE_MARK, as_options
 from streamhouse.connector.options.quoted_names import quoted, quoted_list
@@ -226,6 +226,8 @@ class Table:
             app_id=options.app_id,
             version=options.app_version,
             timeout_s=options.timeout_ms / 1000,
+            source=options.query_id,
+            run=options.run_id,
         )
         with transaction:
             return Changes(is_skipped=transaction.commit([]).is_skipped)
@@ -320,7 +322,7 @@ class Table:
     def _write_options(
         self, app_id: str | None = None, app_version: int | None = None
     ) -> WriteOptions:
-        given = dict(self._options) | session_zone(self._spark)
+        given = dict(self._options) | session_zone(self._spark) | stream_marks(self._spark)
         if app_id is not None:
             given["app.id"] = app_id
         if app_version is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from streamhouse.connector.format.data_source import StreamhouseDataSource
 from streamhouse.connector.format.spark_readers import (
+    QUERY_ID,
     hand_over_zone,
     mark_streams,
     plan_reads_afresh,
@@ -61,7 +62,6 @@ __all__ = ["attach", "register", "write_batch"]
 
 _REGISTERED: Final = "spark.sql.streamhouse.registered"
 _WITH_COUNTS: Final = "_with_counts"
-_QUERY_ID: Final = "sql.streaming.queryId"
 
 
 def register(spark: SparkSession) -> None:
@@ -271,7 +271,8 @@ def write_batch(
     Args:
         table: `database.table`.
         app_id: who writes, the same after every restart; default: the query's id, which its
-            checkpoint keeps. Two calls for one table in one micro-batch need two ids.
+            checkpoint keeps. Two calls for one table in one micro-batch need two ids; without
+                them the second is refused.
         options: options of a write, as in `**{"write.mode": "partial"}`.
     """
     register(df.sparkSession)
@@ -289,7 +290,7 @@ def write_batch(
 
 def _query_id(spark: SparkSession) -> str:
     try:
-        query_id = spark.sparkContext.getLocalProperty(_QUERY_ID)
+        query_id = spark.sparkContext.getLocalProperty(QUERY_ID)
     except Exception:  # noqa: BLE001 - Spark Connect has no context, and says so in its own ways
         query_id = None
     if query_id is None:

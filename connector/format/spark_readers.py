@@ -15,6 +15,7 @@ relation, also to those without it.
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any, Final
 
@@ -34,20 +35,28 @@ from streamhouse.connector.options.options import (
     NUMBERS_MARK,
     PLANNED_COLUMN,
     PLANNED_MARK,
+    QUERY_MARK,
+    RUN_MARK,
     STREAM_MARK,
     ZONE_MARK,
 )
 
 __all__ = [
+    "QUERY_ID",
     "hand_over_zone",
     "mark_streams",
     "plan_reads_afresh",
     "session_zone",
+    "stream_marks",
     "warn_if_reads_are_kept",
 ]
 
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 _ZONE: Final = "spark.sql.session.timeZone"
+QUERY_ID: Final = "sql.streaming.queryId"
+"""Spark's name of the property that says for which stream a thread works."""
+_JOB_GROUP: Final = "spark.jobGroup.id"
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _OWN: Final = "_without_streamhouse"
 """The mark of what is put around methods here."""
 
@@ -55,6 +64,19 @@ _OWN: Final = "_without_streamhouse"
 def session_zone(spark: SparkSession) -> dict[str, str]:
     """Return the option that tells a read the time zone of the session, as Java has it."""
     return {ZONE_MARK: with_java_rules(spark, spark.conf.get(_ZONE) or "UTC")}
+
+
+def stream_marks(spark: SparkSession) -> dict[str, str]:
+    """Return the options that tell a write in foreachBatch its stream, and the run of that."""
+    if not has_jvm(spark):
+        return {}
+    context = spark.sparkContext
+    query_id, group = (context.getLocalProperty(key) for key in (QUERY_ID, _JOB_GROUP))
+    if query_id is None:
+        return {}
+    # A stream's jobs are a group that is called as its run is, unless the program named another.
+    run = {RUN_MARK: group} if group is not None and _UUID.fullmatch(group) else {}
+    return {QUERY_MARK: query_id} | run
 
 
 def mark_streams(reader_class: Any) -> None:
@@ -87,12 +109,14 @@ def plan_reads_afresh(spark: SparkSession) -> None:
 def hand_over_zone(writer_class: Any) -> None:
     """Let `writer_class`, one of Spark's two kinds of writers, tell our format the session's zone.
 
-    A date that is written to a timestamp begins at its midnight there.
+    A date that is written to a timestamp begins at its midnight there. In foreachBatch it tells the
+    stream, too.
     """
 
     def zoned_format(self: Any, choose: Any, source: str) -> Any:
         if _is_ours(source):
-            self.options(**session_zone(session_of(self)))
+            spark = session_of(self)
+            self.options(**session_zone(spark), **stream_marks(spark))
         return choose(self, source)
 
     put_around(writer_class, "format", zoned_format, mark=_OWN)

@@ -19,6 +19,7 @@ from streamhouse.connector.names.attached_names import (
     run_as_spark,
 )
 from streamhouse.connector.names.definition import Definition, definition_of
+from streamhouse.connector.names.shared_options import check_plan, check_statement
 from streamhouse.connector.names.statement import Statement
 from streamhouse.connector.options.connection import client_for, connection_options
 from streamhouse.connector.options.options import (
@@ -244,7 +245,9 @@ class Names:
             return
         assert definition.query is not None
         wanted.pop("keepnullability")
+        check_statement(self._spark, definition.query)
         frame = run_as_spark(self._spark, definition.query)
+        check_plan(self._spark, frame)
         frame.write.format(FORMAT).options(**wanted).mode("append").save()
 
 

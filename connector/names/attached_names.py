@@ -31,6 +31,7 @@ __all__ = [
     "attached",
     "attached_in",
     "catalog_name",
+    "has_attached",
     "is_attached",
     "note",
     "noted",
@@ -108,6 +109,11 @@ def attached(spark: Any, parts: Sequence[str]) -> AttachedName | None:
         return None
     found = _names.get((_application(spark), catalog_name(spark, parts)))
     return found if found is not None and _is_ours(spark, found) else None
+
+
+def has_attached(spark: Any) -> bool:
+    """Whether any name was attached in this application."""
+    return bool(_names) and _application(spark) in {application for application, _ in list(_names)}
 
 
 def attached_in(spark: Any, text: str) -> list[AttachedName]:

@@ -21,6 +21,11 @@ from streamhouse.connector.names.answers import Names, is_ours, no_such_definiti
 from streamhouse.connector.names.asked_first import Around, put_around, session_of
 from streamhouse.connector.names.attached_names import OWN_METHOD, attached, attached_in, refresh
 from streamhouse.connector.names.held_reads import planned_afresh
+from streamhouse.connector.names.shared_options import (
+    check_plan,
+    check_statement,
+    check_view_options,
+)
 from streamhouse.connector.names.stale_streams import warn_of_stale_names
 from streamhouse.connector.names.statement import name_parts, statement_of, statements_within
 from streamhouse.connector.names.writers import LAYOUT_CALLS, check_layout, check_mode
@@ -96,11 +101,14 @@ def _sql(self: Any, own: Around, *arguments: Any, attach: Attach, **options: Any
             return self.createDataFrame([], StructType([]))
         names.refuse(statements_within(text))
         _refresh_mentioned(self, text)
+        check_statement(self, text)
         with advising(
             textwrap.shorten(text, _SHOWN_CHARACTERS),
             is_about_us=lambda: FORMAT in text.lower() or bool(attached_in(self, text)),
         ):
-            return own(self, *arguments, **options)
+            frame = own(self, *arguments, **options)
+        check_plan(self, frame)
+        return frame
     return own(self, *arguments, **options)
 
 
@@ -136,6 +144,10 @@ def _table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
         if frame is not None:
             return frame
         _refresh_mentioned(spark, text)
+        check_view_options(spark, name_parts(text), given)
+        frame = own(self, *arguments, **options)
+        check_plan(spark, frame)
+        return frame
     return own(self, *arguments, **options)
 
 

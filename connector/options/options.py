@@ -196,6 +196,10 @@ PLANNED_COLUMN: Final = "__streamhouse_planned"
 ZONE_MARK: Final = "__streamhouse_time_zone"
 """What `read`, `readStream` and `attach` add: the session's zone, which Spark tells no source."""
 
+QUERY_MARK: Final = "__streamhouse_query"
+RUN_MARK: Final = "__streamhouse_run"
+"""Options that say for which stream, and in which run of it, foreachBatch writes; set by us."""
+
 ROW_COUNT_MARK: Final = "__streamhouse_row_count"
 """What a query adds that needs only the number of the rows."""
 
@@ -220,6 +224,8 @@ _SPARK_KEYS: Final = frozenset(
         PLANNED_MARK,
         NUMBERS_MARK,
         ZONE_MARK,
+        QUERY_MARK,
+        RUN_MARK,
         ROW_COUNT_MARK,
     }
 )

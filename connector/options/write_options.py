@@ -14,6 +14,8 @@ from streamhouse.connector.options.option_values import (
 )
 from streamhouse.connector.options.options import (
     PROPERTY_PREFIXES,
+    QUERY_MARK,
+    RUN_MARK,
     TRANSACTION_TIMEOUT,
     WRITE,
     ZONE_MARK,
@@ -43,6 +45,8 @@ class WriteMode(StrEnum):
 class WriteOptions:
     """What a write wants; None is what was not given.
 
+    `query_id` and `run_id` are of the stream in whose foreachBatch it is.
+
     The fields from `bucket_count` on describe the table: one that does not exist is created so, one
     that does must not be another.
     """
@@ -64,6 +68,8 @@ class WriteOptions:
     properties: Mapping[str, str]
     time_zone: str | None = None
     schema_id: int | None = None
+    query_id: str | None = None
+    run_id: str | None = None
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
@@ -121,6 +127,8 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         partitioned_by=optional(given, "partitioned.by", parse_expressions),
         time_zone=given.get(ZONE_MARK),
         schema_id=schema_id,
+        query_id=given.get(QUERY_MARK),
+        run_id=given.get(RUN_MARK),
         properties={k: v for k, v in given.items() if k.startswith(PROPERTY_PREFIXES)},
     )
 

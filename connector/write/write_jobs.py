@@ -60,6 +60,10 @@ Messages = Sequence[WriterCommitMessage | None]
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
 
+_SKIPPED: Final = (
+    "table=%s: nothing is written, because version %s of application '%s' was committed before"
+)
+
 REQUEST_ROWS: Final = 65_536
 """Rows a request is filled up to: Spark's own batches have 10,000, too few for one fsync."""
 
@@ -168,9 +172,21 @@ class TransactionJob:
         app_id: str | None,
         version: int | None,
         timeout_ms: int,
+        source: str | None = None,
+        run: str | None = None,
     ) -> TransactionJob:
         """Begin the transaction; one that its application has committed before writes nothing."""
-        transaction = _begin(client, target, app_id=app_id, version=version, timeout_ms=timeout_ms)
+        transaction = _begin(
+            client,
+            target,
+            app_id=app_id,
+            version=version,
+            timeout_ms=timeout_ms,
+            source=source if app_id else None,
+            run=run if app_id else None,
+        )
+        if transaction.is_skipped:
+            _log.warning(_SKIPPED, target.path, version, app_id)
         return cls(
             target=target,
             transaction_id=transaction.transaction_id,
@@ -192,7 +208,6 @@ class TransactionJob:
     def commit(self, messages: Messages) -> None:
         """Commit what the tasks staged, whatever else lies in the transaction."""
         if self.is_skipped:
-            _log.info("table=%s has this version of the application already", self.target.path)
             return
         client = _client(self.target)
         transaction = client.open_transaction(self.target.path, self.transaction_id)
@@ -264,14 +279,19 @@ class StreamJob:
         query_id, batch_id = (context.getLocalProperty(key) for key in (_QUERY_ID, _BATCH_ID))
         if query_id is None or batch_id is None:
             raise InternalError("Spark told a streaming task neither its query nor its batch")
-        return _begin(
+        app_id = self.app_id or query_id
+        transaction = _begin(
             client,
             self.target,
-            app_id=self.app_id or query_id,
+            app_id=app_id,
             version=int(batch_id),
             timeout_ms=self.timeout_ms,
             join=True,
+            source=query_id,
         )
+        if transaction.is_skipped:
+            _log.warning(_SKIPPED, self.target.path, batch_id, app_id)
+        return transaction
 
 
 def _begin(
@@ -282,6 +302,8 @@ def _begin(
     version: int | None,
     timeout_ms: int,
     join: bool = False,
+    source: str | None = None,
+    run: str | None = None,
 ) -> Transaction:
     operation = "upsert" if target.columns is not None else str(target.mode)
     if target.is_overwrite:
@@ -295,6 +317,8 @@ def _begin(
         timeout_s=timeout_ms / 1000,
         join=join,
         schema_id=target.schema_id,
+        source=source,
+        run=run,
     )
 
 

@@ -50,6 +50,8 @@ class StreamhouseWriter(DataSourceArrowWriter):
                 app_id=options.app_id,
                 version=options.app_version,
                 timeout_ms=options.timeout_ms,
+                source=options.query_id,
+                run=options.run_id,
             )
         )
 
@@ -136,8 +138,9 @@ def _check_overwrite(options: WriteOptions, *, is_stream: bool) -> None:
     if is_stream:
         raise UnsupportedError(
             f"table '{table}': a stream cannot replace the table's rows with every micro-batch"
-            " (output mode 'complete'); use output mode 'update' or 'append', or write in"
-            " foreachBatch with mode('overwrite')"
+            " (output mode 'complete'); upsert its results into a table with a primary key, by"
+            f" streamhouse.Table(spark, '{table}').upsert_stream(df), or write in foreachBatch with"
+            " mode('overwrite')"
         )
     if not options.is_transactional:
         raise UnsupportedError(

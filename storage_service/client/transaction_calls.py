@@ -28,6 +28,8 @@ class TransactionCalls(TableCalls):
         timeout_s: float | None = None,
         join: bool = False,
         schema_id: int | None = None,
+        source: str | None = None,
+        run: str | None = None,
     ) -> Transaction:
         """Begin a transaction: stage rows, then commit them at one instant, or abort.
 
@@ -44,6 +46,9 @@ class TransactionCalls(TableCalls):
                 there is one: so many processes share one that none of them began before the others.
             schema_id: the version of the table's schema that columns are named by, here and in the
                 rows; default: that of `Transaction.table`.
+            source: who numbers the versions, as a stream's checkpoint does. A version that another
+                source has committed is refused, not skipped: its rows are other ones.
+            run: in which life of `source`. One that commits a version twice is refused, too.
         """
         chosen = None if columns is None else names(columns, what="columns")
         table: TableInfo | None = None
@@ -63,6 +68,9 @@ class TransactionCalls(TableCalls):
                 if timeout_s is None
                 else max(1, round(seconds(timeout_s, what="timeout_s") * 1000)),
                 "join": join,
+                # An older service knows neither.
+                **({} if source is None else {"source": source}),
+                **({} if run is None else {"run": run}),
             },
             # One that was begun for nothing times out.
             is_repeatable=True,

@@ -215,6 +215,7 @@ def find_joinable(
         and transaction.spec.version == wanted.version
         and transaction.spec.operation is wanted.operation
         and transaction.spec.columns == wanted.columns
+        and transaction.spec.source == wanted.source
     ]
     return max(same, key=lambda transaction: transaction.spec.begun_us, default=None)
 
@@ -243,7 +244,7 @@ def listed(
         reason: str = "",
     ) -> None:
         entry = {
-            "transaction_id": spec.transaction_id,
+            "transaction_id": spec.transaction_id or None,
             "operation": str(spec.operation),
             "app_id": spec.app_id,
             "version": spec.version,
@@ -259,6 +260,8 @@ def listed(
     for refusal in outcomes.refusals:
         spec, row_count, error, timestamp_us = refusal
         add(spec, TransactionStatus.REFUSED, row_count, timestamp_us, error.message)
+    for skip in outcomes.skips:
+        add(skip.spec, TransactionStatus.SKIPPED, 0, skip.timestamp_us)
     for outcome in sorted(outcomes.remembered, key=lambda outcome: outcome.number):
         result = outcome.result
         add(outcome.spec, result.status, result.row_count, result.timestamp_us)

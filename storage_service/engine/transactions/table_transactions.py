@@ -19,6 +19,7 @@ import functools
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -49,6 +50,7 @@ from streamhouse.storage_service.engine.transactions.transaction_files import (
 )
 from streamhouse.storage_service.engine.transactions.transaction_outcomes import (
     Refusal,
+    Skip,
     TransactionOutcomes,
     new_transaction_id,
 )
@@ -155,11 +157,15 @@ class TableTransactions:
         timeout_ms: int | None,
         join: bool = False,
         transaction_id: str | None = None,
+        source: str | None = None,
+        run: str | None = None,
     ) -> tuple[str, TransactionStatus]:
         """Begin a transaction; return its id, or that there is nothing to do for `version`.
 
-        `join` returns the open one that does the same for that version, if there is one. A caller
-        who chose its `transaction_id` gets the one that has it, and what it is now.
+        Raises `InvalidRequestError` where nothing would be done for rows that are other ones, as
+        far as `source` and `run` show. `join` returns the open one that does the same for that
+        version, if there is one. A caller who chose its `transaction_id` gets the one that has it,
+        and what it is now.
         """
         outcome = self._outcomes.find(transaction_id or "")
         if outcome is not None:
@@ -173,9 +179,12 @@ class TableTransactions:
             version=version,
             timeout_ms=self._config.transaction_timeout_ms if timeout_ms is None else timeout_ms,
             begun_us=self._runtime.clock_us(),
+            source=source,
+            run=run,
         )
         check_spec(spec, self._config, table=str(self._table.path), join=join)
         if self._outcomes.is_stale(app_id, version):
+            self._skip(spec)
             return "", TransactionStatus.SKIPPED
         self._table.gate.check_open()
         if (dropping := self._dropping.get(spec.transaction_id)) is not None:
@@ -209,6 +218,20 @@ class TableTransactions:
             finally:
                 transaction.under_way -= 1
         return transaction.transaction_id, TransactionStatus.OPEN
+
+    def _skip(self, spec: TransactionSpec) -> None:
+        """Note that a version was committed before, for who asks and for the log."""
+        self._outcomes.check_repeated(spec, table=str(self._table.path))
+        skip = Skip(replace(spec, transaction_id=""), spec.begun_us)
+        if self._outcomes.skip(skip):
+            _logger.info(
+                "event=transaction_skipped table=%s app_id=%s version=%s last_version=%s",
+                self._table.path,
+                spec.app_id,
+                spec.version,
+                self._outcomes.latest_version(spec.app_id),
+            )
+            self._runtime.observer.transaction_ended("skipped", row_count=0, seconds=0.0)
 
     async def stage(
         self,

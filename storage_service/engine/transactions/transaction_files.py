@@ -78,7 +78,11 @@ _JSON_BYTES_MAX: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionSpec:
-    """What a transaction is to do, as it was begun."""
+    """What a transaction is to do, as it was begun.
+
+    `source` is whoever numbers the versions of `app_id`, and `run` the life of it in which this
+    number was given; None where the caller named none.
+    """
 
     transaction_id: str
     operation: TransactionOperation
@@ -87,6 +91,8 @@ class TransactionSpec:
     version: int | None
     timeout_ms: int
     begun_us: int
+    source: str | None = None
+    run: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -98,6 +104,8 @@ class TransactionSpec:
             "version": self.version,
             "timeout_ms": self.timeout_ms,
             "begun_us": self.begun_us,
+            **({} if self.source is None else {"source": self.source}),
+            **({} if self.run is None else {"run": self.run}),
         }
 
     @classmethod
@@ -112,6 +120,8 @@ class TransactionSpec:
             version=value["version"],
             timeout_ms=value["timeout_ms"],
             begun_us=value["begun_us"],
+            source=value.get("source"),
+            run=value.get("run"),
         )
 
 

@@ -18,10 +18,10 @@ from streamhouse.storage_service.engine.transactions.transaction_files import (
     Decision,
     TransactionSpec,
 )
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.storage_service.errors import InvalidRequestError, StreamhouseError
 from streamhouse.storage_service.model.transaction import TransactionStatus
 
-__all__ = ["DueForFolding", "Refusal", "TransactionOutcomes", "new_transaction_id"]
+__all__ = ["DueForFolding", "Refusal", "Skip", "TransactionOutcomes", "new_transaction_id"]
 
 # Outcomes with a file of their own; then they are written into one together.
 _OWN_FILES_MAX: Final = 64
@@ -44,6 +44,13 @@ class Refusal(NamedTuple):
     timestamp_us: int
 
 
+class Skip(NamedTuple):
+    """A transaction that was not begun, because its version was committed before."""
+
+    spec: TransactionSpec
+    timestamp_us: int
+
+
 class TransactionOutcomes:
     """At most `outcomes_max` of each: recent ones by id, and the latest of each application.
 
@@ -56,6 +63,7 @@ class TransactionOutcomes:
         self._latest_of_app: dict[str, Decision] = {}
         self._own: list[Decision] = []
         self._refused: dict[str, Refusal] = {}
+        self._skipped: dict[tuple[str | None, int | None], Skip] = {}
         self._forgotten = 0
 
     def loaded(self, next_number: int) -> None:
@@ -82,6 +90,20 @@ class TransactionOutcomes:
         """The commits that failed, as far as they are remembered."""
         return self._refused.values()
 
+    def skip(self, skip: Skip) -> bool:
+        """Remember one, until the service ends; return whether its version is skipped anew."""
+        key = (skip.spec.app_id, skip.spec.version)
+        is_new = self._skipped.pop(key, None) is None
+        self._skipped[key] = skip
+        if len(self._skipped) > self._outcomes_max:
+            del self._skipped[next(iter(self._skipped))]
+        return is_new
+
+    @property
+    def skips(self) -> Iterable[Skip]:
+        """The versions that were skipped when they began, each the last time."""
+        return self._skipped.values()
+
     @property
     def remembered(self) -> Iterable[Decision]:
         """All outcomes that are remembered, each once."""
@@ -104,6 +126,31 @@ class TransactionOutcomes:
         """Whether the application has committed this version, or a later one."""
         latest = self.latest_version(app_id)
         return latest is not None and version is not None and latest >= version
+
+    def check_repeated(self, spec: TransactionSpec, *, table: str) -> None:
+        """Raise `InvalidRequestError` if a stale version is no repetition of what was committed.
+
+        So it is if others gave its number, or the same ones in the same life for other rows. Where
+        nobody said who numbers, it is a repetition.
+        """
+        latest = None if spec.app_id is None else self._latest_of_app.get(spec.app_id)
+        if latest is None or not self.is_stale(spec.app_id, spec.version):
+            return
+        earlier = latest.spec
+        if spec.source and earlier.source and spec.source != earlier.source:
+            raise InvalidRequestError(
+                f"table '{table}': application '{spec.app_id}' has committed versions up to"
+                f" {earlier.version} for stream {earlier.source}, and stream {spec.source}, with"
+                f" another checkpoint, begins version {spec.version} of its own; give it another"
+                " app_id, or go on with the earlier checkpoint. Nothing was written"
+            )
+        if spec.run and (spec.run, spec.version) == (earlier.run, earlier.version):
+            raise InvalidRequestError(
+                f"table '{table}': version {spec.version} of application '{spec.app_id}' is"
+                " written a second time in one micro-batch, and the table would take that for a"
+                " repetition; write the union of the rows, or give each write an app_id of its"
+                " own. Nothing was written by this one"
+            )
 
     def latest_version(self, app_id: str | None) -> int | None:
         """Return the last version that an application committed, if it is remembered."""

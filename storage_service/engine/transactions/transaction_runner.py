@@ -188,6 +188,7 @@ class TransactionRunner:
     ) -> Decision:
         """Check what can be checked, then make it durable that the transaction happens."""
         spec = transaction.spec
+        self._outcomes.check_repeated(spec, table=str(self._table.path))
         decision = Decision(
             spec=spec,
             parts=(),

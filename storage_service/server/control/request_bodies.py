@@ -295,13 +295,18 @@ class AdoptTable(_RequestBody):
 
 
 class BeginTransaction(_RequestBody):
-    """What a transaction is to do; `version` of `app_id` is committed once."""
+    """What a transaction is to do; `version` of `app_id` is committed once.
+
+    `source` numbers the versions, in its life `run`.
+    """
 
     operation: TransactionOperation
     columns: _Columns | None = None
     schema_id: Annotated[str, Field(max_length=40)] | None = None
     app_id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     version: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    source: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    run: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     timeout_ms: Annotated[int, Field(lt=1 << 63)] | None = None
     join: bool = False
 

@@ -51,6 +51,8 @@ def transaction_routes(routes: ControlRoutes, service: Service) -> None:
             version=body.version,
             timeout_ms=body.timeout_ms,
             join=body.join,
+            source=body.source,
+            run=body.run,
         )
         return {
             "transaction_id": transaction_id,

@@ -114,6 +114,7 @@ def test_what_the_transaction_does(
     assert tables.transactions[0].begun == {
         "operation": operation, "columns": columns, "app_id": None, "version": None,
         "timeout_s": 3_600.0, "join": False, "schema_id": 0,
+        "source": None, "run": None,
     }  # fmt: skip
 
 

@@ -1,0 +1,140 @@
+"""Two uses of one table in one plan: each has its own options, or the statement is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+
+import streamhouse
+from integration.spark_world import SparkWorld, world
+from streamhouse.storage_service.errors import UnsupportedError
+
+__all__ = ["world"]
+
+pytestmark = pytest.mark.spark
+
+FEW, MANY = "(where = 'id < 3')", "(where = 'id >= 8')"
+
+
+@pytest.fixture(scope="module")
+def name(world: SparkWorld) -> Iterator[str]:
+    """A name of a table with ids 0 to 9."""
+    path = world.table(rows=10)
+    streamhouse.attach(world.spark, path, "opt", endpoint=world.endpoint)
+    spark = world.spark
+    spark.sql(f"CREATE OR REPLACE TEMP VIEW few AS SELECT id FROM opt WITH {FEW}")
+    spark.sql(f"SELECT id FROM opt WITH {MANY}").createOrReplaceTempView("many")
+    world.load(path).createOrReplaceTempView("loaded")
+    yield path
+    for view in ("few", "many", "loaded"):
+        spark.catalog.dropTempView(view)
+    spark.sql("DROP TABLE opt")
+
+
+def ids(frame: DataFrame) -> list[int]:
+    return sorted(row.id for row in frame.select("id").collect())
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"SELECT id FROM opt WITH {FEW} UNION ALL SELECT id FROM opt WITH {MANY}",
+        f"SELECT id FROM opt UNION ALL SELECT id FROM default.opt WITH {MANY}",
+        f"SELECT n.id FROM opt n JOIN `opt` WITH {FEW} o ON n.id = o.id",
+        f"WITH c AS (SELECT id FROM opt WITH {FEW}) SELECT id FROM c WHERE id IN"
+        f" (SELECT id FROM opt WITH {MANY})",
+        f"SELECT id, (SELECT count(*) FROM opt) AS n FROM opt WITH {FEW}",
+        "SELECT id FROM few UNION ALL SELECT id FROM many",
+        "SELECT id FROM few UNION ALL SELECT id FROM opt",
+        "INSERT INTO opt (id) SELECT id FROM few UNION ALL SELECT id FROM many",
+        f"INSERT INTO opt (id) SELECT id FROM opt WITH {FEW} UNION ALL SELECT id FROM opt",
+        "WITH c AS (SELECT id FROM few) INSERT INTO opt (id) SELECT id FROM c UNION SELECT id"
+        " FROM many",
+        "CREATE TABLE copied USING parquet AS SELECT * FROM few UNION ALL SELECT * FROM many",
+        "CREATE TABLE copied USING streamhouse OPTIONS (endpoint = 'ENDPOINT')"
+        " AS SELECT * FROM few UNION ALL SELECT * FROM many",
+        f"CREATE TEMP VIEW both AS SELECT id FROM few UNION SELECT id FROM opt WITH {MANY}",
+        f"BEGIN INSERT INTO opt (id) SELECT id FROM opt WITH {FEW} UNION SELECT id FROM opt; END",
+    ],
+)
+def test_a_name_with_two_sets_of_options_is_refused(
+    world: SparkWorld, name: str, statement: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=r"'(default\.)?opt' with different.*attach\(spark"):
+        world.spark.sql(statement.replace("ENDPOINT", world.endpoint)).collect()
+    assert ids(world.load(name)) == list(range(10))
+    assert not world.spark.catalog.tableExists("copied")
+
+
+@pytest.mark.end_to_end
+def test_uses_that_share_nothing_or_the_same_have_their_options(
+    world: SparkWorld, name: str
+) -> None:
+    spark = world.spark
+    few, many = [0, 1, 2], [8, 9]
+    assert ids(spark.sql(f"SELECT id FROM opt WITH {FEW}")) == few
+    same = spark.sql(f"SELECT a.id FROM opt WITH {FEW} a JOIN opt WITH {FEW} b ON a.id = b.id")
+    assert ids(same) == few
+    assert ids(spark.sql("SELECT id FROM few").union(spark.sql("SELECT id FROM many"))) == (
+        few + many
+    )
+    streamhouse.attach(spark, name, "opt_2", endpoint=world.endpoint, where="id >= 8")
+    two = f"SELECT id FROM opt WITH {FEW} UNION ALL SELECT id FROM opt_2"
+    assert ids(spark.sql(two)) == few + many
+    spark.sql("DROP TABLE opt_2")
+
+    def table(where: str) -> DataFrame:
+        return spark.read.option("where", where).table("opt")
+
+    def load(where: str) -> DataFrame:
+        return world.load(name, where=where)
+
+    for read in (table, load):
+        frame: Callable[[str], DataFrame] = read
+        assert ids(frame("id < 3").union(frame("id >= 8"))) == few + many
+        joined = (
+            frame("id < 3")
+            .repartition(2, "id")
+            .join(frame("id < 2").repartition(2, "id").withColumnRenamed("region", "r"), "id")
+        )
+        assert ids(joined) == [0, 1]
+        counts = frame("id < 3").groupBy().count().union(frame("id >= 8").groupBy().count())
+        assert sorted(row[0] for row in counts.collect()) == [2, 3]
+        kept = frame("id < 3").cache()
+        assert (kept.count(), frame("id >= 8").count(), frame("id < 3").count()) == (3, 2, 3)
+        kept.unpersist()
+    with pytest.raises(UnsupportedError, match="with different options"):
+        streamhouse.sql(spark, two.replace("opt_2", f"opt WITH {MANY}"))
+
+
+def test_options_of_a_cached_name_or_of_a_view_are_refused(world: SparkWorld, name: str) -> None:
+    spark = world.spark
+    spark.sql("CACHE TABLE opt")
+    for cached in (
+        lambda: spark.sql(f"SELECT id FROM opt WITH {FEW}"),
+        lambda: spark.read.option("where", "id < 3").table("opt"),
+    ):
+        with pytest.raises(UnsupportedError, match=r"'default.opt' is cached.*UNCACHE TABLE"):
+            cached()
+    assert spark.sql("SELECT id FROM opt").count() == 10
+    spark.sql("UNCACHE TABLE opt")
+    refused: list[Callable[[], Any]] = [
+        lambda: spark.sql(f"SELECT id FROM loaded WITH {FEW}"),
+        lambda: spark.sql(f"SELECT id FROM few WITH {MANY}"),
+        lambda: spark.sql(f"WITH c AS (SELECT id FROM opt) SELECT id FROM c WITH {FEW}"),
+        lambda: spark.read.option("where", "id < 3").table("loaded"),
+    ]
+    for call in refused:
+        with pytest.raises(UnsupportedError, match=r"a view or a query: Spark drops them"):
+            call()
+
+
+def test_streams_of_one_name_are_looked_at_too(world: SparkWorld, name: str) -> None:
+    with pytest.raises(UnsupportedError, match="with different options"):
+        world.spark.sql(
+            f"SELECT id FROM STREAM opt WITH {FEW} UNION ALL SELECT id FROM STREAM opt WITH {MANY}"
+        )
