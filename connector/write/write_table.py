@@ -191,7 +191,12 @@ def _check_properties(options: WriteOptions, info: TableInfo, *, is_stream: bool
     table = str(info.path)
     actual = info.descriptor.properties
     given = _with_column_names(options.properties, info.schema.names)
-    differing = [key for key in given if _differs(key, given[key], actual, table=table)]
+    differing = [
+        key
+        for key in given
+        if _differs(key, given[key], actual, table=table)
+        and not (options.merges_schema and _is_of_new_column(key, info))
+    ]
     if not differing:
         return
     key = differing[0]
@@ -205,6 +210,13 @@ def _check_properties(options: WriteOptions, info: TableInfo, *, is_stream: bool
     _log.warning("%s", sentence)
 
 
+def _is_of_new_column(key: str, info: TableInfo) -> bool:
+    """Whether a property is of a column that the table has not, and that this write may add."""
+    match = _COLUMN_PROPERTY.fullmatch(key)
+    known = {name.lower() for name in info.schema.names}
+    return match is not None and match["column"].lower() not in known
+
+
 def _differs(key: str, text: str, actual: Mapping[str, str], *, table: str) -> bool:
     if is_merge_property(key):
         default = MERGE_PROPERTY_HELP.get(key, ("", ""))[0]
@@ -216,7 +228,12 @@ def _differs(key: str, text: str, actual: Mapping[str, str], *, table: str) -> b
     )
 
 
-def merge_schema(client: StorageClient, info: TableInfo, data: pa.Schema) -> TableInfo:
+def merge_schema(
+    client: StorageClient,
+    info: TableInfo,
+    data: pa.Schema,
+    properties: Mapping[str, str] | None = None,
+) -> TableInfo:
     """Return the table with all columns and fields of `data`, and types as wide as there.
 
     New ones are at the end of the table, or of their struct.
@@ -225,7 +242,8 @@ def merge_schema(client: StorageClient, info: TableInfo, data: pa.Schema) -> Tab
 
     Another job may do the same at the same time: whoever comes second finds it done.
     """
-    changes = _changes(info, data)
+    named = _with_column_names(properties or {}, data.names)
+    changes = _changes(info, data, named)
     if not changes:
         return info
     try:
@@ -234,8 +252,14 @@ def merge_schema(client: StorageClient, info: TableInfo, data: pa.Schema) -> Tab
         found = client.describe_table(str(info.path))
         if found.schema_id == info.schema_id:
             raise
-        left = _changes(found, data)
+        left = _changes(found, data, named)
         return _changed(client, found, left) if left else found
+
+
+def _aggregate(name: str, properties: Mapping[str, str]) -> dict[str, str]:
+    """Return how a new column is merged, if the write says so."""
+    keys = {"aggregate": f"fields.{name}.agg", "delimiter": f"fields.{name}.listagg.delimiter"}
+    return {what: properties[key] for what, key in keys.items() if key in properties}
 
 
 def missing_columns(info: TableInfo, data: pa.Schema) -> tuple[pa.Field, ...]:
@@ -252,14 +276,17 @@ def _changed(client: StorageClient, info: TableInfo, changes: list[dict[str, Any
     return client.alter_schema(str(info.path), changes)
 
 
-def _changes(info: TableInfo, data: pa.Schema) -> list[dict[str, Any]]:
+def _changes(
+    info: TableInfo, data: pa.Schema, properties: Mapping[str, str]
+) -> list[dict[str, Any]]:
     own = {column.name: column for column in info.schema.columns}
     changes: list[dict[str, Any]] = []
     for field in data:
         wanted = canonical_type(field.type, where=field.name)
         column = own.get(field.name)
         if column is None:
-            changes.append({"add": field.name, "type": type_to_json(_nullable(wanted))})
+            added = {"add": field.name, "type": type_to_json(_nullable(wanted))}
+            changes.append(added | _aggregate(field.name, properties))
             continue
         if field.name in info.descriptor.primary_key:
             continue

@@ -130,7 +130,7 @@ def resolve_target(
         _check_takes_changes(info, mode)
     data = pa.schema([field for field in schema if field.name in columns])
     if options.merges_schema and mode is not WriteMode.DELETE:
-        info = merge_schema(client, info, data)
+        info = merge_schema(client, info, data, options.properties)
     fills = options.merges_schema or _is_earlier(info, data)
     if options.rejects:
         data = castable(data, info)

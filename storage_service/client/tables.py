@@ -212,8 +212,12 @@ class TableCalls(PositionCalls):
         comment: str = "",
         after: str | None = None,
         first: bool = False,
+        aggregate: str | None = None,
     ) -> TableInfo:
         """Add a nullable column, at the end or where said; rows that are there have null in it.
+
+        `aggregate` is how an aggregation table merges it, as property `fields.NAME.agg` says it at
+        creation. What was written before the column was added counts as null.
 
         A sequence of names adds a field inside a column: `("address", "street")`, and through
         arrays and maps `("orders", "element", "price")` and `("sizes", "value", "unit")`.
@@ -226,7 +230,9 @@ class TableCalls(PositionCalls):
             "comment": comment,
             "first": first,
         }
-        return self.alter_schema(path, [change | ({} if after is None else {"after": after})])
+        change |= {} if after is None else {"after": after}
+        change |= {} if aggregate is None else {"aggregate": aggregate}
+        return self.alter_schema(path, [change])
 
     def rename_column(self, path: str, name: str, new_name: str) -> TableInfo:
         """Rename a column; keys, partitioning and properties that use it follow."""

@@ -11,6 +11,7 @@ Changes, as in the body of `PATCH /v1/tables/{path}/schema`:
 
     {"add": "note", "type": "string", "comment": "", "after": "id"}     (or "first": true)
     {"add": ["address", "street"], "type": "string"}                    (a field in a struct)
+    {"add": "clicks", "type": "bigint", "aggregate": "sum"}             (engine aggregation)
     {"rename": "note", "to": "remark"}
     {"widen": "amount", "to": "bigint"}
     {"widen": ["address", "number"], "to": "bigint"}
@@ -200,7 +201,7 @@ class _Change:
             )
         shown = ".".join(path)
         known = {
-            "add": {"add", "type", "comment", "after", "first"},
+            "add": {"add", "type", "comment", "after", "first", "aggregate", "delimiter"},
             "drop": {"drop", "confirm"},
             "drop_not_null": {"drop_not_null"},
         }.get(verb, {verb, "to"})
@@ -266,7 +267,26 @@ class _Change:
         elif change.get("after") is not None:
             place = columns.index(self._column(str(change["after"]))) + 1
         self._next_id += 1
-        return self._with_columns([*columns[:place], added, *columns[place:]])
+        changed = self._with_columns([*columns[:place], added, *columns[place:]])
+        return self._with_aggregate(changed, name, change)
+
+    def _with_aggregate(
+        self, descriptor: TableDescriptor, name: str, change: Mapping[str, Any]
+    ) -> TableDescriptor:
+        """Return the table with the function by which a new column is merged, as at creation."""
+        own = {
+            key: self._text(change, field, what=f"the aggregate of column '{name}'")
+            for field, key in (
+                ("aggregate", f"fields.{name}.agg"),
+                ("delimiter", f"fields.{name}.listagg.delimiter"),
+            )
+            if change.get(field) is not None
+        }
+        if not own:
+            return descriptor
+        changed = dataclasses.replace(descriptor, properties={**descriptor.properties, **own})
+        changed.merge_rules()
+        return changed
 
     def _is_nested(self, name: str) -> bool:
         columns = self.descriptor.schema.columns
@@ -275,6 +295,11 @@ class _Change:
     def _add_inside(self, path: Sequence[str], change: Mapping[str, Any]) -> TableDescriptor:
         """Add a field inside a column; it is null in rows that are there."""
         name, shown = path[0], ".".join(path)
+        if change.get("aggregate") is not None:
+            raise InvalidSchemaError(
+                f"table '{self._table}': field '{shown}' cannot have an aggregate: column '{name}'"
+                " is merged as a whole"
+            )
         if "type" not in change:
             raise InvalidRequestError(f"table '{self._table}': new field '{shown}' needs a type")
         if change.get("comment"):

@@ -543,7 +543,9 @@ def with_properties(
     for key in (*updates, *removals):
         if is_merge_property(key) or key in _FIXED_PROPERTIES:
             raise UnsupportedError(
-                f"table '{path}': property {key} is fixed when the table is created"
+                f"table '{path}': property {key} is fixed when the table is created, and that of a"
+                " column added later when it is added: add_column(..., aggregate=...), `streamhouse"
+                " alter --add ... --aggregate ...`, or a write with mergeSchema and the property"
             )
     properties = {**info.descriptor.properties, **updates}
     for key in removals:

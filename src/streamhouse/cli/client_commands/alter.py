@@ -30,6 +30,7 @@ _NEW_COLUMN: Final = re.compile(
 @click.option("--add", metavar='"NAME TYPE"', help="Add a nullable column; a.b a field in one.")
 @click.option("--after", metavar="COLUMN", help="With --add: place it after this column.")
 @click.option("--first", is_flag=True, help="With --add: place it first.")
+@click.option("--aggregate", metavar="FUNCTION", help="With --add: how its values are merged.")
 @click.option("--rename", nargs=2, metavar="OLD NEW", help="Rename a column.")
 @click.option(
     "--widen", nargs=2, metavar="COLUMN TYPE", help="Give a column, or a.b in one, a larger type."
@@ -122,9 +123,10 @@ def _changes(given: dict[str, Any]) -> list[dict[str, Any]]:
     if given["add"]:
         names, data_type = _added(given["add"])
         added = {"add": names, "type": data_type, "first": given["first"]}
-        changes.append(added | ({"after": given["after"]} if given["after"] else {}))
-    elif given["after"] or given["first"]:
-        raise click.UsageError("--after and --first say where --add places its column")
+        placed = {key: given[key] for key in ("after", "aggregate") if given[key]}
+        changes.append(added | placed)
+    elif given["after"] or given["first"] or given["aggregate"]:
+        raise click.UsageError("--after, --first and --aggregate are of the column of --add")
     if given["drop"]:
         changes.append({"drop": given["drop"], "confirm": given["drop"]})
     if not changes:

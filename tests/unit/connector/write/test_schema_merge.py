@@ -7,7 +7,11 @@ import pytest
 
 from streamhouse.connector.options.write_options import write_options
 from streamhouse.connector.write.write_target import WriteTarget, resolve_target
-from streamhouse.storage_service.errors import SchemaMismatchError, UnknownColumnError
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    SchemaMismatchError,
+    UnknownColumnError,
+)
 from tests.support.described_tables import DescribedTables
 
 ID = pa.field("id", pa.int64(), nullable=False)
@@ -236,3 +240,27 @@ def test_without_the_option_structs_have_the_tables_fields_or_those_of_an_earlie
     ]
     with pytest.raises(SchemaMismatchError, match=r"field 'place\.street' is missing"):
         _resolve(tables, "log", _placed("city", element=("x", "y")))
+
+
+def test_a_new_column_of_an_aggregation_table_gets_the_function_that_the_write_names() -> None:
+    tables = DescribedTables()
+    tables.create_table(
+        "db.sums",
+        pa.schema([ID, SIZE]),
+        primary_key=["id"],
+        properties={"table.merge-engine": "aggregation", "fields.size.agg": "sum"},
+    )
+    columns = [ID, SIZE, pa.field("Count", pa.int64()), NAME]
+    options = {"fields.count.agg": "count", "fields.size.agg": "sum"}
+
+    for _ in range(2):
+        _resolve(tables, "sums", columns, mergeSchema="true", **options)
+
+    table = tables.describe_table("db.sums")
+    assert table.schema_id == 1
+    assert table.descriptor.properties["fields.Count.agg"] == "count"
+    assert "fields.name.agg" not in table.descriptor.properties
+    with pytest.raises(InvalidRequestError, match=r"exists with fields\.size\.agg = sum"):
+        _resolve(tables, "sums", columns, mergeSchema="true", **{"fields.size.agg": "max"})
+    with pytest.raises(InvalidRequestError, match=r"fields\.other\.agg"):
+        _resolve(tables, "sums", columns, **{"fields.other.agg": "max"})
