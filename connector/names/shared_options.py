@@ -113,17 +113,21 @@ def _analyzed(spark: Any, text: str) -> Any:
 def _check_shared(spark: Any, plan: Any) -> None:
     first: dict[int, dict[str, str]] = {}
     for leaf, kind in _leaves(plan):
+        identifier = leaf.identifier()
+        if not identifier.isDefined():
+            # A load has a source of its own.
+            continue
+        name = str(identifier.get().toString())
         table = spark._jvm.System.identityHashCode(leaf.table())
         is_batch = kind == "DataSourceV2Relation"
         options = dict((leaf.options() if is_batch else leaf.extraOptions()).asCaseSensitiveMap())
         options = {str(key).lower(): str(text) for key, text in options.items()}
-        name = leaf.name() if is_batch else _identifier(leaf)
         is_shared = options != first.setdefault(table, options)
-        is_cached = bool(options) and is_batch and spark.catalog.isCached(name)
-        found = _attached(spark, name) if is_shared or is_cached else None
-        if found is not None and is_shared:
+        if not (is_shared or options) or (found := attached(spark, tuple(name.split(".")))) is None:
+            continue
+        if is_shared:
             raise _differing(found, first[table], options)
-        if found is not None:
+        if is_batch and spark.catalog.isCached(name):
             raise UnsupportedError(
                 f"'{found.sql_name}' is cached, so WITH ({_shown(options)}) would give the cached"
                 f" rows; UNCACHE TABLE it, or {_advice(found, options)}"
@@ -144,15 +148,6 @@ def _leaves(plan: Any) -> Iterator[tuple[Any, str]]:
 
 def _elements(sequence: Any) -> list[Any]:
     return [sequence.apply(place) for place in range(sequence.size())]
-
-
-def _identifier(leaf: Any) -> str:
-    identifier = leaf.identifier()
-    return str(identifier.get().toString()) if identifier.isDefined() else ""
-
-
-def _attached(spark: Any, name: str) -> AttachedName | None:
-    return attached(spark, tuple(name.split("."))) if name else None
 
 
 # -- by the text -----------------------------------------------------------------------------------
