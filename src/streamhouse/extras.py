@@ -67,6 +67,7 @@ PARTS: Final[Mapping[str, str]] = {
     "streamhouse.connector.names.attached_names": "spark",
     "streamhouse.connector.names.held_reads": "spark",
     "streamhouse.connector.names.hooks": "spark",
+    "streamhouse.connector.names.shared_options": "spark",
     "streamhouse.connector.names.stale_streams": "spark",
     "streamhouse.connector.plan.lake_bucket": "lake",
     "streamhouse.connector.plan.lake_check": "lake",
