@@ -162,10 +162,9 @@ class TableTransactions:
     ) -> tuple[str, TransactionStatus]:
         """Begin a transaction; return its id, or that there is nothing to do for `version`.
 
-        Raises `InvalidRequestError` where nothing would be done for rows that are other ones, as
-        far as `source` and `run` show. `join` returns the open one that does the same for that
-        version, if there is one. A caller who chose its `transaction_id` gets the one that has it,
-        and what it is now.
+        Raises `InvalidRequestError` where `source` and `run` show that its rows are other ones.
+        `join` returns the open one that does the same for that version, if there is one. A caller
+        who chose its `transaction_id` gets the one that has it, and what it is now.
         """
         outcome = self._outcomes.find(transaction_id or "")
         if outcome is not None:
@@ -222,15 +221,10 @@ class TableTransactions:
     def _skip(self, spec: TransactionSpec) -> None:
         """Note that a version was committed before, for who asks and for the log."""
         self._outcomes.check_repeated(spec, table=str(self._table.path))
-        skip = Skip(replace(spec, transaction_id=""), spec.begun_us)
-        if self._outcomes.skip(skip):
-            _logger.info(
-                "event=transaction_skipped table=%s app_id=%s version=%s last_version=%s",
-                self._table.path,
-                spec.app_id,
-                spec.version,
-                self._outcomes.latest_version(spec.app_id),
-            )
+        if self._outcomes.skip(Skip(replace(spec, transaction_id=""), spec.begun_us)):
+            what = "event=transaction_skipped table=%s app_id=%s version=%s last_version=%s"
+            last = self._outcomes.latest_version(spec.app_id)
+            _logger.info(what, self._table.path, spec.app_id, spec.version, last)
             self._runtime.observer.transaction_ended("skipped", row_count=0, seconds=0.0)
 
     async def stage(
