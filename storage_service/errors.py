@@ -241,7 +241,7 @@ class OffsetOutOfRangeError(StreamhouseError):
 
 
 class LogCutError(StreamhouseError):
-    """The log lost rows that were read from it, and has others at their offsets."""
+    """The log lost rows that were read from it, and has others, or none, at their offsets."""
 
     code = "log_cut"
     http_status = 409

@@ -140,18 +140,24 @@ def _check_offset(table: OpenTable, bucket: int, offset: int) -> None:
 async def _check_history(
     service: Service, table: OpenTable, starts: Mapping[int, int], said: Mapping[int, str]
 ) -> None:
-    """Raise `LogCutError` where the log has other rows below an offset than who read them says."""
+    """Raise `LogCutError` where the log has other rows, or none, below an offset that was read."""
     for bucket, fingerprint in said.items():
         offset = starts[bucket]
+        end = table.tablet(bucket).high_watermark
+        if offset > end:
+            raise _cut(table, bucket, f"the log has fewer rows, up to offset {end},")
         _check_offset(table, bucket, offset)
         found = await service.run_blocking(table.tablet(bucket).fingerprint, offset)
         if found is not None and found.hex() != fingerprint:
-            raise LogCutError(
-                f"table '{table.path}', bucket {bucket}: below offset {offset} there are other rows"
-                " than were read: those that were shown and not in the journal yet were lost with"
-                " their machine, and others have their offsets; read again from an earlier offset,"
-                " see --journal-ack in docs/operations.md"
-            )
+            raise _cut(table, bucket, f"below offset {offset} there are other rows")
+
+
+def _cut(table: OpenTable, bucket: int, what: str) -> LogCutError:
+    return LogCutError(
+        f"table '{table.path}', bucket {bucket}: {what} than were read: those that were shown and"
+        " not in the journal yet were lost with their machine; read again from an earlier offset,"
+        " see --journal-ack in docs/operations.md"
+    )
 
 
 async def answer_subscribe(exchange: HttpExchange, service: Service, *, path: str) -> None:

@@ -49,7 +49,11 @@ async def test_a_fetch_beyond_what_was_lost_is_told_and_others_go_on(tmp_path: P
     async with in_process_service(second, replication=AHEAD) as service:
         beyond = {"offset": "20", "table_id": "1", "fingerprint": twenty}
         answer = await service.call("GET", FETCH, query=beyond)
-        assert (answer.status, answer.json()["error"]["code"]) == (416, "offset_out_of_range")
+        assert (answer.status, answer.json()["error"]["code"]) == (409, "log_cut")
+        assert (
+            "bucket 0: the log has fewer rows, up to offset 10,"
+            in answer.json()["error"]["message"]
+        )
         await service.append([(0, 0, event_rows(500, 515))])
 
         answer = await service.call("GET", FETCH, query=beyond)
