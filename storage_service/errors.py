@@ -361,7 +361,8 @@ class InternalError(StreamhouseError):
 
 
 def _leaves(root: type[StreamhouseError]) -> dict[str, type[StreamhouseError]]:
-    found = {root.code: root}
+    # A code names the class that has it of its own; those below it are a part's own business.
+    found = {root.code: root} if "code" in vars(root) else {}
     for child in root.__subclasses__():
         found |= _leaves(child)
     return found

@@ -116,6 +116,8 @@ class ShardedPlace(BrokerPlace):
         assert found.error_code in (ErrorCode.none, *_MAY_PASS_WHILE_MOVED), found
         if found.error_code is not ErrorCode.none:
             raise ConnectionResetError(str(found.error_code))
+        if found.partitions[0].error_code in _MAY_PASS_WHILE_MOVED:
+            raise ConnectionResetError("nobody leads it now")
         leader = found.partitions[0].leader_id
         (at,) = (f"{b.host}:{b.port}" for b in told.brokers if b.node_id == leader)
         return await KafkaClient.connect(at)

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.errors import NotOwnerError, error_for_code, suggestion
+from streamhouse.storage_service.errors import (
+    InvalidRequestError,
+    NotOwnerError,
+    StreamhouseError,
+    TableNotFoundError,
+    UnavailableError,
+    error_for_code,
+    suggestion,
+)
+from streamhouse.storage_service.kafka.errors import InvalidRecordsError, UnknownLeaderEpochError
 from streamhouse.storage_service.server.http.http_exchange import error_to_json
 
 
@@ -23,6 +32,16 @@ def test_who_the_owner_is_crosses_the_wire_and_processes(owner: str | None) -> N
     for copy in (read, pickle.loads(pickle.dumps(error))):
         assert isinstance(copy, NotOwnerError)
         assert (copy.message, copy.owner) == ("go elsewhere", owner)
+
+
+@pytest.mark.parametrize("kind", [InvalidRequestError, TableNotFoundError, UnavailableError])
+def test_a_code_names_no_kind_of_the_error_that_a_part_of_the_service_has(
+    kind: type[StreamhouseError],
+) -> None:
+    assert InvalidRecordsError.code == InvalidRequestError.code
+    assert UnknownLeaderEpochError.code == UnavailableError.code
+
+    assert type(error_for_code(kind.code, "why")) is kind
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,6 @@ async def answer_metadata(exchange: KafkaExchange, request: Any) -> Mapping[str,
     """Answer which topics there are: those asked for, or all that the caller may read."""
     broker = exchange.broker
     asks_all = request.topics is None or (exchange.api_version == 0 and not request.topics)
-    brokers = await all_brokers(exchange)
     if asks_all:
         topics = await _every_topic(exchange)
     else:
@@ -55,6 +54,8 @@ async def answer_metadata(exchange: KafkaExchange, request: Any) -> Mapping[str,
         may_make = getattr(request, "allow_auto_topic_creation", True)
         may_make = may_make and exchange.service.config.kafka_auto_create
         topics = await _named_topics(exchange, request.topics, may_make=may_make)
+    # After the topics: who leads one of them is among them.
+    brokers = await all_brokers(exchange)
     return {
         "brokers": [
             {"node_id": b.node_id, "host": b.address.host, "port": b.address.port} for b in brokers
