@@ -37,6 +37,7 @@ _TYPE: Final = "__debezium.source.column."
 _BATCH_ROWS: Final = 8_192
 _QUEUE_ROWS: Final = 16_384
 _QUEUE_BYTES: Final = 256 << 20
+_CLOSE_S: Final = 0.5
 
 
 class EventKind(Enum):
@@ -215,9 +216,10 @@ class DebeziumEngine:
             thread.start()
             while thread.is_alive() and not is_over() and self._failure is None:
                 thread.join(0.1)
-            if thread.is_alive():
+            # An engine that is still starting refuses to be closed, and goes on.
+            while thread.is_alive():
                 self._close(engine)
-                thread.join()
+                thread.join(_CLOSE_S)
         if self._failure is not None:
             raise self._failure
         return "" if is_over() else self._message or "it ended without saying why"
@@ -226,7 +228,7 @@ class DebeziumEngine:
         try:
             engine.close()
         except java_class("java.lang.Exception"):
-            # It is ending already.
+            # It is ending already, or still starting.
             pass
 
     def _build(self, given: dict[str, str]) -> Any:
