@@ -24,7 +24,7 @@ def test_numbers_columns_and_offsets_are_read() -> None:
     assert column_names(None, TABLE) is None
     assert column_names("name,id", TABLE) == ["name", "id"]
     assert column_names('["id"]', TABLE) == ["id"]
-    assert offsets("start", '{"1": 7}', TABLE) == {1: 7}
+    assert offsets("start", '{"1": 7}', TABLE, table_id=TABLE.table_id) == {1: 7}
 
 
 @pytest.mark.parametrize(
@@ -42,12 +42,36 @@ def test_numbers_columns_and_offsets_are_read() -> None:
         (lambda: column_names("[1]", TABLE), InvalidRequestError, "must be column names"),
         (lambda: column_names("[", TABLE), InvalidRequestError, "no JSON list"),
         (lambda: column_names("nam", TABLE), UnknownColumnError, "did you mean 'name'"),
-        (lambda: offsets("start", "earliest", TABLE), InvalidRequestError, 'as in {"0": 12}'),
-        (lambda: offsets("start", "[]", TABLE), InvalidRequestError, 'as in {"0": 12}'),
-        (lambda: offsets("start", '{"a": 1}', TABLE), InvalidRequestError, 'as in {"0": 12}'),
-        (lambda: offsets("start", '{"2": 1}', TABLE), InvalidRequestError, "no bucket 2"),
-        (lambda: offsets("start", '{"0": -1}', TABLE), InvalidRequestError, "offset -1 of bucket"),
-        (lambda: offsets("start", '{"0": true}', TABLE), InvalidRequestError, "offset True"),
+        (
+            lambda: offsets("start", "earliest", TABLE, table_id=TABLE.table_id),
+            InvalidRequestError,
+            'as in {"0": 12}',
+        ),
+        (
+            lambda: offsets("start", "[]", TABLE, table_id=TABLE.table_id),
+            InvalidRequestError,
+            'as in {"0": 12}',
+        ),
+        (
+            lambda: offsets("start", '{"a": 1}', TABLE, table_id=TABLE.table_id),
+            InvalidRequestError,
+            'as in {"0": 12}',
+        ),
+        (
+            lambda: offsets("start", '{"2": 1}', TABLE, table_id=TABLE.table_id),
+            InvalidRequestError,
+            "no bucket 2",
+        ),
+        (
+            lambda: offsets("start", '{"0": -1}', TABLE, table_id=TABLE.table_id),
+            InvalidRequestError,
+            "offset -1 of bucket",
+        ),
+        (
+            lambda: offsets("start", '{"0": true}', TABLE, table_id=TABLE.table_id),
+            InvalidRequestError,
+            "offset True",
+        ),
     ],
 )
 def test_a_bad_parameter_is_refused_by_name(
