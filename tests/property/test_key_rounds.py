@@ -137,7 +137,9 @@ class _Writer:
             rows = pa.record_batch([pa.array(chosen, pa.int64()), names], schema=EVENTS)
             kinds = random.choices((OPERATION_UPSERT, OPERATION_DELETE), (9, 1), k=len(chosen))
             operations = None if random.random() < 0.5 else np.array(kinds, dtype=np.int8)
-            writes.append(KeyWrite(bucket, rows, operations, self.sequences[bucket] + 1))
+            sequence = self.sequences[bucket] + 1
+            # Of the first version: columns are added meanwhile.
+            writes.append(KeyWrite(bucket, rows, operations, sequence, schema_id=0))
         return writes
 
     async def write(self, manager: TabletManager, table: KeyTable) -> None:
