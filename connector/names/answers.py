@@ -247,7 +247,7 @@ class Names:
         wanted.pop("keepnullability")
         check_statement(self._spark, definition.query)
         frame = run_as_spark(self._spark, definition.query)
-        check_plan(self._spark, frame)
+        check_plan(self._spark, frame, text=definition.query)
         frame.write.format(FORMAT).options(**wanted).mode("append").save()
 
 

@@ -107,7 +107,7 @@ def _sql(self: Any, own: Around, *arguments: Any, attach: Attach, **options: Any
             is_about_us=lambda: FORMAT in text.lower() or bool(attached_in(self, text)),
         ):
             frame = own(self, *arguments, **options)
-        check_plan(self, frame)
+        check_plan(self, frame, text=text)
         return frame
     return own(self, *arguments, **options)
 
@@ -146,7 +146,7 @@ def _table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
         _refresh_mentioned(spark, text)
         check_view_options(spark, name_parts(text), given)
         frame = own(self, *arguments, **options)
-        check_plan(spark, frame)
+        check_plan(spark, frame, has_options=bool(given))
         return frame
     return own(self, *arguments, **options)
 

@@ -37,6 +37,8 @@ _COMMANDS: Final = re.compile(
 )
 """Statements that store or note what a query returns, before anybody sees its plan."""
 _SCRIPTS: Final = re.compile(r"\s*(?:BEGIN|EXECUTE)\b", re.IGNORECASE)
+_VIEW: Final = "View ("
+"""What Spark's text of a plan has where a view is."""
 _READ_OPTIONS: Final = {option.key.lower() for option in OPTIONS}
 _SECRETS: Final = ("token",)
 
@@ -68,10 +70,17 @@ def check_statement(spark: Any, text: str) -> None:
                 )
 
 
-def check_plan(spark: Any, frame: Any) -> None:
-    """Raise `UnsupportedError` if uses of one name in a frame share a source and differ."""
-    if has_jvm(spark) and has_attached(spark):
-        _check_shared(spark, frame._jdf.queryExecution().analyzed())
+def check_plan(spark: Any, frame: Any, *, text: str = "", has_options: bool = False) -> None:
+    """Raise `UnsupportedError` if uses of one name in a frame share a source and differ.
+
+    `text` is the statement, and `has_options` says that a reader was given some. Without either the
+    plan is looked at only if it has a view, which may hide some: each look asks the JVM.
+    """
+    if not has_jvm(spark) or not has_attached(spark):
+        return
+    plan = frame._jdf.queryExecution().analyzed()
+    if has_options or any(uses_with_options(text)) or _VIEW in plan.toString():
+        _check_shared(spark, plan)
 
 
 def check_view_options(
