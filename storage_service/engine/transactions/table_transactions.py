@@ -222,9 +222,13 @@ class TableTransactions:
         """Note that a version was committed before, for who asks and for the log."""
         self._outcomes.check_repeated(spec, table=str(self._table.path))
         if self._outcomes.skip(Skip(replace(spec, transaction_id=""), spec.begun_us)):
-            what = "event=transaction_skipped table=%s app_id=%s version=%s last_version=%s"
-            last = self._outcomes.latest_version(spec.app_id)
-            _logger.info(what, self._table.path, spec.app_id, spec.version, last)
+            _logger.info(
+                "event=transaction_skipped table=%s app_id=%s version=%s last_version=%s",
+                self._table.path,
+                spec.app_id,
+                spec.version,
+                self._outcomes.latest_version(spec.app_id),
+            )
             self._runtime.observer.transaction_ended("skipped", row_count=0, seconds=0.0)
 
     async def stage(
