@@ -1,4 +1,4 @@
-"""The table of docs/kafka.md is the APIs that are answered, and what is not offered is none."""
+"""docs/kafka_limits.md lists the answered APIs, and lists no answered API as not offered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from streamhouse.storage_service.server.kafka.apis import APIS
 
-_DOCUMENT = Path(__file__).resolve().parents[6] / "docs" / "kafka.md"
+_DOCUMENT = Path(__file__).resolve().parents[6] / "docs" / "kafka_limits.md"
 _VERSIONS = re.compile(r"(\d+)(?: to (\d+))?")
 
 
