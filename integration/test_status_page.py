@@ -43,10 +43,21 @@ def test_tables_workers_and_errors_are_drawn(page: Page, tmp_path: Path) -> None
             client.append("orders", rows)
             client.upsert("customers", rows)
             claimed = client.claim_tiering("worker-1", tables=["orders"], force=True)
-            client.fail_tiering("orders", epoch=claimed.epoch, error="the catalog is <b>away</b>")
+            table_id = claimed.state.table.table_id
+            client.fail_tiering(
+                "orders",
+                table_id=table_id,
+                epoch=claimed.epoch,
+                error="the catalog is <b>away</b>",
+            )
             claimed = client.claim_tiering("worker-2", tables=["orders"], force=True)
             client.heartbeat_tiering(
-                "orders", epoch=claimed.epoch, step="writing", rows_done=250, rows_planned=1000
+                "orders",
+                table_id=table_id,
+                epoch=claimed.epoch,
+                step="writing",
+                rows_done=250,
+                rows_planned=1000,
             )
             client.claim_tiering("worker-3", tables=["orders"])
 

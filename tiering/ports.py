@@ -33,7 +33,14 @@ class TieringClient(Protocol):
         """See `StorageClient.claim_tiering`."""
 
     def heartbeat_tiering(
-        self, path: str, *, epoch: int, step: str = "", rows_done: int = 0, rows_planned: int = 0
+        self,
+        path: str,
+        *,
+        table_id: int,
+        epoch: int,
+        step: str = "",
+        rows_done: int = 0,
+        rows_planned: int = 0,
     ) -> None:
         """See `StorageClient.heartbeat_tiering`."""
 
@@ -53,7 +60,7 @@ class TieringClient(Protocol):
     def pinned_snapshots(self, path: str) -> dict[str, int]:
         """See `StorageClient.pinned_snapshots`."""
 
-    def fail_tiering(self, path: str, *, epoch: int, error: str) -> None:
+    def fail_tiering(self, path: str, *, table_id: int, epoch: int, error: str) -> None:
         """See `StorageClient.fail_tiering`."""
 
     def table_state(self, path: str) -> TableState:

@@ -104,13 +104,22 @@ class TieringCalls:
         )
 
     def heartbeat_tiering(
-        self, path: str, *, epoch: int, step: str = "", rows_done: int = 0, rows_planned: int = 0
+        self,
+        path: str,
+        *,
+        table_id: int,
+        epoch: int,
+        step: str = "",
+        rows_done: int = 0,
+        rows_planned: int = 0,
     ) -> None:
         """Keep the claim, and with a `step` tell how far the round is.
 
-        Raises `FencedError` when another worker has taken over.
+        Raises:
+            FencedError: another worker has taken over.
+            TableNotFoundError: the table was dropped; another one may have its name.
         """
-        body: dict[str, Any] = {"table": str(path), "epoch": epoch}
+        body: dict[str, Any] = {"table": str(path), "table_id": table_id, "epoch": epoch}
         if step:
             body |= {"step": step, "rows_done": rows_done, "rows_planned": rows_planned}
         self._transport.request_json(
@@ -180,12 +189,17 @@ class TieringCalls:
             )
         )
 
-    def fail_tiering(self, path: str, *, epoch: int, error: str) -> None:
+    def fail_tiering(self, path: str, *, table_id: int, epoch: int, error: str) -> None:
         """Give the claim back after a failed round; the service waits before it hands it out."""
         self._transport.request_json(
             "POST",
             "/v1/tiering/fail",
-            body={"table": str(path), "epoch": epoch, "error": error[:2_000]},
+            body={
+                "table": str(path),
+                "table_id": table_id,
+                "epoch": epoch,
+                "error": error[:2_000],
+            },
             is_repeatable=True,
             table=str(path),
         )

@@ -186,14 +186,14 @@ class HostileRequests:
             "transactions": {"operation": "append"},
             "commit": {"parts": ["x", "../../table.json"]},
             "claim": {"worker": "w", "tables": [guarded] * self._chance.choice((1, 5_000))},
-            "heartbeat": {"path": guarded, "epoch": 1},
+            "heartbeat": {"table": guarded, "table_id": 1, "epoch": 1},
             "complete": {
                 "path": guarded,
                 "epoch": 1,
                 "snapshot_id": "1",
                 "tiered_offsets": {"0": 9},
             },
-            "fail": {"path": guarded, "epoch": 1, "error": "x" * 5_000},
+            "fail": {"table": guarded, "table_id": 1, "epoch": 1, "error": "x" * 5_000},
             "backup": {"with_lake": False},
         }
         return bodies.get(last)

@@ -365,7 +365,7 @@ _CALLS: Final[list[tuple[str, str, dict[str, Any]]]] = [
     ("PUT", "tables/t/partitioning", {"partitioned_by": ["x" * 300_000]}),
     *(("POST", "tiering/claim", {"worker_id": "w", "tables": value}) for value in (
         ["t"] * 80_000, [str(i) for i in range(80_000)], [5] * 80_000, ["x" * 300_000])),
-    ("POST", "tiering/fail", {"table": "t", "epoch": 2**70, "error": "x" * 10_000}),
+    ("POST", "tiering/fail", {"table": "t", "table_id": 1, "epoch": 2**70, "error": "x" * 10_000}),
 ]  # fmt: skip
 
 

@@ -160,7 +160,13 @@ class Life:
             ),
             info=state.table,
             epoch=claimed.epoch,
-            lease=Lease(tiering.service, table=PATH, epoch=claimed.epoch, lease_ms=60_000),
+            lease=Lease(
+                tiering.service,
+                table=PATH,
+                table_id=state.table.table_id,
+                epoch=claimed.epoch,
+                lease_ms=60_000,
+            ),
             registered=state.lake,
             tiered_offsets=covered.tiered_offsets,
         )

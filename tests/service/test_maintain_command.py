@@ -180,7 +180,8 @@ def test_all_tables_are_maintained_and_those_that_match(client: StorageClient) -
     assert lines[2].startswith("shop.b: table 'shop.b' cannot be maintained now: leased")
     assert (len(lines), done.exit_code) == (3, 1)
 
-    client.fail_tiering("shop.b", epoch=claim.epoch, error="given back")
+    table_id = claim.state.table.table_id
+    client.fail_tiering("shop.b", table_id=table_id, epoch=claim.epoch, error="given back")
     # Others' tables are there, too, and one of them may be leased.
     lines = _maintain(client).output.splitlines()
     ours = [line for line in lines if line.startswith(("default.other", "shop."))]

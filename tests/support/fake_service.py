@@ -304,11 +304,18 @@ class FakeService:
             return TieringIdle(reason=reason, retry_after_ms=50)
 
     def heartbeat_tiering(
-        self, path: str, *, epoch: int, step: str = "", rows_done: int = 0, rows_planned: int = 0
+        self,
+        path: str,
+        *,
+        table_id: int,
+        epoch: int,
+        step: str = "",
+        rows_done: int = 0,
+        rows_planned: int = 0,
     ) -> None:
         with self._lock:
             self.heartbeats += 1
-            self._check_epoch(self._table(path), epoch)
+            self._check_claim(self._table(path), table_id=table_id, epoch=epoch)
 
     def compare_history(
         self,
@@ -359,9 +366,7 @@ class FakeService:
                 ),
                 offsets=ends,
             )
-            if table.info.table_id != report.table_id:
-                raise TableNotFoundError(f"table '{path}' with id {report.table_id} does not exist")
-            self._check_epoch(table, epoch)
+            self._check_claim(table, table_id=report.table_id, epoch=epoch)
             for bucket, position in self.table_state(path).positions.items():
                 if not position.tiered_offset <= ends[bucket] <= position.high_watermark:
                     raise InvalidRequestError(f"bucket {bucket}: {ends[bucket]}")
@@ -394,10 +399,10 @@ class FakeService:
             table.completions += 1
             return table.lake
 
-    def fail_tiering(self, path: str, *, epoch: int, error: str) -> None:
+    def fail_tiering(self, path: str, *, table_id: int, epoch: int, error: str) -> None:
         with self._lock:
             table = self._table(path)
-            self._check_epoch(table, epoch)
+            self._check_claim(table, table_id=table_id, epoch=epoch)
             table.failures.append(error)
             table.holder = ""
 
@@ -489,7 +494,10 @@ class FakeService:
         except KeyError:
             raise TableNotFoundError(f"table '{path}' does not exist") from None
 
-    def _check_epoch(self, table: _FakeTable, epoch: int) -> None:
+    def _check_claim(self, table: _FakeTable, *, table_id: int, epoch: int) -> None:
+        if table_id != table.info.table_id:
+            path = table.info.path
+            raise TableNotFoundError(f"table '{path}' with id {table_id} does not exist")
         if epoch != table.lake.tiering_epoch:
             raise FencedError(
                 f"tiering epoch {epoch} is not the current one, {table.lake.tiering_epoch}"

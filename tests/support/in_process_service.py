@@ -29,7 +29,10 @@ from streamhouse.storage_service.engine.open_table import Appended, OpenTable
 from streamhouse.storage_service.engine.runtime import Runtime, clock_us
 from streamhouse.storage_service.engine.table_moves import TableMoves
 from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
-from streamhouse.storage_service.engine.tiering_desk.tiering_round import ClaimAnswer
+from streamhouse.storage_service.engine.tiering_desk.tiering_round import (
+    ClaimAnswer,
+    RoundProgress,
+)
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
 from streamhouse.storage_service.engine.upkeep.row_expiry import RowExpiry
 from streamhouse.storage_service.errors import OverloadedError
@@ -314,6 +317,16 @@ class ClaimWorld:
         answer = await self.claim(worker, **arguments)
         assert answer.assignment is not None, answer
         return answer.assignment
+
+    async def heartbeat(
+        self, table: OpenTable, *, epoch: int, progress: RoundProgress | None = None
+    ) -> None:
+        table_id = table.info.table_id
+        await self.tiering.heartbeat(table, table_id=table_id, epoch=epoch, progress=progress)
+
+    async def fail(self, table: OpenTable, *, epoch: int, error: str) -> int:
+        table_id = table.info.table_id
+        return await self.tiering.fail(table, table_id=table_id, epoch=epoch, error=error)
 
     async def complete(self, table: OpenTable, epoch: int, **changes: Any) -> Any:
         report: dict[str, Any] = {

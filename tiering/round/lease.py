@@ -67,6 +67,7 @@ class Lease:
         client: TieringClient,
         *,
         table: str,
+        table_id: int,
         epoch: int,
         lease_ms: int,
         tracker: RoundTracker | None = None,
@@ -74,6 +75,7 @@ class Lease:
     ) -> None:
         self._client = client
         self._table = table
+        self._table_id = table_id
         self._epoch = epoch
         self._lease_s = lease_ms / 1000
         self._tracker = tracker
@@ -123,10 +125,11 @@ class Lease:
     def _send(self) -> None:
         tracker = self._tracker
         if tracker is None:
-            self._client.heartbeat_tiering(self._table, epoch=self._epoch)
+            self._client.heartbeat_tiering(self._table, table_id=self._table_id, epoch=self._epoch)
         else:
             self._client.heartbeat_tiering(
                 self._table,
+                table_id=self._table_id,
                 epoch=self._epoch,
                 step=tracker.step,
                 rows_done=tracker.rows_done,

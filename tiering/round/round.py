@@ -140,12 +140,14 @@ class TieringRound:
                 or it is and the other worker registers it.
             StreamhouseError: the round failed; the claim was given back.
         """
-        table = str(self.assignment.state.table.path)
+        info = self.assignment.state.table
+        table = str(info.path)
         started_s = time.monotonic()
         self.checkpoint("claimed")
         lease = Lease(
             self.client,
             table=table,
+            table_id=info.table_id,
             epoch=self.assignment.epoch,
             lease_ms=self.assignment.lease_ms,
             tracker=self.tracker,
@@ -159,7 +161,10 @@ class TieringRound:
             # The service hands the table out again after a pause, instead of a whole lease.
             with contextlib.suppress(StreamhouseError):
                 self.client.fail_tiering(
-                    table, epoch=self.assignment.epoch, error=f"{error.code}: {error}"
+                    table,
+                    table_id=info.table_id,
+                    epoch=self.assignment.epoch,
+                    error=f"{error.code}: {error}",
                 )
             raise
         self.checkpoint("completed")

@@ -90,7 +90,12 @@ def _claimed(
             )
     except StreamhouseError as error:
         with contextlib.suppress(StreamhouseError):
-            client.fail_tiering(path, epoch=claim.epoch, error=f"{error.code}: {error}")
+            client.fail_tiering(
+                path,
+                table_id=state.table.table_id,
+                epoch=claim.epoch,
+                error=f"{error.code}: {error}",
+            )
         raise
     return ClaimedMaintenance(
         maintainer=_maintainer(client, lake, runner),
@@ -99,7 +104,13 @@ def _claimed(
         sides=tuple(sides),
         info=state.table,
         epoch=claim.epoch,
-        lease=Lease(client, table=path, epoch=claim.epoch, lease_ms=claim.lease_ms),
+        lease=Lease(
+            client,
+            table=path,
+            table_id=state.table.table_id,
+            epoch=claim.epoch,
+            lease_ms=claim.lease_ms,
+        ),
         registered=state.lake,
         tiered_offsets=covered.tiered_offsets,
     )

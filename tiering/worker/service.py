@@ -335,11 +335,14 @@ class TieringService:
         return result
 
     def _report_bug(self, assignment: TieringAssignment, bug: Exception) -> None:
-        path = str(assignment.state.table.path)
-        _logger.error("event=bug table=%s", path, exc_info=bug)
+        info = assignment.state.table
+        _logger.error("event=bug table=%s", info.path, exc_info=bug)
         try:
             self.client.fail_tiering(
-                path, epoch=assignment.epoch, error=f"internal: {type(bug).__name__}: {bug}"
+                str(info.path),
+                table_id=info.table_id,
+                epoch=assignment.epoch,
+                error=f"internal: {type(bug).__name__}: {bug}",
             )
         except StreamhouseError as error:
             _logger.warning("event=failure_not_told why=%r", str(error))

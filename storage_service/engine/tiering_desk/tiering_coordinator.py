@@ -3,7 +3,8 @@
 Invariants:
 - an epoch is durable before it is handed out, so no two claims of a table ever share one
 - tiered offsets never go backwards, never pass the high watermark, always name every bucket
-- a report under an epoch that is not the current one changes nothing
+- whatever a worker says under an epoch that is not the current one, or of a dropped table of the
+  same name, changes nothing
 - a table whose worker may be at work is handed to no other: who has it is as durable as the epoch,
   and after a restart that worker has a whole lease to be heard of
 - a lake that has another history than the log is never registered; that it was seen is durable,
@@ -276,22 +277,25 @@ class TieringCoordinator:
             return assignment
 
     async def heartbeat(
-        self, table: OpenTable, *, epoch: int, progress: RoundProgress | None = None
+        self,
+        table: OpenTable,
+        *,
+        table_id: int,
+        epoch: int,
+        progress: RoundProgress | None = None,
     ) -> None:
         """Renew the lease of the round `epoch`; after its completion nothing is left to renew."""
+        self._check_claim(table, table_id=table_id, epoch=epoch)
         state = self.round_of(table)
-        self._check_epoch(table, epoch)
         if not state.is_over:
             self._renew(state)
             state.progress = progress or state.progress
 
     async def complete(self, table: OpenTable, report: TieringReport) -> LakeState:
         """Register a committed lake snapshot; durable on return; a repeat changes nothing."""
-        check_table_id(table, report.table_id)
-        state = self.round_of(table)
+        state, epoch = self.round_of(table), report.epoch
         async with state.lock:
-            epoch = report.epoch
-            self._check_epoch(table, epoch)
+            self._check_claim(table, table_id=report.table_id, epoch=epoch)
             rows = CoveredOffsets(
                 tiered_offsets=report.tiered_offsets, epoch=epoch, fingerprints=report.fingerprints
             )
@@ -481,11 +485,11 @@ class TieringCoordinator:
             state.oldest_us = None
             state.last_round_ms = int((self._runtime.monotonic_s() - state.started_at_s) * 1000)
 
-    async def fail(self, table: OpenTable, *, epoch: int, error: str) -> int:
+    async def fail(self, table: OpenTable, *, table_id: int, epoch: int, error: str) -> int:
         """Give up the round `epoch`; return the pause before the next one, in milliseconds."""
         state = self.round_of(table)
         async with state.lock:
-            self._check_epoch(table, epoch)
+            self._check_claim(table, table_id=table_id, epoch=epoch)
             await self.record(table, replace(table.lake, tiering_worker=""))
             return self._fail(table, state, epoch, error)
 
@@ -534,7 +538,9 @@ class TieringCoordinator:
     def _renew(self, state: TieringRound) -> None:
         state.lease_until_s = self._runtime.monotonic_s() + self._lease_ms / 1000
 
-    def _check_epoch(self, table: OpenTable, epoch: int) -> None:
+    def _check_claim(self, table: OpenTable, *, table_id: int, epoch: int) -> None:
+        """Raise unless `epoch` is the current one of this very table: each has its own epochs."""
+        check_table_id(table, table_id)
         current = table.lake.tiering_epoch
         if epoch != current or current == 0:
             holder = self.round_of(table).worker_id

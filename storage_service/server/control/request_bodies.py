@@ -187,6 +187,7 @@ class HeartbeatTiering(BaseModel):
     """A sign of life of a round, and how far it is; unknown fields are ignored."""
 
     table: _Name
+    table_id: _TableId
     epoch: _Epoch
     step: Annotated[str, Field(max_length=100)] = ""
     rows_done: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
@@ -266,6 +267,7 @@ class FailTiering(_RequestBody):
     """A round that failed, and why."""
 
     table: _Name
+    table_id: _TableId
     epoch: _Epoch
     error: Annotated[str, Field(max_length=10_000)]
 

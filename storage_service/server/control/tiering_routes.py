@@ -64,7 +64,10 @@ def tiering_routes(routes: ControlRoutes, service: Service) -> None:
             step=body.step, rows_done=body.rows_done, rows_planned=body.rows_planned
         )
         await coordinator.heartbeat(
-            service.table(body.table), epoch=body.epoch, progress=progress if body.step else None
+            service.table(body.table),
+            table_id=body.table_id,
+            epoch=body.epoch,
+            progress=progress if body.step else None,
         )
         return {"lease_ms": service.config.tiering_lease_ms}
 
@@ -87,7 +90,9 @@ def tiering_routes(routes: ControlRoutes, service: Service) -> None:
     @routes.answers("Give a claim back after a failed round.")
     async def fail(body: FailTiering) -> dict[str, Any]:
         table = service.table(body.table)
-        pause_ms = await coordinator.fail(table, epoch=body.epoch, error=body.error)
+        pause_ms = await coordinator.fail(
+            table, table_id=body.table_id, epoch=body.epoch, error=body.error
+        )
         return {"paused_ms": pause_ms}
 
 

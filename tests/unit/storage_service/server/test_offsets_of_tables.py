@@ -1,4 +1,4 @@
-"""Every request with an offset says which table it is of; one of a dropped table is refused.
+"""Every request with an offset or an epoch says of which table; of a dropped one it is refused.
 
 The routes are walked: a parameter or a field that a route gets is an offset or is none, and whoever
 adds one says so here. A route with offsets takes `table_id`, and has a request below.
@@ -31,13 +31,15 @@ OFFSETS: Final = frozenset(
     )
 )
 """Names of parameters and fields that are offsets."""
+EPOCHS: Final = frozenset(("epoch",))
+"""Names of those that are epochs of a claim: each table counts its own."""
 NO_OFFSETS: Final = frozenset(
     re.findall(
         r"\w+",
         """
         app_id batch catalog changelog changes columns
         damaged data_files database debt delete_files deleted_share detail dry_run
-        durable epoch error fingerprint fingerprints first_row force format
+        durable error fingerprint fingerprints first_row force format
         include_idle is_whole isolation join keep_lease lost lake lake_snapshot_id
         lake_table_uuid limit maintained_at_us maintenance_due_us maintenance_error
         max_bytes max_wait_ms name needed_files on_error operation part partitioned_by
@@ -89,6 +91,8 @@ COMPLETE: Final = {
     "tiered_offsets": {"0": 3},
 }
 COMPARE: Final = {"table": "events", "offsets": {"0": 3}}
+HEARTBEAT: Final = {"table": "events", "epoch": 1}
+FAIL: Final = {"table": "events", "epoch": 1, "error": "late"}
 COMMIT: Final = f"{EVENTS_PATH}/transactions/{{transaction}}/commit"
 CONSUMER: Final = f"{EVENTS_PATH}/consumers/reader"
 HISTORY: Final = f"{EVENTS_PATH}/lake/history"
@@ -105,9 +109,11 @@ REQUESTS: Final = {
     "check_lake_history": Request("POST", HISTORY, {}, {"tiered_offsets": {"0": 3}}),
     "complete": Request("POST", "/v1/tiering/complete", {}, COMPLETE),
     "compare_history": Request("POST", "/v1/tiering/history", {}, COMPARE),
+    "heartbeat": Request("POST", "/v1/tiering/heartbeat", {}, HEARTBEAT),
+    "fail": Request("POST", "/v1/tiering/fail", {}, FAIL),
 }
 """By the function that answers, the words after it besides."""
-OF_WORKERS: Final = ("complete", "compare_history")
+OF_WORKERS: Final = ("complete", "compare_history", "heartbeat", "fail")
 """They take no request at all without the table's id."""
 
 
@@ -174,8 +180,9 @@ async def test_every_route_with_an_offset_takes_the_id_of_its_table(tmp_path: Pa
         parameters = await _parameters(service)
 
     every = {name for names in parameters.values() for name in names}
-    assert every == OFFSETS | NO_OFFSETS, "say of each whether it is an offset"
-    with_offsets = {name for name, names in parameters.items() if names & OFFSETS}
+    assert every == OFFSETS | EPOCHS | NO_OFFSETS, "say of each whether it is an offset"
+    of_one_table = OFFSETS | EPOCHS
+    with_offsets = {name for name, names in parameters.items() if names & of_one_table}
     assert {name for name in with_offsets if "table_id" not in parameters[name]} == set()
     assert with_offsets == {name.partition(" ")[0] for name in REQUESTS}
 

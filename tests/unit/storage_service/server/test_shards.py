@@ -69,7 +69,7 @@ async def test_whoever_asks_the_wrong_shard_is_told_the_right_one(world: ShardWo
             ):
                 assert _owner(await b.call(method, path)) == "http://a:1"
             assert _owner(await b.append([(0, 0, event_rows(0, 3))])) == "http://a:1"
-            body = {"table": "default.events", "epoch": 1}
+            body = {"table": "default.events", "table_id": 1, "epoch": 1}
             answer = await b.call("POST", "/v1/tiering/heartbeat", json_body=body)
             assert _owner(answer) == "http://a:1"
             assert (await b.call("GET", "/v1/tables/nothing")).status == 404

@@ -19,7 +19,9 @@ class _Service:
         self.beats = threading.Semaphore(0)
         self.progress: list[dict[str, object]] = []
 
-    def heartbeat_tiering(self, path: str, *, epoch: int, **progress: object) -> None:
+    def heartbeat_tiering(
+        self, path: str, *, table_id: int, epoch: int, **progress: object
+    ) -> None:
         self.progress.append(progress)
         answer = self._answers.pop(0) if self._answers else None
         self.beats.release()
@@ -41,6 +43,7 @@ def _lease(
     return Lease(
         service,  # type: ignore[arg-type]  # only the heartbeat is used
         table="db.t",
+        table_id=1,
         epoch=3,
         lease_ms=lease_ms,
         tracker=tracker,

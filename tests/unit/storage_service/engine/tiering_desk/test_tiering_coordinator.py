@@ -47,19 +47,43 @@ async def test_a_claimed_table_is_not_given_to_another_worker_until_its_lease_en
         assert (answer.assignment, answer.reason) == (None, "leased")
         assert answer.retry_after_ms == 5_000
         world.seconds += 9
-        await world.tiering.heartbeat(table, epoch=first.epoch)
+        await world.heartbeat(table, epoch=first.epoch)
         world.seconds += 9
         assert (await world.claim("two")).reason == "leased"
         world.seconds += 2
         assert (await world.granted("two")).epoch == 2
 
         for call in (
-            world.tiering.heartbeat(table, epoch=first.epoch),
+            world.heartbeat(table, epoch=first.epoch),
             world.complete(table, first.epoch),
-            world.tiering.fail(table, epoch=first.epoch, error="late"),
+            world.fail(table, epoch=first.epoch, error="late"),
         ):
             with pytest.raises(FencedError, match="epoch 1 is not the current one, 2 of worker"):
                 await call
+
+
+async def test_a_worker_of_a_dropped_table_moves_no_lease_of_the_next_of_its_name(
+    tmp_path: Path,
+) -> None:
+    async with claim_world(tmp_path) as world:
+        table = await world.table()
+        dropped_id = table.info.table_id
+        dropped_epoch = (await world.granted("one")).epoch
+        await world.manager.drop_table(table.path)
+        table = await world.table()
+        assert (await world.granted("two")).epoch == dropped_epoch
+        world.seconds += 6
+
+        for call in (
+            world.tiering.heartbeat(table, table_id=dropped_id, epoch=dropped_epoch),
+            world.tiering.fail(table, table_id=dropped_id, epoch=dropped_epoch, error="late"),
+            world.complete(table, dropped_epoch, table_id=dropped_id),
+        ):
+            with pytest.raises(TableNotFoundError, match=f"with id {dropped_id} does not exist"):
+                await call
+
+        assert world.tiering.status(table)["lease_left_ms"] == 4_000
+        assert world.tiering.status(table)["worker_id"] == "two"
 
 
 async def test_only_one_of_many_claims_at_once_wins(tmp_path: Path) -> None:
@@ -120,7 +144,7 @@ async def test_a_round_that_outlived_a_restart_may_still_report(tmp_path: Path) 
         epochs.append((await world.granted()).epoch)
     async with claim_world(tmp_path) as world:
         (table,) = world.manager.open_tables()
-        await world.tiering.heartbeat(table, epoch=epochs[0])
+        await world.heartbeat(table, epoch=epochs[0])
         assert (await world.claim("two")).reason == "leased", "the heartbeat renewed the lease"
         await world.complete(table, epochs[0])
 
@@ -142,7 +166,7 @@ async def test_a_late_heartbeat_does_not_take_back_a_finished_rounds_lease(tmp_p
         epoch = (await world.granted()).epoch
         await world.complete(table, epoch, tiered_offsets={0: 5, 1: 4})
 
-        await world.tiering.heartbeat(table, epoch=epoch)
+        await world.heartbeat(table, epoch=epoch)
 
         assert (await world.granted("two")).epoch == 2
 
@@ -198,7 +222,7 @@ async def test_after_failures_a_table_rests_longer_each_time(tmp_path: Path) -> 
         world.seconds += 1
         for pause_ms in (1_000, 2_000, 4_000, 4_000):
             epoch = (await world.granted(force=False)).epoch
-            assert await world.tiering.fail(table, epoch=epoch, error="boom") == pause_ms
+            assert await world.fail(table, epoch=epoch, error="boom") == pause_ms
             answer = await world.claim(force=False)
             assert answer.reason == "paused_after_failure"
             assert answer.retry_after_ms == pause_ms + 1
@@ -213,7 +237,7 @@ async def test_after_failures_a_table_rests_longer_each_time(tmp_path: Path) -> 
 async def test_force_takes_a_resting_table_at_once(tmp_path: Path) -> None:
     async with claim_world(tmp_path) as world:
         table = await world.table()
-        await world.tiering.fail(table, epoch=(await world.granted()).epoch, error="boom")
+        await world.fail(table, epoch=(await world.granted()).epoch, error="boom")
 
         assert (await world.granted(force=True)).epoch == 2
 

@@ -126,7 +126,7 @@ async def test_a_failing_table_does_not_hold_up_the_others(tmp_path: Path) -> No
         world.seconds += 60
         for _ in range(3):
             granted = await world.granted(tables=[bad])
-            await world.tiering.fail(bad, epoch=granted.epoch, error="the bucket is away")
+            await world.fail(bad, epoch=granted.epoch, error="the bucket is away")
 
         granted = await world.granted(force=False)
 
@@ -146,7 +146,7 @@ async def test_after_a_restart_a_table_stays_with_the_worker_that_has_it(tmp_pat
         assert (answer.assignment, answer.reason) == (None, "leased")
         assert world.tiering.status(table)["worker_id"] == "one"
         world.seconds += 9
-        await world.tiering.heartbeat(table, epoch=1)
+        await world.heartbeat(table, epoch=1)
         world.seconds += 9
         assert (await world.claim("two")).reason == "leased"
 
@@ -155,7 +155,7 @@ async def test_after_a_restart_a_table_stays_with_the_worker_that_has_it(tmp_pat
         assert (await world.granted("two")).epoch == 2
     async with claim_world(tmp_path) as world:
         (table,) = world.manager.open_tables()
-        await world.tiering.fail(table, epoch=2, error="stopped")
+        await world.fail(table, epoch=2, error="stopped")
     async with claim_world(tmp_path) as world:
         # Worker two ended its round before the service stopped: nothing to wait for.
         assert (await world.granted("three")).epoch == 3
@@ -215,8 +215,8 @@ async def test_progress_and_debt_are_shown(tmp_path: Path) -> None:
         table = await world.table()
         await world.granted()
         progress = RoundProgress(step="writing", rows_done=3, rows_planned=10)
-        await world.tiering.heartbeat(table, epoch=1, progress=progress)
-        await world.tiering.heartbeat(table, epoch=1)
+        await world.heartbeat(table, epoch=1, progress=progress)
+        await world.heartbeat(table, epoch=1)
         assert world.tiering.status(table)["progress"] == progress.to_json()
 
         debt = LakeDebt(

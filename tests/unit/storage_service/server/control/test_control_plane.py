@@ -87,7 +87,11 @@ async def test_a_bad_descriptor_is_refused_in_one_sentence_and_makes_nothing(
         ("/v1/databases", b'{"name": "x", "more": 1}', "body.more: Extra inputs are not permitted"),
         ("/v1/tables", b"[]", "body: Input should be a valid dictionary"),
         ("/v1/tiering/claim", b'{"worker_id": ""}', "body.worker_id: String should have at least"),
-        ("/v1/tiering/heartbeat", b'{"table": "t", "epoch": 0}', "body.epoch: Input should be"),
+        (
+            "/v1/tiering/heartbeat",
+            b'{"table": "t", "table_id": 1, "epoch": 0}',
+            "body.epoch: Input should be",
+        ),
     ],
 )
 async def test_a_malformed_body_is_refused_by_field(
@@ -258,9 +262,8 @@ async def test_a_tiering_round_over_http(tmp_path: Path) -> None:
         assert 50 <= early["retry_after_ms"] <= 5_000
         claim = await post("claim", worker_id="w", tables=["events"], force=True)
         assignment = TieringAssignment.from_json(claim["assignment"])
-        assert (await post("heartbeat", table="events", epoch=1, rows_done=5)) == {
-            "lease_ms": 30_000
-        }
+        who = {"table": "events", "table_id": assignment.state.table.table_id}
+        assert (await post("heartbeat", **who, epoch=1, rows_done=5)) == {"lease_ms": 30_000}
         report = {
             "table": "events",
             "table_id": assignment.state.table.table_id,
@@ -275,7 +278,7 @@ async def test_a_tiering_round_over_http(tmp_path: Path) -> None:
         await post("claim", worker_id="w", force=True)
         fenced = await post("complete", **report)
         assert fenced["error"]["code"] == "fenced"
-        assert await post("fail", table="events", epoch=2, error="boom") == {"paused_ms": 60_000}
+        assert await post("fail", **who, epoch=2, error="boom") == {"paused_ms": 60_000}
         status = (await service.call("GET", "/v1/tiering")).json()["tables"]["default.events"]
         assert (status["failures"], status["last_error"]) == (1, "boom")
         assert (status["untiered_rows"], status["tiering_epoch"]) == (3, 2)

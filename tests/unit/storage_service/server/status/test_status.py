@@ -75,7 +75,7 @@ async def test_rows_by_key_that_are_out_of_use_are_shown_with_the_reason(tmp_pat
 
 async def test_a_running_round_is_shown_with_its_worker(tmp_path: Path) -> None:
     async with in_process_service(tmp_path) as service:
-        await service.create_table()
+        table_id = (await service.create_table())["table_id"]
         await service.append([(0, 0, event_rows(0, 3))])
         claim = {"worker_id": "w1", "tables": None, "force": True}
         await service.call("POST", "/v1/tiering/claim", json_body=claim)
@@ -87,7 +87,7 @@ async def test_a_running_round_is_shown_with_its_worker(tmp_path: Path) -> None:
         assert worker["untiered_rows"] == 3
         assert worker["progress"] == {"step": "", "rows_done": 0, "rows_planned": 0}
 
-        beat = {"table": "events", "epoch": 1, "future": "field"}
+        beat = {"table": "events", "table_id": table_id, "epoch": 1, "future": "field"}
         beat |= {"step": "writing", "rows_done": 1, "rows_planned": 3}
         await service.call("POST", "/v1/tiering/heartbeat", json_body=beat)
         await service.call("POST", "/v1/tiering/claim", json_body={**claim, "worker_id": "w2"})
