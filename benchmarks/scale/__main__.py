@@ -1,4 +1,4 @@
-"""Write docs/scale.md, docs/capacity.md and the table of PUTs in docs/operations.md."""
+"""Write docs/scale.md, docs/capacity.md and the table of PUTs in docs/journal.md."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def main() -> None:
     """Write all of them."""
     (_DOCS / "capacity.md").write_text(capacity_page())
     (_DOCS / "scale.md").write_text(scale_page())
-    operations = _DOCS / "operations.md"
-    operations.write_text(with_puts_table(operations.read_text()))
+    journal = _DOCS / "journal.md"
+    journal.write_text(with_puts_table(journal.read_text()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/scale.md, and the table of PUTs in docs/operations.md: figures as text.
+"""docs/scale.md, and the table of PUTs in docs/journal.md: figures as text.
 
 `template.md` has the words; each name in braces is computed here.
 """
@@ -88,11 +88,11 @@ def _puts_table() -> str:
 
 
 def with_puts_table(text: str) -> str:
-    """Return docs/operations.md with the table as it is computed."""
+    """Return docs/journal.md with the table as it is computed."""
     before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)
-    assert begin, "docs/operations.md has lost the place of its table"
-    assert end, "docs/operations.md has lost the end of its table"
+    assert begin, "docs/journal.md has lost the place of its table"
+    assert end, "docs/journal.md has lost the end of its table"
     return f"{before}{begin}\n{_puts_table()}\n{end}{after}"
 
 

@@ -33,8 +33,8 @@ def test_it_assumes_the_defaults_of_the_service() -> None:
     assert DEFAULTS.lease_ms == PRODUCT.lease_ms == limits["lease_ms"]
 
 
-def test_the_table_of_operations_is_as_computed() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text()
+def test_the_table_of_puts_is_as_computed() -> None:
+    text = (ROOT / "docs" / "journal.md").read_text()
 
     assert with_puts_table(text) == text
 

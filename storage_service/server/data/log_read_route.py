@@ -156,7 +156,7 @@ def _cut(table: OpenTable, bucket: int, what: str) -> LogCutError:
     return LogCutError(
         f"table '{table.path}', bucket {bucket}: {what} than were read: those that were shown and"
         " not in the journal yet were lost with their machine; read again from an earlier offset,"
-        " see --journal-ack in docs/operations.md"
+        " see --journal-ack in docs/journal.md"
     )
 
 

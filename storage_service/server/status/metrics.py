@@ -67,7 +67,7 @@ class ServiceMetrics(Collector):
         )
         self._commit_seconds = self._histogram(
             "commit_seconds",
-            "Time of one group commit: one write and one sync of each log it touches.",
+            "Time of a group commit: a write and a sync of each touched log.",
         )
         self._transactions = self._counter(
             "transactions", "Transactions ended: committed, skipped, aborted or timed_out.", "how"

@@ -1,4 +1,4 @@
-"""docs/operations.md says which metrics there are, and which of them belongs to each limit."""
+"""docs/watching.md says which metrics there are, and which of them belongs to each limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamhouse.storage_service.config import ServiceConfig
 from tests.support.in_process_service import InProcessService, in_process_service
 
 ROOT = Path(__file__).resolve().parents[4]
-TEXT = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "watching.md").read_text(encoding="utf-8")
 
 
 async def _families(service: InProcessService) -> dict[str, tuple[str, str]]:

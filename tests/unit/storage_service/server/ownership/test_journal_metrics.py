@@ -1,4 +1,4 @@
-"""What /metrics says of an owner's journal, and what docs/operations.md says that it says."""
+"""What /metrics says of an owner's journal, and what docs/journal.md says that it says."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamhouse.storage_service.server.ownership.role import Standing
 from tests.support.journal_world import taken
 from tests.support.memory_store import MemoryStore
 
-_TEXT = (Path(__file__).resolve().parents[5] / "docs" / "operations.md").read_text()
+_TEXT = (Path(__file__).resolve().parents[5] / "docs" / "journal.md").read_text()
 
 
 class _Owned(Collector):
@@ -73,7 +73,7 @@ def test_who_owns_nothing_reports_no_journal() -> None:
 
 def test_every_metric_of_a_process_with_a_journal_is_documented() -> None:
     standing, writer = _owner()
-    section = _TEXT.partition("## A journal and a standby")[2].partition("\n## ")[0]
+    section = _TEXT.partition("## Metrics")[2].partition("\n## ")[0]
     documented = set(re.findall(r"^\| `(streamhouse_\w+)` \| ", section, re.MULTILINE))
 
     names = {
