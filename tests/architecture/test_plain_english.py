@@ -1,0 +1,123 @@
+"""Plain English: pronouns are counted, and each document has a bar that may only fall."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.architecture.source_files import ROOT
+
+# Document -> pronouns at most, in percent of the words of its sentences. A bar is lowered when a
+# document gets plainer, and never raised; a document that is plain has no entry.
+PRONOUNS_MAX: Final[dict[str, float]] = {
+    "CONTRIBUTING.md": 9.5,
+    "README.md": 8.4,
+    "docs/README.md": 7.9,
+    "docs/architecture.md": 9.1,
+    "docs/capacity.md": 9.1,
+    "docs/catalog.md": 10.6,
+    "docs/cdc.md": 11.3,
+    "docs/certificates.md": 11.1,
+    "docs/configuration.md": 8.9,
+    "docs/crash_table.md": 7.6,
+    "docs/deployment.md": 9.2,
+    "docs/exactly_once.md": 10.5,
+    "docs/http_api.md": 10.3,
+    "docs/import.md": 11.9,
+    "docs/kafka.md": 10.9,
+    "docs/layouts.md": 12.1,
+    "docs/object_stores.md": 9.7,
+    "docs/predicates.md": 9.4,
+    "docs/primary_keys.md": 10.9,
+    "docs/python.md": 8.5,
+    "docs/replicated_volume.md": 10.4,
+    "docs/runbook.md": 8.2,
+    "docs/scale.md": 9.2,
+    "docs/schema_evolution.md": 9.9,
+    "docs/security.md": 11.0,
+    "docs/spark.md": 8.6,
+    "docs/storage_format.md": 10.4,
+    "docs/tiering.md": 8.9,
+    "docs/upgrade.md": 10.6,
+}
+
+# What a document without an entry may have: pronouns in percent of the words, and heavy sentences
+# (a quarter pronouns and more) in percent of the sentences.
+_PRONOUNS_MAX: Final = 4.0
+_HEAVY_MAX: Final = 0.5
+_HEAVY: Final = 0.25
+# Shorter pieces are labels; longer ones are lists.
+_WORDS_MIN, _WORDS_MAX = 9, 45
+
+_PRONOUN: Final = re.compile(
+    r"\b(it|its|what|that|those|these|who|whoever|whatever|one|ones|others?|them|they|theirs"
+    r"|nobody|somebody|anybody|either|neither|so|such|there|then)\b",
+    re.IGNORECASE,
+)
+_WORD: Final = re.compile(r"[A-Za-z']+")
+_FENCE: Final = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+_CODE: Final = re.compile(r"`[^`]+`")
+_LINK: Final = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+# Blocks: paragraphs, list items and the cells of tables.
+_BLOCK: Final = re.compile(r"\n\s*\n|\n(?= *(?:[-*]|\d+\.) )|\n(?=\|)|\|")
+_SENTENCE: Final = re.compile(r"(?<=[.;:])\s+")
+
+
+@dataclass(frozen=True, slots=True)
+class Density:
+    """How dense pronouns are in the sentences of a text."""
+
+    pronouns: float
+    heavy: float
+
+
+def sentences(document: str) -> list[str]:
+    """Return the sentences of a Markdown document, without code and headings."""
+    text = re.sub(r"^#.*$|^    \S.*$", "", _FENCE.sub("", document), flags=re.MULTILINE)
+    text = _LINK.sub(r"\1", _CODE.sub("code", text))
+    return [s for block in _BLOCK.split(text) for s in _SENTENCE.split(block.replace("\n", " "))]
+
+
+def density(texts: list[str]) -> Density:
+    """Return the mean share of pronouns in sentences, and the share of heavy sentences."""
+    shares = [
+        len(_PRONOUN.findall(text)) / words
+        for text in texts
+        if _WORDS_MIN <= (words := len(_WORD.findall(text))) <= _WORDS_MAX
+    ]
+    if not shares:
+        return Density(0.0, 0.0)
+    heavy = sum(share >= _HEAVY for share in shares)
+    return Density(100 * sum(shares) / len(shares), 100 * heavy / len(shares))
+
+
+def _documents() -> list[Path]:
+    return sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+@pytest.mark.parametrize("path", _documents(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_document_is_as_plain_as_its_bar(path: Path) -> None:
+    name = str(path.relative_to(ROOT))
+    measured = density(sentences(path.read_text(encoding="utf-8")))
+
+    assert measured.pronouns <= PRONOUNS_MAX.get(name, _PRONOUNS_MAX)
+    if name not in PRONOUNS_MAX:
+        assert measured.heavy <= _HEAVY_MAX
+
+
+def test_a_bar_is_no_higher_than_its_document_needs() -> None:
+    for name, bar in PRONOUNS_MAX.items():
+        measured = density(sentences((ROOT / name).read_text(encoding="utf-8")))
+        assert bar - 1.0 <= measured.pronouns, f"{name}: lower its bar to {measured.pronouns:.1f}"
+
+
+def test_pronouns_are_counted_by_sentence() -> None:
+    plain = "The worker writes the file and reports the size of the file to the service."
+    heavy = "What it has is what others lack, so it is theirs and nobody's who has it then."
+
+    assert density([plain]) == Density(0.0, 0.0)
+    assert density([plain, heavy]).heavy == 50.0
