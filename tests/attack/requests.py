@@ -54,7 +54,7 @@ _CALLERS: Final[Mapping[str, tuple[str | None, str | None]]] = {
     "worker": ("worker-token", '"write:service", "read:default.open"'),
 }
 _KAFKA: Final = ("--kafka-port", "0")
-_UNREAD_KIB_MAX: Final = 128 << 10
+_UNREAD_BYTES_MAX: Final = 128 << 20
 _SEES_ALL: Final = ("owner", "worker")
 _PUBLIC: Final = frozenset(("/health", "/ready", *OPEN_PAGES))
 
@@ -128,7 +128,7 @@ def _pipeline(
     service: ServiceProcess, owner: StreamhouseClient, chance: random.Random, report: RequestReport
 ) -> None:
     """Send many requests over each of some connections that read no answer."""
-    before_kib = _memory_kib(service)
+    before = service.anonymous_bytes
     address = chance.choice((urlsplit(service.endpoint).netloc, service.kafka_address))
     request = request_bytes(18, 0, {})
     if address != service.kafka_address:
@@ -140,14 +140,9 @@ def _pipeline(
         (host, int(port)), requests, between=lambda: owner.describe_table(_OPEN[0])
     )
     report.requests += len(requests)
-    grown_kib = _memory_kib(service) - before_kib
-    if grown_kib > _UNREAD_KIB_MAX:
-        raise Violation(f"clients that read nothing took {grown_kib} KiB: {requests[0]!r}")
-
-
-def _memory_kib(service: ServiceProcess) -> int:
-    lines = Path(f"/proc/{service.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+    grown = service.anonymous_bytes - before
+    if grown > _UNREAD_BYTES_MAX:
+        raise Violation(f"clients that read nothing took {grown:,} bytes: {requests[0]!r}")
 
 
 def _judge_service(

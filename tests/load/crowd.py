@@ -24,7 +24,7 @@ from streamhouse.client import StreamhouseClient
 from streamhouse.storage_service.wire.arrow_body import encode_append_body
 from tests.support.service_process import ServiceProcess
 
-__all__ = ["Crowd", "anonymous_bytes", "run_crowd"]
+__all__ = ["Crowd", "run_crowd"]
 
 SCHEMA: Final = pa.schema([pa.field("id", pa.int64(), nullable=False)])
 WIDE: Final = pa.schema([pa.field("blob", pa.binary())])
@@ -196,7 +196,7 @@ def _watched(service: ServiceProcess) -> Iterator[Outcome]:
                 started_s = time.monotonic()
                 client.append("probe", row)
                 outcome.probe_s_max = max(outcome.probe_s_max, time.monotonic() - started_s)
-                resident = anonymous_bytes(service.pid)
+                resident = service.anonymous_bytes
                 outcome.resident_bytes_max = max(outcome.resident_bytes_max, resident)
 
     with ThreadPoolExecutor(1) as pool:
@@ -206,10 +206,3 @@ def _watched(service: ServiceProcess) -> Iterator[Outcome]:
         finally:
             is_over.set()
         watching.result()
-
-
-def anonymous_bytes(pid: int) -> int:
-    """Return a process's anonymous memory: mapped log files are the page cache's."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    (line,) = (line for line in lines if line.startswith("RssAnon"))
-    return int(line.split()[1]) << 10

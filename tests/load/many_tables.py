@@ -11,7 +11,6 @@ from typing import Final
 import pyarrow as pa
 
 from streamhouse.client import StreamhouseClient
-from tests.load.crowd import anonymous_bytes
 from tests.support.service_process import ServiceProcess
 
 __all__ = ["ManyTables", "run_many_tables"]
@@ -44,7 +43,7 @@ def run_many_tables(
     names = [f"t{number}" for number in range(tables)]
     data = pa.table({"id": range(rows), "text": ["x" * 40] * rows}, schema=SCHEMA)
     with ServiceProcess(directory) as service, StreamhouseClient(service.endpoint) as client:
-        seen.bytes_empty = anonymous_bytes(service.pid)
+        seen.bytes_empty = service.anonymous_bytes
         started_s = time.monotonic()
         key = ["id"] if is_keyed else []
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -55,12 +54,12 @@ def run_many_tables(
                 )
             )
             seen.create_s = time.monotonic() - started_s
-            seen.bytes_created = anonymous_bytes(service.pid)
+            seen.bytes_created = service.anonymous_bytes
             started_s = time.monotonic()
             write = client.upsert if is_keyed else client.append
             list(pool.map(lambda name: write(name, data), names))
         seen.write_s = time.monotonic() - started_s
-        seen.bytes_written = anonymous_bytes(service.pid)
+        seen.bytes_written = service.anonymous_bytes
         seen.files_open = len(list(Path(f"/proc/{service.pid}/fd").iterdir()))
         service.kill()
     started_s = time.monotonic()
@@ -72,7 +71,7 @@ def run_many_tables(
         for name in names:
             ends = [p.high_watermark for p in client.positions(name).values()]
             assert sum(ends) == rows, f"{name}: {ends}"
-        seen.bytes_restarted = anonymous_bytes(service.pid)
+        seen.bytes_restarted = service.anonymous_bytes
         assert client.read(names[-1]).num_rows == rows
         if is_keyed:
             assert all(client.count(name) == rows for name in names)

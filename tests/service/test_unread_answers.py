@@ -8,7 +8,6 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
@@ -126,12 +125,8 @@ def _until(endpoint: str, name: str, wanted: str) -> None:
         time.sleep(0.05)  # sleep: a metric of another process
 
 
-def _rss_mib(service: ServiceProcess) -> float:
-    """The anonymous memory of the process."""
-    text = Path(f"/proc/{service.pid}/status").read_text()
-    found = re.search(r"RssAnon:\s+(\d+) kB", text)
-    assert found is not None
-    return int(found[1]) / 1024
+def _memory_mib(service: ServiceProcess) -> float:
+    return service.anonymous_bytes / _MIB
 
 
 _FETCH = f"/v1/tables/t/buckets/0/fetch?offset=0&columns={quote(json.dumps(['text']))}"
@@ -161,7 +156,7 @@ def test_answers_that_nobody_reads_hold_a_share_of_the_memory_and_no_more(
     service: ServiceProcess, kind: str
 ) -> None:
     """Of 30 requests for up to 24 MiB, 720 MiB together, each by the same caller."""
-    before = _rss_mib(service)
+    before = _memory_mib(service)
     with (
         StorageClient(service.endpoint, token=_MODEST) as others,
         _unread(service.endpoint, [_FLOODS[kind]] * 30),
@@ -173,7 +168,7 @@ def test_answers_that_nobody_reads_hold_a_share_of_the_memory_and_no_more(
             assert others.lookup("k", keys).num_rows == 3
             fetched = others.fetch("t", 0, 0, max_bytes=8 * _MIB)
             assert sum(log_batch.data.num_rows for log_batch in fetched) >= 7_000
-        assert _rss_mib(service) - before < 5 * _BUDGET / _MIB
+        assert _memory_mib(service) - before < 5 * _BUDGET / _MIB
         # Nobody reads: each is cut off, and what it held is free again.
         _until(service.endpoint, "streamhouse_answer_bytes", "zero")
         _until(service.endpoint, "streamhouse_answers_waiting", "zero")
@@ -194,7 +189,7 @@ def test_kafka_consumers_that_never_read_hold_a_share_of_the_memory_and_no_more(
     service: ServiceProcess, topic: str
 ) -> None:
     """Sixty of them, of rows in the log and of rows that are in the lake alone."""
-    before = _rss_mib(service)
+    before = _memory_mib(service)
     sasl = {
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": "PLAIN",
@@ -211,7 +206,7 @@ def test_kafka_consumers_that_never_read_hold_a_share_of_the_memory_and_no_more(
             found += len(reader.poll())
             assert _metric(service.endpoint, "streamhouse_answer_bytes") <= _BUDGET
         reader.close()
-        assert _rss_mib(service) - before < 5 * _BUDGET / _MIB
+        assert _memory_mib(service) - before < 5 * _BUDGET / _MIB
         _until(service.endpoint, "streamhouse_answer_bytes", "zero")
         _until(service.endpoint, "streamhouse_answers_waiting", "zero")
 
@@ -221,7 +216,7 @@ def test_requests_that_arrive_behind_others_take_no_memory(
     service: ServiceProcess, door: str
 ) -> None:
     """Three clients without a token send many small requests and read no answer."""
-    before = _rss_mib(service)
+    before = _memory_mib(service)
     request, endpoint = {
         "health": (_request("GET", "/health", ""), service.endpoint),
         "refused": (_request("GET", "/v1/tables/t/buckets/0/fetch", ""), service.endpoint),
@@ -240,7 +235,7 @@ def test_requests_that_arrive_behind_others_take_no_memory(
     )
 
     reader.close()
-    assert _rss_mib(service) - before < 48
+    assert _memory_mib(service) - before < 48
 
 
 def test_what_was_refused_is_retriable_and_says_why(service: ServiceProcess) -> None:
@@ -271,6 +266,6 @@ def test_memory_goes_back_after_a_burst(service: ServiceProcess) -> None:
     _until(service.endpoint, "streamhouse_answer_bytes", "zero")
     deadline = time.monotonic() + 60
     # Of it the lake's library and Kafka's messages, which this service reads and speaks, have 80.
-    while _rss_mib(service) > 480:
-        assert time.monotonic() < deadline, f"{_rss_mib(service)} MiB are kept"
+    while _memory_mib(service) > 480:
+        assert time.monotonic() < deadline, f"{_memory_mib(service)} MiB are kept"
         time.sleep(0.2)  # sleep: the memory of another process

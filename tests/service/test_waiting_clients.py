@@ -142,22 +142,14 @@ def test_a_subscriber_that_never_reads_neither_grows_memory_nor_holds_up_the_sto
                 connection.sendall(_request("/v1/tables/t/subscribe?start=earliest"))
             for _ in range(20):
                 client.append("t", wide)
-            before = _resident_bytes(service.pid)
+            before = service.anonymous_bytes
             for _ in range(60):
                 client.append("t", wide)
             # 48 MB more for each of the 20: queueing them would take a gigabyte.
-            assert _resident_bytes(service.pid) - before < 250 << 20
+            assert service.anonymous_bytes - before < 250 << 20
 
             assert service.terminate() == 0
             assert "stop_cut_short" not in service.log_text()
-
-
-def _resident_bytes(pid: int) -> int:
-    """Anonymous memory: mapped log files are the page cache's."""
-    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    found = re.search(r"RssAnon:\s+(\d+) kB", status)
-    assert found is not None
-    return int(found.group(1)) << 10
 
 
 def _error_of(answer: bytes) -> tuple[str, str]:

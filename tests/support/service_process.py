@@ -101,6 +101,13 @@ class ServiceProcess:
         """The process id."""
         return self._running().pid
 
+    @property
+    def anonymous_bytes(self) -> int:
+        """The anonymous memory of the process: mapped log files are the page cache's."""
+        lines = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii").splitlines()
+        (line,) = (line for line in lines if line.startswith("RssAnon:"))
+        return int(line.split()[1]) << 10
+
     def kill(self) -> None:
         """Kill -9 and wait until the process is gone."""
         process = self._running()
