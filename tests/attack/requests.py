@@ -1,4 +1,4 @@
-"""Hostile requests to every route, and of Kafka clients, as every kind of caller.
+"""Hostile requests to every route, and of Kafka and Iceberg clients, as every kind of caller.
 
 What is judged: no request ends in a bug (`internal`, a traceback, no answer at all); nobody gets
 what their grants do not give; a guarded table is untouched in log, keys and lake; no answer has a
@@ -28,6 +28,7 @@ from streamhouse.storage_service.server.routes import OPEN_PAGES, ROUTES, Answer
 from tests.attack.hostile_requests import HostileRequests, quoted
 from tests.attack.judge import Violation, judge_table
 from tests.attack.kafka_requests import attack_kafka
+from tests.attack.outside_commits import attack_lake
 from tests.attack.world import ROWS, SERVICE_OPTIONS, AttackedTable, key_rows
 from tests.support.kafka_world import request_bytes
 from tests.support.pipelined import send_without_reading
@@ -111,6 +112,15 @@ def attack_requests(
                 statuses=report.statuses,
             )
         )
+        report.requests += attack_lake(
+            f"{service.endpoint}/iceberg",
+            tuple(f"default.{name}" for name in _GUARDED),
+            chance,
+            tokens={caller: token for caller, (token, _) in _CALLERS.items() if token},
+            owner="owner",
+            commits=requests_each,
+            statuses=report.statuses,
+        )
         _pipeline(service, owner, chance, report)
         _judge_service(service, owner, guarded)
         if listener.calls:
@@ -137,7 +147,7 @@ def _pipeline(
     requests = [request] * 3
     host, _, port = address.rpartition(":")
     send_without_reading(
-        (host, int(port)), requests, between=lambda: owner.describe_table(_OPEN[0])
+        (host, int(port)), requests, between=lambda: owner.describe_table(_GUARDED[0])
     )
     report.requests += len(requests)
     grown = service.anonymous_bytes - before
