@@ -31,10 +31,11 @@ from tests.torture.aging_keys import AgingKeyChecker
 from tests.torture.checkers import KeyChecker, LogChecker, is_unreachable
 from tests.torture.deaths import Death, choose_death
 from tests.torture.follower import Follower
+from tests.torture.held_positions import PositionHolder
 from tests.torture.key_writers import KeyTransactionWriter
 from tests.torture.ledger import KeyLedger
 from tests.torture.outside import Engine
-from tests.torture.tables import BUCKETS, Checker, CutChecker, create_tables, outside_places, places
+from tests.torture.tables import BUCKETS, Checker, CutChecker, create_tables, places
 from tests.torture.writers import PATIENCE_S, Gate, TransactionWriter, Writer
 
 __all__ = ["SERVICE_LIMITS", "Era", "Report"]
@@ -78,6 +79,7 @@ class Report:
     tables_moved: int = 0
     store_faults: Counter[str] = field(default_factory=Counter)
     outside: Counter[str] = field(default_factory=Counter)
+    positions: Counter[str] = field(default_factory=Counter)
     takeovers_s: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -93,14 +95,13 @@ class Report:
             f" {self.tables_moved} tables moved,"
             f" {self.store_faults.total()} faults of the store,"
             f" {self.outside.total()} commits of other engines,"
+            f" {self.positions.total()} refusals of positions in dropped tables,"
             f" {self.seconds:,.0f} s, no violation"
         )
 
 
 class Era:
     """One data directory, from its first start to its last judgement."""
-
-    HAS_OUTSIDE_ENGINES = True
 
     def __init__(
         self,
@@ -143,6 +144,8 @@ class Era:
             self._report.rows_written += sum(writer.rows for writer in self._writers)
             for writer in self._writers:
                 self._report.outside += writer.done if isinstance(writer, Engine) else Counter()
+                if isinstance(writer, PositionHolder):
+                    self._report.positions += writer.done
 
     def _service(
         self, command: tuple[str, ...] | None
@@ -157,7 +160,7 @@ class Era:
     def _prepare(self) -> None:
         with StreamhouseClient(self._endpoint) as client:
             create_tables(client)
-        for place in (*places(), *(outside_places() if self.HAS_OUTSIDE_ENGINES else ())):
+        for place in places():
             if place.checker is not None:
                 self._checkers.append(place.checker)
                 self._follow(place.checker)

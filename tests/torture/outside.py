@@ -76,7 +76,9 @@ class Engine(Writer):
         catalog = self._client.lake_catalog()
         properties: Properties = dict(catalog.properties)
         if is_through:
-            properties = {"type": "rest", "uri": f"{self.endpoint}/iceberg"}
+            # Of an owner and its standby one answers.
+            host = self.random.choice(self.endpoint.partition("#")[0].split(","))
+            properties = {"type": "rest", "uri": f"{host}/iceberg"}
         else:
             properties["uri"] += "?timeout=120"
         try:

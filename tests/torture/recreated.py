@@ -42,12 +42,23 @@ class GenerationLedger:
 
     generation: int = 0
     row_count: int = 0
+    _tables: dict[int, tuple[int, int]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def stored(self, generation: int, row_count: int) -> None:
         """Note that a generation is whole."""
         with self._lock:
             self.generation, self.row_count = generation, row_count
+
+    def filling(self, table_id: int, generation: int, row_count: int) -> None:
+        """Note which rows a table will have, before they are sent."""
+        with self._lock:
+            self._tables[table_id] = generation, row_count
+
+    def of_table(self, table_id: int) -> tuple[int, int]:
+        """Return the generation of a table, and how many rows it has when it is whole."""
+        with self._lock:
+            return self._tables.get(table_id, (0, 0))
 
     def known(self) -> tuple[int, int]:
         """Return the generation and how many rows it has."""
@@ -72,7 +83,7 @@ class Recreator(Writer):
         # Its answer is the table's that is there now, whoever owns the shard.
         old_id = self._client.describe_table(self.table).table_id
         self._until_done(lambda: self._client.drop_table(self.table, if_exists=True))
-        self._until_done(lambda: self._create(is_keyed=is_keyed, old_id=old_id))
+        self._until_done(lambda: self._create(count, is_keyed=is_keyed, old_id=old_id))
         rows = {
             "writer": [self._generation] * count,
             "number": list(range(count)),
@@ -83,7 +94,7 @@ class Recreator(Writer):
         self.ledger.stored(self._generation, count)
         return count
 
-    def _create(self, *, is_keyed: bool, old_id: int) -> None:
+    def _create(self, count: int, *, is_keyed: bool, old_id: int) -> None:
         try:
             made = self._client.create_table(
                 self.table,
@@ -97,6 +108,7 @@ class Recreator(Writer):
             made = self._client.describe_table(self.table)
         assert made.table_id != old_id, f"{self.table}: a table that was dropped is there again"
         assert made.is_primary_key_table == is_keyed, f"{self.table}: nobody made it so"
+        self.ledger.filling(made.table_id, self._generation, count)
 
     def _until_done(self, call: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + PATIENCE_S

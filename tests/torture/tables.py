@@ -15,6 +15,7 @@ from tests.torture.checkers import (
     SchemaChecker,
     TransactionChecker,
 )
+from tests.torture.held_positions import PositionHolder
 from tests.torture.key_writers import (
     AddingWriter,
     KeyTransactionWriter,
@@ -46,7 +47,7 @@ from tests.torture.writers import (
     Writer,
 )
 
-__all__ = ["BUCKETS", "Checker", "CutChecker", "Place", "create_tables", "outside_places", "places"]
+__all__ = ["BUCKETS", "Checker", "CutChecker", "Place", "create_tables", "places"]
 
 BUCKETS: Final = 3
 
@@ -163,9 +164,10 @@ def places() -> Iterator[Place]:
     """Yield who writes where."""
     yield from _lasting_places()
     yield from _aging_places()
+    yield from _outside_places()
 
 
-def outside_places() -> Iterator[Place]:
+def _outside_places() -> Iterator[Place]:
     """Yield who writes where, in the service and past it, to the tables of `outside.py`."""
     name, rows = "outside_log", OutsideLedger()
     yield Place(OutsideLogChecker(name, rows), name, Appender, rows, 1)
@@ -198,6 +200,7 @@ def _lasting_places() -> Iterator[Place]:
     yield Place(KeyTransactionChecker(name, keys), name, KeyTransactionWriter, keys, 2)
     name, generations = "recreated", GenerationLedger()
     yield Place(GenerationChecker(name, generations), name, Recreator, generations, 1)
+    yield Place(None, name, PositionHolder, generations, 2)
     for name, kind in (("sums", AddingWriter), ("versioned", VersionedWriter)):
         keys = KeyLedger()
         yield Place(KeyChecker(name, keys), name, kind, keys, 1)

@@ -10,6 +10,9 @@ interrupted calls still land, then again when all is quiet. Two tiering workers 
 killed at their steps. Some directories are checked as they were left. At the end of an era
 everything is tiered and the lake is judged too.
 
+Meanwhile a table is dropped and made again under those who hold positions of it
+(held_positions.py), and other engines commit to the lake (outside.py).
+
 An era of kind `disk` is of one machine that keeps its disk. Those of journal/eras.py have a journal
 in a store that misbehaves: in `lost-disk` the machine's disk is gone after every other death, in
 `takeover` a standby takes over from an owner that was killed, paused, stopped, or lost with its
@@ -128,6 +131,7 @@ def main() -> None:
         ("tiering worker", report.worker_deaths),
         ("store", report.store_faults),
         ("other engines", report.outside),
+        ("positions in dropped tables", report.positions),
     )
     for who, deaths in met:
         for kind, count in sorted(deaths.items()):

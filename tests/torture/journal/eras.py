@@ -40,8 +40,6 @@ _PLANS: Final = (CALM, FaultPlan(share=0.03), FaultPlan(share=0.25, delay_ms_max
 class JournalEra(Era):
     """What both have: a home that outlives machines, and a store that misbehaves at times."""
 
-    HAS_OUTSIDE_ENGINES = False
-
     def __init__(
         self,
         directory: Path,
