@@ -9,10 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+import pytest
 
 from integration.judges.environment import judge_python
 from integration.judges.postgres_server import USER, PostgresServer
@@ -21,7 +24,7 @@ from streamhouse.connector.cdc.source.progress import ProgressTable
 from streamhouse.storage_service.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
-__all__ = ["CdcCommand", "CdcWorld", "open_world"]
+__all__ = ["CdcCommand", "CdcWorld", "open_world", "server", "world"]
 
 _COMMAND: Final = ("-c", "from streamhouse.cli import main; main()", "cdc")
 _DEADLINE_S: Final = 120.0
@@ -168,3 +171,21 @@ def open_world(server: PostgresServer, folder: Path, database: str) -> Iterator[
             command.clear()
         world.client.close()
         world.service.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """A source for a module; each test has a database of its own."""
+    settings = ("wal_level=logical", "max_replication_slots=40")
+    with PostgresServer(*settings, with_driver=False) as started:
+        yield started
+
+
+@pytest.fixture
+def world(
+    server: PostgresServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[CdcWorld]:
+    """Both ends of one test; a file may have a `server` of other settings."""
+    name = f"db_{zlib.crc32(request.node.name.encode()):08x}"
+    with open_world(server, tmp_path, name) as opened:
+        yield opened

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import subprocess
-import zlib
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from integration.cdc_world import CdcCommand, CdcWorld, open_world
-from integration.judges.postgres_server import USER, PostgresServer
+from integration.cdc_world import CdcCommand, CdcWorld, server, world
+from integration.judges.postgres_server import USER
+
+__all__ = ["server", "world"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.judge, pytest.mark.timeout(600)]
 
@@ -45,23 +45,6 @@ _TYPES: Final = {
     "wide": "string",
 }
 _WIDE: Final = "repeat(md5(random()::text), 200)"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with PostgresServer(
-        "wal_level=logical", "max_replication_slots=40", with_driver=False
-    ) as started:
-        yield started
-
-
-@pytest.fixture
-def world(
-    server: PostgresServer, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[CdcWorld]:
-    name = f"db_{zlib.crc32(request.node.name.encode()):08x}"
-    with open_world(server, tmp_path, name) as opened:
-        yield opened
 
 
 def test_each_type_and_each_kind_of_change_comes_over(world: CdcWorld) -> None:

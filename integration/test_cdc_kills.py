@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from integration.cdc_world import CdcCommand, CdcWorld, open_world
+from integration.cdc_world import CdcCommand, CdcWorld, open_world, server
 from integration.judges.postgres_server import PostgresServer
+
+__all__ = ["server"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.judge, pytest.mark.timeout(600)]
 
@@ -21,13 +22,6 @@ _ROUNDS: Final = 6
 _MOMENT_S_MAX: Final = 6.0
 _WIDE: Final = "repeat(md5(random()::text), 200)"
 _FOLLOW: Final = ("--tables", "public.*", "--keyless", "append")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    settings = ("wal_level=logical", "max_replication_slots=40")
-    with PostgresServer(*settings, with_driver=False) as started:
-        yield started
 
 
 @pytest.mark.parametrize("seed", _SEEDS)

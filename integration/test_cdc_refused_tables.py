@@ -4,15 +4,13 @@ nothing is done to it in the source.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import pytest
 
-from integration.cdc_world import CdcWorld, open_world
-from integration.judges.postgres_server import PostgresServer
+from integration.cdc_world import CdcWorld, server, world
+
+__all__ = ["server", "world"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.judge, pytest.mark.timeout(600)]
 
@@ -26,22 +24,6 @@ _REFUSED: Final = {
     "parent": "other tables inherit from it",
     "parts": "the REPLICA IDENTITY of partition 'public.part_1' is NOTHING",
 }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    settings = ("wal_level=logical", "max_replication_slots=40")
-    with PostgresServer(*settings, with_driver=False) as started:
-        yield started
-
-
-@pytest.fixture
-def world(
-    server: PostgresServer, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[CdcWorld]:
-    name = f"db_{zlib.crc32(request.node.name.encode()):08x}"
-    with open_world(server, tmp_path, name) as opened:
-        yield opened
 
 
 def _published(world: CdcWorld) -> set[str]:

@@ -4,32 +4,13 @@ of partitions, and a server that is away.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from integration.cdc_world import CdcCommand, CdcWorld, open_world
-from integration.judges.postgres_server import PostgresServer
+from integration.cdc_world import CdcCommand, CdcWorld, server, world
+
+__all__ = ["server", "world"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.judge, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    settings = ("wal_level=logical", "max_replication_slots=40")
-    with PostgresServer(*settings, with_driver=False) as started:
-        yield started
-
-
-@pytest.fixture
-def world(
-    server: PostgresServer, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[CdcWorld]:
-    name = f"db_{zlib.crc32(request.node.name.encode()):08x}"
-    with open_world(server, tmp_path, name) as opened:
-        yield opened
 
 
 def _same(world: CdcWorld, table: str) -> None:

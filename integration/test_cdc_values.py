@@ -5,17 +5,17 @@ same of one row, and it is what PostgreSQL says, also of odd values and of those
 from __future__ import annotations
 
 import datetime as dt
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 import pytest
 
-from integration.cdc_world import CdcWorld, open_world
+from integration.cdc_world import CdcWorld, world
 from integration.judges.postgres_server import PostgresServer
+
+__all__ = ["world"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.judge, pytest.mark.timeout(600)]
 
@@ -27,15 +27,6 @@ def server() -> Iterator[PostgresServer]:
     settings = ("wal_level=logical", "max_replication_slots=40", "timezone=Asia/Kolkata")
     with PostgresServer(*settings, with_driver=False) as started:
         yield started
-
-
-@pytest.fixture
-def world(
-    server: PostgresServer, tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[CdcWorld]:
-    name = f"db_{zlib.crc32(request.node.name.encode()):08x}"
-    with open_world(server, tmp_path, name) as opened:
-        yield opened
 
 
 @dataclass(frozen=True)

@@ -126,22 +126,24 @@ def test_a_table_is_tidied_on_demand(client: StorageClient) -> None:
     assert tier_once(client, "events") == 1
 
 
+@pytest.mark.parametrize("count", [70, pytest.param(1_500, marks=pytest.mark.long)])
 def test_small_files_that_are_alone_in_their_partitions_are_explained(
-    client: StorageClient,
+    client: StorageClient, count: int
 ) -> None:
     properties = {"table.datalake.auto-maintenance": "false"}
-    client.create_table("days", SCHEMA, partitioned_by=["id"], properties=properties)
-    client.append("days", pa.table({"id": range(70), "name": ["x"] * 70}, schema=SCHEMA))
-    tier_once(client, "days")
+    name = f"days_{count}"
+    client.create_table(name, SCHEMA, partitioned_by=["id"], properties=properties)
+    client.append(name, pa.table({"id": range(count), "name": ["x"] * count}, schema=SCHEMA))
+    tier_once(client, name)
 
-    why = "70 small files, each the only one of its partition and bucket"
-    assert f"  leave {why}" in _maintain(client, "days", "--dry-run").output
-    assert f"default.days: nothing to do; left are {why}" in _maintain(client, "days").output
-    client.append("days", pa.table({"id": range(5), "name": ["y"] * 5}, schema=SCHEMA))
-    tier_once(client, "days")
-    done = _maintain(client, "days")
+    why = f"{count:,} small files, each the only one of its partition and bucket"
+    assert f"  leave {why}" in _maintain(client, name, "--dry-run").output
+    assert f"default.{name}: nothing to do; left are {why}" in _maintain(client, name).output
+    client.append(name, pa.table({"id": range(5), "name": ["y"] * 5}, schema=SCHEMA))
+    tier_once(client, name)
+    done = _maintain(client, name)
     assert "10 files became 5" in done.output
-    assert "left are 70 small files" in done.output
+    assert f"left are {count:,} small files" in done.output
 
 
 def test_a_table_that_a_worker_has_is_left_to_it(client: StorageClient) -> None:
