@@ -23,8 +23,9 @@ DOCUMENTS = sorted(
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("spark_conf/*.md")]
     if BLOCK.search(path.read_text())
 )
-# Who comes anew reads these two, one after the other, with one service.
-FIRST = [ROOT / "README.md", ROOT / "docs" / "spark.md"]
+# A newcomer reads these in order, with one service.
+SPARK = ["spark", "spark_sql", "spark_changes", "spark_streams"]
+FIRST = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in SPARK)]
 READINGS = [FIRST, *([path] for path in DOCUMENTS if path not in FIRST)]
 
 

@@ -108,7 +108,7 @@ class Table:
         """Return what changed the table: transactions, and snapshots of the lake, oldest first.
 
         Column `kind` tells them apart. Transactions are those that the service remembers, which
-        docs/spark.md describes; `asOfSnapshot` goes back to a `snapshot_id`.
+        docs/spark_changes.md describes; `asOfSnapshot` goes back to a `snapshot_id`.
         """
         given = self._read_options() | {"table": f"{self.path}$history"}
         return self._spark.read.format(FORMAT).options(**given).load()

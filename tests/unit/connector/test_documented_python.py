@@ -13,7 +13,9 @@ import streamhouse
 
 DOCS: Final = Path(__file__).resolve().parents[3] / "docs"
 TEXT: Final = (DOCS / "python.md").read_text(encoding="utf-8")
-ALL_TEXT: Final = TEXT + (DOCS / "spark.md").read_text(encoding="utf-8")
+ALL_TEXT: Final = TEXT + "".join(
+    path.read_text(encoding="utf-8") for path in DOCS.glob("spark*.md")
+)
 
 # What a user calls, and not only reads the fields of.
 CLASSES: Final = (
