@@ -110,7 +110,7 @@ $(LOWEST)/.installed: setup.cfg pyproject.toml | $(BIN)/python
 test-lowest: java $(LOWEST)/.installed ## Service, Kafka door and Spark with the lowest versions
 	$(LOWEST)/bin/python -m pytest tests/service/test_client.py tests/service/test_key_tables.py \
 		tests/service/test_transactions.py tests/service/test_unread_answers.py \
-		tests/service/test_kafka_door.py tests/unit/connector/query/test_duckdb_query.py \
+		tests/service/test_kafka_door.py tests/unit/reading/duckdb/test_duckdb_query.py \
 		integration/test_spark_batch.py integration/test_spark_changes.py
 
 .PHONY: long

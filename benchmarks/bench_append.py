@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from benchmarks.harness import SCHEMA, fsynced_write_seconds, make_rows, median, report
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
 BATCH_ROWS = 10_000

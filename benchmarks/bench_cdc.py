@@ -18,15 +18,15 @@ from typing import Any, Final
 from benchmarks.harness import median, report
 from integration.judges.environment import judge_python
 from integration.judges.postgres_server import USER, PostgresServer
-from streamhouse.client import StreamhouseClient
-from streamhouse.connector.cdc.source.debezium_engine import EngineSettings
-from streamhouse.connector.cdc.source.follower import Follower
-from streamhouse.connector.cdc.source.java import implements, java_class, start_java
-from streamhouse.connector.cdc.source.progress import ProgressTable
-from streamhouse.connector.cdc.source.source_address import SourceAddress
-from streamhouse.connector.cdc.source.source_database import SourceDatabase
-from streamhouse.connector.cdc.source.stream_options import StreamOptions
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.cdc_source.debezium_engine import EngineSettings
+from streamhouse.cdc_source.follower import Follower
+from streamhouse.cdc_source.java import implements, java_class, start_java
+from streamhouse.cdc_source.progress import ProgressTable
+from streamhouse.cdc_source.source_address import SourceAddress
+from streamhouse.cdc_source.source_database import SourceDatabase
+from streamhouse.cdc_source.stream_options import StreamOptions
+from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
 ROWS: Final = 200_000

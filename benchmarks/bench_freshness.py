@@ -20,7 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from benchmarks.harness import SCHEMA, make_rows, percentile, process_cpu_seconds, report
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
 TABLES = 50

@@ -32,7 +32,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.harness import SCHEMA, make_rows, process_cpu_seconds, report
 from benchmarks.many_connections import Answers, constant_server, get_rows
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
 KEYS = 1_000_000

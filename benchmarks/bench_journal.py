@@ -34,8 +34,8 @@ import pyarrow as pa
 
 from benchmarks.harness import SCHEMA, make_rows, median, report
 from benchmarks.turns import Contender, Tally, calling, take_turns
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.journal.store.store_opening import open_store
+from streamhouse.client import StorageClient
+from streamhouse.storage_service.ownership.journal.store.store_opening import open_store
 from tests.support.journal_machines import JournalHome, Machine, Pair, StoreKind
 from tests.support.service_process import ServiceProcess
 

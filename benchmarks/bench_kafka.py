@@ -35,7 +35,8 @@ from benchmarks.kafka_frames import (
     produce_frame,
     produced_error,
 )
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
+from streamhouse.core.model.records.record_format import RAW_TOPIC
 from streamhouse.storage_service.kafka.records import (
     HEADERS_TYPE,
     Compression,
@@ -43,7 +44,6 @@ from streamhouse.storage_service.kafka.records import (
     read_batch,
     write_batch,
 )
-from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
 from tests.support.service_process import ServiceProcess
 
 VALUE_BYTES: Final = 100

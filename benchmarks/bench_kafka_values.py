@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.json
 
 from benchmarks.harness import processor_rate, report
+from streamhouse.core.model.changelog import UPDATE_AFTER
+from streamhouse.core.model.records.record_format import RAW_TOPIC
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.storage_service.kafka.avro_schema import avro_text_of
 from streamhouse.storage_service.kafka.records import RecordColumns
 from streamhouse.storage_service.kafka.values import records_of, rows_of
-from streamhouse.storage_service.model.changelog import UPDATE_AFTER
-from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.storage_service.model.table import TableInfo, TablePath
 from tests.support.kafka_records import record_table
 
 BATCH: Final = 10_000

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.harness import SCHEMA, make_rows, median, percentile, report, timed
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -21,13 +21,13 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import SCHEMA, make_rows, median, pyarrow_rewrite_seconds, report
-from streamhouse.connector.options.options import BATCH, as_options, read_options
-from streamhouse.connector.plan.scan_schema import output_columns
-from streamhouse.connector.plan.union_read import plan_batch_read
-from streamhouse.connector.scan.split_reader import read_split
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.model.lake.facts import LakeRole
-from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.core.model.lake.facts import LakeRole
+from streamhouse.core.model.table_state import TableState
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.reading.options.options import BATCH, as_options, read_options
+from streamhouse.reading.plan.scan_schema import output_columns
+from streamhouse.reading.plan.union_read import plan_batch_read
+from streamhouse.reading.scan.split_reader import read_split
 from streamhouse.tiering.maintain.maintenance import Claim, Maintainer, MaintenancePolicy
 from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.union_world import UnionWorld

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import family_cpu_seconds, median, report, timed
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

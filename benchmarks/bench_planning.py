@@ -17,8 +17,8 @@ from pyiceberg.table import Table
 from pyiceberg.typedef import Record
 
 from benchmarks.harness import SCHEMA, make_rows, median, report
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.model.lake.facts import LakeCatalog
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.model.lake.facts import LakeCatalog
 from tests.support.foreign_deletes import commit_delete_files, position_delete_file
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
@@ -38,11 +38,11 @@ PROPERTIES = {"table.datalake.auto-maintenance": "false"}
 _PLANNER = """
 import sys, time
 started = time.perf_counter()
-from streamhouse.client import StreamhouseClient
-from streamhouse.connector.lake import planner as lake_planner
-from streamhouse.connector.options.options import BATCH, read_options
-from streamhouse.connector.plan.scan_schema import output_columns
-from streamhouse.connector.plan.union_read import plan_batch_read
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.reading.files import planner as lake_planner
+from streamhouse.reading.options.options import BATCH, read_options
+from streamhouse.reading.plan.scan_schema import output_columns
+from streamhouse.reading.plan.union_read import plan_batch_read
 
 endpoint, table = sys.argv[1:3]
 options = read_options(

@@ -15,7 +15,7 @@ from benchmarks.large_tables import (
     fill_keys,
     fill_log,
 )
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
 RESTARTS = 3

@@ -22,7 +22,7 @@ from benchmarks.large_tables import (
     fill_keys,
     fill_log,
 )
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.object_store import BUCKET, REGION, ObjectStore
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

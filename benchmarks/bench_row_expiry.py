@@ -10,13 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from benchmarks.harness import SCHEMA, make_rows, percentile, report, timed
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TablePath
+from streamhouse.storage_service.directory.runtime import clock_us
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from tests.support.in_process_service import expiry_of, open_manager
 
 KEYS = 1_000_000

@@ -11,7 +11,7 @@ import sys
 import tempfile
 
 from benchmarks.harness import SCHEMA, make_rows, report
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -23,7 +23,7 @@ BAR_MIB = 300
 
 _READER = """
 import sys, time
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 
 def peak_mib():
     with open("/proc/self/status") as status:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.harness import SCHEMA, make_rows, median, process_cpu_seconds, report
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
 ROWS_A_CALL: Final = 100

@@ -36,7 +36,7 @@ from benchmarks.many_connections import Answers, get_rows
 from benchmarks.peers import pondra
 from benchmarks.peers.pondra import Pondra
 from benchmarks.turns import Contender, Tally, calling, take_turns
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
 KEYED, LOG = "small_calls", "small_calls_log"

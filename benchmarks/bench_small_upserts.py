@@ -19,7 +19,7 @@ from benchmarks.harness import (
     process_cpu_seconds,
     report,
 )
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
 KEYS = 100_000

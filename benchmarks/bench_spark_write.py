@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.harness import SCHEMA, make_rows, median, percentile, report, timed
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

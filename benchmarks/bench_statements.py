@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from benchmarks.harness import family_cpu_seconds, make_rows, median, report
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

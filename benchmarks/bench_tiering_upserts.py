@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import SCHEMA, make_rows, median, report
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.lake.lake_tables import IcebergLake
+from streamhouse.client import StorageClient
+from streamhouse.lake.lake_tables import IcebergLake
 from streamhouse.tiering.worker.service import TieringService
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.service_process import ServiceProcess

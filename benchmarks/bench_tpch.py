@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.harness import family_cpu_seconds, median, report, timed
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 from tests.support.tpch import queries, tpch_tables

@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from benchmarks.harness import SCHEMA, make_rows, percentile, report
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
 ROWS: Final = int(os.environ.get("BENCH_TRANSACTION_ROWS", "10000000"))

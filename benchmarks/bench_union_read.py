@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.harness import SCHEMA, make_rows, median, report, timed
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 

@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from benchmarks.bench_union_read import _PeakMemory
 from benchmarks.harness import SCHEMA, make_rows, median, report, timed
-from streamhouse.client import StreamhouseClient
-from streamhouse.connector.options.options import BATCH, read_options
-from streamhouse.connector.plan.row_form import table_columns
-from streamhouse.connector.plan.union_read import plan_batch_read
-from streamhouse.connector.scan.scan import LakePiece, LogPiece, Split
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import StorageClient
+from streamhouse.reading.options.options import BATCH, read_options
+from streamhouse.reading.plan.row_form import table_columns
+from streamhouse.reading.plan.union_read import plan_batch_read
+from streamhouse.reading.scan.scan import LakePiece, LogPiece, Split
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import SCHEMA, make_rows, median, report
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
+from streamhouse.core.model.merge_engine import MergeRules
+from streamhouse.core.model.schema import Schema
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.merge_engine import MergeRules
-from streamhouse.storage_service.model.schema import Schema
 from tests.support.service_process import ServiceProcess
 
 KEYS = 1_000_000

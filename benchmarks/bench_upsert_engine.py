@@ -19,14 +19,14 @@ import pyarrow as pa
 from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict, WriteBatch, WriteOptions
 
 from benchmarks.harness import SCHEMA, make_rows, median, percentile, report
+from streamhouse.core.model.bucketing import encode_key
+from streamhouse.core.model.hashing.key_hash import PROCESS_HASHER
+from streamhouse.core.model.merge_engine import MergeRules
+from streamhouse.core.model.schema import Schema
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.bucketing import encode_key
-from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER
-from streamhouse.storage_service.model.merge_engine import MergeRules
-from streamhouse.storage_service.model.schema import Schema
 from tests.support.kv_world import looked_up
 
 KEYS: Final = 1_000_000

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Literal
 
 from benchmarks.peers import pondra
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 
 __all__ = ["Seen", "following"]
 

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamhouse.storage_service.lake.files.parquet_writer import FileFormat, open_parquet
+from streamhouse.lake.files.parquet_writer import FileFormat, open_parquet
 
 __all__ = [
     "SCHEMA",

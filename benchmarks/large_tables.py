@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import SCHEMA, make_rows
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 
 __all__ = ["BATCH_ROWS", "KEYS", "KEY_BUCKETS", "check_keys", "check_log", "fill_keys", "fill_log"]
 

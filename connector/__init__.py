@@ -12,7 +12,7 @@ from typing import Final
 # Public name -> the module that defines it.
 _HOMES: Final = {
     "StreamhouseDataSource": "streamhouse.connector.format.data_source",
-    "TableImport": "streamhouse.connector.imports.table_import",
+    "TableImport": "streamhouse.reading.imports.table_import",
     "attach": "streamhouse.connector.format.registration",
     "register": "streamhouse.connector.format.registration",
     "write_batch": "streamhouse.connector.format.registration",

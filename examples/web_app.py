@@ -23,7 +23,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from streamhouse import AsyncStreamhouseClient
-from streamhouse.storage_service.errors import AlreadyExistsError
+from streamhouse.core.errors import AlreadyExistsError
 
 TABLE = "web.orders"
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 
 __all__ = ["staged_rows", "until"]
 

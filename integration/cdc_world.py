@@ -19,9 +19,9 @@ import pytest
 
 from integration.judges.environment import judge_python
 from integration.judges.postgres_server import USER, PostgresServer
-from streamhouse.client import StreamhouseClient
-from streamhouse.connector.cdc.source.progress import ProgressTable
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.cdc_source.progress import ProgressTable
+from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
 __all__ = ["CdcCommand", "CdcWorld", "open_world", "server", "world"]

@@ -27,7 +27,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import streamhouse
 from integration.spark_world import spark_session
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from streamhouse.connector import write_batch
 from tests.support.journal_machines import JournalHome, Machine, Pair
 from tests.support.python_process import end_forking, fork_from_now_on

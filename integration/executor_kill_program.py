@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import streamhouse
 from integration.attempt_steps import staged_rows, until
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.forked_python import FORKED_FOR_PID
 
 ROWS = 200_000

@@ -9,7 +9,7 @@ import pyarrow as pa
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from integration.judges.kafka_clients import Librdkafka, Record
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.expired_log import EXPIRING, expire_log
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

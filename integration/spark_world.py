@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.streaming import DataStreamReader
 
 import streamhouse
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.expired_log import EXPIRING, expire_log
 from tests.support.python_process import python_for_spark
 from tests.support.service_process import ServiceProcess

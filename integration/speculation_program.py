@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import streamhouse
 from integration.attempt_steps import staged_rows, until
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 
 ROWS = 200_000
 """Of each of the two partitions, about: several requests."""

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from integration.judges.engines import read_many_with_spark35
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.adoption_world import KEYED, LOG, Lake, Rows, adopt, by_id, filled, go_on, rows
 from tests.support.object_store import BUCKET, ObjectStore
 from tests.support.tier_once import tier_once

@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
 
 from integration.judges.kafka_clients import Librdkafka, Record
 from integration.kafka_topics import create_topic
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.kafka_group import LibrdkafkaMember
 from tests.support.service_process import ServiceProcess
 

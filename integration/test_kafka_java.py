@@ -24,7 +24,7 @@ from integration.kafka_topics import (
     changes_in_lake_and_log,
     records_in_lake_and_log,
 )
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.certificates import make_certificates
 from tests.support.free_ports import free_port
 from tests.support.kafka_group import PollingGroup

@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaConsumer
 from confluent_kafka import Consumer
 from kafka import KafkaConsumer
 
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from integration.judges.environment import judge_python
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.judge, pytest.mark.timeout(600)]

@@ -19,7 +19,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from integration.judges.duckdb_read import connect
 from integration.judges.engines import read_many_with_spark35
 from integration.judges.every_type import SCHEMA, plain, row
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 

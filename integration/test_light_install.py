@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 import pytest
 
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.dependencies import (
     asked_by_client,
     asked_by_extra,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from integration.judges.engines import read_many_with_spark35, read_with_duckdb
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.tiering.maintain.maintenance import Claim, Maintainer
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintain.maintenance_report import MaintenanceReport

@@ -27,8 +27,8 @@ from integration.judges.duckdb_read import connect
 from integration.judges.engines import read_many_with_spark35
 from integration.judges.postgres_faults import STEPS, KilledCommit, prepare_faults
 from integration.judges.postgres_server import PostgresServer
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import StreamhouseError
 from streamhouse.tiering.worker.embedded import EmbeddedTieringWorker
 from tests.support.rest_world import adding_column, change_of
 from tests.support.service_process import ServiceProcess

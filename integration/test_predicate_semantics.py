@@ -15,10 +15,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from streamhouse.connector.where.evaluation import filter_batch
-from streamhouse.connector.where.parser import parse_predicate
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.values.zone import parse_zone
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.values.zone import parse_zone
+from streamhouse.reading.where.evaluation import filter_batch
+from streamhouse.reading.where.parser import parse_predicate
 
 pytestmark = pytest.mark.spark
 

@@ -16,8 +16,8 @@ from pyspark.errors import PySparkException
 
 import streamhouse
 from integration.spark_world import SparkWorld, last_line, world
-from streamhouse.storage_service.errors import InvalidRequestError, UnknownColumnError
-from streamhouse.storage_service.model.records.unavailable_value import UNAVAILABLE_VALUE
+from streamhouse.core.errors import InvalidRequestError, UnknownColumnError
+from streamhouse.core.model.records.unavailable_value import UNAVAILABLE_VALUE
 
 __all__ = ["world"]
 

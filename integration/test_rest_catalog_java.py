@@ -19,7 +19,7 @@ from pyiceberg.catalog import load_catalog
 
 from integration.judges.engines import ROOT
 from integration.judges.environment import judge_python
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 

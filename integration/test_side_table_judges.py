@@ -21,9 +21,9 @@ from pyiceberg.table import StaticTable
 from integration.judges.duckdb_read import connect
 from integration.judges.engines import read_many_with_spark35
 from integration.judges.every_type import SCHEMA, plain, row
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.model.lake.facts import LakeRole
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import StorageClient
+from streamhouse.core.model.lake.facts import LakeRole
 from streamhouse.tiering.worker.maintain_job import maintain_table
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.service_process import ServiceProcess

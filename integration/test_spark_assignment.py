@@ -13,8 +13,8 @@ import pytest
 
 from integration.spark_world import SparkWorld, world
 from streamhouse.connector.write.assignment import assigned, can_assign
-from streamhouse.storage_service.errors import SchemaMismatchError
-from streamhouse.storage_service.model.values.zone import parse_zone
+from streamhouse.core.errors import SchemaMismatchError
+from streamhouse.core.model.values.zone import parse_zone
 
 __all__ = ["world"]
 

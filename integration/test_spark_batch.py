@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 import streamhouse
 from integration.spark_world import EVENTS, EXPIRING, SparkWorld, event_rows, world
-from streamhouse.storage_service.errors import AlreadyExistsError
+from streamhouse.core.errors import AlreadyExistsError
 
 __all__ = ["world"]
 

@@ -14,7 +14,7 @@ import pyspark
 import pytest
 
 from integration.spark_world import event_rows
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.python_process import python_for_spark
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

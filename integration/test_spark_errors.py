@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from integration.spark_world import SparkWorld, last_line, world
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 

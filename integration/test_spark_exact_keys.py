@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 import streamhouse
 from integration.spark_world import SparkWorld, last_line, world
-from streamhouse.storage_service.errors import InvalidRequestError, SchemaMismatchError
+from streamhouse.core.errors import InvalidRequestError, SchemaMismatchError
 
 __all__ = ["world"]
 

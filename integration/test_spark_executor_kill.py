@@ -11,7 +11,7 @@ import pytest
 
 from integration.executor_kill_program import BATCHES, ROWS, SOURCE
 from integration.spark_cluster import run_on_cluster, spark_cluster
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]

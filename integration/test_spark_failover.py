@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from integration.attempt_steps import until
 from streamhouse import Producer
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.moved_service import OwnedService
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 import streamhouse
 from integration.spark_world import SentRows, SparkWorld, last_line
 from integration.spark_world import world as world
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     SchemaMismatchError,
     StreamhouseError,

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 import streamhouse
 from integration.spark_world import SentRows, SparkWorld, world
-from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.core.errors import InvalidRequestError
 
 __all__ = ["world"]
 

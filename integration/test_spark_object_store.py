@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.object_store import REGION, SECRET_KEY, ObjectStore
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

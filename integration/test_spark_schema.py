@@ -10,7 +10,7 @@ import pytest
 
 import streamhouse
 from integration.spark_world import SparkWorld, world
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.core.errors import StreamhouseError
 
 __all__ = ["world"]
 

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from integration.spark_world import EVENTS, event_rows
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.certificates import make_certificates
 from tests.support.service_process import ServiceProcess
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from streamhouse.cli import cli
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.in_process_service import EVENTS, event_rows
 from tests.support.service_process import ServiceProcess
 

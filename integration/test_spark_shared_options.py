@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 
 import streamhouse
 from integration.spark_world import SparkWorld, world
-from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.core.errors import UnsupportedError
 
 __all__ = ["world"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from integration.spark_cluster import run_on_cluster, spark_cluster
 from integration.speculation_program import ROWS, SOURCE, TABLES
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 import streamhouse
 from integration.spark_world import SparkWorld, last_line, world
 from streamhouse.connector.names.attached_names import run_as_spark
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.core.errors import StreamhouseError
 
 __all__ = ["world"]
 

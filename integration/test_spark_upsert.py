@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from integration.spark_world import SparkWorld, last_line, world
-from streamhouse.storage_service.errors import DatabaseExistsError
+from streamhouse.core.errors import DatabaseExistsError
 
 __all__ = ["world"]
 

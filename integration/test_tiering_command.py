@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.model.lake.facts import LakeCatalog
+from streamhouse.client import StorageClient
+from streamhouse.core.model.lake.facts import LakeCatalog
 from tests.support.command_line import streamhouse
 from tests.support.service_process import ServiceProcess
 

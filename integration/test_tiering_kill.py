@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from streamhouse.tiering.round.round import BATCH_STEPS, HISTORY_STEPS, ROUND_STEPS
 from tests.support.python_process import run_python
 from tests.support.service_process import ServiceProcess

@@ -17,12 +17,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from integration.spark_world import spark_session
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import TableNotFoundError, UnavailableError
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.lake.files.parquet_writer import FileFormat
-from streamhouse.storage_service.lake.lake_tables import IcebergLake
-from streamhouse.storage_service.model.offsets import OffsetRange
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import TableNotFoundError, UnavailableError
+from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.files.parquet_writer import FileFormat
+from streamhouse.lake.lake_tables import IcebergLake
 from streamhouse.tiering import spark_job
 from streamhouse.tiering.tasks.lake_task import SplitResult, TieringSplit
 from streamhouse.tiering.worker.maintain_job import maintain_table

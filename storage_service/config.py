@@ -14,27 +14,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     UnknownOptionError,
     suggestion,
 )
-from streamhouse.storage_service.journal.lease import LEASE_MS_MAX, OWNER_URL
-from streamhouse.storage_service.journal.names import DEFAULT_SHARD, ShardNames
-from streamhouse.storage_service.log.segments.segment_format import PAYLOAD_BYTES_LIMIT
-from streamhouse.storage_service.model.lake.facts import (
+from streamhouse.core.model.lake.facts import (
     CATALOG_TIMEOUT_PROPERTY,
     LAKE_PATHS_PROPERTY,
     REST_CATALOG_PATH,
     LakeCatalog,
     is_rest_catalog,
 )
-from streamhouse.storage_service.model.values.units import (
+from streamhouse.core.model.values.units import (
     duration_as_option,
     parse_bytes,
     parse_duration_ms,
     size_as_option,
 )
+from streamhouse.storage_service.log.segments.segment_format import PAYLOAD_BYTES_LIMIT
+from streamhouse.storage_service.ownership.journal.lease import LEASE_MS_MAX, OWNER_URL
+from streamhouse.storage_service.ownership.journal.names import DEFAULT_SHARD, ShardNames
 
 __all__ = ["DEFAULT_PORT", "ConfigOption", "ServiceConfig", "kafka_address"]
 

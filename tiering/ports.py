@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from streamhouse.storage_service.client import TieringIdle
-from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
-from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeState
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.table_state import (
+from streamhouse.client import TieringIdle
+from streamhouse.core.model.lake.coverage import CoveredOffsets
+from streamhouse.core.model.lake.facts import LakeCatalog, LakeState
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.table_state import (
     TableState,
     TieringAssignment,
     TieringReport,

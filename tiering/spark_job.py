@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.core.errors import StreamhouseError
 from streamhouse.tiering.worker.job import JobOptions, job_options, run_job
 
 __all__ = ["run_on_spark"]

@@ -26,17 +26,17 @@ from streamhouse.connector.cdc.envelope_values import (
     read_row_type,
     unavailable_columns,
 )
-from streamhouse.connector.options.quoted_names import quoted
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     SchemaMismatchError,
     UnknownColumnError,
 )
-from streamhouse.storage_service.model.records.unavailable_value import (
+from streamhouse.core.model.records.unavailable_value import (
     UNAVAILABLE_VALUE,
     UnavailableValue,
 )
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.reading.options.quoted_names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

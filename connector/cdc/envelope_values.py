@@ -12,7 +12,7 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from streamhouse.storage_service.model.records.unavailable_value import UnavailableValue
+from streamhouse.core.model.records.unavailable_value import UnavailableValue
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from streamhouse.connector.options.quoted_names import quoted
-from streamhouse.storage_service.errors import InvalidRequestError, UnknownColumnError
-from streamhouse.storage_service.model.schema import (
+from streamhouse.core.errors import InvalidRequestError, UnknownColumnError
+from streamhouse.core.model.schema import (
     BUCKET_COLUMN,
     CHANGE_TYPE_COLUMN,
     OFFSET_COLUMN,
     TIMESTAMP_COLUMN,
 )
+from streamhouse.reading.options.quoted_names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -34,8 +34,8 @@ from streamhouse.connector.changes.expressions import first_of
 from streamhouse.connector.write.assignment import assigned, can_assign
 from streamhouse.connector.write.spark_types import check_spark_types
 from streamhouse.connector.write.write_target import not_assigned
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.values.zone import Zone
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.values.zone import Zone
 
 __all__ = ["Assignment", "Case", "settled", "settled_schema", "types_of", "values_of"]
 

@@ -23,23 +23,23 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from streamhouse.client import CommitResult, StorageClient
 from streamhouse.connector.changes.assigned_values import settled, settled_schema
-from streamhouse.connector.options.connection import client_for
-from streamhouse.connector.options.write_options import WriteOptions
-from streamhouse.connector.scan.spark_reader import spark_iterator_errors
+from streamhouse.connector.partition_reader import spark_iterator_errors
 from streamhouse.connector.write.write_jobs import StagedRows, TransactionJob
+from streamhouse.connector.write.write_options import WriteOptions
 from streamhouse.connector.write.write_target import WriteTarget, resolve_target
-from streamhouse.storage_service.client import CommitResult, StorageClient
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CommitConflictError,
     InvalidRequestError,
     StreamhouseError,
     TransactionNotFoundError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.transaction import TransactionStatus
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.transaction import TransactionStatus
+from streamhouse.reading.options.connection import client_for
 
 __all__ = [
     "DELETED",

@@ -11,12 +11,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from streamhouse.connector.options.quoted_names import quoted
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     UnknownColumnError,
     suggestion,
 )
+from streamhouse.reading.options.quoted_names import quoted
 
 __all__ = [
     "all_of",

@@ -40,16 +40,16 @@ from streamhouse.connector.changes.needed_rows import (
     matched_by_key,
     with_existing,
 )
-from streamhouse.connector.options.connection import ConnectionOptions
-from streamhouse.connector.options.quoted_names import quoted
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     UnknownColumnError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.model.merge_engine import DeleteBehavior, MergeEngine
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.table import TableInfo
+from streamhouse.reading.options.connection import ConnectionOptions
+from streamhouse.reading.options.quoted_names import quoted
 
 __all__ = ["Merge", "changed_rows", "check_changeable"]
 

@@ -26,18 +26,18 @@ from streamhouse.connector.changes.assigned_values import Assignment
 from streamhouse.connector.format.spark_readers import session_zone
 from streamhouse.connector.lookup.lookup_join import joined_frame
 from streamhouse.connector.lookup.lookup_plan import INNER, LEFT, planned
-from streamhouse.connector.options.connection import ConnectionOptions, client_for
-from streamhouse.connector.options.options import ZONE_MARK
-from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.connector.query.narrowing import Build, QueryTable, narrowed, needs_by_text
 from streamhouse.connector.query.plan_needs import PlanNeeds
 from streamhouse.connector.query.statement import Statement
-from streamhouse.connector.where.parser import parse_predicate
-from streamhouse.connector.where.predicate import And, Compare, Constant, In, Node, Or
 from streamhouse.connector.write.spark_types import check_spark_types
-from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.values.zone import spark_zone
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.values.zone import spark_zone
+from streamhouse.reading.options.connection import ConnectionOptions, client_for
+from streamhouse.reading.options.options import ZONE_MARK
+from streamhouse.reading.options.quoted_names import quoted
+from streamhouse.reading.where.parser import parse_predicate
+from streamhouse.reading.where.predicate import And, Compare, Constant, In, Node, Or
 
 __all__ = [
     "IN_SOURCE",

@@ -28,18 +28,18 @@ from streamhouse.connector.changes.merge import Merge, On, changed_rows, check_c
 from streamhouse.connector.changes.needed_rows import rows_for
 from streamhouse.connector.format.registration import register, write_batch
 from streamhouse.connector.format.spark_readers import session_zone, stream_marks
-from streamhouse.connector.options.connection import client_for
-from streamhouse.connector.options.options import FORMAT, ZONE_MARK, as_options
-from streamhouse.connector.options.quoted_names import quoted, quoted_list
-from streamhouse.connector.options.write_options import WriteOptions, write_options
-from streamhouse.storage_service.errors import (
+from streamhouse.connector.write.write_options import WriteOptions, write_options
+from streamhouse.core.errors import (
     InvalidRequestError,
     NotFoundError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.values.zone import spark_zone
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.values.zone import spark_zone
+from streamhouse.reading.options.connection import client_for
+from streamhouse.reading.options.options import FORMAT, ZONE_MARK, as_options
+from streamhouse.reading.options.quoted_names import quoted, quoted_list
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter

@@ -21,9 +21,19 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from streamhouse.client import StorageClient
 from streamhouse.connector.format.decimal_numbers import as_numbers, stored_schema
-from streamhouse.connector.options.connection import LAKE, client_for, connection_options
-from streamhouse.connector.options.options import (
+from streamhouse.connector.partition_reader import accept_offered_values, spark_errors
+from streamhouse.connector.write.write_options import write_options
+from streamhouse.core.errors import (
+    StreamhouseError,
+    TableNotFoundError,
+    UnsupportedError,
+)
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.table_state import TableState
+from streamhouse.reading.options.connection import LAKE, client_for, connection_options
+from streamhouse.reading.options.options import (
     ALL_USES,
     BATCH,
     PLANNED_COLUMN,
@@ -34,24 +44,14 @@ from streamhouse.connector.options.options import (
     read_options,
     shape_options,
 )
-from streamhouse.connector.options.write_options import write_options
-from streamhouse.connector.plan.row_form import (
+from streamhouse.reading.plan.row_form import (
     check_columns,
     shape_columns,
     stream_form,
     table_columns,
 )
-from streamhouse.connector.plan.scan_schema import check_types
-from streamhouse.connector.scan.scan import RowsPiece, ScanColumn, Split
-from streamhouse.connector.scan.spark_reader import accept_offered_values, spark_errors
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import (
-    StreamhouseError,
-    TableNotFoundError,
-    UnsupportedError,
-)
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.reading.plan.scan_schema import check_types
+from streamhouse.reading.scan.scan import RowsPiece, ScanColumn, Split
 
 __all__ = ["StreamhouseDataSource"]
 
@@ -87,8 +87,8 @@ class StreamhouseDataSource(DataSource):
     @spark_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         """Plan a batch read of the columns of `schema`, on the table as it is now."""
-        from streamhouse.connector.plan.union_read import plan_batch_read
-        from streamhouse.connector.scan.spark_reader import StreamhouseBatchReader
+        from streamhouse.connector.partition_reader import StreamhouseBatchReader
+        from streamhouse.reading.plan.union_read import plan_batch_read
 
         accept_offered_values()
         options = read_options(self._options(BATCH), use=BATCH)
@@ -114,8 +114,8 @@ class StreamhouseDataSource(DataSource):
             return RefusedStreamReader(error)
 
     def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
-        from streamhouse.connector.plan.tier_plan import read_context
         from streamhouse.connector.stream.stream_reader import StreamhouseStreamReader
+        from streamhouse.reading.plan.tier_plan import read_context
 
         options = read_options(self._options(STREAM), use=STREAM)
         name = options.connection.name
@@ -133,8 +133,8 @@ class StreamhouseDataSource(DataSource):
         return StreamhouseStreamReader(options, self._loaded(), output, arrow_schema)
 
     def _append_stream(self, options: ReadOptions, schema: StructType) -> DataSourceStreamReader:
-        from streamhouse.connector.plan.iceberg_read import source_context
         from streamhouse.connector.stream.append_stream import AppendStreamReader
+        from streamhouse.reading.plan.iceberg_read import source_context
 
         arrow_schema = to_arrow_schema(schema, timezone="UTC")
         output = _output(self._loaded(), options, arrow_schema)
@@ -190,7 +190,7 @@ class StreamhouseDataSource(DataSource):
         return self._client().table_state(str(name.path))
 
     def _asked_source(self) -> TableState:
-        from streamhouse.connector.plan.iceberg_read import source_state
+        from streamhouse.reading.plan.iceberg_read import source_state
 
         shape = shape_options(self._options(BATCH, STREAM))
         return source_state(self._client(), shape.connection.name, columns=shape.columns)
@@ -220,15 +220,15 @@ def _of_table(schema: pa.Schema) -> pa.Schema:
 def _row_count_reader(
     client: StorageClient, state: TableState, options: ReadOptions, schema: pa.Schema
 ) -> DataSourceReader:
-    from streamhouse.connector.plan.row_count import plan_row_count
-    from streamhouse.connector.scan.spark_reader import RowCountReader
+    from streamhouse.connector.partition_reader import RowCountReader
+    from streamhouse.reading.plan.row_count import plan_row_count
 
     plan = plan_row_count(client, state, options)
     return RowCountReader(plan.context, plan.splits, schema, row_count=plan.row_count)
 
 
 def _metadata_schema(part: str, columns: tuple[str, ...] | None) -> pa.Schema:
-    from streamhouse.connector.plan.metadata_tables import metadata_schema
+    from streamhouse.reading.plan.metadata_tables import metadata_schema
 
     return metadata_schema(part, columns)
 
@@ -236,9 +236,9 @@ def _metadata_schema(part: str, columns: tuple[str, ...] | None) -> pa.Schema:
 def _metadata_reader(
     client: StorageClient, state: TableState, options: ReadOptions, schema: pa.Schema
 ) -> DataSourceReader:
-    from streamhouse.connector.plan.metadata_tables import metadata_rows
-    from streamhouse.connector.plan.scan_schema import scan_context
-    from streamhouse.connector.scan.spark_reader import StreamhouseBatchReader
+    from streamhouse.connector.partition_reader import StreamhouseBatchReader
+    from streamhouse.reading.plan.metadata_tables import metadata_rows
+    from streamhouse.reading.plan.scan_schema import scan_context
 
     name = options.connection.name
     rows = metadata_rows(client, state, name.part).select(_of_table(schema).names)

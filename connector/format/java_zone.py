@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from streamhouse.connector.names.asked_first import has_jvm
-from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.values.calendar import DAY_US, days_of
-from streamhouse.storage_service.model.values.zone import Transition, Zone, ZoneText, parse_zone
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.values.calendar import DAY_US, days_of
+from streamhouse.core.model.values.zone import Transition, Zone, ZoneText, parse_zone
 
 __all__ = ["handed_over", "parse_transitions", "with_java_rules"]
 

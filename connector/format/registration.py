@@ -32,8 +32,16 @@ from streamhouse.connector.names.attached_names import (
     run_as_spark,
 )
 from streamhouse.connector.names.hooks import answer_statements
-from streamhouse.connector.options.connection import client_for, connection_options
-from streamhouse.connector.options.options import (
+from streamhouse.connector.write.write_options import WriteOptions, write_options
+from streamhouse.core.errors import (
+    AlreadyExistsError,
+    InvalidNameError,
+    InvalidRequestError,
+    NotFoundError,
+    UnknownColumnError,
+)
+from streamhouse.reading.options.connection import client_for, connection_options
+from streamhouse.reading.options.options import (
     BATCH,
     FORMAT,
     PROVIDER_PREFIX,
@@ -42,14 +50,6 @@ from streamhouse.connector.options.options import (
     applicable,
     as_options,
     check_keys,
-)
-from streamhouse.connector.options.write_options import WriteOptions, write_options
-from streamhouse.storage_service.errors import (
-    AlreadyExistsError,
-    InvalidNameError,
-    InvalidRequestError,
-    NotFoundError,
-    UnknownColumnError,
 )
 
 if TYPE_CHECKING:

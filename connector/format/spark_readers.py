@@ -30,7 +30,7 @@ from streamhouse.connector.names.asked_first import (
     put_around,
     session_of,
 )
-from streamhouse.connector.options.options import (
+from streamhouse.reading.options.options import (
     FORMAT,
     NUMBERS_MARK,
     PLANNED_COLUMN,

@@ -27,10 +27,10 @@ from streamhouse.connector.lookup.row_source import Found, RowSource
 from streamhouse.connector.lookup.row_values import RowValues
 from streamhouse.connector.lookup.shared_tables import shared_by_executor
 from streamhouse.connector.lookup.table_cut import PlannedTable
-from streamhouse.connector.options.connection import client_for
-from streamhouse.connector.scan.split_reader import coalesce
-from streamhouse.storage_service.errors import SchemaMismatchError
-from streamhouse.storage_service.model.casts.lossless import fitted, may_fit
+from streamhouse.core.errors import SchemaMismatchError
+from streamhouse.core.model.casts.lossless import fitted, may_fit
+from streamhouse.reading.options.connection import client_for
+from streamhouse.reading.scan.split_reader import coalesce
 
 __all__ = ["joined", "joined_structs", "joined_values", "looked_up_by"]
 

@@ -23,9 +23,9 @@ import pyarrow as pa
 from streamhouse.connector.lookup.key_index import KeyIndex, Words
 from streamhouse.connector.lookup.row_values import RowValues
 from streamhouse.connector.lookup.text_words import are_short_texts, text_words
-from streamhouse.storage_service.model.bucketing import encode_key
-from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER, Hashes, KeyHasher
-from streamhouse.storage_service.model.schema import empty_batch
+from streamhouse.core.model.bucketing import encode_key
+from streamhouse.core.model.hashing.key_hash import PROCESS_HASHER, Hashes, KeyHasher
+from streamhouse.core.model.schema import empty_batch
 
 __all__ = ["KeyRows", "KeyRowsParts", "Keys", "Numbers", "key_runs"]
 

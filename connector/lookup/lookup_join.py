@@ -28,16 +28,16 @@ from streamhouse.connector.lookup.lookup_plan import (
     resolved,
 )
 from streamhouse.connector.lookup.row_source import RowSource
-from streamhouse.connector.options.connection import client_for, connection_options
-from streamhouse.connector.options.options import as_options
-from streamhouse.connector.options.quoted_names import quoted
-from streamhouse.connector.scan.spark_reader import spark_iterator_errors
-from streamhouse.storage_service.errors import (
+from streamhouse.connector.partition_reader import spark_iterator_errors
+from streamhouse.core.errors import (
     InvalidNameError,
     InvalidRequestError,
     UnknownOptionError,
 )
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.model.table import TableInfo
+from streamhouse.reading.options.connection import client_for, connection_options
+from streamhouse.reading.options.options import as_options
+from streamhouse.reading.options.quoted_names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

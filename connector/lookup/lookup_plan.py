@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     SchemaMismatchError,
     UnknownColumnError,
@@ -16,9 +16,9 @@ from streamhouse.storage_service.errors import (
     listing,
     suggestion,
 )
-from streamhouse.storage_service.model.casts.conform import check_schema
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.values.units import parse_bytes
+from streamhouse.core.model.casts.conform import check_schema
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.values.units import parse_bytes
 
 __all__ = [
     "CACHE_BYTES",

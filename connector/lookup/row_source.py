@@ -24,8 +24,8 @@ from streamhouse.connector.lookup.whole_rows import (
     shaped,
     whole_rows,
 )
-from streamhouse.storage_service.errors import RequestTooLargeError, StreamhouseError
-from streamhouse.storage_service.model.schema import FOUND_COLUMN, empty_batch
+from streamhouse.core.errors import RequestTooLargeError, StreamhouseError
+from streamhouse.core.model.schema import FOUND_COLUMN, empty_batch
 
 __all__ = ["Found", "RowSource", "ServiceCalls"]
 

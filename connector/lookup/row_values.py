@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.storage_service.model.hashing.byte_runs import validity_buffer
+from streamhouse.core.model.hashing.byte_runs import validity_buffer
 
 __all__ = ["RowValues"]
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from streamhouse.client import StorageClient
 from streamhouse.connector.lookup.lookup_plan import LookupPlan
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.core.model.table_state import TableState
 
 if TYPE_CHECKING:
-    from streamhouse.connector.plan.table_read import PinnedTable
+    from streamhouse.reading.plan.table_read import PinnedTable
 
 __all__ = ["CutOfTable", "PlannedTable"]
 
@@ -111,9 +111,9 @@ class CutOfTable(NamedTuple):
 
     def _pinned(self, columns: list[str]) -> PinnedTable:
         # Most tasks never need what plans reads.
-        from streamhouse.connector.options.options import BATCH, read_options
-        from streamhouse.connector.options.quoted_names import quoted_list
-        from streamhouse.connector.plan.table_read import PinnedTable
+        from streamhouse.reading.options.options import BATCH, read_options
+        from streamhouse.reading.options.quoted_names import quoted_list
+        from streamhouse.reading.plan.table_read import PinnedTable
 
         given = {
             "table": self.plan.table,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.storage_service.model.hashing.byte_runs import (
+from streamhouse.core.model.hashing.byte_runs import (
     binary_parts,
     gather_at,
     longest_of,

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from streamhouse.connector.lookup.key_rows import KeyRows, Keys
 from streamhouse.connector.lookup.lookup_plan import LookupPlan
-from streamhouse.storage_service.errors import SchemaMismatchError, StreamhouseError
-from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES, DELETE
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.errors import SchemaMismatchError, StreamhouseError
+from streamhouse.core.model.changelog import CHANGE_TYPE_NAMES, DELETE
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 
 __all__ = ["SharedCut", "TableCut", "keys_in", "read_columns", "shaped", "whole_rows"]
 

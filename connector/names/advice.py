@@ -12,8 +12,8 @@ from typing import Final
 
 from pyspark.errors import PySparkException
 
-from streamhouse.connector.options.options import FORMAT
-from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.core.errors import UnsupportedError
+from streamhouse.reading.options.options import FORMAT
 
 __all__ = ["advising"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streamhouse.connector.names.statement import Statement, Token, name_at, unquoted
-from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.core.errors import UnsupportedError
 
 __all__ = ["Alteration", "alteration_of", "commented"]
 

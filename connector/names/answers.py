@@ -21,8 +21,19 @@ from streamhouse.connector.names.attached_names import (
 from streamhouse.connector.names.definition import Definition, definition_of
 from streamhouse.connector.names.shared_options import check_plan, check_statement
 from streamhouse.connector.names.statement import Statement
-from streamhouse.connector.options.connection import client_for, connection_options
-from streamhouse.connector.options.options import (
+from streamhouse.connector.write.spark_types import arrow_columns
+from streamhouse.connector.write.write_options import write_options
+from streamhouse.connector.write.write_table import existing_or_created
+from streamhouse.core.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    NotFoundError,
+    TableExistsError,
+    UnsupportedError,
+)
+from streamhouse.core.model.schema import canonical_type, type_to_json
+from streamhouse.reading.options.connection import client_for, connection_options
+from streamhouse.reading.options.options import (
     BATCH,
     FORMAT,
     PROVIDER_PREFIX,
@@ -31,17 +42,6 @@ from streamhouse.connector.options.options import (
     applicable,
     check_keys,
 )
-from streamhouse.connector.options.write_options import write_options
-from streamhouse.connector.write.spark_types import arrow_columns
-from streamhouse.connector.write.write_table import existing_or_created
-from streamhouse.storage_service.errors import (
-    AlreadyExistsError,
-    InvalidRequestError,
-    NotFoundError,
-    TableExistsError,
-    UnsupportedError,
-)
-from streamhouse.storage_service.model.schema import canonical_type, type_to_json
 
 __all__ = ["Names", "is_ours", "no_such_definition"]
 

@@ -16,14 +16,14 @@ from typing import Any, Final
 
 from pyspark.sql.types import StructType
 
+from streamhouse.client import StorageClient
 from streamhouse.connector.names.asked_first import own_method
-from streamhouse.connector.options.connection import (
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.reading.options.connection import (
     ConnectionOptions,
     client_for,
     connection_options,
 )
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import StreamhouseError
 
 __all__ = [
     "OWN_METHOD",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from streamhouse.connector.names.statement import Statement, Token, unquoted
-from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.core.errors import UnsupportedError
 
 __all__ = ["Definition", "definition_of"]
 

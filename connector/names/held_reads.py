@@ -12,8 +12,8 @@ from typing import Any
 
 from streamhouse.connector.names.attached_names import attached, is_attached
 from streamhouse.connector.names.statement import name_parts
-from streamhouse.connector.options.options import BATCH, FORMAT, applicable
-from streamhouse.connector.options.quoted_names import quoted
+from streamhouse.reading.options.options import BATCH, FORMAT, applicable
+from streamhouse.reading.options.quoted_names import quoted
 
 __all__ = ["planned_afresh"]
 

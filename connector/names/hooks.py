@@ -29,8 +29,8 @@ from streamhouse.connector.names.shared_options import (
 from streamhouse.connector.names.stale_streams import warn_of_stale_names
 from streamhouse.connector.names.statement import name_parts, statement_of, statements_within
 from streamhouse.connector.names.writers import LAYOUT_CALLS, check_layout, check_mode
-from streamhouse.connector.options.options import FORMAT
-from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.core.errors import UnsupportedError
+from streamhouse.reading.options.options import FORMAT
 
 __all__ = ["answer_statements"]
 

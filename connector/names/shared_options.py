@@ -25,8 +25,8 @@ from streamhouse.connector.names.option_uses import (
     plain_uses,
     uses_with_options,
 )
-from streamhouse.connector.options.options import OPTIONS
-from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.core.errors import UnsupportedError
+from streamhouse.reading.options.options import OPTIONS
 
 __all__ = ["check_plan", "check_statement", "check_view_options"]
 

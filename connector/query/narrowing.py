@@ -30,19 +30,19 @@ from pyspark.sql.types import DataType, StructType
 
 from streamhouse.connector.format.registration import register
 from streamhouse.connector.names.asked_first import has_jvm
-from streamhouse.connector.options.connection import TableName, client_for, connection_options
-from streamhouse.connector.options.options import FORMAT, ROW_COUNT, ROW_COUNT_MARK, shape_options
-from streamhouse.connector.options.quoted_names import quoted, quoted_list
-from streamhouse.connector.plan.iceberg_read import source_state
-from streamhouse.connector.plan.row_form import shape_columns
 from streamhouse.connector.query.plan_needs import KEY_OPTION, PlanNeeds, ScanNeeds, needs_of
 from streamhouse.connector.query.relation_needs import RelationTable, needs_of_relation
 from streamhouse.connector.query.statement import Statement
 from streamhouse.connector.query.text_needs import TextTable, needs_of_text
-from streamhouse.connector.where.parser import parse_predicate
-from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableInfo
+from streamhouse.reading.options.connection import TableName, client_for, connection_options
+from streamhouse.reading.options.options import FORMAT, ROW_COUNT, ROW_COUNT_MARK, shape_options
+from streamhouse.reading.options.quoted_names import quoted, quoted_list
+from streamhouse.reading.plan.iceberg_read import source_state
+from streamhouse.reading.plan.row_form import shape_columns
+from streamhouse.reading.where.parser import parse_predicate
 
 __all__ = ["NarrowedQuery", "QueryTable", "narrowed", "needs_by_text"]
 

@@ -22,7 +22,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from streamhouse.connector.options.quoted_names import quoted
+from streamhouse.reading.options.quoted_names import quoted
 
 __all__ = [
     "KEY_OPTION",

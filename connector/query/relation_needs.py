@@ -17,13 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.connector.query.plan_needs import (
     MOMENTS,
     PlanNeeds,
     ScanNeeds,
     literal_text,
 )
+from streamhouse.reading.options.quoted_names import quoted
 
 __all__ = ["RelationTable", "needs_of_relation"]
 

@@ -11,8 +11,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from streamhouse.connector.names.attached_names import attached, is_attached
-from streamhouse.connector.options.options import BATCH, applicable, as_options, check_keys
-from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.connector.query.narrowing import (
     NarrowedQuery,
     QueryTable,
@@ -20,7 +18,9 @@ from streamhouse.connector.query.narrowing import (
     needs_by_text,
 )
 from streamhouse.connector.query.statement import Statement
-from streamhouse.storage_service.errors import InvalidNameError, NotFoundError
+from streamhouse.core.errors import InvalidNameError, NotFoundError
+from streamhouse.reading.options.options import BATCH, applicable, as_options, check_keys
+from streamhouse.reading.options.quoted_names import quoted
 
 __all__ = ["sql"]
 

@@ -13,7 +13,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from streamhouse.connector.options.quoted_names import quoted
+from streamhouse.reading.options.quoted_names import quoted
 
 __all__ = ["Statement", "TableUse"]
 

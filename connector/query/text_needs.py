@@ -19,9 +19,9 @@ from typing import Final
 
 from sqlglot import exp
 
-from streamhouse.connector.options.quoted_names import quoted
 from streamhouse.connector.query.plan_needs import MOMENTS, PlanNeeds, ScanNeeds
 from streamhouse.connector.query.statement import Statement, TableUse
+from streamhouse.reading.options.quoted_names import quoted
 
 __all__ = ["TextTable", "needs_of_text"]
 

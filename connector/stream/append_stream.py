@@ -21,21 +21,21 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from streamhouse.connector.lake.append_position import AppendPosition
-from streamhouse.connector.options.connection import client_for
-from streamhouse.connector.options.options import ReadOptions
-from streamhouse.connector.plan.iceberg_read import open_source, plan_appends
-from streamhouse.connector.scan.scan import ScanContext
-from streamhouse.connector.scan.spark_reader import (
+from streamhouse.client import StorageClient
+from streamhouse.connector.partition_reader import (
     SplitStreamReader,
     StreamhousePartition,
     spark_errors,
 )
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.model.schema import Schema
+from streamhouse.core.model.schema import Schema
+from streamhouse.reading.files.append_position import AppendPosition
+from streamhouse.reading.options.connection import client_for
+from streamhouse.reading.options.options import ReadOptions
+from streamhouse.reading.plan.iceberg_read import open_source, plan_appends
+from streamhouse.reading.scan.scan import ScanContext
 
 if TYPE_CHECKING:
-    from streamhouse.connector.lake.appends import SourceTable
+    from streamhouse.reading.files.appends import SourceTable
 
 __all__ = ["AppendStreamReader", "advanced"]
 

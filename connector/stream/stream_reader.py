@@ -23,20 +23,20 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from streamhouse.connector.options.connection import client_for
-from streamhouse.connector.options.options import ReadOptions
-from streamhouse.connector.scan.scan import ScanColumn
-from streamhouse.connector.scan.spark_reader import (
+from streamhouse.client import StorageClient
+from streamhouse.connector.partition_reader import (
     SplitStreamReader,
     StreamhousePartition,
     spark_errors,
 )
-from streamhouse.connector.stream.stream_lag import LAG_MEMBER, log_batch
-from streamhouse.connector.stream.stream_position import StreamPosition
-from streamhouse.connector.stream.table_follower import TableFollower, high_watermarks
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.model.table_state import TableState
+from streamhouse.reading.follow.stream_lag import LAG_MEMBER, log_batch
+from streamhouse.reading.follow.stream_position import StreamPosition
+from streamhouse.reading.follow.table_follower import TableFollower, high_watermarks
+from streamhouse.reading.options.connection import client_for
+from streamhouse.reading.options.options import ReadOptions
+from streamhouse.reading.scan.scan import ScanColumn
 
 __all__ = ["RefusedStreamReader", "StreamhouseStreamReader"]
 

@@ -27,11 +27,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamhouse.connector.write.texts import text_kernel
-from streamhouse.storage_service.errors import SchemaMismatchError
-from streamhouse.storage_service.model.casts.nested import converted, first_bad
-from streamhouse.storage_service.model.schema import canonical_type, type_name
-from streamhouse.storage_service.model.values.calendar import DAY_US
-from streamhouse.storage_service.model.values.zone import Zone
+from streamhouse.core.errors import SchemaMismatchError
+from streamhouse.core.model.casts.nested import converted, first_bad
+from streamhouse.core.model.schema import canonical_type, type_name
+from streamhouse.core.model.values.calendar import DAY_US
+from streamhouse.core.model.values.zone import Zone
 
 __all__ = ["assigned", "assigned_key", "can_assign"]
 

@@ -9,13 +9,13 @@ from typing import Final
 import pyarrow as pa
 from pyspark import TaskContext
 
-from streamhouse.connector.options.write_options import WriteMode
+from streamhouse.client import Rejects, StagedRejects, StorageClient, Transaction
 from streamhouse.connector.write.assignment import assigned, assigned_key
+from streamhouse.connector.write.write_options import WriteMode
 from streamhouse.connector.write.write_target import RowShape, WriteTarget
-from streamhouse.storage_service.client import Rejects, StagedRejects, StorageClient, Transaction
-from streamhouse.storage_service.errors import TableNotFoundError
-from streamhouse.storage_service.model.rejected.row_splitter import RowSplitter, cast_values
-from streamhouse.storage_service.model.values.zone import Zone
+from streamhouse.core.errors import TableNotFoundError
+from streamhouse.core.model.rejected.row_splitter import RowSplitter, cast_values
+from streamhouse.core.model.values.zone import Zone
 
 __all__ = ["OpenedOnce", "Sieve", "check_table"]
 

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from streamhouse.storage_service.errors import InvalidSchemaError
+from streamhouse.core.errors import InvalidSchemaError
 
 __all__ = ["arrow_columns", "check_spark_types"]
 

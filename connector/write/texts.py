@@ -19,13 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.model.values.calendar import (
+from streamhouse.core.model.values.calendar import (
     DAY_US,
     date_text,
     days_of,
     timestamp_text,
 )
-from streamhouse.storage_service.model.values.zone import UTC, Zone
+from streamhouse.core.model.values.zone import UTC, Zone
 
 __all__ = ["text_kernel"]
 

@@ -19,26 +19,26 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from streamhouse.connector.options.connection import client_for
-from streamhouse.connector.options.write_options import WriteMode
-from streamhouse.connector.scan.split_reader import coalesce
-from streamhouse.connector.write.sieve import OpenedOnce, Sieve, check_table
-from streamhouse.connector.write.write_target import WriteTarget
-from streamhouse.storage_service.client import (
+from streamhouse.client import (
     AppendWriter,
     CommitResult,
     StagedRejects,
     StorageClient,
     Transaction,
 )
-from streamhouse.storage_service.errors import (
+from streamhouse.connector.write.sieve import OpenedOnce, Sieve, check_table
+from streamhouse.connector.write.write_options import WriteMode
+from streamhouse.connector.write.write_target import WriteTarget
+from streamhouse.core.errors import (
     InternalError,
     InvalidRequestError,
     SchemaMismatchError,
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.transaction import TransactionStatus
+from streamhouse.core.model.transaction import TransactionStatus
+from streamhouse.reading.options.connection import client_for
+from streamhouse.reading.scan.split_reader import coalesce
 
 __all__ = [
     "DirectJob",

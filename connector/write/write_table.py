@@ -14,27 +14,27 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.connector.options.write_options import WriteMode, WriteOptions
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import (
+from streamhouse.client import StorageClient
+from streamhouse.connector.write.write_options import WriteMode, WriteOptions
+from streamhouse.core.errors import (
     DatabaseNotFoundError,
     InvalidRequestError,
     InvalidSchemaError,
     TableExistsError,
     TableNotFoundError,
 )
-from streamhouse.storage_service.model.merge_engine import (
+from streamhouse.core.model.merge_engine import (
     MERGE_PROPERTY_HELP,
     is_merge_property,
 )
-from streamhouse.storage_service.model.nested_fields import fields_lacking, wider_parts
-from streamhouse.storage_service.model.partitioning import PartitionField
-from streamhouse.storage_service.model.properties import TableProperties
-from streamhouse.storage_service.model.records.record_format import (
+from streamhouse.core.model.nested_fields import fields_lacking, wider_parts
+from streamhouse.core.model.partitioning import PartitionField
+from streamhouse.core.model.properties import TableProperties
+from streamhouse.core.model.records.record_format import (
     RECORD_PROPERTY_HELP,
     is_record_property,
 )
-from streamhouse.storage_service.model.schema import (
+from streamhouse.core.model.schema import (
     BUCKET_COLUMN,
     CHANGE_TYPE_COLUMN,
     OFFSET_COLUMN,
@@ -42,7 +42,7 @@ from streamhouse.storage_service.model.schema import (
     canonical_type,
     type_to_json,
 )
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.model.table import TableInfo
 
 __all__ = ["CHANGELOG_COLUMNS", "existing_or_created", "merge_schema", "missing_columns"]
 

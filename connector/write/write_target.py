@@ -6,34 +6,34 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from streamhouse.connector.options.connection import ConnectionOptions
-from streamhouse.connector.options.write_options import WriteMode, WriteOptions
+from streamhouse.client import StorageClient
 from streamhouse.connector.write.assignment import assigned, assigned_key, can_assign
+from streamhouse.connector.write.write_options import WriteMode, WriteOptions
 from streamhouse.connector.write.write_table import (
     CHANGELOG_COLUMNS,
     existing_or_created,
     merge_schema,
     missing_columns,
 )
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     SchemaMismatchError,
     UnknownColumnError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.casts.conform import check_schema
-from streamhouse.storage_service.model.casts.written_rows import check_names, version_of
-from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine
-from streamhouse.storage_service.model.nested_fields import fields_lacking, named_like
-from streamhouse.storage_service.model.rejected.row_splitter import castable
-from streamhouse.storage_service.model.schema import (
+from streamhouse.core.model.casts.conform import check_schema
+from streamhouse.core.model.casts.written_rows import check_names, version_of
+from streamhouse.core.model.merge_engine import DeleteBehavior, MergeEngine
+from streamhouse.core.model.nested_fields import fields_lacking, named_like
+from streamhouse.core.model.rejected.row_splitter import castable
+from streamhouse.core.model.schema import (
     CHANGE_TYPE_COLUMN,
     Schema,
     type_name,
 )
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.values.zone import Zone, spark_zone
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.values.zone import Zone, spark_zone
+from streamhouse.reading.options.connection import ConnectionOptions
 
 __all__ = ["RowShape", "WriteTarget", "not_assigned", "resolve_target"]
 

@@ -12,14 +12,14 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from streamhouse.connector.options.connection import client_for
-from streamhouse.connector.options.write_options import WriteMode, WriteOptions
-from streamhouse.connector.scan.spark_reader import spark_errors
+from streamhouse.client import StorageClient
+from streamhouse.connector.partition_reader import spark_errors
 from streamhouse.connector.write.spark_types import arrow_columns
 from streamhouse.connector.write.write_jobs import DirectJob, StreamJob, TransactionJob, WriteJob
+from streamhouse.connector.write.write_options import WriteMode, WriteOptions
 from streamhouse.connector.write.write_target import WriteTarget, resolve_target
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import InvalidRequestError, UnsupportedError
+from streamhouse.core.errors import InvalidRequestError, UnsupportedError
+from streamhouse.reading.options.connection import client_for
 
 __all__ = ["StreamhouseStreamWriter", "StreamhouseWriter"]
 

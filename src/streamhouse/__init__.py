@@ -2,7 +2,7 @@
 
 The public names are here; each is loaded on first use, so that `import streamhouse` costs a few
 milliseconds and brings in none of Spark, Iceberg or the storage service. A name that needs an extra
-(`streamhouse.extras`) which is not installed raises an `ImportError` that says what to install.
+which is not installed (`streamhouse.core.extras`) raises an `ImportError` with the command.
 """
 
 from __future__ import annotations
@@ -10,27 +10,24 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Final
 
-from streamhouse.extras import MissingExtraError, extra_of, require
+from streamhouse.core.extras import MissingExtraError, extra_of, require
 
 if TYPE_CHECKING:
-    from streamhouse.async_client import AsyncStreamhouseClient
-    from streamhouse.client import StreamhouseClient
+    from streamhouse.api.async_client import AsyncStreamhouseClient
+    from streamhouse.api.client import StreamhouseClient
+    from streamhouse.client.following.subscription import Subscription
+    from streamhouse.client.producer import Producer
+    from streamhouse.client.reads import LogBatch
+    from streamhouse.client.writing.replay import Replayed
+    from streamhouse.client.writing.transactions import Transaction
+    from streamhouse.client.writing.writes import AppendWriter
     from streamhouse.connector import cdc
     from streamhouse.connector.changes.table import Table
     from streamhouse.connector.format.registration import attach, register
     from streamhouse.connector.lookup.lookup_join import lookup_join, register_lookup
-    from streamhouse.connector.plan.table_read import TableScan
     from streamhouse.connector.query.sql_query import sql
     from streamhouse.connector.query.table_read import read
-    from streamhouse.connector.stream.full_subscription import TableBatch
-    from streamhouse.connector.stream.stream_lag import lag
-    from streamhouse.storage_service.client.following.subscription import Subscription
-    from streamhouse.storage_service.client.producer import Producer
-    from streamhouse.storage_service.client.reads import LogBatch
-    from streamhouse.storage_service.client.replay import Replayed
-    from streamhouse.storage_service.client.transactions import Transaction
-    from streamhouse.storage_service.client.writes import AppendWriter
-    from streamhouse.storage_service.errors import (
+    from streamhouse.core.errors import (
         AlreadyExistsError,
         BucketNotFoundError,
         ColumnDroppedError,
@@ -72,24 +69,27 @@ if TYPE_CHECKING:
         UnknownOutcomeError,
         UnsupportedError,
     )
-    from streamhouse.storage_service.model.table import TableInfo
-    from streamhouse.storage_service.model.transaction import CommitResult, TransactionStatus
+    from streamhouse.core.model.table import TableInfo
+    from streamhouse.core.model.transaction import CommitResult, TransactionStatus
+    from streamhouse.reading.follow.full_subscription import TableBatch
+    from streamhouse.reading.follow.stream_lag import lag
+    from streamhouse.reading.plan.table_read import TableScan
 
 __version__: Final = "0.1.0"
 
-_ERRORS: Final = "streamhouse.storage_service.errors"
+_ERRORS: Final = "streamhouse.core.errors"
 # Public name -> the module that defines it, or that it is.
 _HOMES: Final = {
     "AlreadyExistsError": _ERRORS,
-    "AppendWriter": "streamhouse.storage_service.client.writes",
-    "AsyncStreamhouseClient": "streamhouse.async_client",
+    "AppendWriter": "streamhouse.client.writing.writes",
+    "AsyncStreamhouseClient": "streamhouse.api.async_client",
     "attach": "streamhouse.connector.format.registration",
     "BucketNotFoundError": _ERRORS,
     "cdc": "streamhouse.connector.cdc",
     "ColumnDroppedError": _ERRORS,
     "CommitConflictError": _ERRORS,
     "ConsumerLimitError": _ERRORS,
-    "CommitResult": "streamhouse.storage_service.model.transaction",
+    "CommitResult": "streamhouse.core.model.transaction",
     "CorruptDataError": _ERRORS,
     "DatabaseExistsError": _ERRORS,
     "DatabaseNotEmptyError": _ERRORS,
@@ -102,8 +102,8 @@ _HOMES: Final = {
     "InvalidPredicateError": _ERRORS,
     "InvalidRequestError": _ERRORS,
     "InvalidSchemaError": _ERRORS,
-    "lag": "streamhouse.connector.stream.stream_lag",
-    "LogBatch": "streamhouse.storage_service.client.reads",
+    "lag": "streamhouse.reading.follow.stream_lag",
+    "LogBatch": "streamhouse.client.reads",
     "LogCutError": _ERRORS,
     "lookup_join": "streamhouse.connector.lookup.lookup_join",
     "NotFoundError": _ERRORS,
@@ -111,31 +111,31 @@ _HOMES: Final = {
     "OffsetOutOfRangeError": _ERRORS,
     "OutOfOrderSequenceError": _ERRORS,
     "OverloadedError": _ERRORS,
-    "Producer": "streamhouse.storage_service.client.producer",
+    "Producer": "streamhouse.client.producer",
     "read": "streamhouse.connector.query.table_read",
     "register": "streamhouse.connector.format.registration",
     "register_lookup": "streamhouse.connector.lookup.lookup_join",
-    "Replayed": "streamhouse.storage_service.client.replay",
+    "Replayed": "streamhouse.client.writing.replay",
     "RequestTooLargeError": _ERRORS,
     "RowNotFoundError": _ERRORS,
     "SchemaMismatchError": _ERRORS,
     "SnapshotNotFoundError": _ERRORS,
     "sql": "streamhouse.connector.query.sql_query",
     "StorageFailedError": _ERRORS,
-    "StreamhouseClient": "streamhouse.client",
+    "StreamhouseClient": "streamhouse.api.client",
     "StreamhouseError": _ERRORS,
-    "Subscription": "streamhouse.storage_service.client.following.subscription",
+    "Subscription": "streamhouse.client.following.subscription",
     "Table": "streamhouse.connector.changes.table",
-    "TableBatch": "streamhouse.connector.stream.full_subscription",
+    "TableBatch": "streamhouse.reading.follow.full_subscription",
     "TableDamagedError": _ERRORS,
     "TableExistsError": _ERRORS,
-    "TableInfo": "streamhouse.storage_service.model.table",
+    "TableInfo": "streamhouse.core.model.table",
     "TableNotFoundError": _ERRORS,
-    "TableScan": "streamhouse.connector.plan.table_read",
-    "Transaction": "streamhouse.storage_service.client.transactions",
+    "TableScan": "streamhouse.reading.plan.table_read",
+    "Transaction": "streamhouse.client.writing.transactions",
     "TransactionClosedError": _ERRORS,
     "TransactionNotFoundError": _ERRORS,
-    "TransactionStatus": "streamhouse.storage_service.model.transaction",
+    "TransactionStatus": "streamhouse.core.model.transaction",
     "UnauthorizedError": _ERRORS,
     "UnavailableError": _ERRORS,
     "UnknownColumnError": _ERRORS,

@@ -21,17 +21,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.core.errors import (
+    AlreadyExistsError,
+    StorageFailedError,
+)
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.runtime import Runtime
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.transactions.transaction_files import (
     OUTCOMES_FILE,
-)
-from streamhouse.storage_service.errors import (
-    AlreadyExistsError,
-    StorageFailedError,
 )
 from streamhouse.storage_service.log.log_copy import copy_log, link_or_copy
 from streamhouse.storage_service.log.segments.segment_format import (

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import asyncio
 
+from streamhouse.core.errors import StorageFailedError, UnavailableError
+from streamhouse.core.model.lake.limits import check_lake_schema
+from streamhouse.core.model.lake.partition_fields import check_column_names
+from streamhouse.core.model.schema_change import replace_columns
+from streamhouse.core.model.table import TableDescriptor, TableInfo
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
-from streamhouse.storage_service.errors import StorageFailedError, UnavailableError
-from streamhouse.storage_service.model.lake.limits import check_lake_schema
-from streamhouse.storage_service.model.lake.partition_fields import check_column_names
-from streamhouse.storage_service.model.schema_change import replace_columns
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 
 __all__ = ["is_untouched", "may_have_rows", "with_other_columns"]
 

@@ -18,19 +18,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from streamhouse.storage_service.engine.directory.state_file import StateFile
-from streamhouse.storage_service.engine.runtime import Runtime
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     ConsumerLimitError,
     CorruptDataError,
     InvalidRequestError,
     StreamhouseError,
 )
-from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
-from streamhouse.storage_service.model.values.consumer_names import (
+from streamhouse.core.model.offsets import buckets_to_json, offsets_from_json
+from streamhouse.core.model.values.consumer_names import (
     CONSUMER_NAME_RULE,
     is_consumer_name,
 )
+from streamhouse.storage_service.directory.runtime import Runtime
+from streamhouse.storage_service.directory.state_file import StateFile
 
 __all__ = ["Consumer", "ConsumerKey", "Consumers"]
 

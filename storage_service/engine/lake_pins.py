@@ -17,14 +17,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from streamhouse.storage_service.engine.directory.state_file import StateFile
-from streamhouse.storage_service.engine.runtime import Runtime
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     InvalidRequestError,
     OverloadedError,
     StreamhouseError,
 )
+from streamhouse.storage_service.directory.runtime import Runtime
+from streamhouse.storage_service.directory.state_file import StateFile
 
 __all__ = ["LakePin", "LakePins"]
 

@@ -16,12 +16,22 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from streamhouse.storage_service.backoff import Backoff
+from streamhouse.core.backoff import Backoff
+from streamhouse.core.errors import (
+    StorageFailedError,
+    StreamhouseError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.rejected.companion import companion_of, in_opening_order
+from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.directory.damaged_table import DamagedTable
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.engine.directory.table_files import save_lake_state
-from streamhouse.storage_service.engine.directory.table_registry import TableRegistry
+from streamhouse.storage_service.directory.damaged_table import DamagedTable
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.runtime import Runtime
+from streamhouse.storage_service.directory.table_files import save_lake_state
+from streamhouse.storage_service.directory.table_registry import TableRegistry
 from streamhouse.storage_service.engine.keys.key_copies import key_copier
 from streamhouse.storage_service.engine.keys.key_mending import KeyMending
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
@@ -36,7 +46,6 @@ from streamhouse.storage_service.engine.opener import (
     close_tablets,
     take_over,
 )
-from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
 from streamhouse.storage_service.engine.transactions.transaction_coordinator import (
     TransactionCoordinator,
@@ -46,13 +55,6 @@ from streamhouse.storage_service.engine.upkeep.jobs import Upkeep, upkeep_jobs
 from streamhouse.storage_service.engine.upkeep.retention import retain
 from streamhouse.storage_service.engine.upkeep.row_expiry import RowExpiry
 from streamhouse.storage_service.engine.wakeups import WaiterLimit
-from streamhouse.storage_service.errors import (
-    StorageFailedError,
-    StreamhouseError,
-    UnavailableError,
-    UnknownOutcomeError,
-)
-from streamhouse.storage_service.journal.restore.journal_file import refuse_without_journal
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import (
@@ -62,10 +64,10 @@ from streamhouse.storage_service.log.group_commit import (
 )
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.replica import Replication
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.rejected.companion import companion_of, in_opening_order
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
-from streamhouse.storage_service.shards.directory import ShardDirectory
+from streamhouse.storage_service.ownership.journal.restore.journal_file import (
+    refuse_without_journal,
+)
+from streamhouse.storage_service.ownership.shards.directory import ShardDirectory
 
 __all__ = ["Appended", "TabletManager"]
 

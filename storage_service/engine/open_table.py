@@ -15,28 +15,28 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.consumers import Consumer, Consumers
-from streamhouse.storage_service.engine.lake_pins import LakePins
-from streamhouse.storage_service.engine.record_schemas import RecordSchemas
-from streamhouse.storage_service.engine.runtime import clock_us
-from streamhouse.storage_service.engine.wakeups import Wakeups
-from streamhouse.storage_service.engine.write_gate import WriteGate
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     BucketNotFoundError,
     HistoryDivergedError,
     StorageFailedError,
     StreamhouseError,
     UnavailableError,
 )
+from streamhouse.core.model.lake.facts import LakeState, SideLakeState
+from streamhouse.core.model.offsets import BucketPositions
+from streamhouse.core.model.properties import TableProperties
+from streamhouse.core.model.table import TableInfo, TablePath
+from streamhouse.core.model.table_state import TableState
+from streamhouse.core.traces.stages import STAGES, stage_ended
+from streamhouse.storage_service.directory.runtime import clock_us
+from streamhouse.storage_service.engine.consumers import Consumer, Consumers
+from streamhouse.storage_service.engine.lake_pins import LakePins
+from streamhouse.storage_service.engine.record_schemas import RecordSchemas
+from streamhouse.storage_service.engine.wakeups import Wakeups
+from streamhouse.storage_service.engine.write_gate import WriteGate
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import CommitOutcome, Submit
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.lake.facts import LakeState, SideLakeState
-from streamhouse.storage_service.model.offsets import BucketPositions
-from streamhouse.storage_service.model.properties import TableProperties
-from streamhouse.storage_service.model.table import TableInfo, TablePath
-from streamhouse.storage_service.model.table_state import TableState
-from streamhouse.storage_service.traces.stages import STAGES, stage_ended
 
 __all__ = ["Appended", "Away", "LogTable", "OpenTable"]
 

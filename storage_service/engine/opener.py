@@ -18,15 +18,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from streamhouse.core.errors import (
+    CorruptDataError,
+    HistoryDivergedError,
+    StorageFailedError,
+    StreamhouseError,
+)
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.table import TableDescriptor, TableInfo
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.consumers import Consumers
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.engine.directory.format_upgrade import upgrade_files
-from streamhouse.storage_service.engine.directory.table_files import (
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.format_upgrade import upgrade_files
+from streamhouse.storage_service.directory.runtime import Runtime
+from streamhouse.storage_service.directory.table_files import (
     load_lake_state,
     save_lake_state,
 )
-from streamhouse.storage_service.engine.directory.table_registry import TableRegistry
+from streamhouse.storage_service.directory.table_registry import TableRegistry
+from streamhouse.storage_service.engine.consumers import Consumers
 from streamhouse.storage_service.engine.keys.key_bucket import (
     Damage,
     KeyBucket,
@@ -44,16 +53,9 @@ from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
 from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
 from streamhouse.storage_service.engine.record_schemas import RecordSchemas
-from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.tiering_desk.lake_history import check_history, covered_by
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
 from streamhouse.storage_service.engine.wakeups import WaiterLimit, Wakeups
-from streamhouse.storage_service.errors import (
-    CorruptDataError,
-    HistoryDivergedError,
-    StorageFailedError,
-    StreamhouseError,
-)
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.kv.rocksdb_store import is_damage
 from streamhouse.storage_service.log.group_commit import Submit
@@ -61,8 +63,6 @@ from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
 from streamhouse.storage_service.log.replica import Replication
 from streamhouse.storage_service.log.segments.segment_format import LogIdentity
 from streamhouse.storage_service.log.segments.segment_roll import begin_log
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 
 __all__ = [
     "Adoptable",

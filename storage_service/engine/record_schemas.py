@@ -16,11 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from streamhouse.storage_service.engine.directory.state_file import StateFile
-from streamhouse.storage_service.engine.runtime import Runtime
-from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
+from streamhouse.core.errors import CorruptDataError, StreamhouseError
+from streamhouse.core.model.table import TableInfo, TablePath
+from streamhouse.storage_service.directory.runtime import Runtime
+from streamhouse.storage_service.directory.state_file import StateFile
 from streamhouse.storage_service.kafka.registry.schema_set import SchemaSet
-from streamhouse.storage_service.model.table import TableInfo, TablePath
 
 if TYPE_CHECKING:
     # The room of values needs the libraries of the extra.

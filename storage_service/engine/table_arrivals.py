@@ -15,22 +15,22 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from streamhouse.storage_service.backoff import Backoff
-from streamhouse.storage_service.engine.directory.service_state import KnownTable
-from streamhouse.storage_service.engine.directory.table_files import load_table
-from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.open_table import Away, OpenTable
-from streamhouse.storage_service.errors import (
+from streamhouse.core.backoff import Backoff
+from streamhouse.core.errors import (
     InvalidRequestError,
     StorageFailedError,
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.storage_service.journal.store.object_store import ObjectStore
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.shards.directory import ShardDirectory
-from streamhouse.storage_service.shards.move_set import MoveSet
-from streamhouse.storage_service.shards.tickets import MoveTicket
+from streamhouse.core.model.table import TableInfo
+from streamhouse.storage_service.directory.service_state import KnownTable
+from streamhouse.storage_service.directory.table_files import load_table
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import Away, OpenTable
+from streamhouse.storage_service.ownership.journal.store.object_store import ObjectStore
+from streamhouse.storage_service.ownership.shards.directory import ShardDirectory
+from streamhouse.storage_service.ownership.shards.move_set import MoveSet
+from streamhouse.storage_service.ownership.shards.tickets import MoveTicket
 
 __all__ = ["Asked", "TableArrivals", "insist", "moving"]
 

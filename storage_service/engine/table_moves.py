@@ -25,22 +25,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from streamhouse.storage_service.engine.keys.key_copies import copy_keys
-from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.table_arrivals import TableArrivals, insist, moving
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     StorageFailedError,
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.storage_service.journal.store.object_store import ObjectStore, ObjectStoreError
-from streamhouse.storage_service.model.rejected.companion import companion_of, table_of
-from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.shards.directory import ShardDirectory
-from streamhouse.storage_service.shards.move_set import MoveSet, SentFiles, clear_moves
-from streamhouse.storage_service.shards.tickets import MoveTicket
+from streamhouse.core.model.rejected.companion import companion_of, table_of
+from streamhouse.core.model.table import TablePath
+from streamhouse.storage_service.engine.keys.key_copies import copy_keys
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.table_arrivals import TableArrivals, insist, moving
+from streamhouse.storage_service.ownership.journal.store.object_store import (
+    ObjectStore,
+    ObjectStoreError,
+)
+from streamhouse.storage_service.ownership.shards.directory import ShardDirectory
+from streamhouse.storage_service.ownership.shards.move_set import MoveSet, SentFiles, clear_moves
+from streamhouse.storage_service.ownership.shards.tickets import MoveTicket
 
 __all__ = ["TableMoves"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from streamhouse.storage_service.errors import OverloadedError
+from streamhouse.core.errors import OverloadedError
 
 __all__ = ["ANY_BUCKET", "WaiterLimit", "Wakeups", "Watch"]
 

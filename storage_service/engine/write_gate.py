@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.core.errors import StreamhouseError
 
 __all__ = ["WriteGate"]
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.errors import SchemaMismatchError, UnsupportedError
+from streamhouse.core.errors import SchemaMismatchError, UnsupportedError
 from streamhouse.storage_service.kafka.avro_schema import AvroSchema
 from streamhouse.storage_service.kafka.errors import is_bug
 

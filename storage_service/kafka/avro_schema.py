@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.errors import InvalidSchemaError, UnsupportedError
-from streamhouse.storage_service.text.text_rows import width_of
+from streamhouse.core.errors import InvalidSchemaError, UnsupportedError
+from streamhouse.core.text.text_rows import width_of
 
 __all__ = ["AvroField", "AvroSchema", "AvroType", "avro_schema", "avro_text_of", "known_schema"]
 

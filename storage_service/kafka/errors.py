@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     FencedError,
     InvalidRequestError,
     TableNotFoundError,

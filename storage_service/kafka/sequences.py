@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final, Generic, TypeVar
 
-from streamhouse.storage_service.errors import FencedError, OutOfOrderSequenceError
-from streamhouse.storage_service.model.records.record_sequence import Continuity, RecordSequence
+from streamhouse.core.errors import FencedError, OutOfOrderSequenceError
+from streamhouse.core.model.records.record_sequence import Continuity, RecordSequence
 
 __all__ = ["ProducerOrder", "Repeated", "writer_of"]
 

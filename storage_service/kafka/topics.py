@@ -25,8 +25,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from streamhouse.storage_service.errors import InvalidNameError
-from streamhouse.storage_service.model.table import DEFAULT_DATABASE, TablePath
+from streamhouse.core.errors import InvalidNameError
+from streamhouse.core.model.table import DEFAULT_DATABASE, TablePath
 
 __all__ = [
     "TOPIC_PROPERTY",

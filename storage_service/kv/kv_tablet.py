@@ -35,7 +35,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
+from streamhouse.core.errors import CorruptDataError, StreamhouseError
+from streamhouse.core.model.hashing.byte_runs import longest_of
+from streamhouse.core.model.hashing.key_hash import PROCESS_HASHER, HashedKeys
 from streamhouse.storage_service.kv.cache.memory_budget import KvOptions
 from streamhouse.storage_service.kv.cache.planned_rows import PlannedRows
 from streamhouse.storage_service.kv.cache.row_cache import CachedRows, RowCache
@@ -58,8 +60,6 @@ from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.kv.rocksdb_store import Marker, OnDamage, RocksdbStore
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, versions_of
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.hashing.byte_runs import longest_of
-from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER, HashedKeys
 
 __all__ = ["KvOptions", "KvTablet"]
 

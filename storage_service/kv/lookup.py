@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     RequestTooLargeError,
     SchemaMismatchError,
 )
+from streamhouse.core.model.bucketing import encode_key
+from streamhouse.core.model.casts.conform import conform
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.bucketing import encode_key
-from streamhouse.storage_service.model.casts.conform import conform
 
 __all__ = [
     "FIRST_STEP_ROWS",

@@ -48,7 +48,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     OverloadedError,
     StorageFailedError,

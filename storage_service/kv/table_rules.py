@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from streamhouse.storage_service.model.lake.limits import NO_LIMITS, LakeLimits
-from streamhouse.storage_service.model.merge_engine import MergeRules
-from streamhouse.storage_service.model.schema import Schema
+from streamhouse.core.model.lake.limits import NO_LIMITS, LakeLimits
+from streamhouse.core.model.merge_engine import MergeRules
+from streamhouse.core.model.schema import Schema
 
 __all__ = ["TableRules"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from streamhouse.storage_service.errors import RequestTooLargeError
+from streamhouse.core.errors import RequestTooLargeError
+from streamhouse.core.model.records.record_sequence import Continuity
 from streamhouse.storage_service.log.filesystem import Buffer
 from streamhouse.storage_service.log.segments.segment import WrittenFrame
 from streamhouse.storage_service.log.segments.segment_format import encode_frame, frame_bytes
@@ -13,7 +14,6 @@ from streamhouse.storage_service.log.writer_state import (
     TRANSACTION_WRITER,
     WriterStates,
 )
-from streamhouse.storage_service.model.records.record_sequence import Continuity
 
 __all__ = ["AppendQueue", "AppendResult", "RoutedBatch", "checked_payload"]
 

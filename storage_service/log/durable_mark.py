@@ -15,7 +15,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.core.errors import CorruptDataError
 from streamhouse.storage_service.log.filesystem import Filesystem, WritableFile, replace_durably
 from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InternalError,
     NotOwnerError,
     OutOfOrderSequenceError,
@@ -39,11 +39,11 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from streamhouse.core.traces.stages import Stages
 from streamhouse.storage_service.log.append_queue import AppendResult, RoutedBatch
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.replica import Replication
 from streamhouse.storage_service.log.stored_in_order import ReplicaLag, StoredInOrder
-from streamhouse.storage_service.traces.stages import Stages
 
 __all__ = [
     "CommitGroup",

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.core.errors import CorruptDataError
 from streamhouse.storage_service.log.durable_mark import MARK_NAME, DurableMark
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.segments.segment_format import (

@@ -19,12 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     OffsetOutOfRangeError,
     StorageFailedError,
     UnknownOutcomeError,
 )
+from streamhouse.core.model.records.record_sequence import Continuity
 from streamhouse.storage_service.log.append_queue import (
     AppendQueue,
     AppendResult,
@@ -37,7 +38,6 @@ from streamhouse.storage_service.log.segments.segment import Extent, StoredBatch
 from streamhouse.storage_service.log.segments.segment_chain import SegmentChain
 from streamhouse.storage_service.log.segments.segment_format import PAYLOAD_BYTES_LIMIT, LogIdentity
 from streamhouse.storage_service.log.segments.segment_roll import RollFailedError, SegmentRoll
-from streamhouse.storage_service.model.records.record_sequence import Continuity
 
 __all__ = ["AppendResult", "Extent", "LogOptions", "LogTablet", "StoredBatch"]
 

@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.core.errors import CorruptDataError
 from streamhouse.storage_service.log.durable_mark import LOSS_ACCEPTED_NAME, MARK_NAME, DurableMark
 from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
 from streamhouse.storage_service.log.segments.segment import ActiveSegment, SealedSegment

@@ -22,7 +22,7 @@ from typing import Final
 import pyarrow as pa
 from crc32c import crc32c
 
-from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.core.errors import CorruptDataError
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import Buffer, Filesystem
 from streamhouse.storage_service.log.segments.segment_format import (

@@ -30,19 +30,19 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from streamhouse.storage_service.errors import FencedError, OutOfOrderSequenceError
+from streamhouse.core.errors import FencedError, OutOfOrderSequenceError
+from streamhouse.core.model.records.record_sequence import (
+    RECORD_COUNTED,
+    RECORDS_MAX,
+    Continuity,
+    RecordSequence,
+)
 from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,
     LogIdentity,
     MalformedError,
     seal_header,
     unseal_header,
-)
-from streamhouse.storage_service.model.records.record_sequence import (
-    RECORD_COUNTED,
-    RECORDS_MAX,
-    Continuity,
-    RecordSequence,
 )
 
 __all__ = [

@@ -13,15 +13,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from streamhouse.storage_service.engine.directory.state_file import read_json, replace_json
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     AlreadyExistsError,
     CorruptDataError,
     InvalidRequestError,
     StorageFailedError,
 )
+from streamhouse.core.model.progress import NO_PROGRESS, Progress
+from streamhouse.storage_service.directory.state_file import read_json, replace_json
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from streamhouse.storage_service.model.progress import NO_PROGRESS, Progress
 
 __all__ = ["MANIFEST", "restore_backup", "verify_backup", "write_backup"]
 

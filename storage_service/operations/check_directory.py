@@ -8,29 +8,28 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from streamhouse.storage_service.engine.directory.data_directory import (
-    GIVEN_UP_SUFFIX,
-    DataDirectory,
-)
-from streamhouse.storage_service.engine.directory.format_upgrade import find_former_tables
-from streamhouse.storage_service.engine.directory.service_state import (
-    ServiceState,
-    load_service_state,
-)
-from streamhouse.storage_service.engine.directory.state_file import StateFile
-from streamhouse.storage_service.engine.directory.table_files import load_lake_state, load_table
-from streamhouse.storage_service.engine.directory.table_folders import find_strangers
-from streamhouse.storage_service.engine.record_schemas import load_schemas
-from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.storage_service.journal.restore.journal_file import refuse_half_made
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.progress import NO_PROGRESS, Progress
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.progress import NO_PROGRESS, Progress
+from streamhouse.core.model.table import TableInfo
+from streamhouse.storage_service.directory.data_directory import (
+    GIVEN_UP_SUFFIX,
+    DataDirectory,
+)
+from streamhouse.storage_service.directory.format_upgrade import find_former_tables
+from streamhouse.storage_service.directory.service_state import (
+    ServiceState,
+    load_service_state,
+)
+from streamhouse.storage_service.directory.state_file import StateFile
+from streamhouse.storage_service.directory.table_files import load_lake_state, load_table
+from streamhouse.storage_service.directory.table_folders import find_strangers
+from streamhouse.storage_service.engine.record_schemas import load_schemas
+from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
 from streamhouse.storage_service.operations.check_keys import check_rows_by_key
 from streamhouse.storage_service.operations.check_log import check_log
 from streamhouse.storage_service.operations.check_transactions import check_transactions
@@ -39,6 +38,7 @@ from streamhouse.storage_service.operations.findings import (
     CheckReport,
     TableFacts,
 )
+from streamhouse.storage_service.ownership.journal.restore.journal_file import refuse_half_made
 
 __all__ = ["LakeCheck", "check_directory", "unused"]
 

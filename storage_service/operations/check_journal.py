@@ -12,21 +12,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.journal.checkpoints.manifest import Manifest
-from streamhouse.storage_service.journal.checkpoints.packs import read_packed
-from streamhouse.storage_service.journal.epochs import newest_epoch, open_facts
-from streamhouse.storage_service.journal.names import Place, ShardNames
-from streamhouse.storage_service.journal.object_format import (
+from streamhouse.core.errors import CorruptDataError
+from streamhouse.core.model.progress import NO_PROGRESS, Progress
+from streamhouse.storage_service.operations.findings import Finding, Severity
+from streamhouse.storage_service.ownership.journal.checkpoints.manifest import Manifest
+from streamhouse.storage_service.ownership.journal.checkpoints.packs import read_packed
+from streamhouse.storage_service.ownership.journal.epochs import newest_epoch, open_facts
+from streamhouse.storage_service.ownership.journal.names import Place, ShardNames
+from streamhouse.storage_service.ownership.journal.object_format import (
     OBJECT_BYTES_MAX,
     JournalObject,
     ObjectKind,
     decode_object,
     journal_identity,
 )
-from streamhouse.storage_service.journal.operations import Append, Replace
-from streamhouse.storage_service.journal.reader import JournalReader, TrimmedError
-from streamhouse.storage_service.journal.restore.journalled_state import (
+from streamhouse.storage_service.ownership.journal.operations import Append, Replace
+from streamhouse.storage_service.ownership.journal.reader import JournalReader, TrimmedError
+from streamhouse.storage_service.ownership.journal.restore.journalled_state import (
     READ_AHEAD,
     Replay,
     check_manifest,
@@ -35,17 +37,18 @@ from streamhouse.storage_service.journal.restore.journalled_state import (
     load_manifest,
     pack_lengths,
 )
-from streamhouse.storage_service.journal.steps import run_on
-from streamhouse.storage_service.journal.store.object_store import ObjectNotFoundError, ObjectStore
-from streamhouse.storage_service.journal.tree import (
+from streamhouse.storage_service.ownership.journal.steps import run_on
+from streamhouse.storage_service.ownership.journal.store.object_store import (
+    ObjectNotFoundError,
+    ObjectStore,
+)
+from streamhouse.storage_service.ownership.journal.tree import (
     Held,
     Journalled,
     JournalTree,
     Packed,
     TreeFile,
 )
-from streamhouse.storage_service.model.progress import NO_PROGRESS, Progress
-from streamhouse.storage_service.operations.findings import Finding, Severity
 
 __all__ = ["JournalReport", "check_journal", "read_file"]
 

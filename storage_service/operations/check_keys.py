@@ -18,16 +18,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.model.changelog import INSERT, UPDATE_AFTER
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN, RETRACTS_COLUMN
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.values.sorted_values import distinct
 from streamhouse.storage_service.engine.keys.key_bucket import damage_of, table_rules
-from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.kv.plan.write_input import check_keys
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions, versions_of
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.changelog import INSERT, UPDATE_AFTER
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, RETRACTS_COLUMN
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.values.sorted_values import distinct
 from streamhouse.storage_service.operations.check_log import CheckedLog
 from streamhouse.storage_service.operations.findings import BucketFacts, CheckReport
 

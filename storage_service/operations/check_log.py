@@ -8,7 +8,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.model.progress import NO_PROGRESS, Progress
+from streamhouse.core.model.schema_change import read_stored
+from streamhouse.core.model.table import TableInfo
 from streamhouse.storage_service.log.durable_mark import MARK_NAME, DurableMark
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.segments.segment_format import (
@@ -30,9 +33,6 @@ from streamhouse.storage_service.log.segments.segment_scan import (
     scan_frames,
 )
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER, decode_writers
-from streamhouse.storage_service.model.progress import NO_PROGRESS, Progress
-from streamhouse.storage_service.model.schema_change import read_stored
-from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.findings import BucketFacts, CheckReport
 
 __all__ = ["CheckedLog", "check_log"]

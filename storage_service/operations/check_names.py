@@ -11,14 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
-from streamhouse.storage_service.journal.names import DIRECTORY
-from streamhouse.storage_service.journal.store.object_store import ObjectStore
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.core.errors import CorruptDataError, StreamhouseError
+from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.operations.findings import Finding, Severity
-from streamhouse.storage_service.shards.chain import DirectoryObjects, DirectoryStore
-from streamhouse.storage_service.shards.directory import BLOCK_IDS
-from streamhouse.storage_service.shards.entries import (
+from streamhouse.storage_service.ownership.journal.names import DIRECTORY
+from streamhouse.storage_service.ownership.journal.store.object_store import ObjectStore
+from streamhouse.storage_service.ownership.shards.chain import DirectoryObjects, DirectoryStore
+from streamhouse.storage_service.ownership.shards.directory import BLOCK_IDS
+from streamhouse.storage_service.ownership.shards.entries import (
     Folder,
     NameEntry,
     NameState,

@@ -12,13 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamhouse.storage_service.engine.directory.service_state import ServiceState
-from streamhouse.storage_service.engine.directory.state_file import StateIdentity, unseal
-from streamhouse.storage_service.errors import CorruptDataError, InvalidNameError
-from streamhouse.storage_service.journal.names import SHARDS, ShardNames
-from streamhouse.storage_service.journal.store.object_store import ObjectStore
-from streamhouse.storage_service.model.progress import NO_PROGRESS, Progress
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.core.errors import CorruptDataError, InvalidNameError
+from streamhouse.core.model.progress import NO_PROGRESS, Progress
+from streamhouse.core.model.table import TablePath
+from streamhouse.storage_service.directory.service_state import ServiceState
+from streamhouse.storage_service.directory.state_file import StateIdentity, unseal
 from streamhouse.storage_service.operations.check_journal import (
     JournalReport,
     check_journal,
@@ -26,8 +24,10 @@ from streamhouse.storage_service.operations.check_journal import (
 )
 from streamhouse.storage_service.operations.check_names import DirectoryFacts, read_directory
 from streamhouse.storage_service.operations.findings import Finding, Severity
-from streamhouse.storage_service.shards.directory import BLOCK_IDS
-from streamhouse.storage_service.shards.entries import NameEntry, NameState
+from streamhouse.storage_service.ownership.journal.names import SHARDS, ShardNames
+from streamhouse.storage_service.ownership.journal.store.object_store import ObjectStore
+from streamhouse.storage_service.ownership.shards.directory import BLOCK_IDS
+from streamhouse.storage_service.ownership.shards.entries import NameEntry, NameState
 
 __all__ = ["ServiceReport", "check_service"]
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.core.errors import CorruptDataError
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.table import TableInfo
+from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.transactions.state_agreement import disagreements
 from streamhouse.storage_service.engine.transactions.transaction_files import (
     DECISION_SUFFIX,
@@ -14,11 +17,8 @@ from streamhouse.storage_service.engine.transactions.transaction_files import (
     TransactionFiles,
     next_decision_number,
 )
-from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.staged_part import StagedPart
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.table import TableInfo
 from streamhouse.storage_service.operations.findings import CheckReport, TableFacts
 
 __all__ = ["check_transactions"]

@@ -11,22 +11,22 @@ import json
 from pathlib import Path
 from typing import Final
 
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.engine.directory.service_state import (
-    KnownTable,
-    ServiceState,
-    load_service_state,
-    save_service_state,
-)
-from streamhouse.storage_service.engine.directory.table_files import read_table
-from streamhouse.storage_service.engine.directory.table_folders import find_strangers
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     InvalidRequestError,
     StorageFailedError,
     StreamhouseError,
 )
-from streamhouse.storage_service.model.table import DEFAULT_DATABASE
+from streamhouse.core.model.table import DEFAULT_DATABASE
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.service_state import (
+    KnownTable,
+    ServiceState,
+    load_service_state,
+    save_service_state,
+)
+from streamhouse.storage_service.directory.table_files import read_table
+from streamhouse.storage_service.directory.table_folders import find_strangers
 
 __all__ = ["rebuild_service_file"]
 

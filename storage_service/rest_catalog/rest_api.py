@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidNameError,
     NotFoundError,
     StreamhouseError,
     UnsupportedError,
 )
-from streamhouse.storage_service.lake.catalogs.open_catalog import OpenCatalog
-from streamhouse.storage_service.lake.catalogs.rest_catalog import passed_through
-from streamhouse.storage_service.lake.errors import catalog_errors
-from streamhouse.storage_service.lake.guards.lake_look import readable_head
-from streamhouse.storage_service.lake.guards.live_tables import LiveTable, LiveTables
-from streamhouse.storage_service.model.lake.facts import LakeCatalog
+from streamhouse.core.model.lake.facts import LakeCatalog
+from streamhouse.lake.catalogs.open_catalog import OpenCatalog
+from streamhouse.lake.catalogs.rest_catalog import passed_through
+from streamhouse.lake.errors import catalog_errors
+from streamhouse.lake.guards.lake_look import readable_head
+from streamhouse.lake.guards.live_tables import LiveTable, LiveTables
 from streamhouse.storage_service.rest_catalog.catalog_properties import FileAccess, HiddenValues
 from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
 from streamhouse.storage_service.rest_catalog.routes import (

@@ -11,21 +11,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     DatabaseNotFoundError,
     InvalidRequestError,
     TableNotFoundError,
 )
-from streamhouse.storage_service.lake.catalogs.guarded_catalog import check_namespace
-from streamhouse.storage_service.lake.catalogs.open_catalog import OpenCatalog
-from streamhouse.storage_service.lake.guards.catalog_tables import CatalogTables
-from streamhouse.storage_service.lake.guards.live_tables import LiveTables
-from streamhouse.storage_service.lake.guards.table_commits import (
+from streamhouse.core.model.values.units import parse_boolean
+from streamhouse.lake.catalogs.guarded_catalog import check_namespace
+from streamhouse.lake.catalogs.open_catalog import OpenCatalog
+from streamhouse.lake.guards.catalog_tables import CatalogTables
+from streamhouse.lake.guards.live_tables import LiveTables
+from streamhouse.lake.guards.table_commits import (
     LakeMetadata,
     TableCommits,
     commit_request,
 )
-from streamhouse.storage_service.model.values.units import parse_boolean
 from streamhouse.storage_service.rest_catalog.catalog_properties import FileAccess
 from streamhouse.storage_service.rest_catalog.rest_request import (
     RestAnswer,

@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     ForbiddenError,
     InternalError,
     InvalidRequestError,
@@ -28,16 +28,17 @@ from streamhouse.storage_service.errors import (
     UnauthorizedError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.log_lines import REQUEST_ID
-from streamhouse.storage_service.model.lake.facts import REST_CATALOG_PATH
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.core.log_lines import REQUEST_ID
+from streamhouse.core.model.lake.facts import REST_CATALOG_PATH
+from streamhouse.core.model.table import TablePath
+from streamhouse.core.traces.stages import STAGES
+from streamhouse.storage_service.kafka_door.registry.registry_route import answer_registry
 from streamhouse.storage_service.server.control.control_plane import build_control_plane
 from streamhouse.storage_service.server.control.iceberg_route import (
     IcebergRoutes,
     answer_error,
     read_plus_as_space,
 )
-from streamhouse.storage_service.server.control.registry.registry_route import answer_registry
 from streamhouse.storage_service.server.data.key_read_route import (
     answer_count,
     answer_lookup,
@@ -69,10 +70,9 @@ from streamhouse.storage_service.server.routes import (
     find,
 )
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.traces.stages import STAGES
 
 if TYPE_CHECKING:
-    from streamhouse.storage_service.traces.spans import Spans
+    from streamhouse.core.traces.spans import Spans
 
 __all__ = ["ServiceApp"]
 

@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.table import REJECTED_SUFFIX
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.table import REJECTED_SUFFIX
 
 __all__ = [
     "EVERYTHING",

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     TableExistsError,
     TableNotFoundError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.rejected.companion import (
+from streamhouse.core.model.rejected.companion import (
     check_companion,
     companion_descriptor,
 )
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.core.model.table import TablePath
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards import Shards
 

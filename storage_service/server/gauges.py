@@ -8,11 +8,11 @@ from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
 from streamhouse.storage_service.engine.upkeep.consumer_lag import consumer_lags
-from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.status.event_loop import in_slices
 

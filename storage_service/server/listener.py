@@ -25,17 +25,27 @@ import uvicorn
 import uvloop
 from prometheus_client.core import Metric
 
-from streamhouse.extras import require
+from streamhouse.core.errors import UnavailableError
+from streamhouse.core.extras import require
+from streamhouse.core.model.lake.older_rows import LakeHistory
+from streamhouse.core.traces.settings import opened_spans
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.runtime import Runtime
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.table_moves import TableMoves
-from streamhouse.storage_service.errors import UnavailableError
-from streamhouse.storage_service.journal.store.object_store import ObjectStoreError
-from streamhouse.storage_service.model.lake.older_rows import LakeHistory
+from streamhouse.storage_service.ownership.journal.store.object_store import ObjectStoreError
+from streamhouse.storage_service.ownership.roles.ending import NOT_STORED_EXIT_CODE, end_at_once
+from streamhouse.storage_service.ownership.roles.role import Role, Standing
+from streamhouse.storage_service.ownership.roles.shard_start import ShardStart
+from streamhouse.storage_service.ownership.roles.standby import TakenOver
+from streamhouse.storage_service.ownership.roles.taking import ShardTaker
+from streamhouse.storage_service.ownership.shards.chain import DirectoryObjects, Each
+from streamhouse.storage_service.ownership.shards.directory import ShardDirectory
+from streamhouse.storage_service.ownership.shards.owners import LeaseOwners
 from streamhouse.storage_service.server.app import ServiceApp
+from streamhouse.storage_service.server.front_app import App, FrontApp
 from streamhouse.storage_service.server.gauges import read_state
 from streamhouse.storage_service.server.history.lake_reads import LakeReads
 from streamhouse.storage_service.server.http.http_exchange import Tenure
@@ -43,24 +53,14 @@ from streamhouse.storage_service.server.http.http_protocol import bounded_protoc
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.http.tls import Certificate, TlsListener
 from streamhouse.storage_service.server.moves import MoveDesk
-from streamhouse.storage_service.server.ownership.ending import NOT_STORED_EXIT_CODE, end_at_once
-from streamhouse.storage_service.server.ownership.front_app import App, FrontApp
-from streamhouse.storage_service.server.ownership.role import Role, Standing
-from streamhouse.storage_service.server.ownership.shard_start import ShardStart
-from streamhouse.storage_service.server.ownership.standby import TakenOver
-from streamhouse.storage_service.server.ownership.taking import ShardTaker
 from streamhouse.storage_service.server.peers import HttpPeers
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards import Shards
 from streamhouse.storage_service.server.sockets import bound_socket, endpoint_of, shared_sockets
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
-from streamhouse.storage_service.shards.chain import DirectoryObjects, Each
-from streamhouse.storage_service.shards.directory import ShardDirectory
-from streamhouse.storage_service.shards.owners import LeaseOwners
-from streamhouse.storage_service.traces.settings import opened_spans
 
 if TYPE_CHECKING:
-    from streamhouse.storage_service.traces.spans import Spans
+    from streamhouse.core.traces.spans import Spans
 
 __all__ = ["http_config", "run_service"]
 
@@ -428,7 +428,7 @@ class _Process:
             yield ""
             return
         require("kafka", "--kafka-port")
-        from streamhouse.storage_service.server.kafka.door import KafkaDoor
+        from streamhouse.storage_service.kafka_door.door import KafkaDoor
 
         door = KafkaDoor(
             service,

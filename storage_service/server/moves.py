@@ -14,21 +14,21 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.table_arrivals import Asked
-from streamhouse.storage_service.engine.table_moves import TableMoves
-from streamhouse.storage_service.engine.upkeep.jobs import Job
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     StreamhouseError,
     UnavailableError,
     UnknownOutcomeError,
     error_for_code,
 )
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.core.model.table import TablePath
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.table_arrivals import Asked
+from streamhouse.storage_service.engine.table_moves import TableMoves
+from streamhouse.storage_service.engine.upkeep.jobs import Job
+from streamhouse.storage_service.ownership.shards.tickets import MoveTicket
 from streamhouse.storage_service.server.peers import PeerRequest
 from streamhouse.storage_service.server.shards import Shards
-from streamhouse.storage_service.shards.tickets import MoveTicket
 
 __all__ = ["MoveDesk"]
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
-from streamhouse.storage_service.client.http.endpoint import parse_endpoint
-from streamhouse.storage_service.errors import UnavailableError, UnknownOutcomeError
+from streamhouse.client.http.endpoint import parse_endpoint
+from streamhouse.core.errors import UnavailableError, UnknownOutcomeError
 
 __all__ = ["HANDED_ON", "HttpPeers", "PeerAnswer", "PeerRequest", "Peers"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from streamhouse.storage_service.engine.runtime import RunBlocking
+from streamhouse.storage_service.directory.runtime import RunBlocking
 from streamhouse.storage_service.server.access.access import AccessControl
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.routes import HEALTH_PATH, METRICS_PATH, READY_PATH

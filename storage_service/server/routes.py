@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from streamhouse.core.model.lake.facts import REST_CATALOG_PATH
+from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.kafka.registry.subjects import REGISTRY_PATH
-from streamhouse.storage_service.model.lake.facts import REST_CATALOG_PATH
-from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.caller import Level, Need
 from streamhouse.storage_service.server.http.http_exchange import Body
 

@@ -12,12 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
-from streamhouse.storage_service.engine.upkeep.jobs import Job
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     ForbiddenError,
     NotFoundError,
     NotOwnerError,
@@ -28,7 +23,13 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.core.model.table import TablePath
+from streamhouse.core.traces.stages import stage_ended
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
+from streamhouse.storage_service.engine.upkeep.jobs import Job
 from streamhouse.storage_service.server.access.access import AccessControl, ForeignRequests
 from streamhouse.storage_service.server.exchange import Exchange
 from streamhouse.storage_service.server.history.lake_reads import LakeReads
@@ -58,10 +59,9 @@ from streamhouse.storage_service.server.status.event_loop import LOOP_LAG_MS, Lo
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from streamhouse.storage_service.server.status.service_figures import ServiceFigures
 from streamhouse.storage_service.server.status.status import STATUS_INTERVAL_MS, StatusSampler
-from streamhouse.storage_service.traces.stages import stage_ended
 
 if TYPE_CHECKING:
-    from streamhouse.storage_service.traces.spans import Spans
+    from streamhouse.core.traces.spans import Spans
 
 __all__ = ["Service"]
 

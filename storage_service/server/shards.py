@@ -15,22 +15,22 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.upkeep.jobs import Job
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     DatabaseNotFoundError,
     NotOwnerError,
     StreamhouseError,
     UnavailableError,
     suggestion,
 )
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.core.model.table import TablePath
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.upkeep.jobs import Job
+from streamhouse.storage_service.ownership.shards.chain import Each
+from streamhouse.storage_service.ownership.shards.directory import ShardDirectory, ShardRecord
+from streamhouse.storage_service.ownership.shards.entries import NameEntry, NameState
+from streamhouse.storage_service.ownership.shards.owners import Owner
+from streamhouse.storage_service.ownership.shards.placement import least_loaded, table_counts
 from streamhouse.storage_service.server.peers import Peers
-from streamhouse.storage_service.shards.chain import Each
-from streamhouse.storage_service.shards.directory import ShardDirectory, ShardRecord
-from streamhouse.storage_service.shards.entries import NameEntry, NameState
-from streamhouse.storage_service.shards.owners import Owner
-from streamhouse.storage_service.shards.placement import least_loaded, table_counts
 
 __all__ = ["ShardOwners", "ShardState", "Shards"]
 

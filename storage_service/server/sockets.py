@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
+from streamhouse.core.errors import InvalidRequestError
 from streamhouse.storage_service.config import SHARED_SOCKET_VARIABLE, ServiceConfig
-from streamhouse.storage_service.errors import InvalidRequestError
 
 __all__ = ["bound_socket", "endpoint_of", "shared_sockets"]
 

@@ -13,7 +13,7 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from streamhouse.extras import EXTRAS
+from streamhouse.core.extras import EXTRAS
 from tests.architecture.source_files import ROOT
 from tests.support.dependencies import (
     asked_by_client,
@@ -88,7 +88,7 @@ def test_every_dependency_of_a_user_has_a_lower_and_an_upper_bound() -> None:
 
 
 def test_an_extra_installs_what_its_parts_import() -> None:
-    """The table of `streamhouse.extras` and setup.cfg say the same."""
+    """The table of `streamhouse.core.extras` and setup.cfg say the same."""
     modules = {
         "jpype1": "jpype",
         "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter.otlp.proto.http",

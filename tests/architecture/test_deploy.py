@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from streamhouse.cli import cli
 from streamhouse.cli.settings import options_of, variables_of
-from streamhouse.storage_service.client import ENDPOINT_VARIABLE, TOKEN_VARIABLE
+from streamhouse.client import ENDPOINT_VARIABLE, TOKEN_VARIABLE
 from tests.architecture.source_files import ROOT
 
 DEPLOY: Final = ROOT / "deploy"

@@ -110,12 +110,14 @@ def test_files_and_folders_exist(document: Path) -> None:
 def test_every_room_has_a_line_in_the_architecture() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     named = set(
-        re.findall(r"^\| `((?:connector|storage_service|tiering)/[\w/]*)`", text, re.MULTILINE)
+        re.findall(
+            r"^\| `((?:connector|storage_service|tiering|src/streamhouse)/[\w/]*)`", text, re.M
+        )
     )
 
     rooms = {
         f"{path.parent.relative_to(ROOT)}/"
-        for top in ("connector", "storage_service", "tiering")
+        for top in ("connector", "storage_service", "tiering", "src/streamhouse")
         for path in (ROOT / top).rglob("__init__.py")
     }
     assert named == rooms

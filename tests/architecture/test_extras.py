@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from streamhouse.extras import EXTRAS, PARTS, extra_of
+from streamhouse.core.extras import EXTRAS, PARTS, extra_of
 from tests.architecture.source_files import SourceFile, library_files
 
 # What the client stands on; and what comes with a package that an extra names.

@@ -52,12 +52,12 @@ def test_the_package_alone_loads_nothing_else() -> None:
 
 def test_the_client_loads_no_engine_and_no_spark() -> None:
     modules = _modules_of(
-        "streamhouse.storage_service.client",
-        "streamhouse.storage_service.model",
-        "streamhouse.storage_service.wire",
-        "streamhouse.storage_service.errors",
+        "streamhouse.client",
+        "streamhouse.core.model",
+        "streamhouse.core.wire",
+        "streamhouse.core.errors",
     )
-    assert "streamhouse.storage_service.errors" in modules
+    assert "streamhouse.core.errors" in modules
 
     loaded = _loaded_by("streamhouse", *modules)
 
@@ -79,9 +79,9 @@ def test_the_log_loads_no_web_framework_and_no_lake() -> None:
     [
         # What Spark unpickles on an executor: a source, its readers, its writers.
         "streamhouse.connector.format.data_source",
-        "streamhouse.connector.scan.spark_reader",
+        "streamhouse.connector.partition_reader",
         "streamhouse.connector.stream.stream_reader",
-        "streamhouse.connector.scan.split_reader",
+        "streamhouse.reading.scan.split_reader",
         "streamhouse.connector.write.writers",
     ],
 )

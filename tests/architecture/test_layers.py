@@ -22,27 +22,33 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.tiering.spark_job",
     ),
     "crc32c": (
-        "streamhouse.storage_service.journal.*",
+        "streamhouse.storage_service.ownership.journal.*",
         "streamhouse.storage_service.kafka.records.batch_header",
         "streamhouse.storage_service.kv.rocksdb_files",
         "streamhouse.storage_service.log.*",
-        "streamhouse.storage_service.journal.*",
-        "streamhouse.storage_service.shards.entries",
-        "streamhouse.storage_service.shards.move_set",
-        "streamhouse.storage_service.engine.directory.state_file",
+        "streamhouse.storage_service.ownership.journal.*",
+        "streamhouse.storage_service.ownership.shards.entries",
+        "streamhouse.storage_service.ownership.shards.move_set",
+        "streamhouse.storage_service.directory.state_file",
     ),
-    "duckdb": ("streamhouse.connector.query.duckdb_query",),
-    "fastapi": ("streamhouse.storage_service.server.*",),
-    "httptools": ("streamhouse.storage_service.client.http.connection",),
+    "duckdb": ("streamhouse.reading.duckdb.duckdb_query",),
+    "fastapi": (
+        "streamhouse.storage_service.server.*",
+        "streamhouse.storage_service.kafka_door.kafka_routes",
+    ),
+    "httptools": ("streamhouse.client.http.connection",),
     "kio": (
         "streamhouse.storage_service.kafka.*",
-        "streamhouse.storage_service.server.kafka.*",
+        "streamhouse.storage_service.kafka_door.*",
     ),
-    "obstore": ("streamhouse.storage_service.journal.store.s3_store",),
-    "opentelemetry": ("streamhouse.storage_service.traces.spans",),
-    "prometheus_client": ("streamhouse.storage_service.server.*",),
-    "pyiceberg": ("streamhouse.storage_service.lake.*",),
-    "pyiceberg_core": ("streamhouse.storage_service.lake.files.partition_layout",),
+    "obstore": ("streamhouse.storage_service.ownership.journal.store.s3_store",),
+    "opentelemetry": ("streamhouse.core.traces.spans",),
+    "prometheus_client": (
+        "streamhouse.storage_service.server.*",
+        "streamhouse.storage_service.ownership.roles.*",
+    ),
+    "pyiceberg": ("streamhouse.lake.*",),
+    "pyiceberg_core": ("streamhouse.lake.files.partition_layout",),
     "pyspark": (
         "streamhouse.connector*",
         "streamhouse.tiering.spark_job",
@@ -52,11 +58,11 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     "rich": ("streamhouse.cli*", "streamhouse.tiering.worker.progress"),
     "rocksdict": ("streamhouse.storage_service.kv.rocksdb_store",),
     "sqlglot": (
-        "streamhouse.connector.where.*",
+        "streamhouse.reading.where.*",
         "streamhouse.connector.query.statement",
         "streamhouse.connector.query.text_needs",
     ),
-    "sqlalchemy": ("streamhouse.storage_service.lake.catalogs.sql_*",),
+    "sqlalchemy": ("streamhouse.lake.catalogs.sql_*",),
     "starlette": ("streamhouse.storage_service.server.*",),
     "uvicorn": ("streamhouse.storage_service.server.*", "streamhouse.cli.server_commands.serve"),
     "uvloop": ("streamhouse.storage_service.server.*", "streamhouse.cli.server_commands.serve"),
@@ -66,13 +72,13 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
 # What makes catalogs, file IOs and tables of what a table says: only behind the policy for them.
 LAKE_DOORS: Final[dict[str, tuple[str, ...]]] = {
     "load_catalog": (
-        "streamhouse.storage_service.lake.catalogs.sql_catalog",
-        "streamhouse.storage_service.lake.opened_table",
+        "streamhouse.lake.catalogs.sql_catalog",
+        "streamhouse.lake.opened_table",
     ),
-    "load_file_io": ("streamhouse.storage_service.lake.*",),
+    "load_file_io": ("streamhouse.lake.*",),
     "load_location_provider": (),
     "StaticTable": (),
-    "read_manifest_list": ("streamhouse.storage_service.lake.*",),
+    "read_manifest_list": ("streamhouse.lake.*",),
 }
 
 
@@ -88,7 +94,7 @@ def test_lake_tables_are_opened_through_their_door_only(name: str) -> None:
 
     strangers = {m for m in users if not any(fnmatchcase(m, p) for p in LAKE_DOORS[name])}
 
-    assert not strangers, f"{name} would pass by storage_service/lake/catalogs/guarded_catalog.py"
+    assert not strangers, f"{name} would pass by src/streamhouse/lake/catalogs/guarded_catalog.py"
 
 
 @pytest.mark.slow

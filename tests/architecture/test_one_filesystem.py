@@ -8,8 +8,9 @@ from typing import Final
 from tests.architecture.source_files import SourceFile, source_files
 
 ROOMS: Final = (
+    "storage_service/directory/",
     "storage_service/engine/",
-    "storage_service/journal/",
+    "storage_service/ownership/journal/",
     "storage_service/log/",
     "storage_service/operations/",
 )
@@ -17,17 +18,17 @@ ROOMS: Final = (
 # What changes files by itself, and why. An entry that does not fails a test.
 BESIDE: Final[dict[str, str]] = {
     "storage_service/engine/backup.py": "backups are put together in backup.staged/",
-    "storage_service/engine/directory/data_directory.py": "makes the directory itself, and LOCK",
+    "storage_service/directory/data_directory.py": "makes the directory itself, and LOCK",
     "storage_service/engine/keys/key_bucket.py": "the mark of damaged rows lies among them",
     "storage_service/engine/keys/key_recovery.py": "moves directories of RocksDB",
     "storage_service/engine/transactions/transaction_decision.py": "asks how full the disk is",
-    "storage_service/journal/checkpoints/checkpoint.py": "links rows by key aside",
-    "storage_service/journal/store/file_store.py": "keeps objects, not a data directory",
-    "storage_service/journal/followed_directory.py": "follows a journal that others write",
-    "storage_service/journal/restore/local_copy.py": "reads, and changes nothing",
-    "storage_service/journal/restore/local_tree.py": "reads, and changes nothing",
-    "storage_service/journal/restore/restore.py": "makes what the journal has already",
-    "storage_service/journal/restore/start.py": "writes journal.json, which is not journalled",
+    "storage_service/ownership/journal/checkpoints/checkpoint.py": "links rows by key aside",
+    "storage_service/ownership/journal/store/file_store.py": "keeps objects, not a data directory",
+    "storage_service/ownership/journal/followed_directory.py": "follows the journal of others",
+    "storage_service/ownership/journal/restore/local_copy.py": "reads, and changes nothing",
+    "storage_service/ownership/journal/restore/local_tree.py": "reads, and changes nothing",
+    "storage_service/ownership/journal/restore/restore.py": "makes what the journal has already",
+    "storage_service/ownership/journal/restore/start.py": "writes journal.json, itself outside",
     "storage_service/log/filesystem.py": "is the door",
     "storage_service/log/log_copy.py": "copies a log into a backup",
     "storage_service/operations/backup_files.py": "writes backups, and copies them back",

@@ -18,7 +18,7 @@ _LIBRARY: Final = "pyiceberg"
 # Packages of it that are not in its API documentation: decoders, and helpers of its own.
 _INTERNAL: Final = ("pyiceberg.avro", "pyiceberg.utils")
 
-_LAKE: Final = "streamhouse.storage_service.lake."
+_LAKE: Final = "streamhouse.lake."
 
 USED: Final = {
     # Catalogs: what a commit sends or writes is decided before, or beside, the library's own steps.

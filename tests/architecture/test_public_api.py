@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import streamhouse
-from streamhouse.storage_service import errors
+from streamhouse.core import errors
 from tests.architecture.source_files import SourceFile, library_files
 
 

@@ -118,7 +118,7 @@ def test_nothing_raises_a_bare_exception() -> None:
             if isinstance(node, ast.Raise) and node.exc is not None
             if _called(node.exc) in _BLIND or ast.unparse(node.exc) in _BLIND
         ],
-        "raise a class of streamhouse.storage_service.errors",
+        "raise a class of streamhouse.core.errors",
     )
 
 

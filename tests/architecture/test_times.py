@@ -31,13 +31,13 @@ USERS: Final[dict[str, dict[str, str]]] = {
         f"{_SERVICE}.server.history.lake_reads": "hands it on to the lake",
         f"{_SERVICE}.server.history.since_time": "is the answer for all readers",
         f"{_SERVICE}.server.control.table_routes": "asks the service, for HTTP",
-        f"{_SERVICE}.server.kafka.fetching.list_offsets": "asks the service, for Kafka clients",
+        f"{_SERVICE}.kafka_door.fetching.list_offsets": "asks the service, for Kafka clients",
     },
     "offsets_for_timestamp": {
-        f"{_SERVICE}.client.following.log_source": "asks the service, for a subscription",
-        "streamhouse.connector.plan.key_table_read": "asks the service, for asOfTimestamp",
-        "streamhouse.connector.plan.union_read": "asks the service, for batch reads",
-        "streamhouse.connector.stream.stream_start": "asks the service, for streams",
+        "streamhouse.client.following.log_source": "asks the service, for a subscription",
+        "streamhouse.reading.plan.key_table_read": "asks the service, for asOfTimestamp",
+        "streamhouse.reading.plan.union_read": "asks the service, for batch reads",
+        "streamhouse.reading.follow.stream_start": "asks the service, for streams",
     },
 }
 

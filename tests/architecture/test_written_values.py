@@ -20,8 +20,8 @@ import pytest
 from tests.architecture.source_files import SourceFile, library_files
 
 _CONNECTOR: Final = "streamhouse.connector"
-_CLIENT: Final = "streamhouse.storage_service.client"
-_RECORDS: Final = "streamhouse.storage_service.model.records"
+_CLIENT: Final = "streamhouse.client"
+_RECORDS: Final = "streamhouse.core.model.records"
 _DEBEZIUM: Final = "streamhouse.storage_service.kafka.values.debezium"
 
 # Name -> the modules that may use it, and why.
@@ -60,23 +60,23 @@ USERS: Final[dict[str, dict[str, str]]] = {
     },
     "unavailable_columns": {f"{_CONNECTOR}.cdc.envelope": "asks it of each row"},
     "columns_of": {
-        f"{_CONNECTOR}.cdc.source.change_rows": "asks it of each row of `streamhouse cdc`",
+        "streamhouse.cdc_source.change_rows": "asks it of each row of `streamhouse cdc`",
         _DEBEZIUM: "asks it of each record of the Kafka door",
     },
 }
 
 # Who begins a transaction with a version that Spark has not numbered, and why no other has it.
 OWN_NUMBERS: Final = {
-    f"{_CONNECTOR}.cdc.source.target_table": "positions of the source's log, which only grow",
-    f"{_CONNECTOR}.imports.table_import": "positions in the table that is imported",
-    f"{_CLIENT}.rejects": "one transaction for each transaction of the rows",
-    f"{_CLIENT}.replay": "counted by the service's answer",
+    "streamhouse.cdc_source.target_table": "positions of the source's log, which only grow",
+    "streamhouse.reading.imports.table_import": "positions in the table that is imported",
+    f"{_CLIENT}.writing.rejects": "one transaction for each transaction of the rows",
+    f"{_CLIENT}.writing.replay": "counted by the service's answer",
 }
 
 # Readers of Debezium's envelope -> what they ask for the placeholder.
 ENVELOPES: Final = {
     f"{_CONNECTOR}.cdc.envelope": "unavailable_columns",
-    f"{_CONNECTOR}.cdc.source.debezium_engine": "placeholder",
+    "streamhouse.cdc_source.debezium_engine": "placeholder",
     _DEBEZIUM: "columns_of",
 }
 

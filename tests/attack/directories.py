@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.lake import opened_table
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.lake import opened_table
 from tests.attack.judge import Verdict, Violation, judge_old_table, judge_table
 from tests.attack.mutations import Damage, damage_directory
 from tests.attack.world import SERVICE_OPTIONS, AttackedTable, World

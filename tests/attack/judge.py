@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import NotFoundError, StreamhouseError
-from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_BEFORE
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import NotFoundError, StreamhouseError
+from streamhouse.core.model.changelog import DELETE, INSERT, UPDATE_BEFORE
 from tests.attack.world import KEYS, NEW_ROWS_FROM, AttackedTable, key_rows
 from tests.support.tier_once import tier_once
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from streamhouse.storage_service.server.access.grants import token_hash
 from streamhouse.storage_service.server.routes import OPEN_PAGES, ROUTES, Answer
 from tests.attack.hostile_requests import HostileRequests, quoted

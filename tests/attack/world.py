@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.engine.directory.format_upgrade import upgrade_files
-from streamhouse.storage_service.engine.directory.table_registry import TableRegistry
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.format_upgrade import upgrade_files
+from streamhouse.storage_service.directory.table_registry import TableRegistry
 from tests.support.attacked_directory import Acknowledged, judge
 
 GOLDEN = Path(__file__).parent

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from streamhouse.storage_service.journal.names import Place, ShardNames
-from streamhouse.storage_service.journal.object_format import (
+from streamhouse.storage_service.ownership.journal.names import Place, ShardNames
+from streamhouse.storage_service.ownership.journal.object_format import (
     ObjectKind,
     checksum_of,
     encode_facts,
     encode_operations,
     journal_identity,
 )
-from streamhouse.storage_service.journal.operations import (
+from streamhouse.storage_service.ownership.journal.operations import (
     Append,
     MakeDirectory,
     Move,
@@ -25,8 +25,8 @@ from streamhouse.storage_service.journal.operations import (
     RemoveTree,
     Replace,
 )
-from streamhouse.storage_service.journal.reader import JournalReader
-from streamhouse.storage_service.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.reader import JournalReader
+from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
 
 _GOLDEN = Path(__file__).parent / "journal_v1"
 _NAMES = ShardNames("0")

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.wire.arrow_body import encode_append_body
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.wire.arrow_body import encode_append_body
 from tests.support.service_process import ServiceProcess
 
 __all__ = ["Crowd", "run_crowd"]

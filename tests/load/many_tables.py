@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 
 __all__ = ["ManyTables", "run_many_tables"]

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamhouse.connector.write.assignment import assigned, assigned_key, can_assign
-from streamhouse.storage_service.errors import SchemaMismatchError
-from streamhouse.storage_service.model.schema import type_name
-from streamhouse.storage_service.model.values.zone import parse_zone
+from streamhouse.core.errors import SchemaMismatchError
+from streamhouse.core.model.schema import type_name
+from streamhouse.core.model.values.zone import parse_zone
 from tests.support.examples import examples
 from tests.support.predicate_model import values
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.backoff import Backoff
-from streamhouse.storage_service.client import Producer, StorageClient
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.client import Producer, StorageClient
+from streamhouse.core.backoff import Backoff
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 from tests.support.examples import examples
 from tests.support.moving_service import Fault, MovingService, Turn
 

@@ -22,25 +22,25 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.engine.keys.key_table import KeyTable
-from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
-from streamhouse.storage_service.errors import CommitConflictError
-from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.log.append_queue import RoutedBatch
-from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN
-from streamhouse.storage_service.model.changelog import (
+from streamhouse.core.errors import CommitConflictError
+from streamhouse.core.model.changelog import (
     DELETE,
     OPERATION_DELETE,
     OPERATION_UPSERT,
     UPDATE_BEFORE,
 )
-from streamhouse.storage_service.model.transaction import (
+from streamhouse.core.model.transaction import (
     CommitResult,
     Isolation,
     ReadPosition,
     TransactionOperation,
 )
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.log.append_queue import RoutedBatch
+from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN
 from tests.support.examples import examples
 from tests.support.in_process_service import EVENTS, open_manager, table_descriptor
 from tests.support.kv_world import looked_up

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.errors import InvalidRequestError, RequestTooLargeError
-from streamhouse.storage_service.wire.request_stream import open_request
+from streamhouse.core.errors import InvalidRequestError, RequestTooLargeError
+from streamhouse.core.wire.request_stream import open_request
 from tests.support.examples import examples
 
 BATCH_BYTES_MAX: Final = 1 << 20

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog import load_catalog
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import SchemaMismatchError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import SchemaMismatchError
 from tests.support.examples import examples
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

@@ -14,12 +14,12 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.where.evaluation import filter_batch
-from streamhouse.connector.where.parser import parse_predicate
-from streamhouse.storage_service.errors import SchemaMismatchError
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.model.lake.limits import LakeLimits
-from streamhouse.storage_service.model.values.calendar import date_text, timestamp_text
+from streamhouse.core.errors import SchemaMismatchError
+from streamhouse.core.model.lake.limits import LakeLimits
+from streamhouse.core.model.values.calendar import date_text, timestamp_text
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.reading.where.evaluation import filter_batch
+from streamhouse.reading.where.parser import parse_predicate
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy
 from tests.support.examples import examples

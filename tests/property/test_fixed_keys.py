@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamhouse.connector.changes.needed_rows import fixed_keys
-from streamhouse.connector.where.evaluation import filter_batch
-from streamhouse.connector.where.parser import parse_predicate
-from streamhouse.storage_service.model.schema import Schema
+from streamhouse.core.model.schema import Schema
+from streamhouse.reading.where.evaluation import filter_batch
+from streamhouse.reading.where.parser import parse_predicate
 from tests.support.examples import examples
 
 ARROW = pa.schema(

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 from crc32c import crc32c
 
-from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.journal.followed_directory import FollowedDirectory
-from streamhouse.storage_service.journal.operations import (
+from streamhouse.core.errors import CorruptDataError
+from streamhouse.storage_service.ownership.journal.followed_directory import FollowedDirectory
+from streamhouse.storage_service.ownership.journal.operations import (
     Append,
     MakeDirectory,
     Move,
@@ -19,7 +19,7 @@ from streamhouse.storage_service.journal.operations import (
     RemoveTree,
     Replace,
 )
-from streamhouse.storage_service.journal.tree import JournalTree
+from streamhouse.storage_service.ownership.journal.tree import JournalTree
 
 _TABLES = ("tables/1", "tables/2", "tables/1.dropped", "tables/2.given-up")
 _LOG = f"tables/1/bucket-0/{'0' * 20}.log"

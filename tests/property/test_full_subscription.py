@@ -16,7 +16,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.stream.full_subscription import TableBatch
+from streamhouse.reading.follow.full_subscription import TableBatch
 from tests.support.examples import examples
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.reading_client import Follower, follow

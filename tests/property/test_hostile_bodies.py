@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TablePath
-from streamhouse.storage_service.wire import ipc_message
-from streamhouse.storage_service.wire.arrow_body import decode_fetch_body
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TablePath
+from streamhouse.core.wire import ipc_message
+from streamhouse.core.wire.arrow_body import decode_fetch_body
 from tests.support.asgi_call import AsgiAnswer
 from tests.support.examples import examples
 from tests.support.in_process_service import InProcessService, append_body, in_process_service

@@ -18,8 +18,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TablePath
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TablePath
 from tests.support.asgi_call import AsgiAnswer
 from tests.support.in_process_service import InProcessService, append_body, in_process_service
 

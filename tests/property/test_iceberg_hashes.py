@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg_core import transform
 
-from streamhouse.storage_service.model.bucketing import buckets_for_rows
+from streamhouse.core.model.bucketing import buckets_for_rows
 
 _LARGE = 10**38 - 1
 _TEXT = st.one_of(st.text(max_size=9), st.text(max_size=9).map(lambda text: text * 40))

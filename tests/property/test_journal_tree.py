@@ -9,8 +9,8 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.journal.operations import (
+from streamhouse.core.errors import CorruptDataError
+from streamhouse.storage_service.ownership.journal.operations import (
     Append,
     MakeDirectory,
     Move,
@@ -19,7 +19,12 @@ from streamhouse.storage_service.journal.operations import (
     RemoveTree,
     Replace,
 )
-from streamhouse.storage_service.journal.tree import FileAtPlace, JournalTree, Packed, TreeFile
+from streamhouse.storage_service.ownership.journal.tree import (
+    FileAtPlace,
+    JournalTree,
+    Packed,
+    TreeFile,
+)
 
 
 @dataclass

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.client.json_rows import JsonRows, OutsideOfPythonError
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
-from streamhouse.storage_service.model.values.calendar import python_value
-from streamhouse.storage_service.model.values.json_values import row_to_json
+from streamhouse.client.json_rows import JsonRows, OutsideOfPythonError
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.core.model.values.calendar import python_value
+from streamhouse.core.model.values.json_values import row_to_json
 from streamhouse.storage_service.server.data import json_row
 from tests.support.examples import examples
 from tests.support.extreme_values import EXTREMES

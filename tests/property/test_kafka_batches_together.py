@@ -12,19 +12,19 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.model.records.record_format import RAW_TOPIC
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.wire.arrow_body import decode_payload
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.kafka.records.batches import Compression
-from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.log.append_queue import RoutedBatch
-from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.server.kafka.producing.decoding import (
+from streamhouse.storage_service.kafka_door.producing.decoding import (
     Decoded,
     decoded,
     decoded_together,
 )
-from streamhouse.storage_service.wire.arrow_body import decode_payload
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from tests.support.examples import examples
 from tests.support.kafka_batches import produced
 from tests.support.kafka_records import columns_of, record_table

@@ -12,7 +12,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableInfo
 from streamhouse.storage_service.kafka.avro_library import check_known
 from streamhouse.storage_service.kafka.avro_schema import avro_schema
 from streamhouse.storage_service.kafka.registry.fitting import (
@@ -23,8 +25,6 @@ from streamhouse.storage_service.kafka.registry.fitting import (
 )
 from streamhouse.storage_service.kafka.registry.schema_set import SCHEMA_BYTES_MAX, compact
 from streamhouse.storage_service.kafka.registry.subjects import Part, Subject
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableInfo
 from tests.support.examples import examples
 
 _PRIMITIVES: Final = ("boolean", "int", "long", "float", "double", "bytes", "string")

@@ -14,25 +14,25 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     NotFoundError,
     SchemaMismatchError,
     UnsupportedError,
 )
-from streamhouse.storage_service.kafka.avro_schema import avro_text_of
-from streamhouse.storage_service.kafka.values import RecordRows, records_of, rows_of
-from streamhouse.storage_service.model.changelog import (
+from streamhouse.core.model.changelog import (
     DELETE,
     INSERT,
     OPERATION_DELETE,
     UPDATE_AFTER,
     UPDATE_BEFORE,
 )
-from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, Schema
-from streamhouse.storage_service.model.table import TableInfo, TablePath
-from streamhouse.storage_service.model.values.calendar import python_value
-from streamhouse.storage_service.text.base64_columns import from_base64, to_base64
+from streamhouse.core.model.records.record_format import RAW_TOPIC
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN, Schema
+from streamhouse.core.model.table import TableInfo, TablePath
+from streamhouse.core.model.values.calendar import python_value
+from streamhouse.core.text.base64_columns import from_base64, to_base64
+from streamhouse.storage_service.kafka.avro_schema import avro_text_of
+from streamhouse.storage_service.kafka.values import RecordRows, records_of, rows_of
 from tests.support.examples import examples
 from tests.support.kafka_records import columns_of, read_alone_and_among_many, record_table
 from tests.support.kv_world import random_rules, random_value

@@ -17,15 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamhouse.core.errors import CorruptDataError
+from streamhouse.core.model.bucketing import buckets_for_rows
+from streamhouse.core.model.changelog import DELETE, INSERT, UPDATE_AFTER
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TablePath
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.errors import CorruptDataError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.model.bucketing import buckets_for_rows
-from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from tests.support.examples import examples
 from tests.support.in_process_service import open_manager
 

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from streamhouse.core.errors import RequestTooLargeError
+from streamhouse.core.model.bucketing import split_by_bucket
+from streamhouse.core.model.table import TableDescriptor, TablePath
 from streamhouse.storage_service.engine.keys.key_lookup import KeyLookup, Keys, StoredRows
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.errors import RequestTooLargeError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.bucketing import split_by_bucket
-from streamhouse.storage_service.model.table import TableDescriptor, TablePath
 from tests.support.examples import examples
 from tests.support.in_process_service import open_manager
 from tests.support.kv_model import identity

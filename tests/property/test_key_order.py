@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.model.bucketing import encode_key
+from streamhouse.core.model.bucketing import encode_key
 
 _ROW = st.tuples(
     st.none() | st.binary(max_size=4),

@@ -28,26 +28,26 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.engine.keys.key_table import KeyTable
-from streamhouse.storage_service.engine.keys.older_keys import older_keys
-from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.open_table import Appended
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     StorageFailedError,
     UnavailableError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
-from streamhouse.storage_service.log.append_queue import RoutedBatch
-from streamhouse.storage_service.model.changelog import (
+from streamhouse.core.model.changelog import (
     DELETE,
     INSERT,
     OPERATION_DELETE,
     OPERATION_UPSERT,
     UPDATE_AFTER,
 )
-from streamhouse.storage_service.model.schema_change import read_stored
-from streamhouse.storage_service.model.transaction import TransactionOperation
+from streamhouse.core.model.schema_change import read_stored
+from streamhouse.core.model.transaction import TransactionOperation
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.engine.keys.older_keys import older_keys
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import Appended
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 from tests.support.examples import examples
 from tests.support.held_step import around, lower
 from tests.support.in_process_service import EVENTS, open_manager, table_descriptor

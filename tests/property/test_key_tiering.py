@@ -12,9 +12,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.errors import InvalidSchemaError
+from streamhouse.core.errors import InvalidSchemaError
+from streamhouse.core.model.partitioning import PartitionField
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.partitioning import PartitionField
 from streamhouse.tiering.round.round import ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.examples import examples

@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.model.changelog import UPDATE_BEFORE, FoldedTail, fold_tail
-from streamhouse.storage_service.model.merge_engine import MergeRules
+from streamhouse.core.model.changelog import UPDATE_BEFORE, FoldedTail, fold_tail
+from streamhouse.core.model.merge_engine import MergeRules
 from tests.support.kv_model import Entry, KvModel, Row
 from tests.support.kv_world import simple_rules
 

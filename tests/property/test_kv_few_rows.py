@@ -17,7 +17,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.errors import InvalidRequestError, StreamhouseError
+from streamhouse.core.errors import InvalidRequestError, StreamhouseError
+from streamhouse.core.model.changelog import (
+    DELETE,
+    OPERATION_DELETE,
+    OPERATION_NONE,
+    UPDATE_BEFORE,
+)
+from streamhouse.core.model.hashing.key_hash import HashedKeys
+from streamhouse.core.model.lake.limits import LakeLimits, decimal_limits
+from streamhouse.core.model.merge_engine import MergeRules
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN, Schema
 from streamhouse.storage_service.kv.plan.few_rows import (
     FewBucketRows,
     few_rows_plan,
@@ -26,16 +36,6 @@ from streamhouse.storage_service.kv.plan.upsert_plan import BucketRows, PlannedW
 from streamhouse.storage_service.kv.plan.write_input import KEY_BYTES_MAX, check_rows
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.changelog import (
-    DELETE,
-    OPERATION_DELETE,
-    OPERATION_NONE,
-    UPDATE_BEFORE,
-)
-from streamhouse.storage_service.model.hashing.key_hash import HashedKeys
-from streamhouse.storage_service.model.lake.limits import LakeLimits, decimal_limits
-from streamhouse.storage_service.model.merge_engine import MergeRules
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN, Schema
 from tests.support.kv_model import Change
 from tests.support.kv_world import (
     FLAT_TYPES,

@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamhouse.core.model.changelog import OPERATION_NONE
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.changelog import OPERATION_NONE
 from tests.support.examples import examples
 from tests.support.kv_model import identity
 from tests.support.kv_world import (

@@ -9,16 +9,16 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamhouse.core.model.bucketing import encode_key
+from streamhouse.core.model.hashing.key_hash import HashedKeys
+from streamhouse.core.model.merge_engine import MergeRules
+from streamhouse.core.model.schema import (
+    Schema,
+)
 from streamhouse.storage_service.kv.plan.upsert_plan import BucketRows, PlannedWrite, plan_rows
 from streamhouse.storage_service.kv.plan.write_input import check_rows
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, versions_of
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.bucketing import encode_key
-from streamhouse.storage_service.model.hashing.key_hash import HashedKeys
-from streamhouse.storage_service.model.merge_engine import MergeRules
-from streamhouse.storage_service.model.schema import (
-    Schema,
-)
 from tests.support.kv_model import Entry, KvModel, identity
 from tests.support.kv_world import (
     FLAT_TYPES,

@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 from pyiceberg.exceptions import NoSuchTableError
 
 from integration.judges.duckdb_read import connect
-from streamhouse.storage_service.backoff import Backoff
-from streamhouse.storage_service.errors import FencedError, StreamhouseError
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.model.lake.facts import LakeRole
-from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.core.backoff import Backoff
+from streamhouse.core.errors import FencedError, StreamhouseError
+from streamhouse.core.model.lake.facts import LakeRole
+from streamhouse.core.model.table_state import TieringAssignment
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy

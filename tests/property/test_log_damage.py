@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.core.errors import CorruptDataError
 from streamhouse.storage_service.log.durable_mark import MARK_NAME
 from tests.support.crash_filesystem import CrashFilesystem
 from tests.support.log_world import DIRECTORY, open_log, payloads_of, store

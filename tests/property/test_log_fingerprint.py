@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 import pytest
 
-from streamhouse.storage_service.errors import CorruptDataError, StorageFailedError
+from streamhouse.core.errors import CorruptDataError, StorageFailedError
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.segments.segment_format import (
     LogIdentity,

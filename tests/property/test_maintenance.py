@@ -17,7 +17,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.tiering.maintain.maintenance import Claim, Maintainer
 from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy

@@ -17,11 +17,11 @@ from typing import Final, TypeAlias
 
 import pytest
 
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.model.table import TablePath
+from streamhouse.core.model.table_state import TieringAssignment, TieringReport
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.model.table_state import TieringAssignment, TieringReport
 from tests.support.in_process_service import (
     begin,
     event_rows,

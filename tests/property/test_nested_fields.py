@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from pyiceberg.catalog import load_catalog
 
 from integration.judges.duckdb_read import connect
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import StreamhouseError
 from tests.support.examples import examples
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

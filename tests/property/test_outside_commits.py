@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from pyiceberg.exceptions import ForbiddenError
 from pyiceberg.table import Table
 
-from streamhouse.connector.plan.lake_check import lake_problems
-from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.lake.snapshots.outside_changes import was_changed_outside
-from streamhouse.storage_service.model.lake.facts import LakeRole
+from streamhouse.core.errors import CorruptDataError
+from streamhouse.core.model.lake.facts import LakeRole
+from streamhouse.lake.snapshots.outside_changes import was_changed_outside
+from streamhouse.reading.plan.lake_check import lake_problems
 from tests.support.examples import examples
 from tests.support.foreign_deletes import commit_compaction
 from tests.support.key_table_world import KEY_SCHEMA, KeyTableWorld

@@ -13,13 +13,13 @@ import pyarrow as pa
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from streamhouse.core.model.changelog import DELETE, UPDATE_BEFORE
+from streamhouse.core.model.transaction import TransactionOperation
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
-from streamhouse.storage_service.model.changelog import DELETE, UPDATE_BEFORE
-from streamhouse.storage_service.model.transaction import TransactionOperation
 from tests.support.examples import examples
 from tests.support.in_process_service import EVENTS, open_manager, routed, table_descriptor
 from tests.support.kv_world import looked_up

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.where.evaluation import filter_batch
-from streamhouse.connector.where.predicate import Node, Predicate
-from streamhouse.connector.where.pruning import may_match
-from streamhouse.storage_service.lake.files.bounds import row_group_statistics
+from streamhouse.lake.files.bounds import row_group_statistics
+from streamhouse.reading.where.evaluation import filter_batch
+from streamhouse.reading.where.predicate import Node, Predicate
+from streamhouse.reading.where.pruning import may_match
 from tests.support.examples import examples
 from tests.support.predicate_model import evaluate, nodes, rows, to_batch, truth_values
 

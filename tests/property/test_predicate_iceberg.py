@@ -50,15 +50,15 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from streamhouse.connector.where.iceberg_expression import to_iceberg_expression
-from streamhouse.connector.where.predicate import Node, Predicate
-from streamhouse.storage_service.lake.files.partition_layout import (
-    split_by_partition,
-)
-from streamhouse.storage_service.lake.snapshots.partition_filter import PartitionFilter
-from streamhouse.storage_service.model.lake.partition_fields import (
+from streamhouse.core.model.lake.partition_fields import (
     LakePartitionField,
 )
+from streamhouse.lake.files.partition_layout import (
+    split_by_partition,
+)
+from streamhouse.lake.snapshots.partition_filter import PartitionFilter
+from streamhouse.reading.where.iceberg_expression import to_iceberg_expression
+from streamhouse.reading.where.predicate import Node, Predicate
 from tests.support.examples import examples
 from tests.support.predicate_model import (
     COLUMNS,

@@ -12,11 +12,11 @@ import pyarrow as pa
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.where.parser import parse_predicate
-from streamhouse.connector.where.predicate import Operator
-from streamhouse.storage_service.errors import InvalidPredicateError
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.values.calendar import date_text, timestamp_text
+from streamhouse.core.errors import InvalidPredicateError
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.values.calendar import date_text, timestamp_text
+from streamhouse.reading.where.parser import parse_predicate
+from streamhouse.reading.where.predicate import Operator
 from tests.support.examples import examples
 from tests.support.predicate_model import (
     OPERATORS,

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.errors import FencedError, OutOfOrderSequenceError
-from streamhouse.storage_service.kafka.sequences import ProducerOrder, Repeated, writer_of
-from streamhouse.storage_service.log.append_queue import RoutedBatch
-from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.records.record_sequence import (
+from streamhouse.core.errors import FencedError, OutOfOrderSequenceError
+from streamhouse.core.model.records.record_sequence import (
     RECORDS_MAX,
     SEQUENCE_COUNT,
     Continuity,
     RecordSequence,
 )
+from streamhouse.storage_service.kafka.sequences import ProducerOrder, Repeated, writer_of
+from streamhouse.storage_service.log.append_queue import RoutedBatch
+from streamhouse.storage_service.log.log_tablet import LogTablet
 from tests.support.crash_filesystem import Crash, CrashFilesystem, SimulatedCrash
 from tests.support.examples import examples
 from tests.support.log_world import open_log, read_all

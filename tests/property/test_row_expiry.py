@@ -17,12 +17,12 @@ import pyarrow as pa
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from streamhouse.core.model.changelog import DELETE, UPDATE_BEFORE
+from streamhouse.core.model.table_state import TieringReport
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.retention import apply_retention
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
-from streamhouse.storage_service.model.changelog import DELETE, UPDATE_BEFORE
-from streamhouse.storage_service.model.table_state import TieringReport
 from tests.support.examples import examples
 from tests.support.in_process_service import EVENTS, expiry_of, open_manager, table_descriptor
 from tests.support.kv_world import looked_up

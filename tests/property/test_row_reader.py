@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamhouse.core.model.bucketing import buckets_for_rows, bytes_to_hash, encode_key
+from streamhouse.core.model.merge_engine import MergeRules
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.core.model.values.calendar import arrow_value
+from streamhouse.core.model.values.json_values import row_to_json
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.bucketing import buckets_for_rows, bytes_to_hash, encode_key
-from streamhouse.storage_service.model.merge_engine import MergeRules
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
-from streamhouse.storage_service.model.values.calendar import arrow_value
-from streamhouse.storage_service.model.values.json_values import row_to_json
 from streamhouse.storage_service.server.data.json_row import JsonRows
 from tests.support.examples import examples
 from tests.support.kv_world import random_batch, random_keys, random_rules

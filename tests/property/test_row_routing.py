@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.model.bucketing import (
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.model.bucketing import (
     FEW_ROWS,
     buckets_for_rows,
     buckets_of_few,
     encode_key,
     split_by_bucket,
 )
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.server.data.row_routing import RowsRequest, routed_writes
 from tests.support.examples import examples
 from tests.support.in_process_service import append_body

@@ -9,10 +9,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.schema_change import change_schema
+from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions, versions_of
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.schema_change import change_schema
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 
 PLACE = pa.struct(
     [

@@ -12,9 +12,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.model.lake.facts import LakeState
 from streamhouse.storage_service.server.history.lake_reads import LakeReads
 from streamhouse.storage_service.server.history.since_time import (
     SinceTime,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from streamhouse.storage_service.model.values.sorted_values import distinct
+from streamhouse.core.model.values.sorted_values import distinct
 
 
 @given(

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.model.table import TablePath
 from tests.support.in_process_service import event_rows, routed, table_descriptor
 from tests.support.memory_store import FaultyMemoryStore, MemoryStore
 from tests.support.move_world import Died, Machine, MoveWorld

@@ -14,22 +14,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     RequestTooLargeError,
     SchemaMismatchError,
     StreamhouseError,
     UnknownColumnError,
 )
-from streamhouse.storage_service.model.rejected.division import Divided
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
-from streamhouse.storage_service.model.values.calendar import python_value
-from streamhouse.storage_service.model.values.json_values import row_to_json
-from streamhouse.storage_service.text.csv_rows import divide_csv
-from streamhouse.storage_service.text.json_text import joined, row_texts
-from streamhouse.storage_service.text.ndjson_rows import divide_ndjson
-from streamhouse.storage_service.text.text_rows import TextBounds
+from streamhouse.core.model.rejected.division import Divided
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.core.model.values.calendar import python_value
+from streamhouse.core.model.values.json_values import row_to_json
+from streamhouse.core.text.csv_rows import divide_csv
+from streamhouse.core.text.json_text import joined, row_texts
+from streamhouse.core.text.ndjson_rows import divide_ndjson
+from streamhouse.core.text.text_rows import TextBounds
 from tests.support.examples import examples
 from tests.support.kv_world import random_rules, random_value
 

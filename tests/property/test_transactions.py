@@ -13,12 +13,12 @@ import pyarrow as pa
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from streamhouse.core.errors import TransactionClosedError, TransactionNotFoundError
+from streamhouse.core.model.transaction import TransactionOperation, TransactionStatus
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.errors import TransactionClosedError, TransactionNotFoundError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
-from streamhouse.storage_service.model.transaction import TransactionOperation, TransactionStatus
 from tests.support.examples import examples
 from tests.support.in_process_service import EVENTS, open_manager, routed, table_descriptor
 

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.options.options import STREAM, read_options
-from streamhouse.connector.plan.scan_schema import output_columns
-from streamhouse.connector.scan.split_reader import read_split
-from streamhouse.connector.stream.stream_plan import plan_stream_range
-from streamhouse.storage_service.errors import OffsetOutOfRangeError
-from streamhouse.storage_service.model.lake.facts import LakeRole
+from streamhouse.core.errors import OffsetOutOfRangeError
+from streamhouse.core.model.lake.facts import LakeRole
+from streamhouse.reading.follow.stream_plan import plan_stream_range
+from streamhouse.reading.options.options import STREAM, read_options
+from streamhouse.reading.plan.scan_schema import output_columns
+from streamhouse.reading.scan.split_reader import read_split
 from tests.support.examples import examples
 from tests.support.union_world import ModelRow, Tiers, UnionWorld
 

@@ -17,14 +17,14 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.options.options import STREAM, read_options
-from streamhouse.connector.plan.row_form import table_columns
-from streamhouse.connector.plan.tier_plan import ReadPlan
-from streamhouse.connector.scan.scan import LakePiece, LogPiece
-from streamhouse.connector.scan.split_reader import read_split
-from streamhouse.connector.stream.stream_plan import plan_bootstrap_range, plan_stream_range
-from streamhouse.connector.stream.stream_position import Bootstrap
-from streamhouse.storage_service.errors import OffsetOutOfRangeError
+from streamhouse.core.errors import OffsetOutOfRangeError
+from streamhouse.reading.follow.stream_plan import plan_bootstrap_range, plan_stream_range
+from streamhouse.reading.follow.stream_position import Bootstrap
+from streamhouse.reading.options.options import STREAM, read_options
+from streamhouse.reading.plan.row_form import table_columns
+from streamhouse.reading.plan.tier_plan import ReadPlan
+from streamhouse.reading.scan.scan import LakePiece, LogPiece
+from streamhouse.reading.scan.split_reader import read_split
 from tests.support.examples import examples
 from tests.support.key_table_world import Address, KeyTableWorld
 from tests.support.union_world import Tiers

@@ -13,10 +13,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.where.parser import parse_predicate
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.values.calendar import DAY_US
-from streamhouse.storage_service.model.values.zone import parse_zone
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.values.calendar import DAY_US
+from streamhouse.core.model.values.zone import parse_zone
+from streamhouse.reading.where.parser import parse_predicate
 from tests.support.examples import examples
 from tests.support.predicate_model import OPERATORS, TYPES, to_batch, truth_values
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
 
 

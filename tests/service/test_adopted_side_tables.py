@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from streamhouse.api.client import StreamhouseClient
 from streamhouse.cli.client_commands.maintain import command as maintain
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.core.errors import UnsupportedError
 from tests.support.adoption_world import KEYED, LOG, SCHEMA, Lake, adopt, by_id, filled, go_on, rows
 from tests.support.command_line import streamhouse as streamhouse_command
 from tests.support.tier_once import tier_once

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from streamhouse.storage_service.engine.runtime import clock_us
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     FencedError,
     OffsetOutOfRangeError,
     StreamhouseError,
@@ -20,6 +19,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from streamhouse.storage_service.directory.runtime import clock_us
 from tests.support.adoption_world import (
     KEYED,
     LOG,
@@ -109,7 +109,7 @@ import importlib, os
 from streamhouse.cli.tuned_malloc import restart_with_tuned_malloc
 restart_with_tuned_malloc()
 module, name, when = os.environ["DIE_AT"].split()
-module = importlib.import_module("streamhouse.storage_service." + module)
+module = importlib.import_module("streamhouse." + module)
 alive = getattr(module, name)
 def dying(*arguments, **more):
     if when == "after":
@@ -148,11 +148,11 @@ def orphaned(prepared: tuple[Lake, Path, Rows, Rows]) -> tuple[Lake, Rows, Rows]
     [
         "lake.guards.adoptable_lake hand_over before",
         "lake.guards.adoptable_lake hand_over after",
-        "engine.opener begin_log after",
-        "engine.opener save_lake_state after",
-        "engine.opener remake_rows before",
-        "engine.keys.key_recovery _move before",
-        "engine.opener remake_rows after",
+        "storage_service.engine.opener begin_log after",
+        "storage_service.engine.opener save_lake_state after",
+        "storage_service.engine.opener remake_rows before",
+        "storage_service.engine.keys.key_recovery _move before",
+        "storage_service.engine.opener remake_rows after",
     ],
 )
 def test_an_adoption_that_died_anywhere_is_repeated(

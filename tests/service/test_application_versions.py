@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.client import StorageClient, Transaction
-from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.client import StorageClient, Transaction
+from streamhouse.core.errors import InvalidRequestError
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow

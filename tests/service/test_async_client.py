@@ -13,8 +13,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
-from streamhouse.async_client import CALLS_MAX, AsyncStreamhouseClient
-from streamhouse.storage_service.errors import (
+from streamhouse.api.async_client import CALLS_MAX, AsyncStreamhouseClient
+from streamhouse.core.errors import (
     InvalidRequestError,
     SchemaMismatchError,
     TableNotFoundError,

@@ -13,8 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import StreamhouseError
 from tests.support.command_line import streamhouse
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

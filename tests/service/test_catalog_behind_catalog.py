@@ -17,7 +17,7 @@ import urllib3
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import Table
 
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.flaky_proxy import FlakyProxy
 from tests.support.rest_world import adding_column, change_of
 from tests.support.service_process import ServiceProcess

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 
 pytestmark = [

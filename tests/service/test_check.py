@@ -14,19 +14,19 @@ import pytest
 from click.testing import CliRunner
 from pyiceberg.catalog import load_catalog
 
+from streamhouse.api.client import StreamhouseClient
 from streamhouse.cli.server_commands.check import command
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import UnsupportedError
+from streamhouse.lake import opened_table
+from streamhouse.lake.lake_tables import IcebergLake
 from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME
-from streamhouse.storage_service.engine.directory.state_file import StateIdentity, seal
+from streamhouse.storage_service.directory.state_file import StateIdentity, seal
 from streamhouse.storage_service.engine.keys.key_bucket import mark_damaged
-from streamhouse.storage_service.errors import UnsupportedError
-from streamhouse.storage_service.journal.restore.journal_file import JournalFile, Phase
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
-from streamhouse.storage_service.lake import opened_table
-from streamhouse.storage_service.lake.lake_tables import IcebergLake
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.operations.check_directory import check_directory
+from streamhouse.storage_service.ownership.journal.restore.journal_file import JournalFile, Phase
 from streamhouse.tiering.worker.service import TieringService
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.command_line import streamhouse

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import AppendWriter, LogBatch, StorageClient
-from streamhouse.storage_service.errors import (
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import AppendWriter, LogBatch, StorageClient
+from streamhouse.core.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,
     SchemaMismatchError,
@@ -23,7 +23,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownColumnError,
 )
-from streamhouse.storage_service.model.bucketing import buckets_for_rows
+from streamhouse.core.model.bucketing import buckets_for_rows
 from tests.support.flaky_proxy import FlakyProxy
 from tests.support.service_process import ServiceProcess
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.client import Producer, StorageClient
-from streamhouse.storage_service.lake.lake_tables import IcebergLake
+from streamhouse.client import Producer, StorageClient
+from streamhouse.lake.lake_tables import IcebergLake
 from streamhouse.tiering.worker.service import TieringService
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.moved_service import MovedService, OwnedService

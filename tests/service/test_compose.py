@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.command_line import streamhouse
 from tests.support.free_ports import free_port
 from tests.support.object_store import ObjectStore

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.command_line import streamhouse
 from tests.support.service_process import DiedAtStart, ServiceProcess
 

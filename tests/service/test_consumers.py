@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from streamhouse.api.client import StreamhouseClient
 from streamhouse.cli.client_commands.consumers import command
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.core.errors import InvalidRequestError
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 

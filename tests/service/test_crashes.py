@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.model.lake.facts import SideLakeState
-from streamhouse.storage_service.model.table_state import TieringReport
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.model.lake.facts import SideLakeState
+from streamhouse.core.model.table_state import TieringReport
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import CorruptDataError
 from tests.support.command_line import streamhouse
 from tests.support.service_process import ServiceProcess
 

@@ -14,11 +14,11 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
 from integration.judges.duckdb_read import connect
+from streamhouse.api.client import StreamhouseClient
 from streamhouse.cli.client_commands.maintain import command as maintain
 from streamhouse.cli.server_commands.check import command as check
 from streamhouse.cli.server_commands.dump import command as dump
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.core.errors import UnsupportedError
 from tests.support.extreme_values import EXTREMES, extreme_rows, same_rows
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import AppendWriter, Producer
-from streamhouse.storage_service.errors import SchemaMismatchError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import AppendWriter, Producer
+from streamhouse.core.errors import SchemaMismatchError
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow

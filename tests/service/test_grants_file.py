@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import ForbiddenError, UnauthorizedError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import ForbiddenError, UnauthorizedError
 from streamhouse.storage_service.server.access.grants import token_hash
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

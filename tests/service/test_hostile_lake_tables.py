@@ -18,8 +18,8 @@ import pytest
 import urllib3
 from pyiceberg.catalog import load_catalog
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import StreamhouseError
 from tests.support.hostile_metadata import HOSTILE_PROPERTIES, assert_create, rewrite_metadata
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

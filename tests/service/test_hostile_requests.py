@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.in_process_service import append_body
 from tests.support.service_process import ServiceProcess
 

@@ -17,17 +17,17 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import Table
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.connector.imports.table_import import ImportedStep, TableImport
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import (
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import (
     DatabaseNotFoundError,
     InvalidRequestError,
     SchemaMismatchError,
     SnapshotNotFoundError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.progress import NO_PROGRESS, Progress
+from streamhouse.core.model.progress import NO_PROGRESS, Progress
+from streamhouse.reading.imports.table_import import ImportedStep, TableImport
 from tests.support.held_step import around, lower
 from tests.support.iceberg_world import numbered
 from tests.support.python_process import run_python

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from kio.schema.errors import ErrorCode
 
+from streamhouse.api.client import StreamhouseClient
 from streamhouse.cli.client_commands.consumers import command
-from streamhouse.client import StreamhouseClient
 from tests.support.kafka_world import KafkaClient
 from tests.support.service_process import ServiceProcess
 

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from streamhouse.api.client import StreamhouseClient
 from streamhouse.cli.client_commands.maintain import command as maintain
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
+from streamhouse.client import StorageClient
+from streamhouse.core.model.records.record_format import RAW_TOPIC
 from tests.support.fetch_world import (
     FetchedRecord,
     fetch,

@@ -14,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.kafka_group import LibrdkafkaMember, PollingGroup
 from tests.support.kafka_lives import (
     EmptyDiskHome,

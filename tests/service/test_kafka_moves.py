@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import StreamhouseError
 from tests.support.kafka_producers import (
     IdempotentProducer,
     ShardedPlace,

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 

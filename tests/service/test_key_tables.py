@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.client import AppendWriter, StorageClient
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.client import AppendWriter, StorageClient
+from streamhouse.core.errors import StreamhouseError
 from tests.support.flaky_proxy import FlakyProxy
 from tests.support.service_process import ServiceProcess
 

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import RequestTooLargeError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import RequestTooLargeError
 from tests.support.in_process_service import append_body
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

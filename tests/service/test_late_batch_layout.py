@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import ForbiddenError
 
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from streamhouse.tiering.round.round import BATCH_STEPS
 from tests.support.command_line import streamhouse
 from tests.support.python_process import run_python

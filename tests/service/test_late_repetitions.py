@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from streamhouse import Producer
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import UnknownOutcomeError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import UnknownOutcomeError
 from tests.support.held_step import around
 from tests.support.service_process import ServiceProcess
 

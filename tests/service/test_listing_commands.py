@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from streamhouse.api.client import StreamhouseClient
 from streamhouse.cli import cli
-from streamhouse.client import StreamhouseClient
 from tests.support.documented_fields import documented
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

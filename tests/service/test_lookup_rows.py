@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from streamhouse.client import StorageClient
 from streamhouse.connector.lookup.joined_batches import joined, looked_up_by
 from streamhouse.connector.lookup.lookup_plan import LookupPlan, key_order
-from streamhouse.connector.options.connection import client_for
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.reading.options.connection import client_for
 from tests.support.moved_service import MovedService, OwnedService
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 import urllib3
 
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from streamhouse.storage_service.server.routes import ROUTES, Answer
 from tests.support.in_process_service import append_body
 from tests.support.service_process import ServiceProcess

@@ -13,8 +13,8 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
 from streamhouse.cli.client_commands.maintain import command
-from streamhouse.storage_service.client import StorageClient, TieringIdle
-from streamhouse.storage_service.errors import NotFoundError, UnavailableError
+from streamhouse.client import StorageClient, TieringIdle
+from streamhouse.core.errors import NotFoundError, UnavailableError
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 

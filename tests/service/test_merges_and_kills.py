@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import StreamhouseError
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow

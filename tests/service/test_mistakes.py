@@ -18,9 +18,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import Producer
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import Producer
+from streamhouse.core.errors import StreamhouseError
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow

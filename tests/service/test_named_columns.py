@@ -19,9 +19,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.client import Producer, StorageClient
-from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.wire.arrow_body import encode_append_body
+from streamhouse.client import Producer, StorageClient
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.wire.arrow_body import encode_append_body
 from tests.support.examples import examples
 from tests.support.service_process import ServiceProcess
 

@@ -11,18 +11,18 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from streamhouse.connector.lake.append_position import AppendPosition
-from streamhouse.connector.stream.stream_position import StreamPosition
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import (
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import (
     CorruptDataError,
     InvalidRequestError,
     TableDamagedError,
 )
-from streamhouse.storage_service.journal.names import Place
-from streamhouse.storage_service.journal.object_format import decode_object
-from streamhouse.storage_service.journal.restore.journalled_state import list_checkpoints
-from streamhouse.storage_service.journal.store.file_store import FileObjectStore
+from streamhouse.reading.files.append_position import AppendPosition
+from streamhouse.reading.follow.stream_position import StreamPosition
+from streamhouse.storage_service.ownership.journal.names import Place
+from streamhouse.storage_service.ownership.journal.object_format import decode_object
+from streamhouse.storage_service.ownership.journal.restore.journalled_state import list_checkpoints
+from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
 from tests.support.command_line import streamhouse
 from tests.support.restore_world import NAMES, Owner, files
 from tests.support.service_process import ServiceProcess

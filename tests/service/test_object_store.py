@@ -12,8 +12,8 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from integration.judges.duckdb_read import connect
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import StreamhouseError
 from tests.support.flaky_proxy import FlakyProxy
 from tests.support.object_store import REGION, SECRET_KEY, ObjectStore
 from tests.support.service_process import ServiceProcess

@@ -11,8 +11,8 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 import streamhouse
-from streamhouse.storage_service.client import StorageClient, TieringIdle
-from streamhouse.storage_service.errors import OffsetOutOfRangeError
+from streamhouse.client import StorageClient, TieringIdle
+from streamhouse.core.errors import OffsetOutOfRangeError
 from tests.support.command_line import streamhouse as streamhouse_command
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

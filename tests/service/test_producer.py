@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.client import Producer, StorageClient
-from streamhouse.storage_service.errors import (
+from streamhouse.client import Producer, StorageClient
+from streamhouse.core.errors import (
     InvalidRequestError,
     OverloadedError,
     SchemaMismatchError,

@@ -14,13 +14,13 @@ from typing import Any, Final
 import pytest
 
 from streamhouse import AsyncStreamhouseClient, StreamhouseClient
-from streamhouse.storage_service.client import StorageClient, Subscription, Transaction
-from streamhouse.storage_service.errors import (
+from streamhouse.client import StorageClient, Subscription, Transaction
+from streamhouse.core.errors import (
     CommitConflictError,
     InvalidRequestError,
     TableNotFoundError,
 )
-from streamhouse.storage_service.model.offsets import Offset
+from streamhouse.core.model.offsets import Offset
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow

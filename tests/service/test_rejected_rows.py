@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import AppendWriter, Producer
-from streamhouse.storage_service.errors import (
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import AppendWriter, Producer
+from streamhouse.core.errors import (
     InvalidNameError,
     InvalidRequestError,
     SchemaMismatchError,

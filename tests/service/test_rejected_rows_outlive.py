@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from streamhouse.api.client import StreamhouseClient
 from streamhouse.cli import cli
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.core.errors import StreamhouseError
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 

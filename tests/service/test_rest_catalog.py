@@ -16,8 +16,8 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ForbiddenError, UnauthorizedError
 
 from integration.judges.duckdb_read import connect
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import StreamhouseError
 from tests.support.flaky_proxy import FlakyProxy
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

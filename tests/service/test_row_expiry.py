@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.adoption_world import KEYED, SCHEMA, Lake, by_id, rows
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import InvalidSchemaError, UnsupportedError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import InvalidSchemaError, UnsupportedError
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.cli.tuned_malloc import TUNED_MALLOC
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import UnauthorizedError
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import UnauthorizedError
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from streamhouse.cli import cli
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import StreamhouseError
 from tests.support.in_process_service import EVENTS, event_rows
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

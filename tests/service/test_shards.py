@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from streamhouse.cli import cli
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.command_line import streamhouse
 from tests.support.in_process_service import EVENTS, event_rows
 from tests.support.service_process import DiedAtStart, ServiceProcess

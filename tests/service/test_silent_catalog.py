@@ -17,8 +17,8 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitStateUnknownException, ServiceUnavailableError
 from pyiceberg.types import IntegerType
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import (
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import (
     StreamhouseError,
     UnavailableError,
     UnknownOutcomeError,

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.connector.options.options import STREAM, read_options
-from streamhouse.connector.plan.row_form import table_columns
-from streamhouse.connector.stream.table_follower import TableFollower
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import OffsetOutOfRangeError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import OffsetOutOfRangeError
+from streamhouse.reading.follow.table_follower import TableFollower
+from streamhouse.reading.options.options import STREAM, read_options
+from streamhouse.reading.plan.row_form import table_columns
 from tests.support.fetch_world import list_offsets
 from tests.support.kafka_world import KafkaClient
 from tests.support.service_process import ServiceProcess

@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import LogBatch
-from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import LogBatch
+from streamhouse.core.errors import InvalidRequestError
 from tests.support.moved_service import MovedService, OwnedService
 from tests.support.service_process import ServiceProcess
 

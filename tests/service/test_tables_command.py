@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from streamhouse.api.client import StreamhouseClient
 from streamhouse.cli.client_commands.maintain import command as maintain
 from streamhouse.cli.client_commands.tables import command
-from streamhouse.client import StreamhouseClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 

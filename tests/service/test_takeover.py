@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.server.ownership.ending import (
+from streamhouse.client import StorageClient
+from streamhouse.storage_service.ownership.roles.ending import (
     FENCED_EXIT_CODE,
     NOT_STORED_EXIT_CODE,
 )

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from streamhouse.storage_service.client import StorageClient, TieringIdle
-from streamhouse.storage_service.lake.lake_tables import IcebergLake
+from streamhouse.client import StorageClient, TieringIdle
+from streamhouse.lake.lake_tables import IcebergLake
 from streamhouse.tiering.worker.service import TieringService
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.python_process import run_python

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import CA_VARIABLE
-from streamhouse.storage_service.errors import (
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import CA_VARIABLE
+from streamhouse.core.errors import (
     InvalidRequestError,
     StreamhouseError,
     UnknownOutcomeError,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.client import StorageClient, Transaction, TransactionStatus
-from streamhouse.storage_service.errors import (
+from streamhouse.client import StorageClient, Transaction, TransactionStatus
+from streamhouse.core.errors import (
     InvalidRequestError,
     SchemaMismatchError,
     TransactionClosedError,

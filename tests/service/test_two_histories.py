@@ -11,9 +11,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import StorageClient, TieringIdle
-from streamhouse.storage_service.errors import (
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import StorageClient, TieringIdle
+from streamhouse.core.errors import (
     HistoryDivergedError,
     StreamhouseError,
     TableExistsError,

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import urllib3
 
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from streamhouse.storage_service.server.access.grants import token_hash
 from tests.support.expired_log import EXPIRING, expire_log
 from tests.support.fetch_world import FETCH, fetch_values

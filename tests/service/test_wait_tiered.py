@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from streamhouse import AsyncStreamhouseClient, InvalidRequestError, UnavailableError
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 

@@ -18,16 +18,23 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from streamhouse.storage_service.errors import NotOwnerError
-from streamhouse.storage_service.journal.asked_store import PatientStore
-from streamhouse.storage_service.journal.epochs import TakenByOtherError, newest_epoch, take
-from streamhouse.storage_service.journal.names import Place, ShardNames
-from streamhouse.storage_service.journal.operations import Replace
-from streamhouse.storage_service.journal.reader import JournalReader
-from streamhouse.storage_service.journal.steps import do, run
-from streamhouse.storage_service.journal.store.object_store import ObjectStore, ObjectStoreError
-from streamhouse.storage_service.journal.store.store_opening import open_store
-from streamhouse.storage_service.journal.writer import JournalWriter, WriterOptions
+from streamhouse.core.errors import NotOwnerError
+from streamhouse.storage_service.ownership.journal.asked_store import PatientStore
+from streamhouse.storage_service.ownership.journal.epochs import (
+    TakenByOtherError,
+    newest_epoch,
+    take,
+)
+from streamhouse.storage_service.ownership.journal.names import Place, ShardNames
+from streamhouse.storage_service.ownership.journal.operations import Replace
+from streamhouse.storage_service.ownership.journal.reader import JournalReader
+from streamhouse.storage_service.ownership.journal.steps import do, run
+from streamhouse.storage_service.ownership.journal.store.object_store import (
+    ObjectStore,
+    ObjectStoreError,
+)
+from streamhouse.storage_service.ownership.journal.store.store_opening import open_store
+from streamhouse.storage_service.ownership.journal.writer import JournalWriter, WriterOptions
 from tests.support.faulty_store import CALM, FaultPlan
 from tests.support.journal_machines import JournalHome, StoreKind
 

@@ -10,8 +10,8 @@ import os
 
 import pytest
 
-from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.journal.reader import TrimmedError
+from streamhouse.core.errors import CorruptDataError
+from streamhouse.storage_service.ownership.journal.reader import TrimmedError
 from tests.support.journal_model import Choice, Plan, World
 
 

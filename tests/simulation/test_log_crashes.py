@@ -17,13 +17,13 @@ from typing import Final
 
 import pytest
 
-from streamhouse.storage_service.errors import StorageFailedError, UnknownOutcomeError
-from streamhouse.storage_service.journal.journaled_filesystem import JournaledFilesystem
-from streamhouse.storage_service.journal.operations import Operation
+from streamhouse.core.errors import StorageFailedError, UnknownOutcomeError
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
 from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
 from streamhouse.storage_service.log.writer_state import FIRST_SEQUENCE
+from streamhouse.storage_service.ownership.journal.journaled_filesystem import JournaledFilesystem
+from streamhouse.storage_service.ownership.journal.operations import Operation
 from tests.support.crash_filesystem import Crash, CrashFilesystem, SimulatedCrash
 from tests.support.late_journal import LateJournal, files_after
 from tests.support.log_world import LogModel, ModelBatch

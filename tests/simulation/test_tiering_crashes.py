@@ -21,10 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyiceberg.table import Table
 
-from streamhouse.storage_service.errors import FencedError, StreamhouseError, UnknownOutcomeError
-from streamhouse.storage_service.lake.snapshots.coverage import covered_offsets
-from streamhouse.storage_service.model.lake.facts import LakeRole
-from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.core.errors import FencedError, StreamhouseError, UnknownOutcomeError
+from streamhouse.core.model.lake.facts import LakeRole
+from streamhouse.core.model.table_state import TieringAssignment
+from streamhouse.lake.snapshots.coverage import covered_offsets
 from streamhouse.tiering.round.round import BATCH_STEPS, ROUND_STEPS, TieringRound
 from tests.support.examples import examples
 from tests.support.foreign_deletes import commit_compaction

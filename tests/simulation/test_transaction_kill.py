@@ -14,10 +14,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from streamhouse.core.model.changelog import DELETE, UPDATE_BEFORE
+from streamhouse.core.model.transaction import TransactionStatus
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.model.changelog import DELETE, UPDATE_BEFORE
-from streamhouse.storage_service.model.transaction import TransactionStatus
 from tests.support.in_process_service import open_manager
 from tests.support.kv_world import looked_up
 from tests.support.python_process import run_python

@@ -13,8 +13,8 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 
 from integration.judges.duckdb_read import connect
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import AlreadyExistsError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import AlreadyExistsError
 from tests.support.object_store import ACCESS_KEY, BUCKET, REGION, SECRET_KEY, ObjectStore
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

@@ -19,21 +19,21 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.model.bucketing import buckets_for_rows
+from streamhouse.core.model.schema_change import read_stored
+from streamhouse.core.model.table import TablePath
+from streamhouse.core.model.table_state import TieringReport
+from streamhouse.core.model.transaction import TransactionOperation, TransactionStatus
+from streamhouse.storage_service.directory.runtime import clock_us
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.engine.transactions.open_transaction import check_parts
 from streamhouse.storage_service.engine.upkeep.retention import apply_retention
-from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.bucketing import buckets_for_rows
-from streamhouse.storage_service.model.schema_change import read_stored
-from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.model.table_state import TieringReport
-from streamhouse.storage_service.model.transaction import TransactionOperation, TransactionStatus
 from tests.support.in_process_service import EVENTS, later, open_manager, routed, table_descriptor
 
 __all__ = [

@@ -8,16 +8,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import (
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import (
     TableNotFoundError,
     TransactionClosedError,
     TransactionNotFoundError,
 )
-from streamhouse.storage_service.model.partitioning import PartitionField
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.schema_change import change_schema
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.core.model.partitioning import PartitionField
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.schema_change import change_schema
+from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 
 __all__ = ["DescribedTables", "MemoryTransaction"]
 

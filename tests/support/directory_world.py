@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     StreamhouseError,
     TableExistsError,
     UnavailableError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.shards.directory import ShardDirectory
+from streamhouse.core.model.table import TablePath
+from streamhouse.storage_service.ownership.shards.directory import ShardDirectory
 
 __all__ = ["DirectoryWorld", "Fate", "MemoryStore", "Process"]
 

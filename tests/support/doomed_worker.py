@@ -11,8 +11,8 @@ import sys
 
 
 def main(endpoint: str, deadly_step: str) -> None:
-    from streamhouse.storage_service.client import StorageClient
-    from streamhouse.storage_service.lake.lake_tables import IcebergLake
+    from streamhouse.client import StorageClient
+    from streamhouse.lake.lake_tables import IcebergLake
     from streamhouse.tiering.worker.service import TieringService
     from streamhouse.tiering.worker.thread_runner import ThreadRunner
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from streamhouse.storage_service.client import ApplicationClient
+from streamhouse.client import ApplicationClient
 
 __all__ = ["EXPIRING", "expire_log"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamhouse.storage_service.client import LogBatch, PositionReports, TieringIdle
-from streamhouse.storage_service.errors import (
+from streamhouse.client import LogBatch, PositionReports, TieringIdle
+from streamhouse.core.errors import (
     FencedError,
     HistoryDivergedError,
     InvalidRequestError,
@@ -23,23 +23,23 @@ from streamhouse.storage_service.errors import (
     OffsetOutOfRangeError,
     TableNotFoundError,
 )
-from streamhouse.storage_service.lake.catalogs.sql_catalog import open_catalog
-from streamhouse.storage_service.lake.guards.lake_look import readable_head
-from streamhouse.storage_service.lake.guards.live_tables import LiveTable
-from streamhouse.storage_service.model.casts.conform import conform
-from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
-from streamhouse.storage_service.model.lake.facts import (
+from streamhouse.core.model.casts.conform import conform
+from streamhouse.core.model.lake.coverage import CoveredOffsets
+from streamhouse.core.model.lake.facts import (
     LakeCatalog,
     LakeDebt,
     LakeState,
 )
-from streamhouse.storage_service.model.offsets import BucketPositions, further
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
-from streamhouse.storage_service.model.table_state import (
+from streamhouse.core.model.offsets import BucketPositions, further
+from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.core.model.table_state import (
     TableState,
     TieringAssignment,
     TieringReport,
 )
+from streamhouse.lake.catalogs.sql_catalog import open_catalog
+from streamhouse.lake.guards.lake_look import readable_head
+from streamhouse.lake.guards.live_tables import LiveTable
 
 __all__ = ["FakeService"]
 

@@ -18,8 +18,8 @@ from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
-from streamhouse.storage_service.backoff import Backoff
-from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeRole, LakeState
+from streamhouse.core.backoff import Backoff
+from streamhouse.core.model.lake.facts import LakeCatalog, LakeRole, LakeState
 from tests.support.held_step import lower
 from tests.support.key_table_world import KeyTableWorld
 

@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 from kio.schema.errors import ErrorCode
 
+from streamhouse.core.model.lake.coverage import CoveredOffsets
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.lake.older_rows import OlderRows, WrittenAt
+from streamhouse.core.model.records.record_format import RAW_TOPIC
+from streamhouse.core.model.table import TableInfo
 from streamhouse.storage_service.kafka.records.batches import read_batches
-from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.lake.older_rows import OlderRows, WrittenAt
-from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
-from streamhouse.storage_service.model.table import TableInfo
 from tests.support.in_process_service import append_body
 from tests.support.kafka_world import KafkaClient, KafkaWorld
 

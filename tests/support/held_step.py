@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 
 _ENGINE: Final = "storage_service.engine"
-_LAKE: Final = "storage_service.lake"
+_LAKE: Final = "lake"
 _BUG: Final = "a bug of ours, which no input brings about"
 _BETWEEN: Final = "something happens between a look and the write that follows it"
 _COUNTED: Final = "how often it is asked is seen nowhere"
@@ -44,14 +44,14 @@ _SLOW: Final = "the real value takes a test too long to reach"
 
 STEPS: Final = {
     "rows-written": Place("storage_service.log.log_tablet", "LogTablet.write", _BUG),
-    "records-decoding": Place("storage_service.server.kafka.producing.produce", "decoded", _HELD),
+    "records-decoding": Place("storage_service.kafka_door.producing.produce", "decoded", _HELD),
     "schema-judging": Place(
-        "storage_service.server.control.registry.schema_desk", "_checked_change", _HELD
+        "storage_service.kafka_door.registry.schema_desk", "_checked_change", _HELD
     ),
     "schemas-making": Place(
-        "storage_service.server.control.registry.schema_desk", "_with_reading_schemas", _HELD
+        "storage_service.kafka_door.registry.schema_desk", "_with_reading_schemas", _HELD
     ),
-    "records-read": Place("storage_service.server.kafka.producing.decoding", "rows_of", _BUG),
+    "records-read": Place("storage_service.kafka_door.producing.decoding", "rows_of", _BUG),
     "table-found": Place("storage_service.server.service", "Service._found", _BUG),
     "catalog-answering": Place(
         "storage_service.rest_catalog.rest_api", "RestCatalogApi.answer", _HELD
@@ -78,8 +78,10 @@ STEPS: Final = {
     "log-beginning": Place(f"{_ENGINE}.opener", "begin_log", "the disk is full at this step alone"),
     "table-opening": Place(f"{_ENGINE}.opener", "TableOpener.open", _HELD),
     "history-checking": Place(f"{_ENGINE}.opener", "TableOpener._check_history", _BUG),
-    "table-adding": Place(f"{_ENGINE}.directory.table_registry", "TableRegistry.add_table", _BUG),
-    "table-keeping": Place(f"{_ENGINE}.directory.table_registry", "TableRegistry.keep", _HELD),
+    "table-adding": Place(
+        "storage_service.directory.table_registry", "TableRegistry.add_table", _BUG
+    ),
+    "table-keeping": Place("storage_service.directory.table_registry", "TableRegistry.keep", _HELD),
     "segment-syncing": Place(
         "storage_service.log.segments.segment",
         "ActiveSegment.sync",
@@ -102,7 +104,7 @@ STEPS: Final = {
     ),
     "consumers-asked": Place(f"{_ENGINE}.consumers", "Consumers.current", _COUNTED),
     "unknown-table-named": Place(
-        f"{_ENGINE}.directory.table_registry", "TableRegistry.not_found", _COUNTED
+        "storage_service.directory.table_registry", "TableRegistry.not_found", _COUNTED
     ),
     "expired-deleting": Place(f"{_ENGINE}.upkeep.row_expiry", "_delete", _BETWEEN),
     "ages-advancing": Place(f"{_ENGINE}.upkeep.row_ages", "RowAges.advance", _HELD),
@@ -124,15 +126,15 @@ STEPS: Final = {
         "RocksDB stalls only under a load of minutes",
     ),
     "request-sending": Place(
-        "storage_service.client.http.transport",
+        "client.http.transport",
         "HttpTransport._send",
         "a request arrives after the repetition of it was answered",
     ),
     "transaction-committing": Place(
-        "storage_service.client.transactions", "Transaction.commit", "a program dies around it"
+        "client.writing.transactions", "Transaction.commit", "a program dies around it"
     ),
     "lake-planning": Place(
-        "connector.plan.tier_plan", "plan_lake", "that the lake is not asked is seen nowhere"
+        "reading.plan.tier_plan", "plan_lake", "that the lake is not asked is seen nowhere"
     ),
     "plan-asking": Place(
         "connector.query.narrowing", "needs_of", "a session of Spark Connect takes a server"
@@ -156,7 +158,7 @@ BOUNDS: Final = {
         f"{_LAKE}.landing", "BACKOFF", "a commit that fails five times would wait for seconds"
     ),
     "lookup-piece-bytes": Place("connector.lookup.joined_batches", "_PIECE_BYTES", _SLOW),
-    "import-step": Place("connector.imports.import_progress", "STEP_ROWS", _SLOW),
+    "import-step": Place("reading.imports.import_progress", "STEP_ROWS", _SLOW),
     "rows-overlapping": Place(f"{_ENGINE}.keys.key_writer", "_OVERLAPPING_ROWS", _SLOW),
     "rows-short": Place(f"{_ENGINE}.keys.key_planner", "_SHORT_ROWS", _SLOW),
     "synced-alone-s": Place(
@@ -168,15 +170,13 @@ BOUNDS: Final = {
     "met-bytes-of-buckets": Place("storage_service.kv.plan.upsert_plan", "MET_BYTES_MAX", _SLOW),
     "run-bytes": Place("storage_service.kv.cache.write_behind", "_RUN_BYTES_MIN", _SLOW),
     "stored-chunk": Place("storage_service.kv.rocksdb_store", "_CHUNK_ROWS", _SLOW),
-    "log-row-bytes": Place(
-        "storage_service.model.rejected.row_splitter", "LOG_ROW_BYTES_MAX", _SLOW
-    ),
+    "log-row-bytes": Place("core.model.rejected.row_splitter", "LOG_ROW_BYTES_MAX", _SLOW),
     "loop-slice-s": Place(
         "storage_service.server.status.event_loop", "_SLICE_S", "a turn of the loop has no size"
     ),
     "history-reads": Place("storage_service.server.history.lake_reads", "_READS_MAX", _SLOW),
     "small-table": Place(
-        "connector.query.queried_tables", "SMALL_BYTES", "32 MiB of rows take a while to write"
+        "reading.duckdb.queried_tables", "SMALL_BYTES", "32 MiB of rows take a while to write"
     ),
     "read-page": Place("tiering.tasks.log_chunks", "PAGE_BYTES", _SLOW),
 }

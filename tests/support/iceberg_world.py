@@ -12,14 +12,14 @@ from pyiceberg.io.pyarrow import _dataframe_to_data_files
 from pyiceberg.table import Table
 from pyiceberg.typedef import Record
 
-from streamhouse.connector.options.options import BATCH, STREAM, as_options, read_options
-from streamhouse.connector.plan.iceberg_read import source_context, source_state
-from streamhouse.connector.plan.row_form import table_columns
-from streamhouse.connector.plan.table_read import read_table
-from streamhouse.connector.scan.split_reader import read_split
+from streamhouse.client import StorageClient
 from streamhouse.connector.stream.append_stream import AppendStreamReader
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.model.lake.facts import LakeCatalog
+from streamhouse.core.model.lake.facts import LakeCatalog
+from streamhouse.reading.options.options import BATCH, STREAM, as_options, read_options
+from streamhouse.reading.plan.iceberg_read import source_context, source_state
+from streamhouse.reading.plan.row_form import table_columns
+from streamhouse.reading.plan.table_read import read_table
+from streamhouse.reading.scan.split_reader import read_split
 from tests.support.foreign_deletes import (
     commit_compaction,
     commit_delete_files,

@@ -19,14 +19,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamhouse.storage_service.backoff import Backoff
+from streamhouse.core.backoff import Backoff
+from streamhouse.core.errors import OverloadedError
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TablePath
+from streamhouse.core.model.table_state import TieringAssignment, TieringReport
+from streamhouse.core.model.transaction import TransactionOperation
+from streamhouse.core.traces.spans import Spans
+from streamhouse.core.wire.arrow_body import encode_append_body
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.runtime import Runtime, clock_us
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import Appended, OpenTable
-from streamhouse.storage_service.engine.runtime import Runtime, clock_us
 from streamhouse.storage_service.engine.table_moves import TableMoves
 from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
 from streamhouse.storage_service.engine.tiering_desk.tiering_round import (
@@ -35,15 +42,11 @@ from streamhouse.storage_service.engine.tiering_desk.tiering_round import (
 )
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
 from streamhouse.storage_service.engine.upkeep.row_expiry import RowExpiry
-from streamhouse.storage_service.errors import OverloadedError
-from streamhouse.storage_service.journal.store.object_store import ObjectStore
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.replica import Replication
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TablePath
-from streamhouse.storage_service.model.table_state import TieringAssignment, TieringReport
-from streamhouse.storage_service.model.transaction import TransactionOperation
+from streamhouse.storage_service.ownership.journal.store.object_store import ObjectStore
+from streamhouse.storage_service.ownership.shards.directory import ShardDirectory
 from streamhouse.storage_service.server.app import ServiceApp
 from streamhouse.storage_service.server.gauges import read_state
 from streamhouse.storage_service.server.http.http_exchange import Tenure
@@ -52,9 +55,6 @@ from streamhouse.storage_service.server.peers import Peers
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards import ShardOwners, Shards
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
-from streamhouse.storage_service.shards.directory import ShardDirectory
-from streamhouse.storage_service.traces.spans import Spans
-from streamhouse.storage_service.wire.arrow_body import encode_append_body
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
 from tests.support.kv_world import looked_up
 

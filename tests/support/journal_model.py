@@ -11,19 +11,19 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from streamhouse.storage_service.journal.epochs import (
+from streamhouse.storage_service.ownership.journal.epochs import (
     SealReason,
     TakenByOtherError,
     Tenure,
     newest_epoch,
     take,
 )
-from streamhouse.storage_service.journal.names import Place
-from streamhouse.storage_service.journal.operations import Append
-from streamhouse.storage_service.journal.pipeline import Fenced, Pipeline, Sent
-from streamhouse.storage_service.journal.reader import JournalReader
-from streamhouse.storage_service.journal.steps import Create, Get, List, Steps
-from streamhouse.storage_service.journal.store.object_store import (
+from streamhouse.storage_service.ownership.journal.names import Place
+from streamhouse.storage_service.ownership.journal.operations import Append
+from streamhouse.storage_service.ownership.journal.pipeline import Fenced, Pipeline, Sent
+from streamhouse.storage_service.ownership.journal.reader import JournalReader
+from streamhouse.storage_service.ownership.journal.steps import Create, Get, List, Steps
+from streamhouse.storage_service.ownership.journal.store.object_store import (
     ObjectEntry,
     ObjectExistsError,
     ObjectNotFoundError,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from streamhouse.storage_service.journal.asked_store import PatientStore
-from streamhouse.storage_service.journal.epochs import Tenure, newest_epoch, take
-from streamhouse.storage_service.journal.names import Place, ShardNames
-from streamhouse.storage_service.journal.operations import Append, Operation
-from streamhouse.storage_service.journal.reader import JournalReader
-from streamhouse.storage_service.journal.steps import Step, do, run
-from streamhouse.storage_service.journal.store.object_store import ObjectStore
+from streamhouse.storage_service.ownership.journal.asked_store import PatientStore
+from streamhouse.storage_service.ownership.journal.epochs import Tenure, newest_epoch, take
+from streamhouse.storage_service.ownership.journal.names import Place, ShardNames
+from streamhouse.storage_service.ownership.journal.operations import Append, Operation
+from streamhouse.storage_service.ownership.journal.reader import JournalReader
+from streamhouse.storage_service.ownership.journal.steps import Step, do, run
+from streamhouse.storage_service.ownership.journal.store.object_store import ObjectStore
 
 __all__ = ["NAMES", "numbered", "numbers_in", "taken"]
 

@@ -12,29 +12,29 @@ from typing import Any
 
 import pyarrow as pa
 
+from streamhouse.core.errors import StreamhouseError
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.runtime import Runtime
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.runtime import Runtime
-from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.journal.checkpoints.checkpoint import CheckpointTaker
-from streamhouse.storage_service.journal.checkpoints.job import CheckpointJob
-from streamhouse.storage_service.journal.checkpoints.key_files import KeyPacker
-from streamhouse.storage_service.journal.checkpoints.recorder import TreeRecorder
-from streamhouse.storage_service.journal.checkpoints.trim import Trimmer
-from streamhouse.storage_service.journal.journaled_filesystem import JournaledFilesystem
-from streamhouse.storage_service.journal.restore.start import Begun, JournalStart
-from streamhouse.storage_service.journal.store.object_store import (
-    ObjectStore,
-    StoreUnavailableError,
-)
-from streamhouse.storage_service.journal.writer import JournalWriter, WriterOptions
 from streamhouse.storage_service.log.filesystem import Buffer, LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.replica import Replication
 from streamhouse.storage_service.log.segments.segment import StoredBatch
+from streamhouse.storage_service.ownership.journal.checkpoints.checkpoint import CheckpointTaker
+from streamhouse.storage_service.ownership.journal.checkpoints.job import CheckpointJob
+from streamhouse.storage_service.ownership.journal.checkpoints.key_files import KeyPacker
+from streamhouse.storage_service.ownership.journal.checkpoints.recorder import TreeRecorder
+from streamhouse.storage_service.ownership.journal.checkpoints.trim import Trimmer
+from streamhouse.storage_service.ownership.journal.journaled_filesystem import JournaledFilesystem
+from streamhouse.storage_service.ownership.journal.restore.start import Begun, JournalStart
+from streamhouse.storage_service.ownership.journal.store.object_store import (
+    ObjectStore,
+    StoreUnavailableError,
+)
+from streamhouse.storage_service.ownership.journal.writer import JournalWriter, WriterOptions
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.in_process_service import EVENTS
 from tests.support.kv_world import looked_up

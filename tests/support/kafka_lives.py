@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 from tests.support.free_ports import free_port
 from tests.support.kafka_group import PollingGroup
 from tests.support.kafka_producers import (

@@ -18,9 +18,9 @@ from typing import Any, Final
 import pyarrow as pa
 from kio.schema.errors import ErrorCode
 
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.model.changelog import INSERT, UPDATE_AFTER
-from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
+from streamhouse.client import StorageClient
+from streamhouse.core.model.changelog import INSERT, UPDATE_AFTER
+from streamhouse.core.model.records.record_format import RAW_TOPIC
 from tests.support.kafka_batches import produced, records
 from tests.support.kafka_world import KafkaClient
 

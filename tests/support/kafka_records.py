@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.kafka.records.columns import HEADERS_TYPE, RecordColumns
 from streamhouse.storage_service.kafka.values import RecordRows, SchemaSource, rows_of
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
 
 __all__ = ["columns_of", "read_alone_and_among_many", "record_table"]
 

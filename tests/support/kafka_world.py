@@ -16,14 +16,14 @@ from typing import Any
 
 from kio.serial import entity_reader
 
+from streamhouse.core.model.lake.older_rows import LakeHistory
 from streamhouse.storage_service.kafka.messages import answers
 from streamhouse.storage_service.kafka.messages.requests import request_class, response_class
-from streamhouse.storage_service.model.lake.older_rows import LakeHistory
+from streamhouse.storage_service.kafka_door.api import Api
+from streamhouse.storage_service.kafka_door.apis import APIS
+from streamhouse.storage_service.kafka_door.door import KafkaDoor
 from streamhouse.storage_service.server.history.lake_reads import LakeReads
 from streamhouse.storage_service.server.http.tls import Certificate
-from streamhouse.storage_service.server.kafka.api import Api
-from streamhouse.storage_service.server.kafka.apis import APIS
-from streamhouse.storage_service.server.kafka.door import KafkaDoor
 from tests.support.in_process_service import InProcessService, in_process_service
 
 __all__ = ["KafkaClient", "KafkaWorld", "kafka_door", "kafka_world", "request_bytes"]

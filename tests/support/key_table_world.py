@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamhouse.storage_service.model.bucketing import buckets_for_rows
-from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES, INSERT, UPDATE_AFTER
-from streamhouse.storage_service.model.lake.facts import LakeCatalog
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.model.bucketing import buckets_for_rows
+from streamhouse.core.model.changelog import CHANGE_TYPE_NAMES, INSERT, UPDATE_AFTER
+from streamhouse.core.model.lake.facts import LakeCatalog
+from streamhouse.core.model.table import TableInfo
 from tests.support.kv_model import Change, Entry, KvModel, identity
 from tests.support.union_world import UnionWorld
 

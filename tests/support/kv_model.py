@@ -11,13 +11,13 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from streamhouse.storage_service.model.changelog import (
+from streamhouse.core.model.changelog import (
     DELETE,
     INSERT,
     UPDATE_AFTER,
     UPDATE_BEFORE,
 )
-from streamhouse.storage_service.model.merge_engine import (
+from streamhouse.core.model.merge_engine import (
     Aggregate,
     ChangelogImage,
     ColumnAggregate,
@@ -25,7 +25,7 @@ from streamhouse.storage_service.model.merge_engine import (
     MergeEngine,
     MergeRules,
 )
-from streamhouse.storage_service.model.schema import Schema
+from streamhouse.core.model.schema import Schema
 
 __all__ = ["Change", "Entry", "KvModel", "identity"]
 

@@ -18,28 +18,28 @@ import numpy.typing as npt
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
-from streamhouse.storage_service.kv.lookup import FoundRows, check_key_names
-from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
-from streamhouse.storage_service.kv.plan.write_input import check_keys
-from streamhouse.storage_service.kv.rows.single_row import SingleRows
-from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.casts.conform import conform
-from streamhouse.storage_service.model.changelog import (
+from streamhouse.core.model.casts.conform import conform
+from streamhouse.core.model.changelog import (
     DELETE,
     INSERT,
     OPERATION_DELETE,
     OPERATION_UPSERT,
     UPDATE_AFTER,
 )
-from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER
-from streamhouse.storage_service.model.merge_engine import MergeRules
-from streamhouse.storage_service.model.schema import (
+from streamhouse.core.model.hashing.key_hash import PROCESS_HASHER
+from streamhouse.core.model.merge_engine import MergeRules
+from streamhouse.core.model.schema import (
     CHANGE_TYPE_COLUMN,
     RETRACTS_COLUMN,
     Schema,
     canonical_type,
 )
+from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
+from streamhouse.storage_service.kv.lookup import FoundRows, check_key_names
+from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
+from streamhouse.storage_service.kv.plan.write_input import check_keys
+from streamhouse.storage_service.kv.rows.single_row import SingleRows
+from streamhouse.storage_service.kv.table_rules import TableRules
 from tests.support.kv_model import Change, Entry, identity
 
 __all__ = [

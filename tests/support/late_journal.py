@@ -6,8 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from streamhouse.storage_service.errors import NotOwnerError
-from streamhouse.storage_service.journal.operations import (
+from streamhouse.core.errors import NotOwnerError
+from streamhouse.storage_service.ownership.journal.operations import (
     Append,
     MakeDirectory,
     Move,

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamhouse.connector.lookup.lookup_plan import LookupPlan
-from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.core.errors import UnavailableError
 
 __all__ = ["FakeTable", "plan_of"]
 

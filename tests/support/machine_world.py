@@ -11,11 +11,11 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from streamhouse.core.model.changelog import DELETE, INSERT, UPDATE_AFTER
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.table import TableInfo
 from streamhouse.storage_service.engine.keys.key_recovery import LakeBucket
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.table import TableInfo
 from tests.support.in_process_service import EVENTS
 
 __all__ = [

@@ -11,7 +11,8 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 
-from streamhouse.storage_service.journal.store.object_store import (
+from streamhouse.storage_service.log.filesystem import Buffer
+from streamhouse.storage_service.ownership.journal.store.object_store import (
     LIST_COUNT_MAX,
     ObjectEntry,
     ObjectExistsError,
@@ -19,7 +20,6 @@ from streamhouse.storage_service.journal.store.object_store import (
     ObjectTooLargeError,
     StoreUnavailableError,
 )
-from streamhouse.storage_service.log.filesystem import Buffer
 
 __all__ = ["FaultyMemoryStore", "MemoryStore"]
 

@@ -18,18 +18,18 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from streamhouse.core.errors import CorruptDataError, StreamhouseError
+from streamhouse.core.model.schema import type_to_json
+from streamhouse.core.model.table import TablePath
+from streamhouse.core.model.table_state import EMBEDDED_WORKER_ID, TieringReport
+from streamhouse.core.model.transaction import TransactionOperation, TransactionStatus
+from streamhouse.storage_service.directory.runtime import clock_us
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.engine.upkeep.retention import apply_retention
-from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
-from streamhouse.storage_service.journal.store.file_store import FileObjectStore
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.model.schema import type_to_json
-from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID, TieringReport
-from streamhouse.storage_service.model.transaction import TransactionOperation, TransactionStatus
+from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
 from tests.support.in_process_service import (
     EVENTS,
     HOUR_US,

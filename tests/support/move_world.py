@@ -19,20 +19,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.runtime import Runtime, clock_us
 from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.runtime import Runtime, clock_us
 from streamhouse.storage_service.engine.table_arrivals import Asked
 from streamhouse.storage_service.engine.table_moves import TableMoves
-from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.journal.store.object_store import ObjectEntry, ObjectStore
 from streamhouse.storage_service.log.filesystem import Buffer, LocalFilesystem
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.storage_service.ownership.journal.store.object_store import (
+    ObjectEntry,
+    ObjectStore,
+)
+from streamhouse.storage_service.ownership.shards.chain import DirectoryObjects
+from streamhouse.storage_service.ownership.shards.directory import ShardDirectory
+from streamhouse.storage_service.ownership.shards.tickets import MoveTicket
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
-from streamhouse.storage_service.shards.chain import DirectoryObjects
-from streamhouse.storage_service.shards.directory import ShardDirectory
-from streamhouse.storage_service.shards.tickets import MoveTicket
 
 __all__ = ["Died", "Machine", "MoveWorld"]
 

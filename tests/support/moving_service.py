@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pyarrow as pa
 
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.model.table import TableInfo
 from tests.support.free_ports import free_port
 from tests.support.scripted_server import read_request
 

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from streamhouse.connector.where.evaluation import filter_batch
-from streamhouse.connector.where.predicate import (
+from streamhouse.reading.where.evaluation import filter_batch
+from streamhouse.reading.where.predicate import (
     And,
     Compare,
     CompareColumns,

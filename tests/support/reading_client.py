@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
-from streamhouse.connector.stream.full_subscription import TableBatch, subscribe_full
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.client import StorageClient
+from streamhouse.core.model.table_state import TableState
+from streamhouse.reading.follow.full_subscription import TableBatch, subscribe_full
 from tests.support.fake_service import FakeService
 
 __all__ = ["Follower", "follow"]

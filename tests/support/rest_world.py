@@ -21,9 +21,9 @@ from requests import ConnectionError as ConnectionLost
 from requests import PreparedRequest, Response, Session
 from requests.adapters import BaseAdapter
 
-from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.lake.guards.live_tables import LiveTable
-from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog
+from streamhouse.lake.guards.live_tables import LiveTable
 from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
 from streamhouse.storage_service.rest_catalog.rest_request import RestRequest
 from streamhouse.storage_service.server.control.iceberg_route import iceberg_error

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from streamhouse.connector.plan.scan_schema import SYSTEM_COLUMNS, change_type_column
-from streamhouse.connector.scan.scan import ScanContext
+from streamhouse.reading.plan.scan_schema import SYSTEM_COLUMNS, change_type_column
+from streamhouse.reading.scan.scan import ScanContext
 
 __all__ = ["scan_context"]
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from streamhouse.storage_service.errors import UnavailableError, UnknownOutcomeError
-from streamhouse.storage_service.journal.store.object_store import ObjectStore
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.core.errors import UnavailableError, UnknownOutcomeError
+from streamhouse.core.model.table import TablePath
+from streamhouse.storage_service.ownership.journal.store.object_store import ObjectStore
+from streamhouse.storage_service.ownership.shards.chain import DirectoryObjects
+from streamhouse.storage_service.ownership.shards.directory import ShardDirectory
+from streamhouse.storage_service.ownership.shards.owners import Owner
+from streamhouse.storage_service.ownership.shards.tickets import MoveTicket
 from streamhouse.storage_service.server.moves import MoveDesk
 from streamhouse.storage_service.server.peers import PeerAnswer, PeerRequest
-from streamhouse.storage_service.shards.chain import DirectoryObjects
-from streamhouse.storage_service.shards.directory import ShardDirectory
-from streamhouse.storage_service.shards.owners import Owner
-from streamhouse.storage_service.shards.tickets import MoveTicket
 from tests.support.in_process_service import InProcessService, in_process_service
 
 __all__ = ["ShardWorld", "frozen_move"]

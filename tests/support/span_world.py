@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from streamhouse.storage_service.traces.spans import Spans
+from streamhouse.core.traces.spans import Spans
 
 __all__ = ["CARRIED", "SPAN_ID", "TRACE_ID", "UNSAMPLED", "KeptSpans", "names"]
 

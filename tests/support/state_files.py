@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from streamhouse.storage_service.engine.directory.state_file import StateFile, StateIdentity, seal
+from streamhouse.storage_service.directory.state_file import StateFile, StateIdentity, seal
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 
 __all__ = ["content_of", "reseal", "state_file"]

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from streamhouse.storage_service.client import ApplicationClient, StorageClient, TieringIdle
+from streamhouse.client import ApplicationClient, StorageClient, TieringIdle
 
 if TYPE_CHECKING:
     from streamhouse.tiering.worker.service import TieringService
@@ -44,7 +44,7 @@ def run_due(client: ApplicationClient, *tables: str) -> list[str]:
 def _worker(
     client: ApplicationClient, *tables: str, token: str | None = None, threads: int = 2
 ) -> Iterator[TieringService]:
-    from streamhouse.storage_service.lake.lake_tables import IcebergLake
+    from streamhouse.lake.lake_tables import IcebergLake
     from streamhouse.tiering.worker.service import TieringService
     from streamhouse.tiering.worker.thread_runner import ThreadRunner
 

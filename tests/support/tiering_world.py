@@ -15,14 +15,14 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
-from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.lake.lake_tables import IcebergLake
-from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog
-from streamhouse.storage_service.model.partitioning import PartitionField
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
-from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog
+from streamhouse.core.model.partitioning import PartitionField
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.core.model.table_state import TieringAssignment
+from streamhouse.lake.commits.committer import IcebergLakeTable
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.lake_tables import IcebergLake
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy
 from streamhouse.tiering.maintain.maintenance_report import MaintenanceReport

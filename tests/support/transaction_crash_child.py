@@ -19,6 +19,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from streamhouse.core.model.transaction import (
+    Isolation,
+    ReadPosition,
+    TransactionOperation,
+    TransactionStatus,
+)
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
@@ -32,12 +38,6 @@ from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import LocalFilesystem, LocalWritableFile
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.transaction import (
-    Isolation,
-    ReadPosition,
-    TransactionOperation,
-    TransactionStatus,
-)
 from tests.support.in_process_service import EVENTS, open_manager, routed, table_descriptor
 
 BUCKETS = 3

@@ -15,15 +15,15 @@ from typing import Any, cast
 import pyarrow as pa
 from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
-from streamhouse.connector.options.options import BATCH, ReadOptions, as_options, read_options
-from streamhouse.connector.plan.scan_schema import output_columns
-from streamhouse.connector.plan.table_read import TableScan, count_rows, read_table, scan_table
-from streamhouse.connector.plan.union_read import plan_batch_read
-from streamhouse.connector.scan.split_reader import read_split
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeRole
-from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
+from streamhouse.client import StorageClient
+from streamhouse.core.model.lake.facts import LakeCatalog, LakeRole
+from streamhouse.core.model.table_state import TableState, TieringAssignment
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.reading.options.options import BATCH, ReadOptions, as_options, read_options
+from streamhouse.reading.plan.scan_schema import output_columns
+from streamhouse.reading.plan.table_read import TableScan, count_rows, read_table, scan_table
+from streamhouse.reading.plan.union_read import plan_batch_read
+from streamhouse.reading.scan.split_reader import read_split
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.foreign_deletes import commit_compaction

@@ -15,15 +15,15 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import (
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import (
     OffsetOutOfRangeError,
     SnapshotNotFoundError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.lake.facts import LakeRole
-from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.core.model.lake.facts import LakeRole
+from streamhouse.core.model.table_state import TableState
 from tests.support.tier_once import tier_once
 from tests.support.union_world import read_layouts
 from tests.torture.checkers import lake_table

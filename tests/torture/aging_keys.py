@@ -16,11 +16,11 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import LogBatch, StorageClient
-from streamhouse.storage_service.errors import OffsetOutOfRangeError, SnapshotNotFoundError
-from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER
-from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import LogBatch, StorageClient
+from streamhouse.core.errors import OffsetOutOfRangeError, SnapshotNotFoundError
+from streamhouse.core.model.changelog import DELETE, INSERT, UPDATE_AFTER
+from streamhouse.core.model.table_state import TableState
 from tests.support.tier_once import tier_once
 from tests.support.union_world import read_layouts
 from tests.torture.checkers import KeyChecker, lake_names, lake_table

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import OffsetOutOfRangeError, StreamhouseError
-from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
-from streamhouse.storage_service.model.lake.facts import LakeRole
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import OffsetOutOfRangeError, StreamhouseError
+from streamhouse.core.model.changelog import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE
+from streamhouse.core.model.lake.facts import LakeRole
 from tests.torture.ledger import AppendLedger, KeyLedger, RowId, SchemaLedger
 from tests.torture.writers import KEYS_ONLY, KEYS_PER_WRITER, TransactionWriter
 

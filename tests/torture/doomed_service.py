@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 def _expires_rows(directory: Any, table: Any, state: Any) -> bool:
     """Whether a lake state says of rows that they have expired that were not before."""
-    from streamhouse.storage_service.engine.directory.table_files import load_lake_state
+    from streamhouse.storage_service.directory.table_files import load_lake_state
 
     return bool(load_lake_state(directory, table).expired_offsets != state.expired_offsets)
 
@@ -58,8 +58,8 @@ def _removes_files(_: Any, commits: Any) -> bool:
 
 _SERVICE: Final = "streamhouse.storage_service"
 _FILES: Final = f"{_SERVICE}.engine.transactions.transaction_files"
-_TABLE_FILES: Final = f"{_SERVICE}.engine.directory.table_files"
-_CATALOG: Final = f"{_SERVICE}.lake.catalogs.sql_commits"
+_TABLE_FILES: Final = f"{_SERVICE}.directory.table_files"
+_CATALOG: Final = "streamhouse.lake.catalogs.sql_commits"
 
 SERVICE_STEPS: Final = {
     "append-queued": Step(f"{_SERVICE}.log.log_tablet", "LogTablet.append", "after"),

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import StreamhouseError
 from streamhouse.tiering.round.round import BATCH_STEPS, HISTORY_STEPS, ROUND_STEPS
 from tests.support.command_line import streamhouse
 from tests.support.free_ports import free_port

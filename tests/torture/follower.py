@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 
 __all__ = ["Follower"]
 

@@ -15,13 +15,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.client import StorageClient, Subscription
-from streamhouse.storage_service.errors import (
+from streamhouse.client import StorageClient, Subscription
+from streamhouse.core.errors import (
     CommitConflictError,
     StreamhouseError,
     TableNotFoundError,
 )
-from streamhouse.storage_service.model.offsets import Offset, table_of_offsets
+from streamhouse.core.model.offsets import Offset, table_of_offsets
 from tests.torture.checkers import is_unreachable
 from tests.torture.recreated import GenerationLedger
 from tests.torture.writers import LOG_SCHEMA, PATIENCE_S, Gate, Writer, patient_client

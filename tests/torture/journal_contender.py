@@ -14,22 +14,25 @@ import threading
 import time
 from typing import Final
 
-from streamhouse.storage_service.errors import NotOwnerError
-from streamhouse.storage_service.journal.epochs import (
+from streamhouse.core.errors import NotOwnerError
+from streamhouse.storage_service.ownership.journal.epochs import (
     SealReason,
     TakenByOtherError,
     Tenure,
     find_seal,
     take,
 )
-from streamhouse.storage_service.journal.lease import LeaseKeeper, LeaseWatch
-from streamhouse.storage_service.journal.names import Place, ShardNames
-from streamhouse.storage_service.journal.operations import Replace
-from streamhouse.storage_service.journal.reader import JournalReader
-from streamhouse.storage_service.journal.steps import Step, do, run
-from streamhouse.storage_service.journal.store.object_store import ObjectStore, ObjectStoreError
-from streamhouse.storage_service.journal.store.store_opening import open_store
-from streamhouse.storage_service.journal.writer import JournalWriter, WriterOptions
+from streamhouse.storage_service.ownership.journal.lease import LeaseKeeper, LeaseWatch
+from streamhouse.storage_service.ownership.journal.names import Place, ShardNames
+from streamhouse.storage_service.ownership.journal.operations import Replace
+from streamhouse.storage_service.ownership.journal.reader import JournalReader
+from streamhouse.storage_service.ownership.journal.steps import Step, do, run
+from streamhouse.storage_service.ownership.journal.store.object_store import (
+    ObjectStore,
+    ObjectStoreError,
+)
+from streamhouse.storage_service.ownership.journal.store.store_opening import open_store
+from streamhouse.storage_service.ownership.journal.writer import JournalWriter, WriterOptions
 
 __all__ = ["FENCED", "NAMES", "PATH", "texts_of"]
 

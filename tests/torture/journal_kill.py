@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from streamhouse.storage_service.journal.epochs import newest_epoch
-from streamhouse.storage_service.journal.steps import do, run
-from streamhouse.storage_service.journal.store.store_opening import open_store
+from streamhouse.storage_service.ownership.journal.epochs import newest_epoch
+from streamhouse.storage_service.ownership.journal.steps import do, run
+from streamhouse.storage_service.ownership.journal.store.store_opening import open_store
 from tests.support.python_process import ForkedProcess, start_python
 from tests.torture.journal_contender import FENCED, NAMES, texts_of
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     StreamhouseError,
     TransactionNotFoundError,

@@ -22,8 +22,8 @@ from pyiceberg.exceptions import ForbiddenError
 from pyiceberg.table import Table
 from pyiceberg.typedef import Properties
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import OffsetOutOfRangeError, SnapshotNotFoundError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import OffsetOutOfRangeError, SnapshotNotFoundError
 from tests.support.foreign_deletes import commit_compaction
 from tests.torture.checkers import lake_table
 from tests.torture.ledger import AppendLedger, KeyLedger, RowId

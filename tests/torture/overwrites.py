@@ -8,8 +8,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import OffsetOutOfRangeError, SnapshotNotFoundError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import OffsetOutOfRangeError, SnapshotNotFoundError
 from tests.torture.aging import (
     TableAges,
     age_out,

@@ -14,9 +14,9 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import (
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import (
     OffsetOutOfRangeError,
     SnapshotNotFoundError,
     StreamhouseError,

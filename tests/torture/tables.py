@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.torture.aging import AgingChecker
 from tests.torture.aging_keys import AgingKeyChecker, AgingKeyLedger, AgingKeyWriter
 from tests.torture.checkers import (

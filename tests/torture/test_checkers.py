@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.core.errors import UnavailableError
 from tests.torture.checkers import LogImage
 
 _ROWS = 4

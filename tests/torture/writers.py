@@ -14,8 +14,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import (
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import (
     OverloadedError,
     StorageFailedError,
     StreamhouseError,

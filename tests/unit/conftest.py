@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.log_table_world import LogTableWorld
+from tests.support.rest_world import RestWorld
 from tests.support.tiering_world import TieringWorld
 
 
@@ -20,4 +21,11 @@ def world(tmp_path: Path) -> Iterator[TieringWorld]:
 @pytest.fixture
 def lake(tmp_path: Path) -> Iterator[LogTableWorld]:
     with LogTableWorld(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def rest(world: TieringWorld) -> Iterator[RestWorld]:
+    """The REST catalog over the lake of a test's world."""
+    with RestWorld(world) as opened:
         yield opened

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from streamhouse.storage_service.lake.snapshots.inventory import Head, Inventory, InventoryReader
-from streamhouse.storage_service.model.lake.facts import LakeDebt, LakeRole
+from streamhouse.core.model.lake.facts import LakeDebt, LakeRole
+from streamhouse.lake.snapshots.inventory import Head, Inventory, InventoryReader
 from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits, RewritePlan
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintain.reads import ReadCost, least_files

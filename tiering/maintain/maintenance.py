@@ -16,33 +16,33 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from streamhouse.storage_service.backoff import Backoff
-from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
-from streamhouse.storage_service.lake.commits.expiry import (
-    Expired,
-    expire_snapshots,
-    expiry_times_ms,
-)
-from streamhouse.storage_service.lake.commits.orphans import (
-    OrphansRemoved,
-    find_orphans,
-    remove_orphans,
-)
-from streamhouse.storage_service.lake.commits.replacement import seal
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.lake.snapshots.inventory import (
-    Inventory,
-    InventoryReader,
-    LiveFile,
-)
-from streamhouse.storage_service.lake.tables.schema import METADATA_PROPERTIES
-from streamhouse.storage_service.model.lake.facts import (
+from streamhouse.core.backoff import Backoff
+from streamhouse.core.model.lake.facts import (
     ORPHANS_REMOVED_PROPERTY,
     LakeDebt,
     LakeRole,
 )
-from streamhouse.storage_service.model.offsets import further
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.model.offsets import further
+from streamhouse.core.model.table import TableInfo
+from streamhouse.lake.commits.committer import IcebergLakeTable
+from streamhouse.lake.commits.expiry import (
+    Expired,
+    expire_snapshots,
+    expiry_times_ms,
+)
+from streamhouse.lake.commits.orphans import (
+    OrphansRemoved,
+    find_orphans,
+    remove_orphans,
+)
+from streamhouse.lake.commits.replacement import seal
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.snapshots.inventory import (
+    Inventory,
+    InventoryReader,
+    LiveFile,
+)
+from streamhouse.lake.tables.schema import METADATA_PROPERTIES
 from streamhouse.tiering.maintain.due import (
     TableMemory,
     are_orphans_due,

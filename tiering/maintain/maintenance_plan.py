@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from streamhouse.storage_service.lake.files.partition_layout import PartitionValues
-from streamhouse.storage_service.lake.files.position_deletes import FILE_SCOPED_MAX
-from streamhouse.storage_service.lake.snapshots.inventory import LiveDeletes, LiveFile
+from streamhouse.lake.files.partition_layout import PartitionValues
+from streamhouse.lake.files.position_deletes import FILE_SCOPED_MAX
+from streamhouse.lake.snapshots.inventory import LiveDeletes, LiveFile
 
 __all__ = [
     "RewriteGroup",

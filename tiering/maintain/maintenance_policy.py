@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from streamhouse.storage_service.lake.commits.expiry import ExpiryRules
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.model.table import TableInfo
+from streamhouse.lake.commits.expiry import ExpiryRules
 from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
 
 __all__ = ["Claim", "MaintenancePolicy", "Pins"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from streamhouse.storage_service.lake.commits.expiry import Expired
-from streamhouse.storage_service.lake.commits.orphans import OrphansRemoved
-from streamhouse.storage_service.lake.snapshots.inventory import Inventory, LiveFile
+from streamhouse.lake.commits.expiry import Expired
+from streamhouse.lake.commits.orphans import OrphansRemoved
+from streamhouse.lake.snapshots.inventory import Inventory, LiveFile
 from streamhouse.tiering.maintain.maintenance_plan import RewritePlan
 from streamhouse.tiering.maintain.removal import Removed
 from streamhouse.tiering.maintain.rewrite import Rewritten

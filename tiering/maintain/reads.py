@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from streamhouse.storage_service.lake.snapshots.inventory import LiveDeletes, LiveFile
+from streamhouse.lake.snapshots.inventory import LiveDeletes, LiveFile
 from streamhouse.tiering.maintain.maintenance_plan import (
     RewriteLimits,
     RewritePlan,

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
-from streamhouse.storage_service.lake.commits.replacement import LakeReplacement, commit_replacement
-from streamhouse.storage_service.lake.snapshots.inventory import Inventory, LiveFile
+from streamhouse.lake.commits.committer import IcebergLakeTable
+from streamhouse.lake.commits.replacement import LakeReplacement, commit_replacement
+from streamhouse.lake.snapshots.inventory import Inventory, LiveFile
 
 __all__ = ["Removed", "ends_before", "files_below", "remove_files"]
 

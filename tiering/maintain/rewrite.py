@@ -16,20 +16,20 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
 )
-from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
-from streamhouse.storage_service.lake.commits.replacement import LakeReplacement, commit_replacement
-from streamhouse.storage_service.lake.files.deleted_positions import read_deleted_positions
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.lake.files.parquet_writer import WrittenFile, clustered_format
-from streamhouse.storage_service.lake.files.position_deletes import (
+from streamhouse.lake.commits.committer import IcebergLakeTable
+from streamhouse.lake.commits.replacement import LakeReplacement, commit_replacement
+from streamhouse.lake.files.deleted_positions import read_deleted_positions
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.files.parquet_writer import WrittenFile, clustered_format
+from streamhouse.lake.files.position_deletes import (
     LakeFile,
     WrittenDeletes,
     write_position_deletes,
 )
-from streamhouse.storage_service.lake.snapshots.inventory import Inventory
+from streamhouse.lake.snapshots.inventory import Inventory
 from streamhouse.tiering.maintain.maintenance_plan import RewritePlan
 from streamhouse.tiering.ports import TaskRunner
 from streamhouse.tiering.tasks.rewrite_task import RewriteResult, RewriteTask

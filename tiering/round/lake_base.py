@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from streamhouse.storage_service.errors import CorruptDataError, FencedError
-from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
-from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
-from streamhouse.storage_service.model.lake.facts import LakeState, SideLakeState
+from streamhouse.core.errors import CorruptDataError, FencedError
+from streamhouse.core.model.lake.coverage import CoveredOffsets
+from streamhouse.core.model.lake.facts import LakeState, SideLakeState
+from streamhouse.lake.commits.committer import IcebergLakeTable
 
 __all__ = ["base_offsets"]
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from streamhouse.storage_service.errors import FencedError, NotFoundError, StreamhouseError
+from streamhouse.core.errors import FencedError, NotFoundError, StreamhouseError
 from streamhouse.tiering.ports import RoundObserver, TieringClient
 
 __all__ = ["Lease", "RoundTracker"]

@@ -31,15 +31,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from streamhouse.storage_service.errors import FencedError, StreamhouseError
-from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.lake.files.parquet_writer import WrittenFile
-from streamhouse.storage_service.lake.lake_tables import IcebergLake
-from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
-from streamhouse.storage_service.model.lake.facts import LakeDebt, LakeState, SideLakeState
-from streamhouse.storage_service.model.offsets import truncated_offsets
-from streamhouse.storage_service.model.table_state import TieringAssignment, TieringReport
+from streamhouse.core.errors import FencedError, StreamhouseError
+from streamhouse.core.model.lake.coverage import CoveredOffsets
+from streamhouse.core.model.lake.facts import LakeDebt, LakeState, SideLakeState
+from streamhouse.core.model.offsets import truncated_offsets
+from streamhouse.core.model.table_state import TieringAssignment, TieringReport
+from streamhouse.lake.commits.committer import IcebergLakeTable
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.files.parquet_writer import WrittenFile
+from streamhouse.lake.lake_tables import IcebergLake
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.ports import (
     RoundObserver,

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from streamhouse.storage_service.errors import FencedError, StreamhouseError
-from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
-from streamhouse.storage_service.model.lake.facts import LakeRole, LakeState, SideLakeState
-from streamhouse.storage_service.model.offsets import BucketPositions, further
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.table_state import TieringReport
+from streamhouse.core.errors import FencedError, StreamhouseError
+from streamhouse.core.model.lake.facts import LakeRole, LakeState, SideLakeState
+from streamhouse.core.model.offsets import BucketPositions, further
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.table_state import TieringReport
+from streamhouse.lake.commits.committer import IcebergLakeTable
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy
 from streamhouse.tiering.maintain.maintenance_report import MaintenanceReport

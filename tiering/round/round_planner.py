@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from streamhouse.storage_service.errors import CorruptDataError, OffsetOutOfRangeError
-from streamhouse.storage_service.model.offsets import (
+from streamhouse.core.errors import CorruptDataError, OffsetOutOfRangeError
+from streamhouse.core.model.offsets import (
     BucketPositions,
     OffsetRange,
     truncated_offsets,

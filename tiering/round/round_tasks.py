@@ -10,14 +10,14 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from streamhouse.storage_service.errors import CorruptDataError, UnsupportedError
-from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.lake.files.parquet_writer import clustered_format
-from streamhouse.storage_service.lake.snapshots.inventory import InventoryReader, LiveFile
-from streamhouse.storage_service.model.lake.facts import LakeRole
-from streamhouse.storage_service.model.offsets import OffsetRange
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.errors import CorruptDataError, UnsupportedError
+from streamhouse.core.model.lake.facts import LakeRole
+from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.core.model.table import TableInfo
+from streamhouse.lake.commits.committer import IcebergLakeTable
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.files.parquet_writer import clustered_format
+from streamhouse.lake.snapshots.inventory import InventoryReader, LiveFile
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.round.round_planner import RoundPlan
 from streamhouse.tiering.tasks.lake_task import Retraction, SplitResult, TieringSplit

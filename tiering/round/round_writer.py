@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     StreamhouseError,
 )
-from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable, LakeCommit
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.model.lake.facts import LakeRole
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.model.lake.facts import LakeRole
+from streamhouse.core.model.table import TableInfo
+from streamhouse.lake.commits.committer import IcebergLakeTable, LakeCommit
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.tiering.ports import RoundObserver, TaskRunner
 from streamhouse.tiering.round.lease import Lease
 from streamhouse.tiering.round.round_planner import RoundPlan

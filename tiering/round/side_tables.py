@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
-from streamhouse.storage_service.lake.lake_tables import IcebergLake
-from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
-from streamhouse.storage_service.model.lake.facts import LakeRole, SideLakeState
-from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.core.model.lake.coverage import CoveredOffsets
+from streamhouse.core.model.lake.facts import LakeRole, SideLakeState
+from streamhouse.core.model.table_state import TieringAssignment
+from streamhouse.lake.commits.committer import IcebergLakeTable
+from streamhouse.lake.lake_tables import IcebergLake
 from streamhouse.tiering.round.lake_base import base_offsets
 from streamhouse.tiering.round.round_planner import (
     PlanLimits,

@@ -22,13 +22,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.client import LogBatch, StorageClient
-from streamhouse.storage_service.errors import CorruptDataError, UnsupportedError
-from streamhouse.storage_service.model.changelog import change_type_names, fold_tail
-from streamhouse.storage_service.model.lake.facts import LAKE_SYSTEM_FIELDS
-from streamhouse.storage_service.model.lake.limits import decimal_limits
-from streamhouse.storage_service.model.offsets import OffsetRange
-from streamhouse.storage_service.model.schema import (
+from streamhouse.client import LogBatch, StorageClient
+from streamhouse.core.errors import CorruptDataError, UnsupportedError
+from streamhouse.core.model.changelog import change_type_names, fold_tail
+from streamhouse.core.model.lake.facts import LAKE_SYSTEM_FIELDS
+from streamhouse.core.model.lake.limits import decimal_limits
+from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.core.model.schema import (
     CHANGE_TYPE_COLUMN,
     OFFSET_COLUMN,
     RETRACTS_COLUMN,

@@ -13,29 +13,29 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import (
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import (
     CorruptDataError,
     UnavailableError,
 )
-from streamhouse.storage_service.lake.files.clustering import ClusteredWriter
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.lake.files.parquet_writer import (
+from streamhouse.core.model.lake.partition_fields import (
+    LakePartitionField,
+)
+from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.core.model.partitioning import Clustering
+from streamhouse.lake.files.clustering import ClusteredWriter
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.files.parquet_writer import (
     FileFormat,
     PartitionedParquetWriter,
     WrittenFile,
 )
-from streamhouse.storage_service.lake.files.position_deletes import (
+from streamhouse.lake.files.position_deletes import (
     LakeFile,
     WrittenDeletes,
     locate_offsets,
     write_position_deletes,
 )
-from streamhouse.storage_service.model.lake.partition_fields import (
-    LakePartitionField,
-)
-from streamhouse.storage_service.model.offsets import OffsetRange
-from streamhouse.storage_service.model.partitioning import Clustering
 from streamhouse.tiering.tasks.lake_rows import FoldedSplit, fold_split, lake_rows
 from streamhouse.tiering.tasks.log_chunks import read_chunks
 

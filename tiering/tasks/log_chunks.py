@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from streamhouse.storage_service.client import LogBatch, StorageClient
-from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.model.offsets import OffsetRange
+from streamhouse.client import LogBatch, StorageClient
+from streamhouse.core.errors import CorruptDataError
+from streamhouse.core.model.offsets import OffsetRange
 
 __all__ = ["LogChunk", "read_chunks", "read_log"]
 

@@ -16,26 +16,26 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.errors import CorruptDataError, UnavailableError
-from streamhouse.storage_service.lake.files.clustering import ClusteredWriter
-from streamhouse.storage_service.lake.files.deleted_positions import read_deleted_positions
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.lake.files.name_mapping import NameMapping
-from streamhouse.storage_service.lake.files.parquet_writer import (
+from streamhouse.core.errors import CorruptDataError, UnavailableError
+from streamhouse.core.model.lake.partition_fields import (
+    LakePartitionField,
+)
+from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.core.model.partitioning import Clustering
+from streamhouse.core.model.schema import BUCKET_COLUMN, OFFSET_COLUMN
+from streamhouse.lake.files.clustering import ClusteredWriter
+from streamhouse.lake.files.deleted_positions import read_deleted_positions
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.files.name_mapping import NameMapping
+from streamhouse.lake.files.parquet_writer import (
     FileFormat,
     PartitionedParquetWriter,
     WrittenFile,
 )
-from streamhouse.storage_service.lake.files.partition_layout import (
+from streamhouse.lake.files.partition_layout import (
     PartitionValues,
 )
-from streamhouse.storage_service.lake.files.projection import project
-from streamhouse.storage_service.model.lake.partition_fields import (
-    LakePartitionField,
-)
-from streamhouse.storage_service.model.offsets import OffsetRange
-from streamhouse.storage_service.model.partitioning import Clustering
-from streamhouse.storage_service.model.schema import BUCKET_COLUMN, OFFSET_COLUMN
+from streamhouse.lake.files.projection import project
 
 __all__ = ["RewriteResult", "RewriteTask", "run_rewrite"]
 

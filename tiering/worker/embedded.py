@@ -8,9 +8,9 @@ import os
 import threading
 from typing import Final
 
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.traces.settings import opened_spans
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.traces.settings import opened_spans
 
 __all__ = ["EmbeddedTieringWorker"]
 
@@ -56,7 +56,7 @@ class EmbeddedTieringWorker:
 
     def _run(self) -> None:
         # pyiceberg takes about a second to import: not on the way to serving.
-        from streamhouse.storage_service.lake.lake_tables import IcebergLake
+        from streamhouse.lake.lake_tables import IcebergLake
         from streamhouse.tiering.worker.service import TieringService, new_worker_id
         from streamhouse.tiering.worker.thread_runner import ThreadRunner
 

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 import click
 
-from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
-from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog
-from streamhouse.storage_service.secret_sources import catalog_properties_from, read_secret
-from streamhouse.storage_service.traces.settings import opened_spans
+from streamhouse.client import ENDPOINT_VARIABLE, StorageClient
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog
+from streamhouse.core.secret_sources import catalog_properties_from, read_secret
+from streamhouse.core.traces.settings import opened_spans
 from streamhouse.tiering.ports import TaskRunner
 from streamhouse.tiering.round.round_planner import ROWS_PER_ROUND_MAX
 from streamhouse.tiering.worker.tables_in_flight import TABLES_IN_FLIGHT
@@ -146,7 +146,7 @@ def run_job(options: JobOptions, runner: TaskRunner) -> int:
     Without `is_once` it runs until SIGTERM or Ctrl-C, then ends its round early and returns 0.
     """
     # Not at the top: `streamhouse tier --help` must not wait for pyiceberg.
-    from streamhouse.storage_service.lake.lake_tables import IcebergLake
+    from streamhouse.lake.lake_tables import IcebergLake
     from streamhouse.tiering.worker.progress import TerminalProgress
     from streamhouse.tiering.worker.service import TieringService
 

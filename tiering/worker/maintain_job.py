@@ -6,19 +6,19 @@ import contextlib
 from collections.abc import Iterator
 from typing import Final
 
-from streamhouse.storage_service.client import StorageClient, TieringIdle
-from streamhouse.storage_service.errors import (
+from streamhouse.client import StorageClient, TieringIdle
+from streamhouse.core.errors import (
     FencedError,
     NotFoundError,
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.storage_service.lake.commits.committer import IcebergLakeTable
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.lake.lake_tables import IcebergLake
-from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeRole
-from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
+from streamhouse.core.model.lake.facts import LakeCatalog, LakeRole
+from streamhouse.core.model.table import TablePath
+from streamhouse.core.model.table_state import TableState, TieringAssignment
+from streamhouse.lake.commits.committer import IcebergLakeTable
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.lake_tables import IcebergLake
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintain.maintenance_report import MaintenancePlan, MaintenanceReport

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from streamhouse.storage_service.client import TieringIdle
-from streamhouse.storage_service.model.lake.facts import SCATTERED_ADVICE, are_rows_scattered
+from streamhouse.client import TieringIdle
+from streamhouse.core.model.lake.facts import SCATTERED_ADVICE, are_rows_scattered
 from streamhouse.tiering.round.round import RoundResult
 from streamhouse.tiering.worker.tables_in_flight import IDLE_WAIT_S_MAX
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from streamhouse.storage_service.backoff import Backoff
-from streamhouse.storage_service.client import TieringIdle
-from streamhouse.storage_service.errors import (
+from streamhouse.client import TieringIdle
+from streamhouse.core.backoff import Backoff
+from streamhouse.core.errors import (
     FencedError,
     HistoryDivergedError,
     NotFoundError,
@@ -29,10 +29,10 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.lake.lake_tables import IcebergLake
-from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
+from streamhouse.core.model.table import TablePath
+from streamhouse.core.model.table_state import TableState, TieringAssignment
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.lake_tables import IcebergLake
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.ports import (
     RoundObserver,
@@ -50,7 +50,7 @@ from streamhouse.tiering.worker.tables_in_flight import (
 )
 
 if TYPE_CHECKING:
-    from streamhouse.storage_service.traces.spans import Spans
+    from streamhouse.core.traces.spans import Spans
 
 __all__ = ["TableSummary", "TieringService", "new_worker_id"]
 

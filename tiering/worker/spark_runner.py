@@ -17,7 +17,7 @@ from pyspark.accumulators import Accumulator
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from streamhouse.storage_service.errors import StreamhouseError, UnavailableError, UnsupportedError
+from streamhouse.core.errors import StreamhouseError, UnavailableError, UnsupportedError
 from streamhouse.tiering.tasks.lake_task import SplitResult, TieringSplit, run_split
 from streamhouse.tiering.tasks.rewrite_task import RewriteResult, RewriteTask, run_rewrite
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final
 
-from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.core.model.table_state import TieringAssignment
 
 __all__ = ["IDLE_WAIT_S_MAX", "TABLES_IN_FLIGHT", "TablesInFlight"]
 

@@ -11,8 +11,8 @@ from click.shell_completion import CompletionItem
 
 from streamhouse.cli.settings import with_settings
 from streamhouse.cli.tuned_malloc import restart_with_tuned_malloc
-from streamhouse.extras import MissingExtraError, extra_of, is_installed, require
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.extras import MissingExtraError, extra_of, is_installed, require
 
 __all__ = ["main"]
 

@@ -21,9 +21,9 @@ from streamhouse.cli.settings import (
     options_of,
     variables_of,
 )
-from streamhouse.extras import MissingExtraError
-from streamhouse.storage_service.errors import suggestion
-from streamhouse.storage_service.secret_sources import has_secret, without_secrets
+from streamhouse.core.errors import suggestion
+from streamhouse.core.extras import MissingExtraError
+from streamhouse.core.secret_sources import has_secret, without_secrets
 
 __all__ = ["command"]
 

@@ -7,14 +7,14 @@ from typing import Final, TypeVar
 
 import click
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import (
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import (
     ENDPOINT_VARIABLE,
     ApplicationClient,
     StorageClient,
 )
-from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
-from streamhouse.storage_service.secret_sources import read_secret
+from streamhouse.core.errors import InvalidRequestError, UnavailableError
+from streamhouse.core.secret_sources import read_secret
 
 __all__ = [
     "endpoint_option",

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from streamhouse.storage_service.log_lines import LOG_FORMATS
+from streamhouse.core.log_lines import LOG_FORMATS
 
 __all__ = ["log_options"]
 

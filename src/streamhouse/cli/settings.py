@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import click
 
-from streamhouse.storage_service.errors import InvalidRequestError, suggestion
+from streamhouse.core.errors import InvalidRequestError, suggestion
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -228,7 +228,7 @@ def _text(value: object, *, where: str) -> str:
 
 def _refuse_secret(text: str, *, where: str) -> None:
     # Not at the top: commands that take no pairs need not wait for it.
-    from streamhouse.storage_service.secret_sources import has_secret
+    from streamhouse.core.secret_sources import has_secret
 
     key, _, value = text.partition("=")
     if has_secret(key, value) and not value.startswith(SECRET_REFERENCES):

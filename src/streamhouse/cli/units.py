@@ -11,8 +11,8 @@ import click
 from click.core import ParameterSource
 
 from streamhouse.cli.settings import flag_of, variables_of
-from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.values.units import parse_bytes, parse_duration_ms
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.values.units import parse_bytes, parse_duration_ms
 
 __all__ = ["SIZE", "MeasureType", "age_text", "parse_pause_s", "size_text"]
 

@@ -18,19 +18,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from streamhouse.storage_service.engine.directory.state_file import read_json, replace_json
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     StorageFailedError,
     StreamhouseError,
 )
+from streamhouse.core.model.lake.limits import LakeLimits
+from streamhouse.core.model.schema_change import read_stored
+from streamhouse.core.model.table import TableInfo
+from streamhouse.storage_service.directory.state_file import read_json, replace_json
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.lake.limits import LakeLimits
-from streamhouse.storage_service.model.schema_change import read_stored
-from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = [
     "Damage",

@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from streamhouse.core.errors import StreamhouseError
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.journal.checkpoints.key_files import KeyCopy
+from streamhouse.storage_service.ownership.journal.checkpoints.key_files import KeyCopy
 
 __all__ = ["copy_keys", "key_copier"]
 

@@ -19,8 +19,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamhouse.core.errors import RequestTooLargeError, UnavailableError
+from streamhouse.core.model.bucketing import (
+    buckets_for_rows,
+    bytes_to_hash,
+    encode_few,
+    encode_key,
+)
+from streamhouse.core.model.casts.conform import conform
+from streamhouse.core.model.hashing.key_hash import PROCESS_HASHER
+from streamhouse.core.model.schema import FOUND_COLUMN, empty_batch
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.values.sorted_values import distinct
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, table_rules
-from streamhouse.storage_service.errors import RequestTooLargeError, UnavailableError
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.kv.lookup import (
     check_key_names,
@@ -32,17 +43,6 @@ from streamhouse.storage_service.kv.lookup import (
 from streamhouse.storage_service.kv.plan.write_input import KEY_BYTES_MAX, check_keys
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
-from streamhouse.storage_service.model.bucketing import (
-    buckets_for_rows,
-    bytes_to_hash,
-    encode_few,
-    encode_key,
-)
-from streamhouse.storage_service.model.casts.conform import conform
-from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER
-from streamhouse.storage_service.model.schema import FOUND_COLUMN, empty_batch
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.values.sorted_values import distinct
 
 __all__ = ["KeyAnswer", "KeyLookup", "Keys", "StoredRows"]
 

@@ -16,6 +16,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 from weakref import WeakKeyDictionary
 
+from streamhouse.core.errors import (
+    CorruptDataError,
+    HistoryDivergedError,
+    StreamhouseError,
+    UnavailableError,
+)
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.table import TableInfo
+from streamhouse.storage_service.directory.runtime import Runtime
 from streamhouse.storage_service.engine.keys.key_recovery import (
     LostRows,
     make_rows,
@@ -23,16 +32,7 @@ from streamhouse.storage_service.engine.keys.key_recovery import (
 )
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.runtime import Runtime
-from streamhouse.storage_service.errors import (
-    CorruptDataError,
-    HistoryDivergedError,
-    StreamhouseError,
-    UnavailableError,
-)
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["KeyMending"]
 

@@ -20,17 +20,17 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
-from streamhouse.storage_service.engine.open_table import Appended
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InternalError,
     RequestTooLargeError,
     StreamhouseError,
 )
+from streamhouse.core.traces.stages import Stages
+from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
+from streamhouse.storage_service.engine.open_table import Appended
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, PlannedPart, plan_writes
 from streamhouse.storage_service.log.append_queue import RoutedBatch
-from streamhouse.storage_service.traces.stages import Stages
 
 __all__ = ["SHORT_PLANS", "KeyPart", "KeyPlanner", "KeyRequest"]
 

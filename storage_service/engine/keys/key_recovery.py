@@ -20,21 +20,21 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.keys.key_bucket import replay_log
-from streamhouse.storage_service.engine.keys.warm_rows import WarmRows
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     HistoryDivergedError,
     StorageFailedError,
     StreamhouseError,
     UnsupportedError,
 )
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.schema import OFFSET_COLUMN
+from streamhouse.core.model.table import TableInfo, TablePath
+from streamhouse.storage_service.engine.keys.key_bucket import replay_log
+from streamhouse.storage_service.engine.keys.warm_rows import WarmRows
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.schema import OFFSET_COLUMN
-from streamhouse.storage_service.model.table import TableInfo, TablePath
 
 __all__ = [
     "KeyRecovery",

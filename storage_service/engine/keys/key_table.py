@@ -5,6 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.casts.written_rows import (
+    current_columns,
+    in_current_version,
+    read_before_change,
+)
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.traces.stages import stage_ended
+from streamhouse.storage_service.directory.runtime import clock_us
 from streamhouse.storage_service.engine.consumers import Consumers
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, table_rules
 from streamhouse.storage_service.engine.keys.key_lookup import KeyLookup
@@ -12,19 +22,9 @@ from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
 from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.open_table import Appended, OpenTable
 from streamhouse.storage_service.engine.record_schemas import RecordSchemas
-from streamhouse.storage_service.engine.runtime import clock_us
 from streamhouse.storage_service.engine.wakeups import Wakeups
-from streamhouse.storage_service.errors import InvalidRequestError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.casts.written_rows import (
-    current_columns,
-    in_current_version,
-    read_before_change,
-)
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.traces.stages import stage_ended
 
 __all__ = ["KeyTable"]
 

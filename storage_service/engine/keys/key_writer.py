@@ -45,6 +45,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import Final, TypeVar
 
+from streamhouse.core.errors import (
+    CorruptDataError,
+    InternalError,
+    StorageFailedError,
+    StreamhouseError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from streamhouse.core.traces.stages import STAGES
+from streamhouse.storage_service.directory.runtime import clock_us
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
 from streamhouse.storage_service.engine.keys.key_planner import (
     SHORT_PLANS,
@@ -53,19 +63,9 @@ from streamhouse.storage_service.engine.keys.key_planner import (
     KeyRequest,
 )
 from streamhouse.storage_service.engine.open_table import Appended
-from streamhouse.storage_service.engine.runtime import clock_us
-from streamhouse.storage_service.errors import (
-    CorruptDataError,
-    InternalError,
-    StorageFailedError,
-    StreamhouseError,
-    UnavailableError,
-    UnknownOutcomeError,
-)
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import CommitOutcome, Submit
-from streamhouse.storage_service.traces.stages import STAGES
 
 __all__ = ["KeyWriter"]
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
 import pyarrow as pa
 
+from streamhouse.core.errors import StreamhouseError
 from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
-from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 
 __all__ = ["older_keys"]

@@ -16,12 +16,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from streamhouse.core.errors import CorruptDataError, StreamhouseError
+from streamhouse.core.model.schema_change import read_stored
+from streamhouse.core.model.table import TableInfo
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.engine.directory.service_state import load_service_state
-from streamhouse.storage_service.engine.directory.table_files import read_table
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.service_state import load_service_state
+from streamhouse.storage_service.directory.table_files import read_table
 from streamhouse.storage_service.engine.keys.key_bucket import damage_of, table_rules
-from streamhouse.storage_service.errors import CorruptDataError, StreamhouseError
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,
@@ -31,8 +33,6 @@ from streamhouse.storage_service.log.segments.segment_format import (
     segment_path,
 )
 from streamhouse.storage_service.log.segments.segment_scan import SegmentFrame, open_segment
-from streamhouse.storage_service.model.schema_change import read_stored
-from streamhouse.storage_service.model.table import TableInfo
 
 __all__ = ["WarmRows"]
 

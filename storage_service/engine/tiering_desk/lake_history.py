@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from streamhouse.core.errors import HistoryDivergedError
+from streamhouse.core.model.lake.coverage import BucketDivergence, CoveredOffsets
+from streamhouse.core.model.lake.facts import LakeState, SideLakeState
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.errors import HistoryDivergedError
-from streamhouse.storage_service.model.lake.coverage import BucketDivergence, CoveredOffsets
-from streamhouse.storage_service.model.lake.facts import LakeState, SideLakeState
 
 __all__ = ["check_history", "covered_by", "divergence_of", "fingerprints_at", "is_proven"]
 

@@ -22,9 +22,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import replace
 from typing import Any, Final
 
-from streamhouse.storage_service.backoff import Backoff
+from streamhouse.core.backoff import Backoff
+from streamhouse.core.errors import (
+    FencedError,
+    HistoryDivergedError,
+    StreamhouseError,
+    UnavailableError,
+)
+from streamhouse.core.model.lake.coverage import CoveredOffsets
+from streamhouse.core.model.lake.facts import LakeState, SideLakeState
+from streamhouse.core.model.offsets import further
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.table_state import (
+    EMBEDDED_WORKER_ID,
+    TieringAssignment,
+    TieringReport,
+)
+from streamhouse.storage_service.directory.runtime import Runtime
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.tiering_desk.lake_history import (
     check_history,
     covered_by,
@@ -48,21 +63,6 @@ from streamhouse.storage_service.engine.tiering_desk.tiering_round import (
 from streamhouse.storage_service.engine.tiering_desk.tiering_schedule import (
     TableDue,
     due,
-)
-from streamhouse.storage_service.errors import (
-    FencedError,
-    HistoryDivergedError,
-    StreamhouseError,
-    UnavailableError,
-)
-from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
-from streamhouse.storage_service.model.lake.facts import LakeState, SideLakeState
-from streamhouse.storage_service.model.offsets import further
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.table_state import (
-    EMBEDDED_WORKER_ID,
-    TieringAssignment,
-    TieringReport,
 )
 
 __all__ = ["TieringCoordinator"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from streamhouse.core.errors import InvalidRequestError, TableNotFoundError
+from streamhouse.core.model.lake.coverage import CoveredOffsets
+from streamhouse.core.model.lake.facts import LakeState, SideLakeState
+from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.errors import InvalidRequestError, TableNotFoundError
-from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
-from streamhouse.storage_service.model.lake.facts import LakeState, SideLakeState
-from streamhouse.storage_service.model.table import TablePath
 
 __all__ = [
     "batch_of_report",

@@ -10,9 +10,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from streamhouse.core.model.lake.facts import LakeDebt
+from streamhouse.core.model.table_state import TieringAssignment
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.model.lake.facts import LakeDebt
-from streamhouse.storage_service.model.table_state import TieringAssignment
 
 __all__ = ["ClaimAnswer", "RoundProgress", "SeenWorkers", "TieringRound"]
 

@@ -10,6 +10,18 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from streamhouse.core.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    RequestTooLargeError,
+)
+from streamhouse.core.model.transaction import (
+    CommitResult,
+    LinkedCommit,
+    ReadPosition,
+    TransactionOperation,
+    TransactionStatus,
+)
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.transactions.transaction_commit import CommitProgress
 from streamhouse.storage_service.engine.transactions.transaction_files import (
@@ -18,18 +30,6 @@ from streamhouse.storage_service.engine.transactions.transaction_files import (
     TransactionSpec,
 )
 from streamhouse.storage_service.engine.transactions.transaction_outcomes import TransactionOutcomes
-from streamhouse.storage_service.errors import (
-    InvalidRequestError,
-    OverloadedError,
-    RequestTooLargeError,
-)
-from streamhouse.storage_service.model.transaction import (
-    CommitResult,
-    LinkedCommit,
-    ReadPosition,
-    TransactionOperation,
-    TransactionStatus,
-)
 
 __all__ = [
     "OpenTransaction",

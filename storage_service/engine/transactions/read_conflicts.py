@@ -20,24 +20,24 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.engine.keys.key_table import KeyTable
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.transactions.transaction_chunks import staged_rows
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CommitConflictError,
     InvalidRequestError,
     OffsetOutOfRangeError,
     TableNotFoundError,
 )
-from streamhouse.storage_service.log.staged_part import StagedPart
-from streamhouse.storage_service.model.bucketing import encode_key
-from streamhouse.storage_service.model.casts.conform import conform
-from streamhouse.storage_service.model.schema_change import read_stored
-from streamhouse.storage_service.model.transaction import (
+from streamhouse.core.model.bucketing import encode_key
+from streamhouse.core.model.casts.conform import conform
+from streamhouse.core.model.schema_change import read_stored
+from streamhouse.core.model.transaction import (
     Isolation,
     ReadPosition,
     TransactionOperation,
 )
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.transactions.transaction_chunks import staged_rows
+from streamhouse.storage_service.log.staged_part import StagedPart
 
 __all__ = ["ReadConflicts", "check_read_offsets"]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.transaction import TransactionStatus
 from streamhouse.storage_service.engine.transactions.transaction_files import Decision
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.transaction import TransactionStatus
 
 __all__ = ["disagreements"]
 

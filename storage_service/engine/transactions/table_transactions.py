@@ -24,6 +24,22 @@ from typing import Any
 
 import pyarrow as pa
 
+from streamhouse.core.errors import (
+    CommitConflictError,
+    CorruptDataError,
+    StreamhouseError,
+    TransactionClosedError,
+    TransactionNotFoundError,
+    UnknownOutcomeError,
+    UnsupportedError,
+)
+from streamhouse.core.model.transaction import (
+    CommitResult,
+    LinkedCommit,
+    ReadPosition,
+    TransactionOperation,
+    TransactionStatus,
+)
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.transactions.open_transaction import (
@@ -55,24 +71,8 @@ from streamhouse.storage_service.engine.transactions.transaction_outcomes import
     new_transaction_id,
 )
 from streamhouse.storage_service.engine.transactions.transaction_runner import TransactionRunner
-from streamhouse.storage_service.errors import (
-    CommitConflictError,
-    CorruptDataError,
-    StreamhouseError,
-    TransactionClosedError,
-    TransactionNotFoundError,
-    UnknownOutcomeError,
-    UnsupportedError,
-)
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
-from streamhouse.storage_service.model.transaction import (
-    CommitResult,
-    LinkedCommit,
-    ReadPosition,
-    TransactionOperation,
-    TransactionStatus,
-)
 
 __all__ = ["TableTransactions"]
 

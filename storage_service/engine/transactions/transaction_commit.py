@@ -16,14 +16,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from streamhouse.storage_service.backoff import Backoff
-from streamhouse.storage_service.engine.keys.key_table import KeyTable
-from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
-from streamhouse.storage_service.engine.runtime import Runtime
-from streamhouse.storage_service.engine.transactions.transaction_chunks import StagedRows, chunks_of
-from streamhouse.storage_service.engine.transactions.transaction_files import Decision
-from streamhouse.storage_service.engine.transactions.transaction_key_sink import KeySink
-from streamhouse.storage_service.errors import (
+from streamhouse.core.backoff import Backoff
+from streamhouse.core.errors import (
     CorruptDataError,
     OverloadedError,
     StorageFailedError,
@@ -31,14 +25,20 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from streamhouse.core.model.casts.written_rows import stored_version_of
+from streamhouse.core.model.transaction import LinkedCommit
+from streamhouse.core.traces.stages import STAGES
+from streamhouse.storage_service.directory.runtime import Runtime
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
+from streamhouse.storage_service.engine.transactions.transaction_chunks import StagedRows, chunks_of
+from streamhouse.storage_service.engine.transactions.transaction_files import Decision
+from streamhouse.storage_service.engine.transactions.transaction_key_sink import KeySink
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import CommitOutcome, Submit, Unit
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.staged_part import StagedPart
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
-from streamhouse.storage_service.model.casts.written_rows import stored_version_of
-from streamhouse.storage_service.model.transaction import LinkedCommit
-from streamhouse.storage_service.traces.stages import STAGES
 
 __all__ = ["CommitProgress", "CommitServices", "Links", "TransactionCommit"]
 

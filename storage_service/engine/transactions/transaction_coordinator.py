@@ -9,26 +9,26 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.directory.damaged_table import DamagedTable
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.runtime import Runtime
-from streamhouse.storage_service.engine.transactions.open_transaction import StagedBytes
-from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
-from streamhouse.storage_service.engine.transactions.transaction_commit import CommitServices
-from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     StreamhouseError,
     TableNotFoundError,
     TransactionNotFoundError,
 )
+from streamhouse.core.model.rejected.companion import companion_of
+from streamhouse.core.model.table import TablePath
+from streamhouse.core.model.transaction import LinkedCommit
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.directory.damaged_table import DamagedTable
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.runtime import Runtime
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.transactions.open_transaction import StagedBytes
+from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
+from streamhouse.storage_service.engine.transactions.transaction_commit import CommitServices
+from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
 from streamhouse.storage_service.log.group_commit import Submit
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.rejected.companion import companion_of
-from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.model.transaction import LinkedCommit
 
 __all__ = ["TransactionCoordinator"]
 

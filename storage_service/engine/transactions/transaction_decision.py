@@ -11,22 +11,22 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
-from streamhouse.storage_service.engine.keys.key_table import KeyTable
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.runtime import Runtime
-from streamhouse.storage_service.engine.transactions.transaction_chunks import chunks_of, key_writes
-from streamhouse.storage_service.engine.transactions.transaction_files import TransactionSpec
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     RequestTooLargeError,
     StorageFailedError,
 )
+from streamhouse.core.model.casts.written_rows import check_staged
+from streamhouse.core.model.transaction import TransactionOperation
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.directory.runtime import Runtime
+from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.transactions.transaction_chunks import chunks_of, key_writes
+from streamhouse.storage_service.engine.transactions.transaction_files import TransactionSpec
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes
 from streamhouse.storage_service.log.staged_part import StagedPart
-from streamhouse.storage_service.model.casts.written_rows import check_staged
-from streamhouse.storage_service.model.transaction import TransactionOperation
 
 __all__ = ["check_and_start"]
 

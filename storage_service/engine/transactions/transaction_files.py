@@ -28,26 +28,26 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.directory.state_file import (
+from streamhouse.core.errors import (
+    CorruptDataError,
+    StorageFailedError,
+    UnknownOutcomeError,
+)
+from streamhouse.core.model.offsets import buckets_to_json, offsets_from_json
+from streamhouse.core.model.transaction import (
+    CommitResult,
+    LinkedCommit,
+    TransactionOperation,
+)
+from streamhouse.storage_service.directory.state_file import (
     StateIdentity,
     is_of_another_format,
     seal,
     unseal,
 )
-from streamhouse.storage_service.errors import (
-    CorruptDataError,
-    StorageFailedError,
-    UnknownOutcomeError,
-)
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
 from streamhouse.storage_service.log.staged_part import StagedPart, encode_part
-from streamhouse.storage_service.model.offsets import buckets_to_json, offsets_from_json
-from streamhouse.storage_service.model.transaction import (
-    CommitResult,
-    LinkedCommit,
-    TransactionOperation,
-)
 
 __all__ = [
     "DECISION_SUFFIX",

@@ -7,18 +7,18 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from streamhouse.core.errors import RequestTooLargeError
+from streamhouse.core.model.transaction import TransactionOperation
+from streamhouse.storage_service.directory.runtime import Runtime
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.keys.older_keys import older_keys
-from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.transactions.transaction_chunks import (
     StagedRows,
     key_writes,
 )
 from streamhouse.storage_service.engine.transactions.transaction_files import Decision
-from streamhouse.storage_service.errors import RequestTooLargeError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of, halves
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
-from streamhouse.storage_service.model.transaction import TransactionOperation
 
 __all__ = ["KeySink"]
 

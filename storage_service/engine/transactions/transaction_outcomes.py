@@ -14,12 +14,12 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from streamhouse.core.errors import InvalidRequestError, StreamhouseError
+from streamhouse.core.model.transaction import TransactionStatus
 from streamhouse.storage_service.engine.transactions.transaction_files import (
     Decision,
     TransactionSpec,
 )
-from streamhouse.storage_service.errors import InvalidRequestError, StreamhouseError
-from streamhouse.storage_service.model.transaction import TransactionStatus
 
 __all__ = ["DueForFolding", "Refusal", "Skip", "TransactionOutcomes", "new_transaction_id"]
 

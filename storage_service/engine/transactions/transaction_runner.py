@@ -22,6 +22,19 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from streamhouse.core.errors import (
+    InternalError,
+    StorageFailedError,
+    StreamhouseError,
+    UnknownOutcomeError,
+)
+from streamhouse.core.model.transaction import (
+    CommitResult,
+    LinkedCommit,
+    TransactionOperation,
+    TransactionStatus,
+)
+from streamhouse.core.traces.stages import stage_ended
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
 from streamhouse.storage_service.engine.transactions.open_transaction import (
@@ -39,20 +52,7 @@ from streamhouse.storage_service.engine.transactions.transaction_files import (
     TransactionFiles,
 )
 from streamhouse.storage_service.engine.transactions.transaction_outcomes import TransactionOutcomes
-from streamhouse.storage_service.errors import (
-    InternalError,
-    StorageFailedError,
-    StreamhouseError,
-    UnknownOutcomeError,
-)
 from streamhouse.storage_service.log.staged_part import StagedPart
-from streamhouse.storage_service.model.transaction import (
-    CommitResult,
-    LinkedCommit,
-    TransactionOperation,
-    TransactionStatus,
-)
-from streamhouse.storage_service.traces.stages import stage_ended
 
 __all__ = ["TransactionRunner"]
 

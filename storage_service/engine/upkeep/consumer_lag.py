@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.storage_service.directory.runtime import Runtime
 from streamhouse.storage_service.engine.consumers import Consumer, ConsumerKey
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.runtime import Runtime
-from streamhouse.storage_service.errors import StreamhouseError
 
 __all__ = [
     "ConsumerLag",

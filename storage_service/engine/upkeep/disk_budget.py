@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+from streamhouse.core.errors import OverloadedError
+from streamhouse.storage_service.directory.runtime import Runtime
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.upkeep.retention import retain
-from streamhouse.storage_service.errors import OverloadedError
 
 __all__ = ["DiskBudget", "bytes_below"]
 

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from streamhouse.core.errors import StreamhouseError
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.errors import StreamhouseError
 
 __all__ = ["Job", "Upkeep", "upkeep_jobs"]
 

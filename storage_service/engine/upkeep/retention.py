@@ -13,14 +13,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.storage_service.directory.runtime import Runtime
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.upkeep.consumer_lag import (
     first_wanted,
     tell_of_lost_rows,
     tell_of_rows_at_risk,
 )
-from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.storage_service.log.log_tablet import LogTablet
 
 __all__ = ["apply_retention", "retain"]

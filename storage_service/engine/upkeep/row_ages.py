@@ -14,10 +14,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from streamhouse.storage_service.engine.directory.state_file import StateFile
-from streamhouse.storage_service.errors import CorruptDataError, OffsetOutOfRangeError
+from streamhouse.core.errors import CorruptDataError, OffsetOutOfRangeError
+from streamhouse.core.model.offsets import buckets_to_json
+from streamhouse.storage_service.directory.state_file import StateFile
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.offsets import buckets_to_json
 
 __all__ = ["RowAges"]
 

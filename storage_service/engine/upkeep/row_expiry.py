@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.core.errors import RequestTooLargeError, StreamhouseError
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.runtime import Runtime
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.keys.older_keys import older_keys
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.runtime import Runtime
 from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
-from streamhouse.storage_service.errors import RequestTooLargeError, StreamhouseError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of, halves
 
 __all__ = ["RowExpiry"]

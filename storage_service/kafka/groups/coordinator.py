@@ -22,6 +22,10 @@ from typing import Final, TypeAlias
 
 from kio.schema.errors import ErrorCode
 
+from streamhouse.core.model.values.consumer_names import (
+    CONSUMER_NAME_RULE,
+    is_consumer_name,
+)
 from streamhouse.storage_service.kafka.groups.group import Group, GroupState
 from streamhouse.storage_service.kafka.groups.messages import (
     NO_GENERATION,
@@ -33,10 +37,6 @@ from streamhouse.storage_service.kafka.groups.messages import (
     OnSynced,
     SyncAnswer,
     SyncRequest,
-)
-from streamhouse.storage_service.model.values.consumer_names import (
-    CONSUMER_NAME_RULE,
-    is_consumer_name,
 )
 
 __all__ = ["Coordinator", "GroupKey", "GroupLimits", "unusable_group_id"]

@@ -14,11 +14,26 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     SchemaMismatchError,
     UnsupportedError,
 )
+from streamhouse.core.model.casts.lossless import may_fit
+from streamhouse.core.model.nested_fields import fields_lacking, is_wider, wider_parts
+from streamhouse.core.model.records.record_format import (
+    KeyFormat,
+    OnSchema,
+    ValueFormat,
+)
+from streamhouse.core.model.schema import (
+    Column,
+    Schema,
+    canonical_type,
+    type_name,
+    type_to_json,
+)
+from streamhouse.core.model.table import TableDescriptor, TableInfo
 from streamhouse.storage_service.kafka.avro_schema import (
     AvroField,
     AvroSchema,
@@ -29,21 +44,6 @@ from streamhouse.storage_service.kafka.avro_schema import (
 )
 from streamhouse.storage_service.kafka.registry.subjects import Part, Subject
 from streamhouse.storage_service.kafka.topics import TOPIC_PROPERTY, needs_property
-from streamhouse.storage_service.model.casts.lossless import may_fit
-from streamhouse.storage_service.model.nested_fields import fields_lacking, is_wider, wider_parts
-from streamhouse.storage_service.model.records.record_format import (
-    KeyFormat,
-    OnSchema,
-    ValueFormat,
-)
-from streamhouse.storage_service.model.schema import (
-    Column,
-    Schema,
-    canonical_type,
-    type_name,
-    type_to_json,
-)
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 
 __all__ = [
     "TableChange",

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     InvalidSchemaError,
     NotFoundError,
@@ -25,8 +25,8 @@ from streamhouse.storage_service.errors import (
     RequestTooLargeError,
     UnsupportedError,
 )
+from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.kafka.registry.subjects import Part
-from streamhouse.storage_service.model.table import TablePath
 
 __all__ = ["RegisteredSchema", "SchemaSet", "compact", "table_id_of"]
 

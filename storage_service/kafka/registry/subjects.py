@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from streamhouse.storage_service.errors import InvalidNameError
+from streamhouse.core.errors import InvalidNameError
+from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.kafka.topics import table_paths_of, topic_name_of
-from streamhouse.storage_service.model.table import TablePath
 
 __all__ = ["REGISTRY_PATH", "Part", "Subject", "subject_name"]
 

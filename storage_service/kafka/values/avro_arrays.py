@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.errors import SchemaMismatchError
+from streamhouse.core.errors import SchemaMismatchError
+from streamhouse.core.model.casts.nested import entries_of, offsets_of
 from streamhouse.storage_service.kafka.avro_schema import AvroType
-from streamhouse.storage_service.model.casts.nested import entries_of, offsets_of
 
 __all__ = ["from_plain", "to_plain"]
 

@@ -17,21 +17,21 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     NotFoundError,
     SchemaMismatchError,
     StreamhouseError,
     UnsupportedError,
 )
+from streamhouse.core.model.casts.lossless import castings, fitted, may_fit
+from streamhouse.core.model.casts.written_rows import check_names
+from streamhouse.core.model.schema import Column, Schema, empty_batch
+from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.storage_service.kafka.avro_library import read_values, write_rows
 from streamhouse.storage_service.kafka.avro_schema import AvroSchema, known_schema
 from streamhouse.storage_service.kafka.values.avro_arrays import from_plain, to_plain
 from streamhouse.storage_service.kafka.values.draft import Bad, DraftBounds, spread_out
-from streamhouse.storage_service.model.casts.lossless import castings, fitted, may_fit
-from streamhouse.storage_service.model.casts.written_rows import check_names
-from streamhouse.storage_service.model.schema import Column, Schema, empty_batch
-from streamhouse.storage_service.model.table import TableInfo, TablePath
 
 __all__ = ["SchemaSource", "avro_columns", "avro_records"]
 

@@ -25,7 +25,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.errors import SchemaMismatchError
+from streamhouse.core.errors import SchemaMismatchError
+from streamhouse.core.model.records.unavailable_value import UnavailableValue
+from streamhouse.core.model.rejected.division import arranged
+from streamhouse.core.model.rejected.row_text import column_of
+from streamhouse.core.model.schema import empty_batch
+from streamhouse.core.text.base64_columns import from_base64
+from streamhouse.core.text.json_reading import json_object
+from streamhouse.core.text.json_texts import (
+    JsonTexts,
+    arrow_rows,
+    check_finite,
+    read_type,
+    runs_of,
+)
+from streamhouse.core.text.text_rows import as_values, nested_bytes, width_of
 from streamhouse.storage_service.kafka.values.draft import (
     Bad,
     Draft,
@@ -35,20 +49,6 @@ from streamhouse.storage_service.kafka.values.draft import (
     spread_out,
 )
 from streamhouse.storage_service.kafka.values.json_columns import texts_of
-from streamhouse.storage_service.model.records.unavailable_value import UnavailableValue
-from streamhouse.storage_service.model.rejected.division import arranged
-from streamhouse.storage_service.model.rejected.row_text import column_of
-from streamhouse.storage_service.model.schema import empty_batch
-from streamhouse.storage_service.text.base64_columns import from_base64
-from streamhouse.storage_service.text.json_reading import json_object
-from streamhouse.storage_service.text.json_texts import (
-    JsonTexts,
-    arrow_rows,
-    check_finite,
-    read_type,
-    runs_of,
-)
-from streamhouse.storage_service.text.text_rows import as_values, nested_bytes, width_of
 
 __all__ = ["debezium_draft", "debezium_keys"]
 

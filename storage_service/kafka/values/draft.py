@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.errors import RequestTooLargeError
-from streamhouse.storage_service.text.text_rows import width_of
+from streamhouse.core.errors import RequestTooLargeError
+from streamhouse.core.text.text_rows import width_of
 
 __all__ = ["Bad", "Draft", "DraftBounds", "MovedRows", "first_that_differs", "spread_out"]
 

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamhouse.core.model.schema import empty_batch
+from streamhouse.core.text.json_texts import JsonTexts, RowReader
 from streamhouse.storage_service.kafka.values.draft import Bad, DraftBounds, spread_out
-from streamhouse.storage_service.model.schema import empty_batch
-from streamhouse.storage_service.text.json_texts import JsonTexts, RowReader
 
 __all__ = ["json_columns", "json_keys", "texts_of"]
 

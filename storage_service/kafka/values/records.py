@@ -18,26 +18,26 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.errors import NotFoundError
-from streamhouse.storage_service.kafka.records.columns import HEADERS_TYPE, RecordColumns
-from streamhouse.storage_service.kafka.values.avro_columns import SchemaSource, avro_records
-from streamhouse.storage_service.model.casts.nested import offsets_of
-from streamhouse.storage_service.model.changelog import (
+from streamhouse.core.errors import NotFoundError
+from streamhouse.core.model.casts.nested import offsets_of
+from streamhouse.core.model.changelog import (
     CHANGELOG_FIELDS,
     DELETE,
     UPDATE_AFTER,
     UPDATE_BEFORE,
 )
-from streamhouse.storage_service.model.records.record_format import (
+from streamhouse.core.model.records.record_format import (
     ChangesFormat,
     KeyFormat,
     RecordFormat,
     ValueFormat,
 )
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.text.base64_columns import to_base64
-from streamhouse.storage_service.text.json_text import row_texts
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.text.base64_columns import to_base64
+from streamhouse.core.text.json_text import row_texts
+from streamhouse.storage_service.kafka.records.columns import HEADERS_TYPE, RecordColumns
+from streamhouse.storage_service.kafka.values.avro_columns import SchemaSource, avro_records
 
 __all__ = ["RowRecords", "records_of"]
 

@@ -20,6 +20,24 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamhouse.core.model.changelog import (
+    DELETE,
+    OPERATION_DELETE,
+    OPERATION_UPSERT,
+    UPDATE_AFTER,
+)
+from streamhouse.core.model.records.record_format import (
+    KeyFormat,
+    OnError,
+    RecordFormat,
+    ValueFormat,
+)
+from streamhouse.core.model.rejected.companion import ROW_TEXT_MAX
+from streamhouse.core.model.rejected.row_splitter import BadRow, RowSplitter
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.values.calendar import python_value
+from streamhouse.core.text.json_reading import json_object, plain_values
 from streamhouse.storage_service.kafka.records.columns import RecordColumns
 from streamhouse.storage_service.kafka.values.avro_columns import (
     SchemaSource,
@@ -34,24 +52,6 @@ from streamhouse.storage_service.kafka.values.draft import (
     first_that_differs,
 )
 from streamhouse.storage_service.kafka.values.json_columns import json_columns, json_keys
-from streamhouse.storage_service.model.changelog import (
-    DELETE,
-    OPERATION_DELETE,
-    OPERATION_UPSERT,
-    UPDATE_AFTER,
-)
-from streamhouse.storage_service.model.records.record_format import (
-    KeyFormat,
-    OnError,
-    RecordFormat,
-    ValueFormat,
-)
-from streamhouse.storage_service.model.rejected.companion import ROW_TEXT_MAX
-from streamhouse.storage_service.model.rejected.row_splitter import BadRow, RowSplitter
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.values.calendar import python_value
-from streamhouse.storage_service.text.json_reading import json_object, plain_values
 
 __all__ = ["RecordRows", "rows_of"]
 

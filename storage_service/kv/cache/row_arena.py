@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from streamhouse.core.model.hashing.byte_runs import binary_parts, validity_buffer
 from streamhouse.storage_service.kv.rows.row_codec import VALUE_BYTES_MIN
-from streamhouse.storage_service.model.hashing.byte_runs import binary_parts, validity_buffer
 
 __all__ = ["SEGMENT_BYTES_MAX", "RowArena"]
 

@@ -20,17 +20,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.storage_service.kv.cache.row_arena import (
-    SEGMENT_BYTES_MAX,
-    RowArena,
-    Segments,
-)
-from streamhouse.storage_service.model.hashing.hash_index import HashIndex
-from streamhouse.storage_service.model.hashing.key_hash import (
+from streamhouse.core.model.hashing.hash_index import HashIndex
+from streamhouse.core.model.hashing.key_hash import (
     PROCESS_HASHER,
     HashedKeys,
     Hashes,
     KeyHasher,
+)
+from streamhouse.storage_service.kv.cache.row_arena import (
+    SEGMENT_BYTES_MAX,
+    RowArena,
+    Segments,
 )
 
 __all__ = ["FEW_KEYS", "CachedRows", "FewRows", "RowCache"]

@@ -19,15 +19,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     OverloadedError,
     StorageFailedError,
     StreamhouseError,
 )
+from streamhouse.core.model.hashing.byte_runs import binary_parts, bytes_of, gather_at
 from streamhouse.storage_service.kv.cache.memory_budget import KvOptions
 from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
-from streamhouse.storage_service.model.hashing.byte_runs import binary_parts, bytes_of, gather_at
 
 __all__ = ["Piece", "Run", "WriteBacklog", "WriteBehind", "nearly_sorted"]
 

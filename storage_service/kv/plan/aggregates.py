@@ -17,7 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.merge_engine import Aggregate, ColumnAggregate
 from streamhouse.storage_service.kv.plan.segment_scan import (
     Segments,
     extreme_positions,
@@ -28,7 +29,6 @@ from streamhouse.storage_service.kv.plan.segment_scan import (
     running_integer_sums,
     running_texts,
 )
-from streamhouse.storage_service.model.merge_engine import Aggregate, ColumnAggregate
 
 __all__ = ["States", "aggregate_column"]
 

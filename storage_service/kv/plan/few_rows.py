@@ -18,6 +18,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from streamhouse.core.model.changelog import (
+    CHANGELOG_FIELDS,
+    DELETE,
+    INSERT,
+    OPERATION_DELETE,
+    OPERATION_NONE,
+    UPDATE_AFTER,
+    UPDATE_BEFORE,
+)
+from streamhouse.core.model.merge_engine import (
+    ChangelogImage,
+    DeleteBehavior,
+    MergeEngine,
+)
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.plan.write_input import KEY_BYTES_MAX, ROW_BYTES_MAX
 from streamhouse.storage_service.kv.rows.plain_rows import (
@@ -31,20 +45,6 @@ from streamhouse.storage_service.kv.rows.plain_rows import (
 )
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.changelog import (
-    CHANGELOG_FIELDS,
-    DELETE,
-    INSERT,
-    OPERATION_DELETE,
-    OPERATION_NONE,
-    UPDATE_AFTER,
-    UPDATE_BEFORE,
-)
-from streamhouse.storage_service.model.merge_engine import (
-    ChangelogImage,
-    DeleteBehavior,
-    MergeEngine,
-)
 
 __all__ = ["FewBucketRows", "FewRowsPlan", "few_rows_max", "few_rows_plan"]
 

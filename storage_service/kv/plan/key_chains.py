@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER, HashedKeys, Hashes
-from streamhouse.storage_service.model.values.sorted_values import distinct
+from streamhouse.core.model.hashing.key_hash import PROCESS_HASHER, HashedKeys, Hashes
+from streamhouse.core.model.values.sorted_values import distinct
 
 __all__ = ["KeyChains", "chains_of"]
 

@@ -12,13 +12,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.errors import SchemaMismatchError
+from streamhouse.core.errors import SchemaMismatchError
+from streamhouse.core.model.merge_engine import MergeEngine
 from streamhouse.storage_service.kv.plan.aggregates import States, aggregate_column
 from streamhouse.storage_service.kv.plan.key_chains import KeyChains
 from streamhouse.storage_service.kv.plan.write_input import WriteInput
 from streamhouse.storage_service.kv.rows.stored_rows import StoredRows
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.merge_engine import MergeEngine
 
 __all__ = ["MergedRows", "merge_rows"]
 

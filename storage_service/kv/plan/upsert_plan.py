@@ -20,7 +20,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.errors import CorruptDataError, RequestTooLargeError
+from streamhouse.core.errors import CorruptDataError, RequestTooLargeError
+from streamhouse.core.model.bucketing import encode_key
+from streamhouse.core.model.changelog import (
+    CHANGELOG_FIELDS,
+    DELETE,
+    INSERT,
+    UPDATE_AFTER,
+    UPDATE_BEFORE,
+)
+from streamhouse.core.model.hashing.byte_runs import in_turn, validity_buffer
+from streamhouse.core.model.hashing.key_hash import HashedKeys
+from streamhouse.core.model.merge_engine import ChangelogImage
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.storage_service.kv.plan.key_chains import KeyChains, chains_of
 from streamhouse.storage_service.kv.plan.merge import MergedRows, merge_rows
 from streamhouse.storage_service.kv.plan.write_input import (
@@ -32,18 +44,6 @@ from streamhouse.storage_service.kv.plan.write_input import (
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions
 from streamhouse.storage_service.kv.rows.stored_rows import StoredRows
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.bucketing import encode_key
-from streamhouse.storage_service.model.changelog import (
-    CHANGELOG_FIELDS,
-    DELETE,
-    INSERT,
-    UPDATE_AFTER,
-    UPDATE_BEFORE,
-)
-from streamhouse.storage_service.model.hashing.byte_runs import in_turn, validity_buffer
-from streamhouse.storage_service.model.hashing.key_hash import HashedKeys
-from streamhouse.storage_service.model.merge_engine import ChangelogImage
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
 
 __all__ = ["BucketRows", "PlannedWrite", "counts_at", "plan_replay", "plan_restore", "plan_rows"]
 

@@ -15,23 +15,23 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     RequestTooLargeError,
     SchemaMismatchError,
     UnsupportedError,
 )
-from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.bucketing import encode_key
-from streamhouse.storage_service.model.casts.conform import check_nulls, conform, null_refused
-from streamhouse.storage_service.model.changelog import (
+from streamhouse.core.model.bucketing import encode_key
+from streamhouse.core.model.casts.conform import check_nulls, conform, null_refused
+from streamhouse.core.model.changelog import (
     OPERATION_DELETE,
     OPERATION_NONE,
     OPERATION_UPSERT,
 )
-from streamhouse.storage_service.model.hashing.byte_runs import longest_of
-from streamhouse.storage_service.model.merge_engine import DeleteBehavior, MergeEngine
-from streamhouse.storage_service.model.schema import Schema
+from streamhouse.core.model.hashing.byte_runs import longest_of
+from streamhouse.core.model.merge_engine import DeleteBehavior, MergeEngine
+from streamhouse.core.model.schema import Schema
+from streamhouse.storage_service.kv.table_rules import TableRules
 
 __all__ = [
     "KEY_BYTES_MAX",

@@ -14,6 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from streamhouse.core.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
+from streamhouse.core.model.hashing.key_hash import HashedKeys
+from streamhouse.core.model.records.record_sequence import Continuity
 from streamhouse.storage_service.kv.plan.few_rows import (
     FewBucketRows,
     FewRowsPlan,
@@ -29,9 +32,6 @@ from streamhouse.storage_service.kv.plan.write_input import check_rows
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.stored_rows import only_written_in
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
-from streamhouse.storage_service.model.hashing.key_hash import HashedKeys
-from streamhouse.storage_service.model.records.record_sequence import Continuity
 
 __all__ = ["KeyWrite", "PlannedPart", "delete_of", "halves", "plan_writes"]
 

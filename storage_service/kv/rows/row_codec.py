@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.storage_service.errors import CorruptDataError, InvalidSchemaError
-from streamhouse.storage_service.kv.rows.row_layout import RowLayout
-from streamhouse.storage_service.model.hashing.byte_runs import binary_parts, gather_at, write_at
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.schema_change import (
+from streamhouse.core.errors import CorruptDataError, InvalidSchemaError
+from streamhouse.core.model.hashing.byte_runs import binary_parts, gather_at, write_at
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.schema_change import (
     KEY_TABLE_SCHEMA_ID_MAX,
     convert_rows,
 )
+from streamhouse.storage_service.kv.rows.row_layout import RowLayout
 
 __all__ = ["RowCodec", "stamp_versions", "versions_of"]
 

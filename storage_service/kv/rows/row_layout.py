@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.model.hashing.byte_runs import (
+from streamhouse.core.model.hashing.byte_runs import (
     binary_array,
     binary_parts,
     fixed_rows,

@@ -13,17 +13,17 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.errors import SchemaMismatchError
-from streamhouse.storage_service.kv.rows.plain_rows import PlainRows
-from streamhouse.storage_service.kv.rows.row_codec import RowCodec
-from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.values.calendar import (
+from streamhouse.core.errors import SchemaMismatchError
+from streamhouse.core.model.values.calendar import (
     as_days,
     as_microseconds,
     date_of,
     python_value,
     timestamp_of,
 )
+from streamhouse.storage_service.kv.rows.plain_rows import PlainRows
+from streamhouse.storage_service.kv.rows.row_codec import RowCodec
+from streamhouse.storage_service.kv.table_rules import TableRules
 
 __all__ = ["SingleRows"]
 

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.core.errors import CorruptDataError
 from streamhouse.storage_service.log.filesystem import Buffer, Filesystem, WritableFile
 from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from pathlib import Path
 
-from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.core.errors import CorruptDataError
 from streamhouse.storage_service.log.filesystem import Filesystem
 from streamhouse.storage_service.log.segments.segment import Extent, Segment, StoredBatch
 from streamhouse.storage_service.log.segments.segment_format import (

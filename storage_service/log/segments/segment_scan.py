@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from streamhouse.storage_service.errors import CorruptDataError, StorageFailedError
+from streamhouse.core.errors import CorruptDataError, StorageFailedError
 from streamhouse.storage_service.log.segments.segment_format import (
     FILE_HEADER_BYTES,
     FRAME,

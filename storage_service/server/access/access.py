@@ -26,8 +26,8 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
+from streamhouse.core.errors import ForbiddenError, UnauthorizedError
 from streamhouse.storage_service.config import ANY_HOST, ServiceConfig
-from streamhouse.storage_service.errors import ForbiddenError, UnauthorizedError
 from streamhouse.storage_service.kafka.registry.subjects import REGISTRY_PATH
 from streamhouse.storage_service.server.access.grants import Grants
 from streamhouse.storage_service.server.caller import OWNER, Caller, Level, Need

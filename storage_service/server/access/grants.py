@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from streamhouse.storage_service.errors import InvalidRequestError, StreamhouseError
-from streamhouse.storage_service.secret_sources import file_signature, read_private
+from streamhouse.core.errors import InvalidRequestError, StreamhouseError
+from streamhouse.core.secret_sources import file_signature, read_private
 from streamhouse.storage_service.server.caller import OWNER, UNKNOWN, Caller, Grant
 
 __all__ = ["Grants", "load_grants", "token_hash"]

@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING
 
 from fastapi.responses import JSONResponse
 
-from streamhouse.storage_service.engine.directory.data_directory import GIVEN_UP_SUFFIX
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.runtime import clock_us
-from streamhouse.storage_service.engine.tiering_desk.lake_history import divergence_of
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     DatabaseNotFoundError,
     HistoryDivergedError,
     InvalidRequestError,
     TableExistsError,
     TableNotFoundError,
 )
-from streamhouse.storage_service.model.lake.coverage import LakeDivergence
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.core.model.lake.coverage import LakeDivergence
+from streamhouse.core.model.table import TablePath
+from streamhouse.storage_service.directory.data_directory import GIVEN_UP_SUFFIX
+from streamhouse.storage_service.directory.runtime import clock_us
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.tiering_desk.lake_history import divergence_of
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.iceberg_route import ServiceTables
 from streamhouse.storage_service.server.control.request_bodies import AdoptTable, TableName
 from streamhouse.storage_service.server.service import Service
 
 if TYPE_CHECKING:
-    from streamhouse.storage_service.lake.guards.adoptable_lake import AdoptableLake
+    from streamhouse.lake.guards.adoptable_lake import AdoptableLake
 
 __all__ = ["adoption_routes"]
 
@@ -92,8 +92,8 @@ async def _search(
 
     def find() -> AdoptableLake:
         # Not at the top: a service that adopts nothing does not load the lake library.
-        from streamhouse.storage_service.lake.catalogs.open_catalog import OpenCatalog
-        from streamhouse.storage_service.lake.guards.adoptable_lake import find_adoptable
+        from streamhouse.lake.catalogs.open_catalog import OpenCatalog
+        from streamhouse.lake.guards.adoptable_lake import find_adoptable
 
         catalog = OpenCatalog(
             config.lake_catalog(),

@@ -9,13 +9,13 @@ from typing import Any
 
 from fastapi import Request
 
+from streamhouse.core.errors import BucketNotFoundError, OffsetOutOfRangeError
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.consumer_lag import (
     ConsumerLag,
     consumer_lags,
     lag_now,
 )
-from streamhouse.storage_service.errors import BucketNotFoundError, OffsetOutOfRangeError
 from streamhouse.storage_service.server.caller import SERVICE, Caller, Level
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.request_bodies import ReportPosition, TableName

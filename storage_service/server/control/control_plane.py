@@ -11,24 +11,24 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from streamhouse.storage_service.engine.backup import STAGING, clear_staging, stage_running
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     ForbiddenError,
     InvalidRequestError,
     NotFoundError,
     UnavailableError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY, LakeState
-from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.secret_sources import without_secrets
+from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY, LakeState
+from streamhouse.core.model.table import TablePath
+from streamhouse.core.secret_sources import without_secrets
+from streamhouse.storage_service.engine.backup import STAGING, clear_staging, stage_running
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.kafka_door.kafka_routes import kafka_routes
 from streamhouse.storage_service.server.caller import Level, database_scope
 from streamhouse.storage_service.server.control.adoption_route import adoption_routes
 from streamhouse.storage_service.server.control.api_page import api_page_routes
 from streamhouse.storage_service.server.control.consumer_routes import consumer_routes
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
-from streamhouse.storage_service.server.control.kafka_routes import kafka_routes
 from streamhouse.storage_service.server.control.move_routes import move_routes
 from streamhouse.storage_service.server.control.request_bodies import CreateDatabase, TakeBackup
 from streamhouse.storage_service.server.control.table_routes import (

@@ -14,8 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote
 
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     AlreadyExistsError,
     CommitConflictError,
     DatabaseNotEmptyError,
@@ -34,16 +33,17 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from streamhouse.storage_service.kafka.registry.subjects import REGISTRY_PATH
-from streamhouse.storage_service.lake.guards.live_tables import LiveTable
-from streamhouse.storage_service.model.lake.facts import (
+from streamhouse.core.model.lake.facts import (
     REST_CATALOG_PATH,
     VIA_HEADER,
     LakeState,
 )
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.core.model.table import TablePath
+from streamhouse.lake.guards.live_tables import LiveTable
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.kafka.registry.subjects import REGISTRY_PATH
+from streamhouse.storage_service.kafka_door.registry.registry_errors import registry_error
 from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
-from streamhouse.storage_service.server.control.registry.registry_errors import registry_error
 from streamhouse.storage_service.server.control.whole_service import handed_on
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange, short
 from streamhouse.storage_service.server.service import Service

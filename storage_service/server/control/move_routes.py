@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import Request
 
-from streamhouse.storage_service.errors import UnsupportedError
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.core.errors import UnsupportedError
+from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.request_bodies import (
     MoveTable,

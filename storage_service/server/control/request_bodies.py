@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 from fastapi import Path, Query
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
-from streamhouse.storage_service.model.transaction import Isolation, TransactionOperation
+from streamhouse.core.model.lake.coverage import CoveredOffsets
+from streamhouse.core.model.transaction import Isolation, TransactionOperation
 
 __all__ = [
     "AdoptTable",

@@ -10,19 +10,19 @@ from typing import Annotated, Any
 from fastapi import Body, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.upkeep.disk_budget import bytes_below
-from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
-from streamhouse.storage_service.errors import InvalidNameError, InvalidRequestError
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.offsets import buckets_to_json
-from streamhouse.storage_service.model.rejected.companion import is_rejecting
-from streamhouse.storage_service.model.table import (
+from streamhouse.core.errors import InvalidNameError, InvalidRequestError
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.offsets import buckets_to_json
+from streamhouse.core.model.rejected.companion import is_rejecting
+from streamhouse.core.model.table import (
     REJECTED_SUFFIX,
     TableDescriptor,
     TablePath,
 )
-from streamhouse.storage_service.model.table_state import BucketSizes, TableSizes
+from streamhouse.core.model.table_state import BucketSizes, TableSizes
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.upkeep.disk_budget import bytes_below
+from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
 from streamhouse.storage_service.server.caller import SERVICE, Level
 from streamhouse.storage_service.server.companions import kept_companion
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes

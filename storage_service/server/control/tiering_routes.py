@@ -11,16 +11,16 @@ from typing import Any
 
 from fastapi import Request
 
-from streamhouse.storage_service.engine.lake_pins import LakePin
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.tiering_desk.tiering_round import RoundProgress
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     NotFoundError,
     StreamhouseError,
     TableDamagedError,
 )
-from streamhouse.storage_service.model.offsets import buckets_to_json
-from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID, TieringReport
+from streamhouse.core.model.offsets import buckets_to_json
+from streamhouse.core.model.table_state import EMBEDDED_WORKER_ID, TieringReport
+from streamhouse.storage_service.engine.lake_pins import LakePin
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.tiering_desk.tiering_round import RoundProgress
 from streamhouse.storage_service.server.caller import SERVICE, Caller, Level
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes
 from streamhouse.storage_service.server.control.request_bodies import (

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from fastapi import Query
 from fastapi.responses import JSONResponse, Response
 
-from streamhouse.storage_service.errors import StreamhouseError, UnsupportedError
-from streamhouse.storage_service.model.casts.written_rows import current_columns
-from streamhouse.storage_service.model.merge_engine import DeleteBehavior
-from streamhouse.storage_service.model.rejected.companion import rejected_path
-from streamhouse.storage_service.model.table import TableInfo, TablePath
-from streamhouse.storage_service.model.transaction import (
+from streamhouse.core.errors import StreamhouseError, UnsupportedError
+from streamhouse.core.model.casts.written_rows import current_columns
+from streamhouse.core.model.merge_engine import DeleteBehavior
+from streamhouse.core.model.rejected.companion import rejected_path
+from streamhouse.core.model.table import TableInfo, TablePath
+from streamhouse.core.model.transaction import (
     LinkedCommit,
     ReadPosition,
     TransactionOperation,

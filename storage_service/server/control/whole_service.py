@@ -8,20 +8,20 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     ForbiddenError,
     InvalidNameError,
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.core.model.table import TablePath
+from streamhouse.storage_service.ownership.shards.owners import Owner
 from streamhouse.storage_service.rest_catalog.rest_request import RestRequest
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.peers import HANDED_ON, PeerAnswer, PeerRequest, Peers
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards import ShardState
 from streamhouse.storage_service.server.status.status import CONSUMERS_TOLD_MAX
-from streamhouse.storage_service.shards.owners import Owner
 
 __all__ = ["catalog_tables", "handed_on", "shards_of_all", "status_of_all"]
 

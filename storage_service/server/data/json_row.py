@@ -11,9 +11,9 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.table import VERSION_HEADER, TableInfo
-from streamhouse.storage_service.model.values.json_values import json_value, text_reader
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.table import VERSION_HEADER, TableInfo
+from streamhouse.core.model.values.json_values import json_value, text_reader
 
 __all__ = ["JsonRows"]
 

@@ -15,6 +15,17 @@ from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
+from streamhouse.core.errors import (
+    RequestTooLargeError,
+    RowNotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
+from streamhouse.core.model.schema import FOUND_COLUMN, empty_batch
+from streamhouse.core.model.values.json_values import row_to_json
+from streamhouse.core.traces.stages import stage_ended
+from streamhouse.core.wire import ipc_message
+from streamhouse.core.wire.request_stream import open_request
 from streamhouse.storage_service.engine.keys.key_lookup import (
     KeyAnswer,
     KeyLookup,
@@ -22,14 +33,6 @@ from streamhouse.storage_service.engine.keys.key_lookup import (
     StoredRows,
 )
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
-from streamhouse.storage_service.errors import (
-    RequestTooLargeError,
-    RowNotFoundError,
-    UnavailableError,
-    UnsupportedError,
-)
-from streamhouse.storage_service.model.schema import FOUND_COLUMN, empty_batch
-from streamhouse.storage_service.model.values.json_values import row_to_json
 from streamhouse.storage_service.server.data.json_row import JsonRows
 from streamhouse.storage_service.server.data.key_text import (
     TEXT_BODIES,
@@ -43,9 +46,6 @@ from streamhouse.storage_service.server.http.body_memory import HeldBody
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.http.parameters import column_names, integer
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.traces.stages import stage_ended
-from streamhouse.storage_service.wire import ipc_message
-from streamhouse.storage_service.wire.request_stream import open_request
 
 __all__ = ["answer_count", "answer_lookup", "answer_prefix_lookup", "answer_row"]
 

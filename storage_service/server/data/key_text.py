@@ -9,19 +9,19 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     RequestTooLargeError,
     SchemaMismatchError,
 )
-from streamhouse.storage_service.model.rejected.row_text import column_of
-from streamhouse.storage_service.model.schema import FOUND_COLUMN
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.model.rejected.row_text import column_of
+from streamhouse.core.model.schema import FOUND_COLUMN
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.text.json_reading import read_json
+from streamhouse.core.text.json_text import joined, row_texts
+from streamhouse.core.text.ndjson_rows import json_object_lines
 from streamhouse.storage_service.server.data.log_text import LogForm
 from streamhouse.storage_service.server.http.http_exchange import Body
-from streamhouse.storage_service.text.json_reading import read_json
-from streamhouse.storage_service.text.json_text import joined, row_texts
-from streamhouse.storage_service.text.ndjson_rows import json_object_lines
 
 __all__ = ["TEXT_BODIES", "key_rows", "looked_up_text", "text_form"]
 

@@ -9,22 +9,22 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.log.segments.segment import StoredBatch
-from streamhouse.storage_service.model.identity import Same
-from streamhouse.storage_service.model.schema_change import read_stored
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.server.data.log_text import LogForm, TextPage, event
-from streamhouse.storage_service.server.http.http_exchange import ARROW_STREAM, HttpExchange
-from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.wire.arrow_body import (
+from streamhouse.core.model.identity import Same
+from streamhouse.core.model.schema_change import read_stored
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.wire.arrow_body import (
     BatchAddress,
     decode_payload,
     encode_fetch_body,
     encode_payload,
     project_payload,
 )
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.log.log_tablet import LogTablet
+from streamhouse.storage_service.log.segments.segment import StoredBatch
+from streamhouse.storage_service.server.data.log_text import LogForm, TextPage, event
+from streamhouse.storage_service.server.http.http_exchange import ARROW_STREAM, HttpExchange
+from streamhouse.storage_service.server.service import Service
 
 __all__ = ["ARROW_STREAM", "LogPage", "LogReader", "as_views"]
 

@@ -14,16 +14,17 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     LogCutError,
     OffsetOutOfRangeError,
     OverloadedError,
     StreamhouseError,
 )
-from streamhouse.storage_service.model.table import VERSION_HEADER
+from streamhouse.core.model.table import VERSION_HEADER
+from streamhouse.core.traces.stages import stage_ended
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
 from streamhouse.storage_service.server.data.log_page import LogPage, LogReader
 from streamhouse.storage_service.server.data.log_text import (
     LogForm,
@@ -41,7 +42,6 @@ from streamhouse.storage_service.server.http.parameters import (
     table_id,
 )
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.traces.stages import stage_ended
 
 __all__ = ["answer_fetch", "answer_subscribe"]
 

@@ -14,10 +14,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.text.json_text import joined, row_texts
 from streamhouse.storage_service.server.http.http_exchange import ARROW_STREAM, HttpExchange
-from streamhouse.storage_service.text.json_text import joined, row_texts
 
 __all__ = ["LogForm", "TextPage", "event", "event_positions", "wanted_form"]
 

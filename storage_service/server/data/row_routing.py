@@ -12,40 +12,40 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     BucketNotFoundError,
     InvalidRequestError,
     SchemaMismatchError,
 )
-from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.log.append_queue import RoutedBatch
-from streamhouse.storage_service.model.bucketing import (
+from streamhouse.core.model.bucketing import (
     FEW_ROWS,
     buckets_for_rows,
     buckets_of_few,
     split_by_bucket,
     split_evenly,
 )
-from streamhouse.storage_service.model.casts.conform import conform
-from streamhouse.storage_service.model.casts.written_rows import (
+from streamhouse.core.model.casts.conform import conform
+from streamhouse.core.model.casts.written_rows import (
     check_dropped,
     check_names,
     in_current_version,
     version_of,
 )
-from streamhouse.storage_service.model.changelog import OPERATION_DELETE, operations_of
-from streamhouse.storage_service.model.lake.limits import LakeLimits
-from streamhouse.storage_service.model.records.record_sequence import RECORD_COUNTED
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.values.sorted_values import distinct
-from streamhouse.storage_service.wire.arrow_body import decode_append, encode_payload
-from streamhouse.storage_service.wire.request_stream import (
+from streamhouse.core.model.changelog import OPERATION_DELETE, operations_of
+from streamhouse.core.model.lake.limits import LakeLimits
+from streamhouse.core.model.records.record_sequence import RECORD_COUNTED
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.values.sorted_values import distinct
+from streamhouse.core.wire.arrow_body import decode_append, encode_payload
+from streamhouse.core.wire.request_stream import (
     RequestBatch,
     RequestStream,
     open_request,
 )
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.log.append_queue import RoutedBatch
 
 __all__ = [
     "RowsRequest",

@@ -17,10 +17,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.keys.key_table import KeyTable
-from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     RequestTooLargeError,
     SchemaMismatchError,
@@ -28,16 +25,32 @@ from streamhouse.storage_service.errors import (
     TransactionClosedError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.casts.written_rows import check_names
-from streamhouse.storage_service.model.rejected.companion import rejected_rows
-from streamhouse.storage_service.model.rejected.division import Divided, divide, divide_rows
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
-from streamhouse.storage_service.model.transaction import (
+from streamhouse.core.model.casts.written_rows import check_names
+from streamhouse.core.model.rejected.companion import rejected_rows
+from streamhouse.core.model.rejected.division import Divided, divide, divide_rows
+from streamhouse.core.model.table import TableDescriptor, TableInfo
+from streamhouse.core.model.transaction import (
     CommitResult,
     LinkedCommit,
     TransactionOperation,
     TransactionStatus,
 )
+from streamhouse.core.text.csv_rows import divide_csv
+from streamhouse.core.text.json_reading import plain_values, read_json
+from streamhouse.core.text.ndjson_rows import divide_ndjson
+from streamhouse.core.text.text_rows import (
+    DividedText,
+    TextBounds,
+    nested_bytes,
+    nothing_done,
+    width_of,
+)
+from streamhouse.core.traces.stages import stage_ended
+from streamhouse.core.wire.arrow_body import encode_append_body
+from streamhouse.core.wire.request_stream import open_request
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
 from streamhouse.storage_service.server.companions import kept_companion
 from streamhouse.storage_service.server.data.row_routing import (
     RowsRequest,
@@ -53,19 +66,6 @@ from streamhouse.storage_service.server.http.http_exchange import (
 )
 from streamhouse.storage_service.server.http.parameters import integer, written_version
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.text.csv_rows import divide_csv
-from streamhouse.storage_service.text.json_reading import plain_values, read_json
-from streamhouse.storage_service.text.ndjson_rows import divide_ndjson
-from streamhouse.storage_service.text.text_rows import (
-    DividedText,
-    TextBounds,
-    nested_bytes,
-    nothing_done,
-    width_of,
-)
-from streamhouse.storage_service.traces.stages import stage_ended
-from streamhouse.storage_service.wire.arrow_body import encode_append_body
-from streamhouse.storage_service.wire.request_stream import open_request
 
 __all__ = [
     "SIFTED_PARAMETERS",

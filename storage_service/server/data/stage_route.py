@@ -14,19 +14,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamhouse.core.errors import InvalidRequestError, RequestTooLargeError
+from streamhouse.core.model.casts.written_rows import staged_schema
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.transaction import TransactionOperation
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.keys.key_bucket import table_rules
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionSpec
-from streamhouse.storage_service.errors import InvalidRequestError, RequestTooLargeError
 from streamhouse.storage_service.kv.plan.write_input import ROW_BYTES_MAX, WriteInput, check_rows
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.table_rules import TableRules
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN
-from streamhouse.storage_service.model.casts.written_rows import staged_schema
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.server.data.row_routing import (
     RowsRequest,
     routed_batches,

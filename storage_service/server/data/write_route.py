@@ -12,15 +12,16 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from streamhouse.storage_service.engine.keys.key_table import KeyTable
-from streamhouse.storage_service.engine.open_table import Appended, LogTable
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.casts.written_rows import current_columns
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.transaction import TransactionOperation
+from streamhouse.core.model.casts.written_rows import current_columns
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.transaction import TransactionOperation
+from streamhouse.core.traces.stages import stage_ended
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.engine.open_table import Appended, LogTable
 from streamhouse.storage_service.server.data.row_routing import (
     RowsRequest,
     routed_batches,
@@ -34,7 +35,6 @@ from streamhouse.storage_service.server.data.sifted_write import (
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.http.parameters import column_names, written_version
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.traces.stages import stage_ended
 
 __all__ = ["answer_append", "answer_delete", "answer_upsert"]
 

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from typing import Final
 
-from streamhouse.storage_service.errors import InternalError, StreamhouseError
+from streamhouse.core.errors import InternalError, StreamhouseError
 
 __all__ = ["failure_of"]
 

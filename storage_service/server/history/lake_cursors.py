@@ -19,16 +19,16 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from streamhouse.storage_service.errors import CorruptDataError
-from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.lake.older_rows import (
+from streamhouse.core.errors import CorruptDataError
+from streamhouse.core.model.lake.coverage import CoveredOffsets
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.lake.older_rows import (
     LakeHistory,
     OlderRows,
     OlderRowsCursor,
     WrittenAt,
 )
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.model.table import TableInfo
 
 __all__ = ["LakeCursors"]
 

@@ -13,16 +13,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeAlias, TypeVar
 
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.tiering_desk.lake_history import check_history
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     OverloadedError,
     SnapshotNotFoundError,
     StreamhouseError,
 )
-from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
-from streamhouse.storage_service.model.lake.older_rows import LakeHistory, OlderRows, WrittenAt
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.model.lake.coverage import CoveredOffsets
+from streamhouse.core.model.lake.older_rows import LakeHistory, OlderRows, WrittenAt
+from streamhouse.core.model.table import TableInfo
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.tiering_desk.lake_history import check_history
 from streamhouse.storage_service.server.history.failures import failure_of
 from streamhouse.storage_service.server.history.lake_cursors import LakeCursors
 

@@ -15,17 +15,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.runtime import RunBlocking
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     OffsetOutOfRangeError,
     OverloadedError,
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.lake.older_rows import WrittenAt
-from streamhouse.storage_service.model.offsets import OffsetRange
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.model.lake.older_rows import WrittenAt
+from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.core.model.table import TableInfo
+from streamhouse.storage_service.directory.runtime import RunBlocking
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.server.history.failures import failure_of
 from streamhouse.storage_service.server.history.lake_reads import LakeReads, Older, OlderReads
 from streamhouse.storage_service.server.history.readable_offsets import (

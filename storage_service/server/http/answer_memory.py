@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol, TypeVar
 
-from streamhouse.storage_service.errors import OverloadedError
+from streamhouse.core.errors import OverloadedError
 from streamhouse.storage_service.server.http.fair_shares import FairShares
 
 __all__ = ["SMALL_ANSWER_BYTES", "AnswerHold", "AnswerMemory"]

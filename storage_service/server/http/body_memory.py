@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from streamhouse.storage_service.errors import OverloadedError
+from streamhouse.core.errors import OverloadedError
 
 __all__ = ["BodyMemory", "HeldBody"]
 

@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl
 
 from fastapi import Request
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     NotOwnerError,
     RequestTooLargeError,
@@ -37,7 +37,7 @@ from streamhouse.storage_service.server.http.body_memory import HeldBody
 from streamhouse.storage_service.server.http.own_task import own_task
 
 if TYPE_CHECKING:
-    from streamhouse.storage_service.traces.spans import FollowedCall
+    from streamhouse.core.traces.spans import FollowedCall
 
 __all__ = [
     "ARROW_STREAM",

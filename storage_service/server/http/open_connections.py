@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from streamhouse.core.errors import OverloadedError
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.errors import OverloadedError
 
 __all__ = ["OpenConnections"]
 

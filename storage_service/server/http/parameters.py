@@ -6,8 +6,8 @@ import json
 from collections.abc import Container, Mapping, Sequence
 from typing import Final
 
-from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.table import TableInfo
 
 __all__ = [
     "column_names",

@@ -20,14 +20,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from streamhouse.storage_service.client.http.own_certificate import remember_own_certificate
-from streamhouse.storage_service.config import ServiceConfig, is_loopback
-from streamhouse.storage_service.errors import (
+from streamhouse.client.http.own_certificate import remember_own_certificate
+from streamhouse.core.errors import (
     InvalidRequestError,
     OverloadedError,
     StreamhouseError,
 )
-from streamhouse.storage_service.secret_sources import file_signature, read_private
+from streamhouse.core.secret_sources import file_signature, read_private
+from streamhouse.storage_service.config import ServiceConfig, is_loopback
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 
 __all__ = ["Certificate", "TlsListener", "certificate_fingerprint"]

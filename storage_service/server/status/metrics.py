@@ -20,7 +20,7 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from streamhouse.storage_service.engine.runtime import RunBlocking
+from streamhouse.storage_service.directory.runtime import RunBlocking
 
 __all__ = ["METRICS_CONTENT_TYPE", "ServiceMetrics", "package_version"]
 

@@ -14,6 +14,9 @@ import logging
 from collections.abc import Iterable
 from typing import Any, Final
 
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.model.lake.facts import LakeDebt
+from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.consumer_lag import (
@@ -21,9 +24,6 @@ from streamhouse.storage_service.engine.upkeep.consumer_lag import (
     consumer_lags,
     lag_of,
 )
-from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.model.lake.facts import LakeDebt
-from streamhouse.storage_service.model.table import TablePath
 from streamhouse.storage_service.server.status.event_loop import in_slices
 from streamhouse.storage_service.server.status.service_figures import ServiceFigures
 from streamhouse.storage_service.server.status.table_history import TableHistory

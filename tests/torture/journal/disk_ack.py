@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import StreamhouseError
 from tests.support.faulty_store import CALM, FaultPlan
 from tests.support.journal_machines import JournalHome, Machine
 from tests.torture.era import SERVICE_LIMITS, Report

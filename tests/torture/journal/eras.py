@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from streamhouse.client import StreamhouseClient
+from streamhouse.api.client import StreamhouseClient
 from tests.support.faulty_store import CALM, FaultPlan
 from tests.support.journal_machines import JournalHome, Machine, Pair
 from tests.support.service_process import DiedAtStart, ServiceProcess

@@ -21,9 +21,9 @@ from typing import Any, Final
 import pyarrow as pa
 from confluent_kafka import Message, Producer
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.model.changelog import INSERT, UPDATE_AFTER
-from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.model.changelog import INSERT, UPDATE_AFTER
+from streamhouse.core.model.records.record_format import RAW_TOPIC
 from tests.support.free_ports import free_port
 from tests.support.journal_machines import JournalHome, Machine
 from tests.support.kafka_group import LibrdkafkaMember, PollingGroup

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 from confluent_kafka import Consumer
 
-from streamhouse.storage_service.errors import StreamhouseError, TableExistsError
+from streamhouse.core.errors import StreamhouseError, TableExistsError
 from tests.support.kafka_group import LibrdkafkaMember
 from tests.torture.writers import PATIENCE_S, Gate, Writer, patient_client
 

@@ -16,9 +16,9 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import StreamhouseError, UnknownOutcomeError
 from tests.support.linearizability import Call, History, find_contradiction
 from tests.torture.writers import KEY_SCHEMA, KEYS_ONLY, Gate
 

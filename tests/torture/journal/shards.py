@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from streamhouse.client import StreamhouseClient
-from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
+from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import StreamhouseError, UnknownOutcomeError
 from tests.support.command_line import streamhouse
 from tests.support.journal_machines import JournalHome, Machine
 from tests.support.service_process import DiedAtStart, ServiceProcess

@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from streamhouse.cli import cli
-from streamhouse.storage_service.errors import UnavailableError
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.offsets import BucketPositions
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
-from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.core.errors import UnavailableError
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.offsets import BucketPositions
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.core.model.table_state import TableState
 from tests.support.documented_fields import documented
 
 SHARD = {

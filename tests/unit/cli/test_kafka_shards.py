@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamhouse.cli.server_commands.supervisor import shard_commands
-from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.core.errors import InvalidRequestError
 
 
 def _kafka_options(

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from streamhouse.cli import cli
 from streamhouse.cli.settings import options_of, variables_of
+from streamhouse.core.errors import InvalidRequestError
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.errors import InvalidRequestError
 
 COMMANDS = [name for name in cli.list_commands(click.Context(cli)) if name != "config"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from streamhouse.connector.options import connection
-from streamhouse.connector.options.options import OPTIONS
+from streamhouse.reading.options import connection
+from streamhouse.reading.options.options import OPTIONS
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "spark.md").read_text(encoding="utf-8")
 

@@ -13,10 +13,10 @@ import pytest
 
 _PROGRAM = """
 import json, os, sys
-from streamhouse.connector.scan.scan import LakePiece, ScanColumn, ScanContext, Split
-from streamhouse.connector.plan.scan_schema import SYSTEM_COLUMNS, change_type_column
-from streamhouse.connector.scan.split_reader import read_split
-from streamhouse.storage_service.model.offsets import OffsetRange
+from streamhouse.reading.scan.scan import LakePiece, ScanColumn, ScanContext, Split
+from streamhouse.reading.plan.scan_schema import SYSTEM_COLUMNS, change_type_column
+from streamhouse.reading.scan.split_reader import read_split
+from streamhouse.core.model.offsets import OffsetRange
 import pyarrow as pa
 
 bucket, offset, timestamp = SYSTEM_COLUMNS

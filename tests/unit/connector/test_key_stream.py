@@ -12,15 +12,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from streamhouse.connector.options.options import STREAM, ShapeOptions, read_options, shape_options
-from streamhouse.connector.plan.row_form import shape_columns, stream_form
-from streamhouse.connector.scan.split_reader import read_split
 from streamhouse.connector.stream.stream_reader import StreamhouseStreamReader
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,
     SnapshotNotFoundError,
 )
+from streamhouse.reading.options.options import STREAM, ShapeOptions, read_options, shape_options
+from streamhouse.reading.plan.row_form import shape_columns, stream_form
+from streamhouse.reading.scan.split_reader import read_split
 from tests.support.key_table_world import KeyTableWorld
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64())])

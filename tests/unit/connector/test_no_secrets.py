@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.connector.options import options
-from streamhouse.connector.options.connection import connection_options
-from streamhouse.connector.options.options import BATCH, read_options
-from streamhouse.connector.scan import scan
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.reading.options import options
+from streamhouse.reading.options.connection import connection_options
+from streamhouse.reading.options.options import BATCH, read_options
+from streamhouse.reading.scan import scan
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.errors import StreamhouseError
 from streamhouse.tiering.round import round as tiering_round
 from streamhouse.tiering.tasks import lake_task
 from streamhouse.tiering.worker import job

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.errors import HistoryDivergedError
-from streamhouse.storage_service.lake.commits.committer import LakeCommit
-from streamhouse.storage_service.model.lake.facts import LakeState
+from streamhouse.core.errors import HistoryDivergedError
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.lake.commits.committer import LakeCommit
 from tests.support.tiering_world import rows
 from tests.support.union_world import UnionWorld
 

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from streamhouse.cli.server_commands.serve import command, help_sections
+from streamhouse.core.errors import InvalidRequestError, UnknownOptionError
+from streamhouse.core.model.merge_engine import MERGE_PROPERTY_HELP
+from streamhouse.core.model.properties import PROPERTY_HELP
+from streamhouse.core.model.records.record_format import RECORD_PROPERTY_HELP
 from streamhouse.storage_service.config import ServiceConfig, is_loopback, kafka_address
-from streamhouse.storage_service.errors import InvalidRequestError, UnknownOptionError
-from streamhouse.storage_service.model.merge_engine import MERGE_PROPERTY_HELP
-from streamhouse.storage_service.model.properties import PROPERTY_HELP
-from streamhouse.storage_service.model.records.record_format import RECORD_PROPERTY_HELP
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
 

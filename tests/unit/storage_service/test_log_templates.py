@@ -8,13 +8,20 @@ from typing import Final
 
 import pytest
 
-from streamhouse.storage_service.log_lines import RESERVED_FIELDS, template_fields
+from streamhouse.core.log_lines import RESERVED_FIELDS, template_fields
 
 ROOT: Final = Path(__file__).parents[3]
 METHODS: Final = {"debug", "info", "warning", "error", "exception", "critical"}
 LOGGERS: Final = {"_logger", "_audit"}
-# What of the connector the command `cdc` runs; the rest logs in a user's own Spark process.
-FOLDERS: Final = ("storage_service", "tiering", "connector/cdc/source", "src/streamhouse/cli")
+# What logs in our own processes; the connector logs in a user's Spark process.
+FOLDERS: Final = (
+    "storage_service",
+    "tiering",
+    "src/streamhouse/cdc_source",
+    "src/streamhouse/cli",
+    "src/streamhouse/core",
+    "src/streamhouse/lake",
+)
 
 
 def _calls(path: Path) -> list[tuple[int, str]]:

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streamhouse.storage_service.errors import StreamhouseError, UnavailableError
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.model.lake.facts import LakeRole
+from streamhouse.core.errors import StreamhouseError, UnavailableError
+from streamhouse.core.model.lake.facts import LakeRole
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.tiering.maintain.maintenance import Claim, Maintainer, MaintenancePolicy
 from streamhouse.tiering.round.round import BATCH_STEPS, ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyiceberg.table.snapshots import Operation
 
-from streamhouse.storage_service.errors import CorruptDataError, InvalidSchemaError, NotFoundError
+from streamhouse.core.errors import CorruptDataError, InvalidSchemaError, NotFoundError
 from streamhouse.tiering.round.round import HISTORY_STEPS, ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.key_table_world import KeyTableWorld

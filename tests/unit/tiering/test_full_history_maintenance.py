@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyiceberg.table.snapshots import Operation
 
-from streamhouse.storage_service.errors import StorageFailedError
+from streamhouse.core.errors import StorageFailedError
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.tiering_world import Killed

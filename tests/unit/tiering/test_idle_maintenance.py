@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.core.model.table_state import TieringAssignment
 from streamhouse.tiering.maintain.maintenance import IDLE_PAUSE_MS, Maintainer
 from tests.support.log_table_world import LogTableWorld
 

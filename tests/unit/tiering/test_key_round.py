@@ -10,7 +10,7 @@ import pytest
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.table.snapshots import Operation
 
-from streamhouse.storage_service.errors import CorruptDataError, UnavailableError
+from streamhouse.core.errors import CorruptDataError, UnavailableError
 from streamhouse.tiering.round.round import ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.foreign_deletes import commit_compaction

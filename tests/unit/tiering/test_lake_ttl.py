@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from pyiceberg.table.snapshots import Operation
 
-from streamhouse.storage_service.errors import UnavailableError
-from streamhouse.storage_service.model.lake.facts import (
+from streamhouse.core.errors import UnavailableError
+from streamhouse.core.model.lake.facts import (
     EXPIRED_OFFSETS_PROPERTY,
     TIERED_OFFSETS_PROPERTY,
 )
-from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.core.model.table_state import TieringAssignment
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from streamhouse.tiering.maintain.maintenance_report import plan_text, report_text
 from tests.support.key_table_world import Address

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pyiceberg.table import CommitTableResponse
 
-from streamhouse.storage_service.errors import StreamhouseError, UnknownOutcomeError
-from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.core.errors import StreamhouseError, UnknownOutcomeError
+from streamhouse.core.model.table_state import TieringAssignment
 from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy
 from tests.support.faulty_catalog import (
     Commit,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streamhouse.storage_service.errors import UnavailableError, UnsupportedError
+from streamhouse.core.errors import UnavailableError, UnsupportedError
 from streamhouse.tiering.round.round import BATCH_STEPS, ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
 from tests.support.foreign_deletes import commit_delete_files, equality_delete_file

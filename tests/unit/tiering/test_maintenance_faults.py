@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.core.errors import StreamhouseError
 from streamhouse.tiering.maintain.maintenance import Maintainer
 from tests.support.faulty_catalog import (
     Commit,

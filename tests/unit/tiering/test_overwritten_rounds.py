@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.connector.options.options import BATCH, read_options
-from streamhouse.connector.plan.scan_schema import output_columns
-from streamhouse.connector.plan.union_read import plan_batch_read
-from streamhouse.storage_service.client import TieringIdle
-from streamhouse.storage_service.errors import StreamhouseError
-from streamhouse.storage_service.model.lake.facts import LakeRole
+from streamhouse.client import TieringIdle
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.core.model.lake.facts import LakeRole
+from streamhouse.reading.options.options import BATCH, read_options
+from streamhouse.reading.plan.scan_schema import output_columns
+from streamhouse.reading.plan.union_read import plan_batch_read
 from streamhouse.tiering.round.round import BATCH_STEPS, ROUND_STEPS
 from tests.support.tiering_world import SCHEMA, Killed, dying_at, rows
 from tests.support.union_world import UnionWorld

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     AlreadyExistsError,
     CorruptDataError,
     InvalidSchemaError,
     NotFoundError,
 )
-from streamhouse.storage_service.lake.tables.evolution import evolve_lake_table
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.schema_change import change_schema
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.schema_change import change_schema
+from streamhouse.lake.tables.evolution import evolve_lake_table
 from tests.support.tiering_world import SCHEMA, TieringWorld, rows
 
 

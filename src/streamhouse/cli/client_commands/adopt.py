@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from streamhouse.cli.connection import endpoint_option, open_client, read_token, token_file_option
-from streamhouse.storage_service.model.lake.coverage import BucketDivergence, LakeDivergence
+from streamhouse.core.model.lake.coverage import BucketDivergence, LakeDivergence
 
 __all__ = ["command"]
 

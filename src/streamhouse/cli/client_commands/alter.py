@@ -15,7 +15,7 @@ from streamhouse.cli.connection import (
     token_file_option,
 )
 from streamhouse.cli.output import json_option, print_json
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.model.table import TableInfo
 
 __all__ = ["command"]
 

@@ -18,12 +18,12 @@ import click
 
 from streamhouse.cli.connection import endpoint_option, open_client, read_token, token_file_option
 from streamhouse.cli.log_options import log_options
-from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.log_lines import configure_logging
-from streamhouse.storage_service.secret_sources import read_secret
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.log_lines import configure_logging
+from streamhouse.core.secret_sources import read_secret
 
 if TYPE_CHECKING:
-    from streamhouse.connector.cdc.source.source_address import SourceAddress
+    from streamhouse.cdc_source.source_address import SourceAddress
 
 __all__ = ["command"]
 
@@ -116,8 +116,8 @@ def follow(
     """Follow the tables of the database at URL until stopped."""
     address = _address(url, password_file)
     # Not at the top: `--help` must not wait for pyarrow.
-    from streamhouse.connector.cdc.source.follower import Follower
-    from streamhouse.connector.cdc.source.stream_options import StreamOptions
+    from streamhouse.cdc_source.follower import Follower
+    from streamhouse.cdc_source.stream_options import StreamOptions
 
     configure_logging(log_level, log_format)
     ours = database or address.database
@@ -156,7 +156,7 @@ def drop(
 ) -> None:
     """Drop slot and publication in the database at URL; tables here stay as they are."""
     address = _address(url, password_file)
-    from streamhouse.connector.cdc.source.follower import drop_stream
+    from streamhouse.cdc_source.follower import drop_stream
 
     ours = database or address.database
     token = read_token(token_file)
@@ -177,7 +177,7 @@ def _say_as(log_format: str) -> Callable[[str], None]:
 
 
 def _address(url: str, password_file: Path | None) -> SourceAddress:
-    from streamhouse.connector.cdc.source.source_address import SourceAddress, hide_password
+    from streamhouse.cdc_source.source_address import SourceAddress, hide_password
 
     hidden = hide_password(sys.orig_argv)
     if password_file is not None:

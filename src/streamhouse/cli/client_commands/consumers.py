@@ -20,8 +20,8 @@ from streamhouse.cli.connection import (
 )
 from streamhouse.cli.output import json_option, print_json
 from streamhouse.cli.units import age_text
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import (
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import (
     TableDamagedError,
     UnavailableError,
 )

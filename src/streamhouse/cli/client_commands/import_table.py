@@ -18,13 +18,13 @@ import click
 from streamhouse.cli.connection import endpoint_option, open_client, read_token, token_file_option
 from streamhouse.cli.progress import ProgressBar, quiet_option
 from streamhouse.cli.units import MeasureType, parse_pause_s
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import DatabaseNotFoundError
-from streamhouse.storage_service.model.lake.facts import parse_catalog_properties
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import DatabaseNotFoundError
+from streamhouse.core.model.lake.facts import parse_catalog_properties
+from streamhouse.core.model.table import TablePath
 
 if TYPE_CHECKING:
-    from streamhouse.connector.imports.table_import import TableImport
+    from streamhouse.reading.imports.table_import import TableImport
 
 __all__ = ["command"]
 
@@ -105,9 +105,9 @@ def command(
     read.
     """
     # Not at the top: `--help` must not wait for pyarrow.
-    from streamhouse.connector.imports.table_import import TableImport
-    from streamhouse.connector.options.option_values import parse_expressions, parse_names
-    from streamhouse.connector.options.options import SKIP_OPTIONS
+    from streamhouse.reading.imports.table_import import TableImport
+    from streamhouse.reading.options.option_values import parse_expressions, parse_names
+    from streamhouse.reading.options.options import SKIP_OPTIONS
 
     token = read_token(token_file)
     pause_s = parse_pause_s(interval, name="--interval")

@@ -9,14 +9,14 @@ import click
 
 from streamhouse.cli.connection import endpoint_option, open_client, read_token, token_file_option
 from streamhouse.cli.output import matches
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import (
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import (
     NotFoundError,
     StreamhouseError,
     TableNotFoundError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.table import DEFAULT_DATABASE, TablePath
+from streamhouse.core.model.table import DEFAULT_DATABASE, TablePath
 
 __all__ = ["command"]
 

@@ -14,7 +14,7 @@ from streamhouse.cli.connection import (
     token_file_option,
 )
 from streamhouse.cli.output import json_option, print_json
-from streamhouse.storage_service.errors import TableNotFoundError
+from streamhouse.core.errors import TableNotFoundError
 
 __all__ = ["command"]
 

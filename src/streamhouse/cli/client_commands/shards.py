@@ -19,7 +19,7 @@ from streamhouse.cli.connection import (
     token_file_option,
 )
 from streamhouse.cli.output import json_option, print_json
-from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.core.errors import UnavailableError
 
 __all__ = ["command"]
 

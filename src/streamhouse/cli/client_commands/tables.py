@@ -28,21 +28,21 @@ from streamhouse.cli.output import (
     sort_option,
 )
 from streamhouse.cli.units import age_text, size_text
-from streamhouse.extras import require
-from streamhouse.storage_service.client import StorageClient
-from streamhouse.storage_service.errors import (
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import (
     ForbiddenError,
     TableDamagedError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.lake.facts import (
+from streamhouse.core.extras import require
+from streamhouse.core.model.lake.facts import (
     SCATTERED_ADVICE,
     LakeRole,
     LakeState,
     SideLakeState,
 )
-from streamhouse.storage_service.model.schema import type_name
-from streamhouse.storage_service.model.table_state import TableSizes, TableState
+from streamhouse.core.model.schema import type_name
+from streamhouse.core.model.table_state import TableSizes, TableState
 
 __all__ = ["command"]
 
@@ -370,7 +370,7 @@ def _in_lake(client: StorageClient, name: str, known: LakeState | SideLakeState)
         return 0, 0
     # The lake library takes a second to import.
     require("lake", "'streamhouse tables --sizes'")
-    from streamhouse.connector.lake.planner import open_lake_table
+    from streamhouse.reading.files.planner import open_lake_table
 
     lake = open_lake_table(client.lake_catalog(), name, table_uuid=known.table_uuid)
     for snapshot in lake.snapshots():

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from streamhouse.cli.log_options import log_options
-from streamhouse.extras import require
-from streamhouse.storage_service.log_lines import configure_logging
+from streamhouse.core.extras import require
+from streamhouse.core.log_lines import configure_logging
 from streamhouse.tiering.worker.job import JobOptions, job_options, run_job
 
 __all__ = ["command"]

@@ -29,7 +29,7 @@ from streamhouse.cli.output import (
     sort_option,
 )
 from streamhouse.cli.units import age_text, size_text
-from streamhouse.storage_service.client import StorageClient
+from streamhouse.client import StorageClient
 
 __all__ = ["command"]
 

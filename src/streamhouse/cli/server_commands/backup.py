@@ -15,21 +15,21 @@ import click
 from streamhouse.cli.connection import open_client, open_owner, read_token, token_file_option
 from streamhouse.cli.output import json_option, print_json
 from streamhouse.cli.progress import ProgressBar, quiet_option
-from streamhouse.storage_service.client import ENDPOINT_VARIABLE, StorageClient
+from streamhouse.client import ENDPOINT_VARIABLE, StorageClient
+from streamhouse.core.errors import InvalidRequestError, UnavailableError
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.state_file import read_json
 from streamhouse.storage_service.engine.backup import (
     STAGING,
     already_staged,
     clear_staging,
     stage_closed,
 )
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.engine.directory.state_file import read_json
-from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
-from streamhouse.storage_service.journal.restore.journal_file import (
+from streamhouse.storage_service.operations.backup_files import write_backup
+from streamhouse.storage_service.ownership.journal.restore.journal_file import (
     JournalFile,
     refuse_half_made,
 )
-from streamhouse.storage_service.operations.backup_files import write_backup
 
 __all__ = ["command"]
 

@@ -13,19 +13,16 @@ from rich.console import Console
 from rich.table import Table
 
 from streamhouse.cli.progress import ProgressBar, quiet_option
-from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME, ServiceConfig
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     StorageFailedError,
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.storage_service.journal.names import ShardNames
-from streamhouse.storage_service.journal.restore.journal_file import refuse_without_journal
-from streamhouse.storage_service.journal.store.object_store import ObjectStoreError
-from streamhouse.storage_service.journal.store.store_opening import open_store
-from streamhouse.storage_service.model.lake.facts import LakeCatalog, LakeState
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.model.lake.facts import LakeCatalog, LakeState
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.secret_sources import catalog_properties_from
+from streamhouse.storage_service.config import DEFAULT_CATALOG_NAME, ServiceConfig
+from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.operations.check_directory import LakeCheck, check_directory
 from streamhouse.storage_service.operations.check_journal import JournalReport, check_journal
 from streamhouse.storage_service.operations.check_service import ServiceReport, check_service
@@ -33,7 +30,12 @@ from streamhouse.storage_service.operations.findings import CheckReport, Finding
 from streamhouse.storage_service.operations.rebuild_service_file import (
     rebuild_service_file as rebuild,
 )
-from streamhouse.storage_service.secret_sources import catalog_properties_from
+from streamhouse.storage_service.ownership.journal.names import ShardNames
+from streamhouse.storage_service.ownership.journal.restore.journal_file import (
+    refuse_without_journal,
+)
+from streamhouse.storage_service.ownership.journal.store.object_store import ObjectStoreError
+from streamhouse.storage_service.ownership.journal.store.store_opening import open_store
 
 __all__ = ["command"]
 
@@ -192,7 +194,7 @@ def _rebuild_service_file(data_dir: Path) -> None:
 def _lake_check(catalog: LakeCatalog, *, read_rows: bool) -> LakeCheck:
     def check(table: TableInfo, lake: LakeState, facts: TableFacts, report: CheckReport) -> None:
         # pyiceberg takes a second to import: only for tables that have a lake.
-        from streamhouse.connector.plan.lake_check import lake_problems
+        from streamhouse.reading.plan.lake_check import lake_problems
 
         ends = {bucket.bucket: bucket.log_end_offset for bucket in facts.buckets}
         for problem in lake_problems(

@@ -10,16 +10,16 @@ from typing import Any
 
 import click
 
-from streamhouse.storage_service.engine.directory.state_file import StateFile, StateIdentity
-from streamhouse.storage_service.engine.directory.table_files import read_table
-from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.core.errors import CorruptDataError
+from streamhouse.core.model.changelog import CHANGE_TYPE_NAMES
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.schema_change import read_stored
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.values.calendar import python_value
+from streamhouse.storage_service.directory.state_file import StateFile, StateIdentity
+from streamhouse.storage_service.directory.table_files import read_table
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.segments.segment_scan import SegmentFrame, open_segment
-from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES
-from streamhouse.storage_service.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.storage_service.model.schema_change import read_stored
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.values.calendar import python_value
 
 __all__ = ["command"]
 

@@ -19,6 +19,17 @@ from streamhouse.cli.server_commands.supervisor import (
     supervise,
 )
 from streamhouse.cli.units import SIZE, MeasureType
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.log_lines import configure_logging
+from streamhouse.core.model.lake.facts import (
+    LakeCatalog,
+    LakeState,
+    s3_properties_from_environment,
+)
+from streamhouse.core.model.table import TableInfo, TablePath
+from streamhouse.core.model.table_state import EMBEDDED_WORKER_ID
+from streamhouse.core.model.values.units import parse_bytes
+from streamhouse.core.secret_sources import catalog_properties_from, read_secret
 from streamhouse.storage_service.config import (
     CATALOG_ACCESS,
     DEFAULT_CATALOG_NAME,
@@ -28,22 +39,11 @@ from streamhouse.storage_service.config import (
     ServiceConfig,
     kafka_address,
 )
-from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.journal.names import DEFAULT_SHARD
-from streamhouse.storage_service.log_lines import configure_logging
-from streamhouse.storage_service.model.lake.facts import (
-    LakeCatalog,
-    LakeState,
-    s3_properties_from_environment,
-)
-from streamhouse.storage_service.model.table import TableInfo, TablePath
-from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID
-from streamhouse.storage_service.model.values.units import parse_bytes
-from streamhouse.storage_service.secret_sources import catalog_properties_from, read_secret
+from streamhouse.storage_service.ownership.journal.names import DEFAULT_SHARD
 
 if TYPE_CHECKING:
+    from streamhouse.core.model.lake.older_rows import LakeHistory
     from streamhouse.storage_service.engine.keys.key_recovery import LakeBucket, LakeRows
-    from streamhouse.storage_service.model.lake.older_rows import LakeHistory
 
 __all__ = ["command", "help_sections"]
 
@@ -412,7 +412,7 @@ def _serve_shards(config: ServiceConfig, count: int) -> None:
             " the catalog, or give the properties there"
         )
     # Not at the top: as below.
-    from streamhouse.storage_service.journal.store.store_opening import refuse_within
+    from streamhouse.storage_service.ownership.journal.store.store_opening import refuse_within
 
     refuse_within(config.journal_url, config.data_dir)
     arguments = _without(click.get_current_context().meta[_GIVEN], _OF_ONE_SHARD)
@@ -461,7 +461,7 @@ def _lake_rows(catalog: LakeCatalog) -> LakeRows:
     from streamhouse.storage_service.engine.keys.key_recovery import LakeBucket
 
     def lake_rows(table: TableInfo, lake: LakeState, bucket: int) -> LakeBucket:
-        from streamhouse.connector.plan.lake_bucket import lake_bucket_rows
+        from streamhouse.reading.plan.lake_bucket import lake_bucket_rows
 
         return LakeBucket(*lake_bucket_rows(catalog, table, lake, bucket))
 
@@ -470,13 +470,13 @@ def _lake_rows(catalog: LakeCatalog) -> LakeRows:
 
 def _lake_history(catalog: LakeCatalog) -> LakeHistory:
     """Return what reads rows that have left the log: as above."""
-    from streamhouse.connector.plan.lake_history import IcebergHistory
+    from streamhouse.reading.plan.lake_history import IcebergHistory
 
     return IcebergHistory(catalog)
 
 
 def _start_tiering(endpoint: str, config: ServiceConfig) -> Callable[[], None]:
-    from streamhouse.storage_service.client.http.own_certificate import OWN_CERTIFICATE
+    from streamhouse.client.http.own_certificate import OWN_CERTIFICATE
     from streamhouse.tiering.worker.embedded import EmbeddedTieringWorker
 
     if config.tls_certificate_file is not None:

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from streamhouse.storage_service.backoff import Backoff
+from streamhouse.core.backoff import Backoff
+from streamhouse.core.errors import InvalidRequestError, UnavailableError
 from streamhouse.storage_service.config import SHARED_SOCKET_VARIABLE
-from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
 
 __all__ = ["ShardCommand", "is_supervised", "shard_commands", "stop_with_supervisor", "supervise"]
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from streamhouse.client import CommitResult
 from streamhouse.connector.changes.commit import committed
 from streamhouse.connector.write.write_jobs import StagedRows
-from streamhouse.storage_service.client import CommitResult
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CommitConflictError,
     InvalidRequestError,
     StreamhouseError,
@@ -17,7 +17,7 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.model.transaction import TransactionStatus
+from streamhouse.core.model.transaction import TransactionStatus
 
 RESULT = CommitResult(status=TransactionStatus.COMMITTED, ranges={}, row_count=1, timestamp_us=1)
 LOST = UnavailableError("no answer")

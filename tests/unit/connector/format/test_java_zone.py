@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamhouse.connector.format.java_zone import handed_over, parse_transitions
-from streamhouse.storage_service.errors import InvalidRequestError
-from streamhouse.storage_service.model.values.calendar import DAY_US, days_of
-from streamhouse.storage_service.model.values.zone import (
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.values.calendar import DAY_US, days_of
+from streamhouse.core.model.values.zone import (
     Transition,
     Zone,
     ZoneText,

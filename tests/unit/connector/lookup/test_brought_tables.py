@@ -14,7 +14,7 @@ import pytest
 from streamhouse.connector.lookup.shared_tables import SharedTables
 from streamhouse.connector.lookup.table_cut import PlannedTable
 from streamhouse.connector.lookup.whole_rows import SharedCut
-from streamhouse.storage_service.model.table_state import TableState
+from streamhouse.core.model.table_state import TableState
 from tests.support.lookup_life import KEYS, ROWS, LookupLife
 
 

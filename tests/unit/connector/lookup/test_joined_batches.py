@@ -16,7 +16,7 @@ from streamhouse.connector.lookup.joined_batches import (
     looked_up_by,
 )
 from streamhouse.connector.lookup.row_source import RowSource
-from streamhouse.storage_service.errors import RequestTooLargeError, SchemaMismatchError
+from streamhouse.core.errors import RequestTooLargeError, SchemaMismatchError
 from tests.support.held_step import lower
 from tests.support.lookup_world import FakeTable, plan_of
 

@@ -17,7 +17,7 @@ from streamhouse.connector.lookup.joined_batches import joined
 from streamhouse.connector.lookup.key_rows import KeyRows, Keys
 from streamhouse.connector.lookup.row_source import RowSource
 from streamhouse.connector.lookup.shared_tables import SharedTables, shared_by_executor
-from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.core.errors import UnavailableError
 from tests.support.lookup_world import FakeTable, plan_of
 
 COUNT: Final = 3_000

@@ -14,7 +14,7 @@ from streamhouse.connector.names.statement import (
     statement_of,
     statements_within,
 )
-from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.core.errors import UnsupportedError
 
 
 def _of(text: str) -> Statement:

@@ -16,7 +16,7 @@ from pyiceberg.types import LongType, NestedField, StringType, StructType, UUIDT
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from streamhouse.connector.stream.append_stream import AppendStreamReader
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     InvalidRequestError,
     SnapshotNotFoundError,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from streamhouse.connector.format.spark_readers import mark_streams
-from streamhouse.connector.options.options import STREAM_MARK, ZONE_MARK, shape_options
+from streamhouse.reading.options.options import STREAM_MARK, ZONE_MARK, shape_options
 
 
 def reader_class() -> Any:

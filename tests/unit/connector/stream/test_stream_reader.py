@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from streamhouse.connector.options.options import STREAM, read_options
-from streamhouse.connector.plan.scan_schema import output_columns
-from streamhouse.connector.scan.split_reader import read_split
-from streamhouse.connector.stream.stream_plan import LOG_ROWS_PREFERRED_MAX
 from streamhouse.connector.stream.stream_reader import RefusedStreamReader, StreamhouseStreamReader
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     LogCutError,
     OffsetOutOfRangeError,
     StreamhouseError,
     TableNotFoundError,
     UnsupportedError,
 )
+from streamhouse.reading.follow.stream_plan import LOG_ROWS_PREFERRED_MAX
+from streamhouse.reading.options.options import STREAM, read_options
+from streamhouse.reading.plan.scan_schema import output_columns
+from streamhouse.reading.scan.split_reader import read_split
 from tests.support.held_step import around
 from tests.support.tiering_world import SCHEMA, rows
 from tests.support.union_world import UnionWorld

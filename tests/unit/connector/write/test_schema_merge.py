@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from streamhouse.connector.options.write_options import write_options
+from streamhouse.connector.write.write_options import write_options
 from streamhouse.connector.write.write_target import WriteTarget, resolve_target
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     SchemaMismatchError,
     UnknownColumnError,

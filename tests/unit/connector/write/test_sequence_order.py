@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamhouse.connector.write.write_jobs import SequenceCheck, SequenceSpan, tasks_in_sequence
-from streamhouse.storage_service.errors import InvalidRequestError, SchemaMismatchError
+from streamhouse.core.errors import InvalidRequestError, SchemaMismatchError
 
 
 def span_of(*batches: Sequence[Any]) -> SequenceSpan | None:

@@ -15,8 +15,8 @@ from pyspark.sql.types import (
 )
 
 from streamhouse.connector.write.spark_types import arrow_columns
-from streamhouse.storage_service.errors import InvalidSchemaError
-from streamhouse.storage_service.model.schema import Schema
+from streamhouse.core.errors import InvalidSchemaError
+from streamhouse.core.model.schema import Schema
 
 
 def test_comments_of_columns_are_kept() -> None:

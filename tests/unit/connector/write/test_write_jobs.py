@@ -11,16 +11,16 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
-from streamhouse.connector.options.write_options import write_options
 from streamhouse.connector.write.write_jobs import StagedRows, StreamJob, TransactionJob
+from streamhouse.connector.write.write_options import write_options
 from streamhouse.connector.write.write_target import WriteTarget, resolve_target
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     SchemaMismatchError,
     TableNotFoundError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.schema_change import change_schema
+from streamhouse.core.model.schema_change import change_schema
 from tests.support.described_tables import DescribedTables
 from tests.support.held_step import around
 

@@ -7,10 +7,10 @@ import logging
 import pyarrow as pa
 import pytest
 
-from streamhouse.connector.options.write_options import write_options
+from streamhouse.connector.write.write_options import write_options
 from streamhouse.connector.write.write_table import existing_or_created
-from streamhouse.storage_service.errors import InvalidRequestError, TableNotFoundError
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.errors import InvalidRequestError, TableNotFoundError
+from streamhouse.core.model.table import TableInfo
 from tests.support.described_tables import DescribedTables
 
 PATH = "shop.orders"

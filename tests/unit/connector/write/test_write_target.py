@@ -7,9 +7,9 @@ import pickle
 import pyarrow as pa
 import pytest
 
-from streamhouse.connector.options.write_options import WriteMode, write_options
+from streamhouse.connector.write.write_options import WriteMode, write_options
 from streamhouse.connector.write.write_target import WriteTarget, resolve_target
-from streamhouse.storage_service.errors import StreamhouseError
+from streamhouse.core.errors import StreamhouseError
 from tests.support.described_tables import DescribedTables
 
 ID = pa.field("id", pa.int64(), nullable=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from streamhouse.storage_service.model.lake.facts import SideLakeState
+from streamhouse.core.model.lake.facts import SideLakeState
 from tests.support.in_process_service import claim_world
 
 LAYOUT = {

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.engine.column_replacement import is_untouched
-from streamhouse.storage_service.engine.open_table import LogTable
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     StorageFailedError,
     UnavailableError,
 )
+from streamhouse.core.model.records.record_format import RAW_TOPIC
+from streamhouse.core.model.transaction import TransactionOperation
+from streamhouse.storage_service.engine.column_replacement import is_untouched
+from streamhouse.storage_service.engine.open_table import LogTable
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import LocalFilesystem, WritableFile
-from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
-from streamhouse.storage_service.model.transaction import TransactionOperation
 from streamhouse.storage_service.operations.check_directory import check_directory
 from tests.support.fetch_world import raw_rows
 from tests.support.in_process_service import InProcessService, in_process_service, routed

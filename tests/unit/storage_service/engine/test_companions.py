@@ -11,23 +11,23 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.transactions.transaction_files import (
-    Decision,
-    TransactionFiles,
-)
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     StorageFailedError,
     StreamhouseError,
     TableDamagedError,
     TransactionClosedError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.model.transaction import (
+from streamhouse.core.model.table import TablePath
+from streamhouse.core.model.transaction import (
     LinkedCommit,
     TransactionOperation,
     TransactionStatus,
+)
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.transactions.transaction_files import (
+    Decision,
+    TransactionFiles,
 )
 from tests.support.held_step import around
 from tests.support.in_process_service import (

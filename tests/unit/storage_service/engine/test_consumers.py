@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.engine.consumers import SAVE_MS, Consumers
-from streamhouse.storage_service.engine.runtime import Runtime
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     ConsumerLimitError,
     InvalidRequestError,
     StorageFailedError,
     UnavailableError,
 )
+from streamhouse.storage_service.directory.runtime import Runtime
+from streamhouse.storage_service.engine.consumers import SAVE_MS, Consumers
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.state_files import state_file
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     InvalidRequestError,
     TableDamagedError,
     TableExistsError,
 )
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.server.control.iceberg_route import ServiceTables
 from tests.support.in_process_service import (
     event_rows,

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.core.model.transaction import CommitResult, TransactionStatus
+from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import Appended, LogTable, OpenTable
-from streamhouse.storage_service.journal.journaled_filesystem import JournaledFilesystem
-from streamhouse.storage_service.journal.operations import Operation, is_journalled
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.replica import Replication
-from streamhouse.storage_service.model.transaction import CommitResult, TransactionStatus
+from streamhouse.storage_service.ownership.journal.journaled_filesystem import JournaledFilesystem
+from streamhouse.storage_service.ownership.journal.operations import Operation, is_journalled
 from tests.support.in_process_service import (
     begin,
     event_rows,

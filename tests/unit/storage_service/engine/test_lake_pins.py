@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.engine.lake_pins import LakePins
-from streamhouse.storage_service.engine.runtime import Runtime
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     InvalidRequestError,
     OverloadedError,
     StorageFailedError,
 )
+from streamhouse.storage_service.directory.runtime import Runtime
+from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.server.status.metrics import ServiceMetrics
 from tests.support.state_files import state_file
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     BucketNotFoundError,
     CorruptDataError,
     OutOfOrderSequenceError,
@@ -20,8 +18,10 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.offsets import BucketPositions
-from streamhouse.storage_service.model.table_state import TieringReport
+from streamhouse.core.model.offsets import BucketPositions
+from streamhouse.core.model.table_state import TieringReport
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import OpenTable
 from tests.support.held_step import around
 from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
 

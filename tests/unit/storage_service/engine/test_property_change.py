@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
-from streamhouse.storage_service.engine.directory.service_state import load_service_state
-from streamhouse.storage_service.engine.directory.table_files import load_lake_state
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     InvalidSchemaError,
     UnknownColumnError,
 )
-from streamhouse.storage_service.model.lake.facts import LakeState, SideLakeState
+from streamhouse.core.model.lake.facts import LakeState, SideLakeState
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.service_state import load_service_state
+from streamhouse.storage_service.directory.table_files import load_lake_state
+from streamhouse.storage_service.engine.open_table import OpenTable
 from tests.support.in_process_service import ClaimWorld, claim_world
 
 PARTITION = "table.datalake.batch-layout.partition"

@@ -14,10 +14,10 @@ from typing import Final
 
 import pytest
 
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.core.errors import StorageFailedError, StreamhouseError
+from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.errors import StorageFailedError, StreamhouseError
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
 

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CommitConflictError,
     CorruptDataError,
     DatabaseNotFoundError,
@@ -18,10 +16,12 @@ from streamhouse.storage_service.errors import (
     StreamhouseError,
     TableExistsError,
 )
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.table import TableDescriptor, TableInfo
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.log.segments.segment_format import segment_path
 from streamhouse.storage_service.log.segments.segment_scan import open_segment
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo
 from tests.support.held_step import around
 from tests.support.in_process_service import event_rows, open_manager, routed, table_descriptor
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     OverloadedError,
     RequestTooLargeError,
     TransactionNotFoundError,
 )
-from streamhouse.storage_service.model.transaction import (
+from streamhouse.core.model.transaction import (
     CommitResult,
 )
 from tests.support.in_process_service import (

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
+from streamhouse.core.errors import OverloadedError
 from streamhouse.storage_service.engine.wakeups import (
     ANY_BUCKET,
     WaiterLimit,
     Wakeups,
     Watch,
 )
-from streamhouse.storage_service.errors import OverloadedError
 
 
 async def test_a_change_wakes_who_waits_for_that_bucket_or_for_any() -> None:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from streamhouse.core.errors import StorageFailedError
 from streamhouse.storage_service.engine.write_gate import WriteGate
-from streamhouse.storage_service.errors import StorageFailedError
 
 
 async def _settle() -> None:

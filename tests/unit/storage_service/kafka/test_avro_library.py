@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.errors import SchemaMismatchError, UnsupportedError
+from streamhouse.core.errors import SchemaMismatchError, UnsupportedError
 from streamhouse.storage_service.kafka.avro_library import check_known, read_values, write_rows
 from streamhouse.storage_service.kafka.avro_schema import AvroSchema, avro_schema
 

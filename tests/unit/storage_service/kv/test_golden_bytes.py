@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from streamhouse.core.model.schema import Schema
 from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions
-from streamhouse.storage_service.model.schema import Schema
 
 FIELDS = [
     (pa.field("id", pa.int64(), nullable=False), 258),

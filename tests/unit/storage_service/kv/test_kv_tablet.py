@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     InvalidRequestError,
     OverloadedError,
@@ -20,14 +20,14 @@ from streamhouse.storage_service.errors import (
     UnavailableError,
     UnknownColumnError,
 )
+from streamhouse.core.model.hashing.key_hash import PROCESS_HASHER
+from streamhouse.core.model.merge_engine import MergeRules
+from streamhouse.core.model.schema import Schema
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
 from streamhouse.storage_service.kv.plan.write_plan import delete_of, plan_writes
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER
-from streamhouse.storage_service.model.merge_engine import MergeRules
-from streamhouse.storage_service.model.schema import Schema
 from tests.support.held_step import around, lower
 from tests.support.kv_world import Batch, LoggedBucket, found_alone, looked_up, simple_rules
 

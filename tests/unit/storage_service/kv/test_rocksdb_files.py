@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.core.errors import CorruptDataError
 from streamhouse.storage_service.kv.rocksdb_files import problem_of
 from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore, is_damage
 

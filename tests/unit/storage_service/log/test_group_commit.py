@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InternalError,
     OutOfOrderSequenceError,
     OverloadedError,

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     OutOfOrderSequenceError,
     StorageFailedError,

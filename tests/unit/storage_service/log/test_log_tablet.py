@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     OffsetOutOfRangeError,
     RequestTooLargeError,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.storage_service.errors import CorruptDataError, StorageFailedError
+from streamhouse.core.errors import CorruptDataError, StorageFailedError
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.segments.segment_format import LogIdentity
 from streamhouse.storage_service.log.segments.segment_roll import begin_log

@@ -7,7 +7,7 @@ import struct
 import pytest
 from crc32c import crc32c
 
-from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.core.errors import CorruptDataError
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.segments.segment_format import FRAME, encode_frame
 from tests.support.crash_filesystem import CrashFilesystem

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.errors import OverloadedError, UnknownOutcomeError
-from streamhouse.storage_service.journal.journaled_filesystem import JournaledFilesystem
-from streamhouse.storage_service.journal.operations import Append
+from streamhouse.core.errors import OverloadedError, UnknownOutcomeError
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import (
     CommitGroup,
@@ -20,6 +18,8 @@ from streamhouse.storage_service.log.group_commit import (
 )
 from streamhouse.storage_service.log.replica import Replication
 from streamhouse.storage_service.log.stored_in_order import ReplicaLag
+from streamhouse.storage_service.ownership.journal.journaled_filesystem import JournaledFilesystem
+from streamhouse.storage_service.ownership.journal.operations import Append
 from tests.support.crash_filesystem import CrashFilesystem
 from tests.support.late_journal import LateJournal
 from tests.support.log_world import open_log

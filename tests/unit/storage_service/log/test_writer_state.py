@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.storage_service.errors import FencedError, OutOfOrderSequenceError
+from streamhouse.core.errors import FencedError, OutOfOrderSequenceError
+from streamhouse.core.model.records.record_sequence import (
+    EPOCH_MAX,
+    RECORDS_MAX,
+    SEQUENCE_COUNT,
+    Continuity,
+    RecordSequence,
+)
 from streamhouse.storage_service.log.segments.segment_format import LogIdentity, MalformedError
 from streamhouse.storage_service.log.writer_state import (
     RememberedBatch,
     WriterStates,
     decode_writers,
     encode_writers,
-)
-from streamhouse.storage_service.model.records.record_sequence import (
-    EPOCH_MAX,
-    RECORDS_MAX,
-    SEQUENCE_COUNT,
-    Continuity,
-    RecordSequence,
 )
 
 _IDENTITY = LogIdentity(3, 1)

@@ -15,10 +15,10 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ForbiddenError as RestForbidden
 from pyiceberg.table import CommitTableResponse, Table
 
-from streamhouse.storage_service.errors import ForbiddenError, StreamhouseError
-from streamhouse.storage_service.lake.catalogs.guarded_catalog import guarded
-from streamhouse.storage_service.lake.opened_table import load_table
-from streamhouse.storage_service.lake.snapshots.manifests import entries_of, manifests_of
+from streamhouse.core.errors import ForbiddenError, StreamhouseError
+from streamhouse.lake.catalogs.guarded_catalog import guarded
+from streamhouse.lake.opened_table import load_table
+from streamhouse.lake.snapshots.manifests import entries_of, manifests_of
 from tests.support.hostile_metadata import (
     HOSTILE_PROPERTIES,
     assert_create,

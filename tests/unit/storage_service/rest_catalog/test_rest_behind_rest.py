@@ -18,9 +18,9 @@ from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.table import CommitTableRequest
 from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotRefUpdate
 
-from streamhouse.storage_service.errors import UnsupportedError
-from streamhouse.storage_service.lake.guards.table_commits import TableCommits
-from streamhouse.storage_service.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog
+from streamhouse.core.errors import UnsupportedError
+from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog
+from streamhouse.lake.guards.table_commits import TableCommits
 from tests.support.fake_service import FakeService
 from tests.support.rest_world import FakeLiveTables, FrontWorld, RestWorld, adding_column, change_of
 from tests.support.tiering_world import TieringWorld, rows

@@ -11,17 +11,17 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.table import Table
 
-from streamhouse.storage_service.errors import ForbiddenError
-from streamhouse.storage_service.lake.catalogs.sql_catalog import open_catalog
-from streamhouse.storage_service.lake.commits.orphans import find_orphans
-from streamhouse.storage_service.lake.files.bounded_io import only_own
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.lake.guards.adoptable_lake import find_adoptable
-from streamhouse.storage_service.lake.opened_table import load_table
-from streamhouse.storage_service.lake.snapshots.live_files import data_files
-from streamhouse.storage_service.lake.snapshots.manifests import manifests_of
-from streamhouse.storage_service.model.lake.facts import LAKE_PATHS_PROPERTY, LakeCatalog
-from streamhouse.storage_service.model.table import TablePath
+from streamhouse.core.errors import ForbiddenError
+from streamhouse.core.model.lake.facts import LAKE_PATHS_PROPERTY, LakeCatalog
+from streamhouse.core.model.table import TablePath
+from streamhouse.lake.catalogs.sql_catalog import open_catalog
+from streamhouse.lake.commits.orphans import find_orphans
+from streamhouse.lake.files.bounded_io import only_own
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.guards.adoptable_lake import find_adoptable
+from streamhouse.lake.opened_table import load_table
+from streamhouse.lake.snapshots.live_files import data_files
+from streamhouse.lake.snapshots.manifests import manifests_of
 from tests.support.hostile_metadata import rewrite_metadata
 from tests.support.rest_world import RestWorld
 from tests.support.tiering_world import rows

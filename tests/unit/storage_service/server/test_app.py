@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.errors import OverloadedError
+from streamhouse.core.errors import OverloadedError
 from tests.support.asgi_call import AsgiCall
 from tests.support.held_step import around
 from tests.support.in_process_service import (

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from streamhouse.core.model.table_state import TieringReport
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.model.table_state import TieringReport
 from tests.support.in_process_service import InProcessService, event_rows, in_process_service
 
 SMALL_SEGMENTS = {"table.log.segment-bytes": "64kb"}

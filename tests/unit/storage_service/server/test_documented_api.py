@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from streamhouse.core.errors import InternalError, StreamhouseError
 from streamhouse.storage_service.engine.tiering_desk import tiering_coordinator
-from streamhouse.storage_service.errors import InternalError, StreamhouseError
 from streamhouse.storage_service.server.routes import ROUTES, Answer
 from tests.support.in_process_service import in_process_service
 

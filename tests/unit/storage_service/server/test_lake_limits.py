@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.model.partitioning import PartitionField
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TablePath
+from streamhouse.core.model.partitioning import PartitionField
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TablePath
 from tests.support.in_process_service import InProcessService, append_body, in_process_service
 
 SCHEMA = pa.schema(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from streamhouse.storage_service.secret_sources import WITHHELD_PROPERTY
+from streamhouse.core.secret_sources import WITHHELD_PROPERTY
 from streamhouse.storage_service.server.access.grants import token_hash
 from tests.support.in_process_service import InProcessService, in_process_service
 

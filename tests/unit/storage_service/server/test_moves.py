@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.errors import StorageFailedError, UnavailableError
+from streamhouse.core.errors import StorageFailedError, UnavailableError
+from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.model.table import TablePath
 from tests.support.held_step import around
 from tests.support.in_process_service import (
     EVENTS,

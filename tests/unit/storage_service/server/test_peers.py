@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from streamhouse.storage_service.errors import UnavailableError, UnknownOutcomeError
+from streamhouse.core.errors import UnavailableError, UnknownOutcomeError
 from streamhouse.storage_service.server.peers import HttpPeers, PeerAnswer, PeerRequest
 from tests.support.scripted_server import Act, ScriptedServer
 

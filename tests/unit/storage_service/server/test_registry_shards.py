@@ -6,7 +6,10 @@ import asyncio
 import json
 from pathlib import Path
 
-from streamhouse.storage_service.journal.store.object_store import LIST_COUNT_MAX, ObjectEntry
+from streamhouse.storage_service.ownership.journal.store.object_store import (
+    LIST_COUNT_MAX,
+    ObjectEntry,
+)
 from tests.support.memory_store import MemoryStore
 from tests.support.registry_world import ORDER, ask, register, with_field
 from tests.support.shard_world import ShardWorld

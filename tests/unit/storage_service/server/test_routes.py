@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.routing import Route as StarletteRoute
 
-from streamhouse.storage_service.errors import InvalidNameError
+from streamhouse.core.errors import InvalidNameError
 from streamhouse.storage_service.server.app import DATA_ANSWERS
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.control.control_plane import build_control_plane

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamhouse.storage_service.wire.arrow_body import decode_fetch_body, encode_append_body
+from streamhouse.core.wire.arrow_body import decode_fetch_body, encode_append_body
 from tests.support.asgi_call import AsgiAnswer
 from tests.support.in_process_service import (
     EVENTS,

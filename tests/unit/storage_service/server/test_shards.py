@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.shards.chain import DirectoryObjects
+from streamhouse.storage_service.ownership.shards.directory import ShardDirectory, ShardRecord
+from streamhouse.storage_service.ownership.shards.owners import Owner
 from streamhouse.storage_service.server.shards import Shards
-from streamhouse.storage_service.shards.chain import DirectoryObjects
-from streamhouse.storage_service.shards.directory import ShardDirectory, ShardRecord
-from streamhouse.storage_service.shards.owners import Owner
 from tests.support.in_process_service import (
     InProcessService,
     event_rows,

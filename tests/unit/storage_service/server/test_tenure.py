@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.errors import NotOwnerError
+from streamhouse.core.errors import NotOwnerError
 from streamhouse.storage_service.server.routes import ROUTES, Answer
 from tests.support.in_process_service import (
     EVENTS,

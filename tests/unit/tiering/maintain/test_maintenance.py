@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.storage_service.errors import FencedError, StorageFailedError
+from streamhouse.core.errors import FencedError, StorageFailedError
 from tests.support.log_table_world import LogTableWorld
 
 SHORT = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.lake.snapshots.inventory import LiveDeletes, LiveFile
+from streamhouse.lake.snapshots.inventory import LiveDeletes, LiveFile
 from streamhouse.tiering.maintain.maintenance_plan import (
     RewriteLimits,
     RewritePlan,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.lake.snapshots.inventory import (
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.snapshots.inventory import (
     Head,
     InventoryReader,
     LiveDeletes,

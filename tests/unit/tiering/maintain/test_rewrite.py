@@ -9,8 +9,8 @@ from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.types import LongType
 
-from streamhouse.storage_service.errors import CorruptDataError, FencedError, UnavailableError
-from streamhouse.storage_service.model.lake.facts import TIERED_OFFSETS_PROPERTY
+from streamhouse.core.errors import CorruptDataError, FencedError, UnavailableError
+from streamhouse.core.model.lake.facts import TIERED_OFFSETS_PROPERTY
 from streamhouse.tiering.maintain.maintenance import Claim
 from tests.support.log_table_world import LogTableWorld
 

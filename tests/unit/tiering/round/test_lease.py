@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from streamhouse.storage_service.errors import FencedError, UnavailableError
+from streamhouse.core.errors import FencedError, UnavailableError
 from streamhouse.tiering.ports import SilentObserver
 from streamhouse.tiering.round.lease import Lease, RoundTracker
 

@@ -11,15 +11,15 @@ import pyarrow as pa
 import pytest
 from pyiceberg.table.snapshots import Operation
 
-from streamhouse.storage_service.client import LogBatch
-from streamhouse.storage_service.errors import (
+from streamhouse.client import LogBatch
+from streamhouse.core.errors import (
     CorruptDataError,
     FencedError,
     StorageFailedError,
     TableNotFoundError,
     UnavailableError,
 )
-from streamhouse.storage_service.model.lake.coverage import offsets_said_by
+from streamhouse.core.model.lake.coverage import offsets_said_by
 from streamhouse.tiering.round.round import ROUND_STEPS
 from streamhouse.tiering.round.round_planner import PlanLimits
 from streamhouse.tiering.worker.thread_runner import ThreadRunner

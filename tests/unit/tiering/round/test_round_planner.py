@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.errors import CorruptDataError, OffsetOutOfRangeError
-from streamhouse.storage_service.model.offsets import BucketPositions
+from streamhouse.core.errors import CorruptDataError, OffsetOutOfRangeError
+from streamhouse.core.model.offsets import BucketPositions
 from streamhouse.tiering.round.round_planner import PlanLimits, RoundPlan, plan_copy, plan_round
 
 

@@ -14,17 +14,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streamhouse.storage_service.client import LogBatch
-from streamhouse.storage_service.errors import (
+from streamhouse.client import LogBatch
+from streamhouse.core.errors import (
     CorruptDataError,
     InvalidRequestError,
     UnavailableError,
 )
-from streamhouse.storage_service.lake.files.field_ids import assign_nested_ids, lake_arrow_schema
-from streamhouse.storage_service.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.storage_service.lake.files.parquet_writer import FileFormat
-from streamhouse.storage_service.model.offsets import OffsetRange
-from streamhouse.storage_service.model.schema import Schema
+from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.core.model.schema import Schema
+from streamhouse.lake.files.field_ids import assign_nested_ids, lake_arrow_schema
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.files.parquet_writer import FileFormat
 from streamhouse.tiering.tasks import log_chunks
 from streamhouse.tiering.tasks.lake_rows import lake_rows
 from streamhouse.tiering.tasks.lake_task import TieringSplit, run_split

@@ -7,7 +7,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.errors import UnsupportedError
+from streamhouse.core.errors import UnsupportedError
 from tests.support.extreme_values import decimals
 from tests.support.tiering_world import TieringWorld
 

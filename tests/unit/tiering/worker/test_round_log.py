@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from streamhouse.storage_service.client import TieringIdle
+from streamhouse.client import TieringIdle
 from streamhouse.tiering.round.round import RoundResult
 from streamhouse.tiering.worker.round_log import IdleLog, RoundLog
 

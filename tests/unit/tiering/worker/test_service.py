@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.client import LogBatch, TieringIdle
-from streamhouse.storage_service.errors import (
+from streamhouse.client import LogBatch, TieringIdle
+from streamhouse.core.errors import (
     StorageFailedError,
     TableNotFoundError,
     UnauthorizedError,

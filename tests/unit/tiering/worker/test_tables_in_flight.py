@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from streamhouse.storage_service.model.table_state import TieringAssignment
+from streamhouse.core.model.table_state import TieringAssignment
 from streamhouse.tiering.worker.service import TieringService
 from streamhouse.tiering.worker.tables_in_flight import TablesInFlight
 from tests.support.held_step import around

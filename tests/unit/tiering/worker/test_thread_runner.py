@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.errors import UnavailableError
+from streamhouse.core.errors import UnavailableError
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from streamhouse.core.errors import InvalidRequestError, UnavailableError
 from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.errors import InvalidRequestError, UnavailableError
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from tests.support.in_process_service import event_rows, open_manager, table_descriptor
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from streamhouse.core.model.records.record_sequence import Continuity, RecordSequence
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import Appended, OpenTable
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.model.records.record_sequence import Continuity, RecordSequence
 from tests.support.in_process_service import EVENTS, event_rows, open_manager, table_descriptor
 from tests.support.kv_world import looked_up
 

@@ -12,12 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.engine.keys.key_bucket import mark_damaged
-from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery, LakeBucket
-from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.upkeep.retention import apply_retention
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     HistoryDivergedError,
     SnapshotNotFoundError,
@@ -26,12 +21,17 @@ from streamhouse.storage_service.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
+from streamhouse.core.model.changelog import DELETE, INSERT, UPDATE_AFTER
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.table import TableInfo, TablePath
+from streamhouse.storage_service.engine.keys.key_bucket import mark_damaged
+from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery, LakeBucket
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.upkeep.retention import apply_retention
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.changelog import DELETE, INSERT, UPDATE_AFTER
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.table import TableInfo, TablePath
 from tests.support.held_step import around
 from tests.support.in_process_service import (
     EVENTS,

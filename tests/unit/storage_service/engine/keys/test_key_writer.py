@@ -13,9 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.open_table import Appended, OpenTable
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     InternalError,
     OutOfOrderSequenceError,
@@ -26,8 +24,10 @@ from streamhouse.storage_service.errors import (
     TableNotFoundError,
     UnknownOutcomeError,
 )
+from streamhouse.core.model.changelog import OPERATION_DELETE
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import Appended, OpenTable
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
-from streamhouse.storage_service.model.changelog import OPERATION_DELETE
 from tests.support.held_step import around, lower
 from tests.support.in_process_service import (
     EVENTS,

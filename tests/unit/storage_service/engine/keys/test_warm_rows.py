@@ -9,14 +9,14 @@ from random import Random
 import pyarrow as pa
 import pytest
 
+from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.engine.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.keys.warm_rows import WarmRows
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.model.table import TablePath
 from tests.support.in_process_service import EVENTS, ids_of, open_manager, table_descriptor
 from tests.support.kv_world import looked_up
 

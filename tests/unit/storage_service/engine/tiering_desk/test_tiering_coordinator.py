@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     FencedError,
     HistoryDivergedError,
     InvalidRequestError,
     StreamhouseError,
     TableNotFoundError,
 )
-from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
-from streamhouse.storage_service.model.lake.facts import SideLakeState
+from streamhouse.core.model.lake.coverage import CoveredOffsets
+from streamhouse.core.model.lake.facts import SideLakeState
 from tests.support.in_process_service import ClaimWorld, claim_world, table_descriptor
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from streamhouse.core.errors import FencedError
+from streamhouse.core.model.lake.facts import LakeDebt
+from streamhouse.core.model.table_state import EMBEDDED_WORKER_ID
 from streamhouse.storage_service.engine.tiering_desk.tiering_round import RoundProgress, SeenWorkers
-from streamhouse.storage_service.errors import FencedError
-from streamhouse.storage_service.model.lake.facts import LakeDebt
-from streamhouse.storage_service.model.table_state import EMBEDDED_WORKER_ID
 from tests.support.in_process_service import claim_world, table_descriptor
 
 SHORT = {"table.datalake.freshness": "4s"}

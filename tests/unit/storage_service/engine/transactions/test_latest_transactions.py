@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from streamhouse.core.errors import CommitConflictError
+from streamhouse.core.model.transaction import ReadPosition, TransactionOperation
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
-from streamhouse.storage_service.errors import CommitConflictError
-from streamhouse.storage_service.model.transaction import ReadPosition, TransactionOperation
 from tests.support.in_process_service import (
     begin,
     make_table,

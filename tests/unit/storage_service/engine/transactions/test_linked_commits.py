@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.transactions.transaction_commit import TransactionCommit
-from streamhouse.storage_service.engine.transactions.transaction_files import (
-    Decision,
-    TransactionFiles,
-)
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     StreamhouseError,
     TransactionClosedError,
     TransactionNotFoundError,
     UnavailableError,
     UnsupportedError,
 )
-from streamhouse.storage_service.model.table import TablePath
-from streamhouse.storage_service.model.transaction import (
+from streamhouse.core.model.table import TablePath
+from streamhouse.core.model.transaction import (
     LinkedCommit,
     TransactionOperation,
     TransactionStatus,
+)
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.transactions.transaction_commit import TransactionCommit
+from streamhouse.storage_service.engine.transactions.transaction_files import (
+    Decision,
+    TransactionFiles,
 )
 from tests.support.held_step import around
 from tests.support.in_process_service import (

@@ -6,6 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from streamhouse.core.errors import CommitConflictError, TransactionNotFoundError
+from streamhouse.core.model.transaction import (
+    CommitResult,
+    ReadPosition,
+    TransactionOperation,
+    TransactionStatus,
+)
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
 from streamhouse.storage_service.engine.transactions.transaction_files import (
@@ -15,13 +22,6 @@ from streamhouse.storage_service.engine.transactions.transaction_files import (
 from streamhouse.storage_service.engine.transactions.transaction_outcomes import (
     TransactionOutcomes,
     new_transaction_id,
-)
-from streamhouse.storage_service.errors import CommitConflictError, TransactionNotFoundError
-from streamhouse.storage_service.model.transaction import (
-    CommitResult,
-    ReadPosition,
-    TransactionOperation,
-    TransactionStatus,
 )
 from tests.support.in_process_service import begin, make_table, open_manager, write_alone
 

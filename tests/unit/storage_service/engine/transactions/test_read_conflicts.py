@@ -8,23 +8,23 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CommitConflictError,
     InvalidRequestError,
     TransactionNotFoundError,
 )
-from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
-from streamhouse.storage_service.log.append_queue import RoutedBatch
-from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN
-from streamhouse.storage_service.model.changelog import OPERATION_DELETE
-from streamhouse.storage_service.model.transaction import (
+from streamhouse.core.model.changelog import OPERATION_DELETE
+from streamhouse.core.model.transaction import (
     CommitResult,
     Isolation,
     ReadPosition,
     TransactionOperation,
 )
+from streamhouse.storage_service.engine.manager import TabletManager
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
+from streamhouse.storage_service.log.append_queue import RoutedBatch
+from streamhouse.storage_service.log.staged_part import OPERATION_COLUMN
 from tests.support.in_process_service import (
     EVENTS,
     begin,

@@ -12,16 +12,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     StorageFailedError,
     TransactionNotFoundError,
     UnknownOutcomeError,
 )
-from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.model.transaction import (
+from streamhouse.core.model.transaction import (
     TransactionStatus,
 )
+from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
+from streamhouse.storage_service.log.log_tablet import LogTablet
 from tests.support.held_step import around
 from tests.support.in_process_service import (
     EVENTS,

@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
+from streamhouse.core.errors import StorageFailedError
 from streamhouse.storage_service.engine.upkeep.jobs import Job, Upkeep
-from streamhouse.storage_service.errors import StorageFailedError
 
 
 @pytest.mark.parametrize(

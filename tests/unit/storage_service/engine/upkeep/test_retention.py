@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from streamhouse.core.model.lake.facts import SideLakeState
+from streamhouse.core.model.table_state import TieringReport
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.retention import apply_retention, retain
-from streamhouse.storage_service.model.lake.facts import SideLakeState
-from streamhouse.storage_service.model.table_state import TieringReport
 from tests.support.in_process_service import (
     event_rows,
     later,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from streamhouse.core.errors import OffsetOutOfRangeError
 from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
-from streamhouse.storage_service.errors import OffsetOutOfRangeError
 from tests.support.held_step import around
 from tests.support.in_process_service import HOUR_US, TTL, expiry_world, table_descriptor
 from tests.support.state_files import content_of, state_file

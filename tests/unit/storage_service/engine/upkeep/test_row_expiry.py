@@ -13,15 +13,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.engine.directory.state_file import seal
-from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.runtime import clock_us
-from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     InvalidSchemaError,
     OverloadedError,
 )
+from streamhouse.storage_service.directory.runtime import clock_us
+from streamhouse.storage_service.directory.state_file import seal
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from tests.support.held_step import around
 from tests.support.in_process_service import (

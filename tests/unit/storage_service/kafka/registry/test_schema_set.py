@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     NotFoundError,
     OverloadedError,

@@ -12,15 +12,15 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     NotFoundError,
     RequestTooLargeError,
     SchemaMismatchError,
 )
+from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.kafka.avro_schema import _KnownSchemas, avro_schema
 from streamhouse.storage_service.kafka.values import RecordRows, records_of, rows_of
-from streamhouse.storage_service.model.table import TablePath
 from tests.support.kafka_records import columns_of, record_table
 
 BYTES_MAX: Final = 64 << 20

@@ -13,9 +13,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
+from streamhouse.core.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
+from streamhouse.core.model.records.unavailable_value import UNAVAILABLE_VALUE
 from streamhouse.storage_service.kafka.values import RecordRows
-from streamhouse.storage_service.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
-from streamhouse.storage_service.model.records.unavailable_value import UNAVAILABLE_VALUE
 from tests.support.kafka_records import columns_of, read_alone_and_among_many, record_table
 
 PEOPLE: Final = pa.schema(

@@ -7,8 +7,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
+from streamhouse.core.model.table import TableInfo
 from streamhouse.storage_service.kafka.values import RecordRows
-from streamhouse.storage_service.model.table import TableInfo
 from tests.support.kafka_records import columns_of, read_alone_and_among_many, record_table
 
 COLUMNS: Final = pa.schema(

@@ -8,15 +8,15 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from streamhouse.storage_service.kafka.records.columns import HEADERS_TYPE
-from streamhouse.storage_service.kafka.values import RowRecords, records_of
-from streamhouse.storage_service.model.changelog import (
+from streamhouse.core.model.changelog import (
     CHANGE_TYPE_NAMES,
     changelog_schema,
 )
-from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.model.records.record_format import RAW_TOPIC
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableInfo
+from streamhouse.storage_service.kafka.records.columns import HEADERS_TYPE
+from streamhouse.storage_service.kafka.values import RowRecords, records_of
 from tests.support.kafka_records import record_table
 
 PLAIN: Final = pa.schema(

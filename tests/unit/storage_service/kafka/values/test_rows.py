@@ -7,12 +7,12 @@ from typing import Final
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.errors import RequestTooLargeError
+from streamhouse.core.errors import RequestTooLargeError
+from streamhouse.core.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
+from streamhouse.core.model.records.record_format import RAW_TOPIC
+from streamhouse.core.model.table import TableInfo
 from streamhouse.storage_service.kafka.records.columns import RecordColumns
 from streamhouse.storage_service.kafka.values import RecordRows, rows_of
-from streamhouse.storage_service.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
-from streamhouse.storage_service.model.records.record_format import RAW_TOPIC
-from streamhouse.storage_service.model.table import TableInfo
 from tests.support.kafka_records import columns_of, read_alone_and_among_many, record_table
 
 ORDERS: Final = pa.schema(

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from streamhouse.core.model.hashing.key_hash import PROCESS_HASHER, KeyHasher
 from streamhouse.storage_service.kv.cache.row_arena import RowArena
 from streamhouse.storage_service.kv.cache.row_cache import RowCache
-from streamhouse.storage_service.model.hashing.key_hash import PROCESS_HASHER, KeyHasher
 
 UNKNOWN = "unknown"
 

@@ -8,18 +8,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     RequestTooLargeError,
     SchemaMismatchError,
 )
+from streamhouse.core.model.changelog import CHANGE_TYPE_NAMES, operations_of
+from streamhouse.core.model.merge_engine import MergeRules
+from streamhouse.core.model.schema import Schema
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite
 from streamhouse.storage_service.kv.plan.write_input import ROW_BYTES_MAX
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.changelog import CHANGE_TYPE_NAMES, operations_of
-from streamhouse.storage_service.model.merge_engine import MergeRules
-from streamhouse.storage_service.model.schema import Schema
 from tests.support.kv_world import LoggedBucket, simple_rules
 
 Lines = list[tuple[str, int, Any, int | None]]

@@ -8,21 +8,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     SchemaMismatchError,
     UnknownColumnError,
     UnsupportedError,
 )
-from streamhouse.storage_service.kv.plan.write_input import KEY_BYTES_MAX, check_rows
-from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.model.changelog import (
+from streamhouse.core.model.changelog import (
     OPERATION_DELETE,
     OPERATION_NONE,
     OPERATION_UPSERT,
 )
-from streamhouse.storage_service.model.merge_engine import MergeRules
-from streamhouse.storage_service.model.schema import Schema
+from streamhouse.core.model.merge_engine import MergeRules
+from streamhouse.core.model.schema import Schema
+from streamhouse.storage_service.kv.plan.write_input import KEY_BYTES_MAX, check_rows
+from streamhouse.storage_service.kv.table_rules import TableRules
 
 SCHEMA = Schema.from_arrow(
     pa.schema(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from streamhouse.core.errors import ForbiddenError, InvalidRequestError
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.errors import ForbiddenError, InvalidRequestError
 from streamhouse.storage_service.server.access.access import ForeignRequests
 from tests.support.in_process_service import in_process_service
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.errors import InvalidRequestError
+from streamhouse.core.errors import InvalidRequestError
 from streamhouse.storage_service.server.access.grants import Grants, load_grants, token_hash
 from streamhouse.storage_service.server.caller import Caller, Grant, Level
 

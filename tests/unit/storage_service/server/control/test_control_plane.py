@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.errors import OverloadedError
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.table import TableInfo
-from streamhouse.storage_service.model.table_state import TableState, TieringAssignment
+from streamhouse.core.errors import OverloadedError
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.table_state import TableState, TieringAssignment
 from tests.support.held_step import around
 from tests.support.in_process_service import (
     InProcessService,

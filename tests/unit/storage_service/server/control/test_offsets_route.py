@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.errors import CorruptDataError
+from streamhouse.core.errors import CorruptDataError
 from streamhouse.storage_service.server.history.lake_reads import LakeReads
 from tests.support.fetch_world import TIMES_US, MemoryHistory, tiered_clicks
 from tests.support.held_step import lower

@@ -10,12 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.client import StorageClient, reads
-from streamhouse.storage_service.client.http.transport import HttpTransport
-from streamhouse.storage_service.client.reached_offsets import ReachedOffsets
-from streamhouse.storage_service.errors import LogCutError
+from streamhouse.client import StorageClient, reads
+from streamhouse.client.http.transport import HttpTransport
+from streamhouse.client.positions.reached_offsets import ReachedOffsets
+from streamhouse.core.errors import LogCutError
+from streamhouse.core.wire.arrow_body import decode_fetch_body
 from streamhouse.storage_service.log.replica import Replication
-from streamhouse.storage_service.wire.arrow_body import decode_fetch_body
 from tests.support.in_process_service import InProcessService, event_rows, in_process_service
 from tests.support.late_journal import LateJournal
 from tests.support.scripted_server import ScriptedServer

@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from streamhouse.core.errors import UnavailableError
+from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.engine.transactions.transaction_files import (
     Decision,
     TransactionFiles,
 )
-from streamhouse.storage_service.errors import UnavailableError
-from streamhouse.storage_service.model.table import TablePath
 from tests.support.asgi_call import AsgiAnswer
 from tests.support.held_step import around
 from tests.support.in_process_service import InProcessService, append_body, in_process_service

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.wire.arrow_body import FetchBody, decode_fetch_body
+from streamhouse.core.wire.arrow_body import FetchBody, decode_fetch_body
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
 from tests.support.in_process_service import InProcessService, event_rows, in_process_service
 

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.model.bucketing import buckets_for_rows
-from streamhouse.storage_service.wire.arrow_body import decode_fetch_body
+from streamhouse.core.model.bucketing import buckets_for_rows
+from streamhouse.core.wire.arrow_body import decode_fetch_body
 from tests.support.in_process_service import (
     EVENTS,
     InProcessService,

@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     CorruptDataError,
     HistoryDivergedError,
     SnapshotNotFoundError,
 )
-from streamhouse.storage_service.model.lake.coverage import CoveredOffsets
-from streamhouse.storage_service.model.lake.facts import LakeState
-from streamhouse.storage_service.model.lake.older_rows import OlderRows, WrittenAt
-from streamhouse.storage_service.model.schema import Schema
-from streamhouse.storage_service.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.core.model.lake.coverage import CoveredOffsets
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.lake.older_rows import OlderRows, WrittenAt
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.storage_service.server.history.lake_cursors import LakeCursors
 
 END = 100

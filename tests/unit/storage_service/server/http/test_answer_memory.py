@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.errors import OverloadedError
+from streamhouse.core.errors import OverloadedError
 from streamhouse.storage_service.server.http.answer_memory import (
     SMALL_ANSWER_BYTES,
     AnswerHold,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.storage_service.errors import OverloadedError
+from streamhouse.core.errors import OverloadedError
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 
 

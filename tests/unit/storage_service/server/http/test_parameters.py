@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from streamhouse.storage_service.errors import (
+from streamhouse.core.errors import (
     InvalidRequestError,
     StreamhouseError,
     UnknownColumnError,
 )
-from streamhouse.storage_service.model.table import TableInfo
+from streamhouse.core.model.table import TableInfo
 from streamhouse.storage_service.server.http.parameters import column_names, integer, offsets
 from tests.support.in_process_service import table_descriptor
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.model.lake.facts import LakeDebt
+from streamhouse.core.model.lake.facts import LakeDebt
 from streamhouse.storage_service.server.status.service_figures import quantile_ms
 from streamhouse.storage_service.server.status.status import CONSUMERS_TOLD_MAX, has_much_debt
 from tests.support.in_process_service import InProcessService, event_rows, in_process_service

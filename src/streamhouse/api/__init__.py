@@ -1,0 +1,1 @@
+"""The public clients: `StreamhouseClient` and `AsyncStreamhouseClient`."""

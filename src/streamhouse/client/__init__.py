@@ -1,0 +1,54 @@
+"""The storage service's Python client: the one door for connector, tiering and applications.
+
+`ApplicationClient` sends what applications say over one `transport`: rows (`writes`, `reads`,
+`transactions`), and what is asked of tables (`tables`). `StorageClient` also has what only this
+package asks, as tiering workers do (`tiering`). A `Producer` writes in the background.
+"""
+
+from __future__ import annotations
+
+from streamhouse.client.application_client import (
+    DEFAULT_ENDPOINT,
+    ENDPOINT_VARIABLE,
+    TOKEN_VARIABLE,
+    ApplicationClient,
+)
+from streamhouse.client.following import Source, Subscription, taken_now
+from streamhouse.client.following.starts import LogStart
+from streamhouse.client.http.endpoint import CA_VARIABLE, with_ca_file
+from streamhouse.client.http.stop_signal import STOP, StopSignal
+from streamhouse.client.positions.position_reports import PositionReports
+from streamhouse.client.producer import Producer
+from streamhouse.client.reads import LogBatch
+from streamhouse.client.storage_client import StorageClient
+from streamhouse.client.tiering import TieringIdle
+from streamhouse.client.writing.rejects import Rejects
+from streamhouse.client.writing.transactions import StagedRejects, Transaction
+from streamhouse.client.writing.writes import AppendWriter
+from streamhouse.core.model.transaction import CommitResult, TransactionStatus
+
+__all__ = [
+    "CA_VARIABLE",
+    "DEFAULT_ENDPOINT",
+    "ENDPOINT_VARIABLE",
+    "STOP",
+    "TOKEN_VARIABLE",
+    "AppendWriter",
+    "ApplicationClient",
+    "CommitResult",
+    "LogBatch",
+    "LogStart",
+    "PositionReports",
+    "Producer",
+    "Rejects",
+    "Source",
+    "StagedRejects",
+    "StopSignal",
+    "StorageClient",
+    "Subscription",
+    "TieringIdle",
+    "Transaction",
+    "TransactionStatus",
+    "taken_now",
+    "with_ca_file",
+]

@@ -1,0 +1,1 @@
+"""Positions: where tables stand, and where their readers do."""

@@ -1,0 +1,1 @@
+"""Writes: rows on their way to tables, producers, transactions, rejected rows."""

@@ -1,0 +1,135 @@
+"""Rejected rows tried again: what fits is written and, in the same transaction, rejected no more.
+
+Replays of a table count up: each of their transactions is the version after the last one that was
+committed. Of two that run at once one finds its version taken, writes nothing, and looks again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from streamhouse.client.writing.rejects import Rejects, RejectsClient
+from streamhouse.client.writing.transactions import StagedRejects
+from streamhouse.core.errors import TableNotFoundError
+from streamhouse.core.model.rejected.companion import ID_COLUMN, rejected_path
+from streamhouse.core.model.rejected.division import divide_rows
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.table import TableInfo, TablePath
+
+__all__ = ["Fix", "Replayed", "replay_rejected"]
+
+Fix = Callable[[dict[str, Any]], Mapping[str, Any] | None]
+
+_APP_ID: Final = "streamhouse.replay"
+_CHUNK_ROWS: Final = 10_000
+_CHANGES: Final = {"delete": "-D"}
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay did: rows that are in the table now, and rows that are rejected still."""
+
+    moved: int
+    left: int
+
+
+class _Client(RejectsClient, Protocol):
+    """What is asked of a client here."""
+
+    def describe_table(self, path: str) -> TableInfo: ...
+
+
+def replay_rejected(
+    client: _Client, path: str, *, read: Callable[[str], pa.Table], fix: Fix | None
+) -> Replayed:
+    """Try every rejected row of a table once; `read` returns the rows of a table."""
+    table = client.describe_table(path)
+    companion = str(rejected_path(TablePath.parse(path)))
+    tried: set[str] = set()
+    moved = 0
+    while True:
+        version = _next_version(client, table)
+        try:
+            rows = read(companion).sort_by([("rejected_at", "ascending"), (ID_COLUMN, "ascending")])
+        except TableNotFoundError:
+            return Replayed(0, 0)
+        moved_since = 0
+        waiting = [row for row in rows.to_pylist() if row[ID_COLUMN] not in tried]
+        for start in range(0, len(waiting), _CHUNK_ROWS):
+            chunk = waiting[start : start + _CHUNK_ROWS]
+            written = _replay_chunk(client, table, chunk, fix, version)
+            if written is None:
+                # Another replay was faster: what it moved must not be written again.
+                break
+            tried.update(row[ID_COLUMN] for row in chunk)
+            moved += written
+            moved_since += written
+            version += bool(written)
+        else:
+            return Replayed(moved, left=rows.num_rows - moved_since)
+
+
+def _next_version(client: _Client, table: TableInfo) -> int:
+    transaction = client.begin_transaction(
+        str(table.path), operation=_operation(table), app_id=_APP_ID, version=0
+    )
+    if transaction.is_skipped:
+        return (transaction.last_version or 0) + 1
+    transaction.abort()
+    return 0
+
+
+def _operation(table: TableInfo) -> str:
+    return "upsert" if table.is_primary_key_table else "append"
+
+
+def _replay_chunk(
+    client: _Client,
+    table: TableInfo,
+    rejected: Sequence[Mapping[str, Any]],
+    fix: Fix | None,
+    version: int,
+) -> int | None:
+    """Write what fits of some rejected rows; return how many, None if the version is taken."""
+    ids, rows = _to_try(table, rejected, fix)
+    if not ids:
+        return 0
+    divided = divide_rows(table, rows)
+    left = {misfit.position for _, misfits in divided.bad for misfit in misfits}
+    done = [row_id for position, row_id in enumerate(ids) if position not in left]
+    if not done:
+        return 0
+    path = str(table.path)
+    with client.begin_transaction(
+        path, operation=_operation(table), app_id=_APP_ID, version=version
+    ) as transaction:
+        if transaction.is_skipped:
+            return None
+        deletion = Rejects(client, transaction, path=path).begin("delete")
+        gone = StagedRejects(
+            deletion.transaction_id, (deletion.stage(pa.table({ID_COLUMN: done})),)
+        )
+        result = transaction.commit([transaction.stage(divided.good[0])], rejected=gone)
+        return None if result.is_skipped else len(done)
+
+
+def _to_try(
+    table: TableInfo, rejected: Sequence[Mapping[str, Any]], fix: Fix | None
+) -> tuple[list[str], list[dict[str, Any]]]:
+    ids, rows = [], []
+    for row in rejected:
+        if not row["is_whole"]:
+            continue
+        values = json.loads(row["row"])
+        if table.is_primary_key_table and row["operation"] in _CHANGES:
+            values[CHANGE_TYPE_COLUMN] = _CHANGES[row["operation"]]
+        tried = values if fix is None else fix(dict(values))
+        if tried is not None:
+            ids.append(row[ID_COLUMN])
+            rows.append(dict(tried))
+    return ids, rows

@@ -1,0 +1,266 @@
+"""Transactions: rows staged by many, in the table at one instant or not at all."""
+
+from __future__ import annotations
+
+import functools
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from streamhouse.client.http.transport import HttpTransport
+from streamhouse.client.values.forms import (
+    Arrow,
+    PythonRows,
+    Rows,
+    batches_of,
+    is_arrow,
+    taken,
+)
+from streamhouse.client.values.python_rows import rows_as_arrow
+from streamhouse.client.writing.request_batches import (
+    bounded_batches,
+    check_row_sizes,
+    rows_by_bucket,
+)
+from streamhouse.client.writing.writes import log_rows_by_bucket, spread_anywhere
+from streamhouse.core.errors import (
+    InvalidRequestError,
+    StreamhouseError,
+    TransactionNotFoundError,
+    UnavailableError,
+)
+from streamhouse.core.model.casts.conform import check_schema
+from streamhouse.core.model.casts.lossless import castings, fitted
+from streamhouse.core.model.casts.written_rows import version_of
+from streamhouse.core.model.offsets import table_of_offsets
+from streamhouse.core.model.table import TableInfo, TablePath
+from streamhouse.core.model.transaction import (
+    CommitResult,
+    Isolation,
+    ReadPosition,
+    TransactionStatus,
+)
+from streamhouse.core.wire.arrow_body import encode_append_body
+
+__all__ = ["StagedRejects", "Transaction"]
+
+_COMMIT_WAIT_S: Final = 20.0
+# One request stages about so much; the service holds a body in memory while it takes it.
+_STAGE_BYTES_TARGET: Final = 32 << 20
+_SEPARATOR: Final = "+"
+
+
+class StagedRejects(NamedTuple):
+    """Parts of a transaction of the table of rejected rows."""
+
+    transaction_id: str
+    parts: Sequence[str]
+
+
+class Transaction:
+    """One transaction of one table; from `begin_transaction`, or `open_transaction` elsewhere.
+
+    Thread-safe: many may stage at once, also from many processes that know the id. In a `with`
+    block it is aborted at the end unless it was committed.
+    """
+
+    def __init__(
+        self,
+        transport: HttpTransport,
+        path: TablePath,
+        *,
+        transaction_id: str,
+        table: Callable[[], TableInfo],
+    ) -> None:
+        self._transport = transport
+        self._path = path
+        self._describe = table
+        self._url = f"/v1/tables/{path}/transactions/{transaction_id}"
+        self._is_over = False
+        self.transaction_id = transaction_id
+        self.last_version: int | None = None
+        """Of a transaction begun here: what its application had committed, as is remembered."""
+
+    def __repr__(self) -> str:
+        return f"Transaction('{self._path}', {self.transaction_id or 'skipped'})"
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._is_over:
+            return
+        try:
+            self.abort()
+        except StreamhouseError:
+            # It times out by itself; what ended the block matters more.
+            if error is None:
+                raise
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether there is nothing to do: the application has committed that version before.
+
+        Staging into such a transaction does nothing, and committing answers that it was skipped.
+        """
+        return not self.transaction_id
+
+    @functools.cached_property
+    def table(self) -> TableInfo:
+        """The table, as it was when the first rows were staged; commit and abort do not ask."""
+        return self._describe()
+
+    def stage(self, data: Rows) -> str:
+        """Store rows durably, seen by nobody; return what names them in `commit`.
+
+        Rows are checked as `append`, `upsert` and `delete` check them. Retries inside the call are
+        harmless, and what no commit names is dropped, so that a task may simply be run again.
+        """
+        if self.is_skipped:
+            return ""
+        given = data if is_arrow(data) else taken(data, call="stage")
+        if isinstance(given, PythonRows):
+            given = rows_as_arrow(self.table, given.rows)
+        parts = [self._stage(body) for body in self._bodies(given)]
+        return _SEPARATOR.join(parts)
+
+    def commit(
+        self,
+        parts: Sequence[str],
+        *,
+        read_offsets: Mapping[int, int] | None = None,
+        isolation: str = "snapshot",
+        rejected: StagedRejects | None = None,
+        timeout_s: float = 600.0,
+    ) -> CommitResult:
+        """Make the named rows visible at one instant, all or none, in this order.
+
+        With `read_offsets`, the high watermarks of all buckets before the rows were computed from
+        the table, it happens only if nobody has since changed the rows with their keys, or with
+        `isolation="serializable"` and in log tables any row; the table itself must not have been
+        created again, so they are offsets as `positions` has them, which know their table. Else it
+        raises `CommitConflictError` and nothing is written: read again and begin anew. With the
+        rows what is `rejected` is in the table of rejected rows, or neither is.
+
+        Repeating it is harmless and answered alike. Parts not named are dropped. Raises
+        `UnavailableError` when it is not done in `timeout_s`; it goes on, and may be asked again.
+        """
+        if self.is_skipped:
+            return CommitResult(
+                status=TransactionStatus.SKIPPED, ranges={}, row_count=0, timestamp_us=0
+            )
+        body: dict[str, Any] = {"parts": _named(parts)}
+        if read_offsets is not None:
+            body |= self._read(read_offsets, isolation).to_json()
+        if rejected is not None:
+            body["rejected"] = {
+                "transaction_id": rejected.transaction_id,
+                "parts": _named(rejected.parts),
+            }
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(deadline - time.monotonic(), 0.0)
+            wait_s = min(_COMMIT_WAIT_S, left_s)
+            answer = self._transport.request_json(
+                "POST",
+                f"{self._url}/commit",
+                query={"max_wait_ms": str(round(wait_s * 1000))},
+                body=body,
+                is_repeatable=True,
+                wait_s=wait_s,
+            )
+            if answer["status"] in (TransactionStatus.COMMITTED, TransactionStatus.SKIPPED):
+                self._is_over = True
+                return CommitResult.from_json(answer)
+            if time.monotonic() >= deadline:
+                raise UnavailableError(
+                    f"transaction {self.transaction_id} of '{self._path}' is still being"
+                    f" committed, {answer['rows_committed']} of {answer['rows_to_commit']} rows;"
+                    " commit again to wait for it"
+                )
+
+    def _read(self, offsets: Mapping[int, int], isolation: str) -> ReadPosition:
+        table_id = table_of_offsets(offsets.values(), what="commit: read_offsets")
+        if table_id is None and any(offset > 0 for offset in offsets.values()):
+            raise InvalidRequestError(
+                f"commit to '{self._path}': read_offsets are plain numbers, which may be of an"
+                " earlier table of this name: take them as client.positions() returns them, as in"
+                " {bucket: at.high_watermark for bucket, at in client.positions(path).items()}"
+            )
+        return ReadPosition(offsets=offsets, table_id=table_id, isolation=Isolation(isolation))
+
+    def abort(self) -> TransactionStatus:
+        """Drop what is staged; return the status, which is not `aborted` if it is committed."""
+        self._is_over = True
+        if self.is_skipped:
+            return TransactionStatus.SKIPPED
+        try:
+            answer = self._transport.request_json("POST", f"{self._url}/abort", is_repeatable=True)
+        except TransactionNotFoundError:
+            return TransactionStatus.ABORTED
+        return TransactionStatus(answer["status"])
+
+    def status(self) -> dict[str, Any]:
+        """Return how far it is: `status`, rows and bytes staged, rows committed so far."""
+        answer: dict[str, Any] = self._transport.request_json("GET", self._url)
+        return answer
+
+    def _stage(self, body: pa.Buffer) -> str:
+        answer = self._transport.request(
+            "POST",
+            f"{self._url}/stage",
+            # A repetition of this very request is answered with the part that it made.
+            query={"token": secrets.token_hex(16), "schema_id": self.table.stated_version},
+            body=body,
+            is_repeatable=True,
+        )
+        return str(json.loads(answer.data)["part"])
+
+    def _bodies(self, data: Arrow | pa.RecordBatchReader) -> Iterator[pa.Buffer]:
+        """Yield the requests that stage `data`, at least one."""
+        schema = data.schema
+        name = str(self._path)
+        casts = castings(schema, self.table.schema)
+        waiting: list[tuple[int | None, int, pa.RecordBatch]] = []
+        size = 0
+        is_empty = True
+        if not self.table.is_primary_key_table:
+            known = self.table.schema_version(
+                version_of(self.table, schema, stated=self.table.schema_id)
+            )
+            casts = castings(schema, known)
+            fit = pa.schema([f.with_type(casts.get(f.name, f.type)) for f in schema])
+            check_schema(fit, known, table=name)
+            schema = known.to_arrow()
+        if isinstance(data, pa.RecordBatchReader):
+            data = (self._checked(b, casts) for b in batches_of(data, call="stage"))
+        else:
+            data = self._checked(data, casts)
+        for rows in bounded_batches(data):
+            if waiting and size + rows.nbytes > _STAGE_BYTES_TARGET:
+                yield encode_append_body(waiting[0][2].schema, waiting)
+                waiting, size = [], 0
+            is_empty = False
+            waiting += [(bucket, 0, part) for bucket, part in self._by_bucket(rows).items()]
+            size += rows.nbytes
+        if waiting or is_empty:
+            yield encode_append_body(waiting[0][2].schema if waiting else schema, waiting)
+
+    def _checked(self, rows: Arrow, casts: Mapping[str, pa.DataType]) -> Arrow:
+        rows = fitted(rows, casts, table=str(self._path))
+        check_row_sizes(rows, self.table)
+        return rows
+
+    def _by_bucket(self, rows: pa.RecordBatch) -> Mapping[int, pa.RecordBatch]:
+        if self.table.is_primary_key_table:
+            return rows_by_bucket(self.table, rows)
+        schema_id = version_of(self.table, rows.schema, stated=self.table.schema_id)
+        return log_rows_by_bucket(self.table, rows, schema_id=schema_id, spread=spread_anywhere)
+
+
+def _named(parts: Sequence[str]) -> list[str]:
+    return [part for joined in parts for part in joined.split(_SEPARATOR) if part]

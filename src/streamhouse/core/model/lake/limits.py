@@ -1,0 +1,328 @@
+"""What the lake can hold, of tables and of values. What it cannot is refused when it is written.
+
+Tables: what is checked of a new table and of each change of one. A table that is there is not
+asked: it opens as it is, and a change can mend it.
+
+Values: every value of a column's type can be stored, dates and timestamps of any year among them.
+Refused are:
+- a decimal of more digits than its type has, which Arrow's own validation lets through in one case
+- a value whose lake partition lies outside the type that Iceberg gives the partition: the lowest
+  values under `truncate(w, c)`, which it cuts to something below the least value of the type, and
+  times under `hour(c)` whose hours need more than 32 bits. Engines wrap such a partition around,
+  and then leave its rows out of reads
+
+Columns that can have no such value cost nothing, the others a minimum and a maximum.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.core.errors import InvalidSchemaError, SchemaMismatchError
+from streamhouse.core.model.identity import Same
+from streamhouse.core.model.partitioning import PartitionField
+from streamhouse.core.model.schema import Schema
+from streamhouse.core.model.table import TableDescriptor, TableInfo
+from streamhouse.core.model.values.calendar import DAY_US, timestamp_text
+
+__all__ = [
+    "NESTED_FIELD_ID_FIRST",
+    "NO_LIMITS",
+    "LakeLimits",
+    "ValueLimit",
+    "check_lake_schema",
+    "decimal_limits",
+    "decimal_of",
+    "least_value",
+    "time_units",
+]
+
+NESTED_FIELD_ID_FIRST: Final = 10_000
+"""Field ids of columns are below, those of what is in nested columns are from here on."""
+
+_PARAMETER_MAX: Final = (1 << 31) - 1
+HOUR_US: Final = 3_600_000_000
+_INT32: Final = np.iinfo(np.int32)
+_UNITS: Final = {"year": "M8[Y]", "month": "M8[M]"}
+
+Number = int | Decimal
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def check_lake_schema(descriptor: TableDescriptor) -> None:
+    """Raise `InvalidSchemaError` for a table that no lake table can be made of."""
+    table = str(descriptor.path)
+    seen: dict[int, str] = {}
+    for column in descriptor.schema.columns:
+        number = column.id
+        if number in seen:
+            raise InvalidSchemaError(
+                f"table '{table}': columns '{seen[number]}' and '{column.name}' have the same id"
+                f" {number}; leave ids out, and the service gives them"
+            )
+        if not 1 <= number < NESTED_FIELD_ID_FIRST:
+            raise InvalidSchemaError(
+                f"table '{table}': column '{column.name}' has the id {number}; ids are from 1 to"
+                f" {NESTED_FIELD_ID_FIRST - 1}, and the service gives them if they are left out"
+            )
+        seen[number] = column.name
+    _check_names(descriptor)
+    layout = descriptor.batch_layout()
+    fields = (*descriptor.partitioned_by, *(() if layout is None else layout.partitioned_by))
+    for field in fields:
+        if field.parameter is not None and field.parameter > _PARAMETER_MAX:
+            raise InvalidSchemaError(
+                f"table '{table}': partition field '{field}' has a parameter above {_PARAMETER_MAX}"
+            )
+
+
+def _check_names(descriptor: TableDescriptor) -> None:
+    """Check that no two fields have one name as Iceberg writes it, with dots between the parts."""
+    seen: set[str] = set()
+    for column in descriptor.schema.columns:
+        for name in _full_names(column.name, column.type):
+            # Engines find columns without case.
+            folded = name.lower()
+            if folded in seen:
+                raise InvalidSchemaError(
+                    f"table '{descriptor.path}': two fields are called '{name}' in the lake, where"
+                    " the names of nested fields are joined by dots; rename one"
+                )
+            seen.add(folded)
+
+
+def _full_names(name: str, t: pa.DataType) -> Iterator[str]:
+    yield name
+    if pa.types.is_struct(t):
+        children = [(field.name, field.type) for field in t]
+    elif pa.types.is_map(t):
+        children = [("key", t.key_type), ("value", t.item_type)]
+    elif pa.types.is_list(t):
+        children = [("element", t.value_type)]
+    else:
+        return
+    for child, kind in children:
+        yield from _full_names(f"{name}.{child}", kind)
+
+
+# -- values ------------------------------------------------------------------------------------
+
+
+def decimal_of(unscaled: int, scale: int) -> Decimal:
+    """Return `unscaled` with so many digits behind the point, exactly."""
+    # From a tuple: arithmetic would round to the context's precision.
+    digits = tuple(int(digit) for digit in str(abs(unscaled)))
+    return Decimal((int(unscaled < 0), digits, -scale))
+
+
+def least_value(t: pa.DataType) -> Number | None:
+    """Return the least value of an integer or decimal type, None for another type."""
+    if pa.types.is_decimal(t):
+        return decimal_of(1 - 10**t.precision, t.scale)
+    bits: int = t.bit_width if pa.types.is_integer(t) else 0
+    return -(1 << (bits - 1)) if bits else None
+
+
+def time_units(numbers: npt.NDArray[np.int64], t: pa.DataType, unit: str) -> npt.NDArray[np.int32]:
+    """Return whole years, months, days or hours since 1970 of the numbers of dates or timestamps.
+
+    An hour that 32 bits do not hold becomes the nearest one that they do.
+    """
+    if unit == "hour":
+        return (numbers // HOUR_US).clip(_INT32.min, _INT32.max).astype(np.int32)
+    days = numbers if pa.types.is_date(t) else numbers // DAY_US
+    if unit != "day":
+        days = days.astype("M8[D]").astype(_UNITS[unit]).astype(np.int64)
+    return days.astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueLimit:
+    """The least and greatest value that a column of this type may have, inside of it too.
+
+    `reason` ends the sentence that refuses another.
+    """
+
+    column: str
+    type: pa.DataType
+    lowest: Number
+    highest: Number
+    reason: str
+
+    def keeps(self, array: pa.Array) -> bool:
+        """Whether all values are within the limit."""
+        bounds = (_bounds(leaf) for leaf in _leaves(array, self.type))
+        return all(
+            low is None or (self.lowest <= low and high <= self.highest) for low, high in bounds
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LakeLimits:
+    """What the rows of a table must keep to."""
+
+    limits: tuple[ValueLimit, ...]
+
+    @staticmethod
+    def of_table(info: TableInfo, schema_id: int) -> LakeLimits:
+        """Return the limits of rows of one version of a table's schema, worked out once."""
+        return _limits_of(Same(info), schema_id)
+
+    @classmethod
+    def of(cls, descriptor: TableDescriptor, schema: Schema | None = None) -> LakeLimits:
+        """Return the limits of a table, of rows with an earlier schema of it if one is given."""
+        layout = descriptor.batch_layout()
+        fields = (*descriptor.partitioned_by, *(() if layout is None else layout.partitioned_by))
+        written = descriptor.schema if schema is None else schema
+        limits = [limit for c in written.columns for limit in decimal_limits(c.name, c.type)]
+        if fields:
+            names = {column.id: (column.name, column.type) for column in written.columns}
+            current = {column.name: column for column in descriptor.schema.columns}
+            for field in dict.fromkeys(fields):
+                column = current[field.column]
+                name, t = names.get(column.id, (None, None))
+                # A narrower type, which an earlier schema may have, has no value that is too low.
+                if name is not None and t == column.type:
+                    limits += _of_partition(name, t, field)
+        return cls(tuple(limits))
+
+    def check(
+        self,
+        rows: pa.RecordBatch,
+        *,
+        table: str,
+        row_numbers: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """Raise `SchemaMismatchError` naming table, column and row of a value that is outside.
+
+        Columns that `rows` does not have are left out. `row_numbers` are what the caller calls the
+        rows; without it they are counted from 0.
+        """
+        for limit in self.limits:
+            position = rows.schema.get_field_index(limit.column)
+            if position < 0 or limit.keeps(rows.column(position)):
+                continue
+            row = _first(rows.column(position), limit.keeps)
+            number = row if row_numbers is None else int(row_numbers[row])
+            raise SchemaMismatchError(
+                f"table '{table}': column '{limit.column}' of row {number} has a value"
+                f" {limit.reason}"
+            )
+
+
+NO_LIMITS: Final = LakeLimits(())
+
+
+@functools.lru_cache(maxsize=1_024)
+def _limits_of(table: Same, schema_id: int) -> LakeLimits:
+    info: TableInfo = table.value
+    return LakeLimits.of(info.descriptor, info.schema_version(schema_id))
+
+
+def decimal_limits(name: str, t: pa.DataType) -> Sequence[ValueLimit]:
+    """Return the limits of the decimals in a column of this type; none for most types."""
+    return tuple(_of_decimals(name, t))
+
+
+def _of_decimals(name: str, t: pa.DataType) -> Iterator[ValueLimit]:
+    for leaf in dict.fromkeys(_leaf_types(t)):
+        if pa.types.is_decimal(leaf):
+            most = decimal_of(10**leaf.precision - 1, leaf.scale)
+            yield ValueLimit(
+                column=name,
+                type=leaf,
+                lowest=most.copy_negate(),
+                highest=most,
+                reason=f"with more digits than decimal({leaf.precision},{leaf.scale}) has",
+            )
+
+
+def _of_partition(name: str, t: pa.DataType, field: PartitionField) -> Iterator[ValueLimit]:
+    if field.transform == "hour":
+        yield ValueLimit(
+            column=name,
+            type=t,
+            lowest=_INT32.min * HOUR_US,
+            highest=(_INT32.max + 1) * HOUR_US - 1,
+            reason=f"that the lake's partition field {field} cannot hold: it takes"
+            f" {timestamp_text(_INT32.min * HOUR_US)} to"
+            f" {timestamp_text((_INT32.max + 1) * HOUR_US - 1)}",
+        )
+    least = least_value(t)
+    # A tinyint or smallint is an int in the lake, and nothing it holds is too low for that.
+    is_narrow = pa.types.is_integer(t) and t.bit_width < _INT32.bits
+    if field.transform == "truncate" and least is not None and not is_narrow:
+        width = field.parameter or 1
+        if isinstance(least, Decimal):
+            unscaled = 10**t.precision - 1
+            lowest: Number = decimal_of(-(unscaled // width) * width, t.scale)
+        else:
+            lowest = -(-least // width) * width
+        yield ValueLimit(
+            column=name,
+            type=t,
+            lowest=lowest,
+            highest=least.copy_negate() if isinstance(least, Decimal) else -least,
+            reason=f"that the lake's partition field {field} cannot hold: it takes none below"
+            f" {lowest}",
+        )
+
+
+def _leaf_types(t: pa.DataType) -> Iterator[pa.DataType]:
+    if pa.types.is_map(t):
+        children = [t.key_type, t.item_type]
+    elif pa.types.is_list(t):
+        children = [t.value_type]
+    elif pa.types.is_struct(t):
+        children = [field.type for field in t]
+    else:
+        yield t
+        return
+    for child in children:
+        yield from _leaf_types(child)
+
+
+def _leaves(array: pa.Array, wanted: pa.DataType) -> Iterator[pa.Array]:
+    """Yield the values of the wanted type inside of an array."""
+    t = array.type
+    if not pa.types.is_nested(t):
+        if t == wanted:
+            yield array
+        return
+    if pa.types.is_map(t):
+        # A slice of a map array still gives the keys and values of the whole.
+        start, end = (array.offsets[i].as_py() for i in (0, len(array)))
+        children = [array.keys.slice(start, end - start), array.items.slice(start, end - start)]
+    else:
+        children = [array.flatten()] if pa.types.is_list(t) else array.flatten()
+    for child in children:
+        yield from _leaves(child, wanted)
+
+
+def _bounds(array: pa.Array) -> tuple[Any, Any]:
+    """Return the least and the greatest value, None without any."""
+    bounds = pc.min_max(array.view(pa.int64()) if pa.types.is_timestamp(array.type) else array)
+    return bounds["min"].as_py(), bounds["max"].as_py()
+
+
+def _first(array: pa.Array, keeps: Callable[[pa.Array], bool]) -> int:
+    """Return the position of the first value that is not kept; there is one."""
+    start, end = 0, len(array)
+    while end - start > 1:
+        middle = (start + end) // 2
+        if keeps(array.slice(start, middle - start)):
+            start = middle
+        else:
+            end = middle
+    return start

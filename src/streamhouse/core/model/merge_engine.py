@@ -1,0 +1,298 @@
+"""How a primary key table merges a row into the one it has: properties as a checked value.
+
+    table.merge-engine = last_row (default) | first_row | versioned | aggregation
+    table.merge-engine.versioned.ver-column = <column>
+    fields.<column>.agg = sum | min | max | last_value | last_non_null | first_value
+                        | bool_and | bool_or | count | listagg
+    fields.<column>.listagg.delimiter = , (default)
+    table.changelog.image = full (default) | after
+    table.delete.behavior = allow (default) | ignore (default of the other engines) | disallow
+
+Combinations that make no sense are refused when a table is created, by one sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+import pyarrow as pa
+
+from streamhouse.core.errors import InvalidSchemaError, UnknownOptionError, suggestion
+from streamhouse.core.model.schema import Column, Schema
+from streamhouse.core.model.values.property_choice import property_choice
+
+__all__ = [
+    "MERGE_PROPERTY_HELP",
+    "Aggregate",
+    "ChangelogImage",
+    "ColumnAggregate",
+    "DeleteBehavior",
+    "MergeEngine",
+    "MergeRules",
+    "is_merge_property",
+]
+
+_ENGINE: Final = "table.merge-engine"
+_VERSION_COLUMN: Final = "table.merge-engine.versioned.ver-column"
+_IMAGE: Final = "table.changelog.image"
+_DELETE: Final = "table.delete.behavior"
+_AGGREGATE: Final = re.compile(r"fields\.(?P<column>.+)\.agg")
+_DELIMITER: Final = re.compile(r"fields\.(?P<column>.+)\.listagg\.delimiter")
+
+MERGE_PROPERTY_HELP: Final[dict[str, tuple[str, str]]] = {
+    _ENGINE: ("last_row", "How a row is merged into the one with the same key."),
+    _VERSION_COLUMN: ("", "Engine versioned: a row wins if this column is not smaller."),
+    _IMAGE: ("full", "Changelog images: full has -U and +U, after has only +U."),
+    _DELETE: ("allow", "Deletes are applied, ignored without a word, or refused."),
+    "fields.<column>.agg": ("last_non_null", "Engine aggregation: how the column is merged."),
+    "fields.<column>.listagg.delimiter": (",", "What listagg puts between values."),
+}
+"""Property key -> (default, meaning); the documentation is checked against it."""
+
+
+class MergeEngine(StrEnum):
+    """Which row results when a row meets one with the same key."""
+
+    LAST_ROW = "last_row"
+    FIRST_ROW = "first_row"
+    VERSIONED = "versioned"
+    AGGREGATION = "aggregation"
+
+
+class ChangelogImage(StrEnum):
+    """Whether an update leaves a `-U` before its `+U`."""
+
+    FULL = "full"
+    AFTER = "after"
+
+
+class DeleteBehavior(StrEnum):
+    """What a delete does."""
+
+    ALLOW = "allow"
+    IGNORE = "ignore"
+    DISALLOW = "disallow"
+
+
+class Aggregate(StrEnum):
+    """How one column of an aggregation table is merged. Nulls are skipped except as noted.
+
+    `last_value` and `first_value` take nulls as values. `min`, `max` and `count` are Spark's: NaN
+    is greater than any number, and `count` counts the values that are not null; an update that
+    does not name its column counts, too.
+    """
+
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    LAST_VALUE = "last_value"
+    LAST_NON_NULL = "last_non_null"
+    FIRST_VALUE = "first_value"
+    BOOL_AND = "bool_and"
+    BOOL_OR = "bool_or"
+    COUNT = "count"
+    LISTAGG = "listagg"
+
+
+# Apache Fluss's names for the same functions.
+_AGGREGATE_ALIASES: Final = {
+    "last_value_ignore_nulls": Aggregate.LAST_NON_NULL,
+    "string_agg": Aggregate.LISTAGG,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnAggregate:
+    """The aggregate of one column; `delimiter` matters to `listagg` only."""
+
+    function: Aggregate
+    delimiter: str = ","
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeRules:
+    """Everything that decides what an upsert or delete does to a row.
+
+    `aggregates` has every column outside the key for the aggregation engine, else none.
+    `version_column` is set for the versioned engine only.
+    """
+
+    engine: MergeEngine = MergeEngine.LAST_ROW
+    image: ChangelogImage = ChangelogImage.FULL
+    delete_behavior: DeleteBehavior = DeleteBehavior.ALLOW
+    version_column: str | None = None
+    aggregates: Mapping[str, ColumnAggregate] = field(default_factory=dict)
+
+    @classmethod
+    def parse(
+        cls,
+        properties: Mapping[str, str],
+        *,
+        schema: Schema,
+        primary_key: Sequence[str],
+        table: str,
+    ) -> MergeRules:
+        """Read the merge properties among `properties`; others are not looked at."""
+        given = {key: text for key, text in properties.items() if is_merge_property(key)}
+        if given and not primary_key:
+            raise InvalidSchemaError(
+                f"table '{table}': property {next(iter(given))} needs a primary key, and the table"
+                " has none"
+            )
+        engine = property_choice(MergeEngine, given, _ENGINE, MergeEngine.LAST_ROW, table=table)
+        return cls(
+            engine=engine,
+            image=property_choice(ChangelogImage, given, _IMAGE, ChangelogImage.FULL, table=table),
+            delete_behavior=_delete_behavior(given, engine, table=table),
+            version_column=_version_column(given, engine, schema, primary_key, table=table),
+            aggregates=_aggregates(given, engine, schema, primary_key, table=table),
+        )
+
+
+def is_merge_property(key: str) -> bool:
+    """Whether `key` is a property that `MergeRules.parse` reads."""
+    return (
+        key in (_ENGINE, _VERSION_COLUMN, _IMAGE, _DELETE)
+        or _AGGREGATE.fullmatch(key) is not None
+        or _DELIMITER.fullmatch(key) is not None
+    )
+
+
+def _delete_behavior(
+    given: Mapping[str, str], engine: MergeEngine, *, table: str
+) -> DeleteBehavior:
+    default = DeleteBehavior.ALLOW if engine is MergeEngine.LAST_ROW else DeleteBehavior.IGNORE
+    behavior = property_choice(DeleteBehavior, given, _DELETE, default, table=table)
+    if behavior is DeleteBehavior.ALLOW and engine in (
+        MergeEngine.FIRST_ROW,
+        MergeEngine.VERSIONED,
+    ):
+        raise InvalidSchemaError(
+            f"table '{table}': {_DELETE} = allow does not go with {_ENGINE} = {engine}: a row"
+            " deleted could come back by an older one; use ignore or disallow"
+        )
+    return behavior
+
+
+def _version_column(
+    given: Mapping[str, str],
+    engine: MergeEngine,
+    schema: Schema,
+    primary_key: Sequence[str],
+    *,
+    table: str,
+) -> str | None:
+    name = given.get(_VERSION_COLUMN)
+    if engine is not MergeEngine.VERSIONED:
+        if name is not None:
+            raise InvalidSchemaError(
+                f"table '{table}': {_VERSION_COLUMN} needs {_ENGINE} = versioned"
+            )
+        return None
+    if name is None:
+        raise InvalidSchemaError(
+            f"table '{table}': {_ENGINE} = versioned needs {_VERSION_COLUMN}, the column whose"
+            " greater value wins"
+        )
+    column = schema.column(name, table=table)
+    if name in primary_key:
+        raise InvalidSchemaError(
+            f"table '{table}': version column '{name}' is part of the primary key, so it never"
+            " changes"
+        )
+    t = column.type
+    if not (pa.types.is_integer(t) or pa.types.is_timestamp(t) or pa.types.is_date(t)):
+        raise InvalidSchemaError(
+            f"table '{table}': version column '{name}' is {t}; use an integer, a date or a"
+            " timestamp"
+        )
+    return name
+
+
+def _aggregates(
+    given: Mapping[str, str],
+    engine: MergeEngine,
+    schema: Schema,
+    primary_key: Sequence[str],
+    *,
+    table: str,
+) -> dict[str, ColumnAggregate]:
+    functions = _by_column(given, _AGGREGATE)
+    delimiters = _by_column(given, _DELIMITER)
+    for name, (key, _) in (functions | delimiters).items():
+        schema.column(name, table=table)
+        if engine is not MergeEngine.AGGREGATION:
+            raise InvalidSchemaError(
+                f"table '{table}': property {key} needs {_ENGINE} = aggregation"
+            )
+        if name in primary_key:
+            raise InvalidSchemaError(
+                f"table '{table}': property {key}: '{name}' is part of the primary key and cannot"
+                " be aggregated"
+            )
+    if engine is not MergeEngine.AGGREGATION:
+        return {}
+    aggregates = {}
+    for column in schema.columns:
+        if column.name in primary_key:
+            continue
+        function = _function(column, functions.get(column.name), table=table)
+        delimiter = ","
+        if column.name in delimiters:
+            key, delimiter = delimiters[column.name]
+            if function is not Aggregate.LISTAGG:
+                raise InvalidSchemaError(
+                    f"table '{table}': property {key} needs fields.{column.name}.agg = listagg"
+                )
+        aggregates[column.name] = ColumnAggregate(function=function, delimiter=delimiter)
+    return aggregates
+
+
+def _by_column(given: Mapping[str, str], pattern: re.Pattern[str]) -> dict[str, tuple[str, str]]:
+    found = {}
+    for key, text in given.items():
+        match = pattern.fullmatch(key)
+        if match is not None:
+            found[match.group("column")] = (key, text)
+    return found
+
+
+def _function(column: Column, given: tuple[str, str] | None, *, table: str) -> Aggregate:
+    if given is None:
+        return Aggregate.LAST_NON_NULL
+    key, text = given
+    name = text.strip().lower()
+    known = [function.value for function in Aggregate]
+    if name not in known and name not in _AGGREGATE_ALIASES:
+        raise UnknownOptionError(
+            f"table '{table}': property {key} = '{text}' is not one of {', '.join(known)}"
+            f"{suggestion(name, known)}"
+        )
+    function = _AGGREGATE_ALIASES.get(name) or Aggregate(name)
+    needed = _needed_type(function, column.type)
+    if needed is not None:
+        raise InvalidSchemaError(
+            f"table '{table}': property {key}: {function} of column '{column.name}' needs"
+            f" {needed}, not {column.type}"
+        )
+    return function
+
+
+def _needed_type(function: Aggregate, t: pa.DataType) -> str | None:
+    """Return which type `function` needs, or None if `t` will do."""
+    numeric = pa.types.is_integer(t) or pa.types.is_floating(t) or pa.types.is_decimal(t)
+    if function is Aggregate.SUM:
+        return None if numeric else "a number"
+    if function in (Aggregate.MIN, Aggregate.MAX):
+        return "a type with an order" if pa.types.is_nested(t) else None
+    if function in (Aggregate.BOOL_AND, Aggregate.BOOL_OR):
+        return None if pa.types.is_boolean(t) else "boolean"
+    if function is Aggregate.COUNT:
+        return None if t in (pa.int32(), pa.int64()) else "int or bigint"
+    if function is Aggregate.LISTAGG:
+        return None if pa.types.is_string(t) else "string"
+    return None

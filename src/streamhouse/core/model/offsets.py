@@ -1,0 +1,221 @@
+"""Positions in a table: offsets, ranges of offsets, positions of buckets. Every end is exclusive.
+
+An offset means one table, for life: `check_positions` is the one judge of whose an offset is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from streamhouse.core.errors import (
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    TableNotFoundError,
+)
+
+__all__ = [
+    "BucketPositions",
+    "Offset",
+    "OffsetRange",
+    "buckets_to_json",
+    "check_positions",
+    "further",
+    "offsets_from_json",
+    "offsets_in",
+    "ranges_in",
+    "table_of_offsets",
+    "truncated_offsets",
+]
+
+_T = TypeVar("_T")
+
+
+class Offset(int):
+    """An offset that knows its table; in all else a whole number.
+
+    The service refuses an offset of a table that was dropped, also where another table has its
+    name. An offset plus a number of rows is an offset of the same table.
+    """
+
+    table_id: int
+
+    def __new__(cls, offset: int, table_id: int) -> Offset:
+        """Return the offset `offset` of the table with this id."""
+        made = super().__new__(cls, offset)
+        made.table_id = table_id
+        return made
+
+    def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]
+        """Return what a copy is made of, by pickle too."""
+        return int(self), self.table_id
+
+    def __add__(self, rows: int) -> int:
+        """Return the offset that many rows further."""
+        further_on = super().__add__(rows)
+        # Of other numbers than whole ones Python asks the other side.
+        return further_on if further_on is NotImplemented else Offset(further_on, self.table_id)
+
+
+def offsets_in(table_id: int | None, offsets: Mapping[int, int]) -> dict[int, int]:
+    """Return bucket -> offset as offsets that know their table; as they are without a table."""
+    if table_id is None:
+        return dict(offsets)
+    return {bucket: Offset(offset, table_id) for bucket, offset in offsets.items()}
+
+
+def ranges_in(
+    table_id: int | None, ranges: Mapping[str, tuple[int, int]]
+) -> dict[int, tuple[int, int]]:
+    """Read bucket -> (start, end) from its JSON form, as offsets that know their table."""
+    if table_id is None:
+        return {int(bucket): (int(start), int(end)) for bucket, (start, end) in ranges.items()}
+    return {
+        int(bucket): (Offset(start, table_id), Offset(end, table_id))
+        for bucket, (start, end) in ranges.items()
+    }
+
+
+def table_of_offsets(offsets: Iterable[object], *, what: str) -> int | None:
+    """Return the id of the table that offsets say they are of; None if they are plain numbers.
+
+    Raises `InvalidRequestError` if they are of two tables.
+    """
+    ids = {offset.table_id for offset in offsets if isinstance(offset, Offset)}
+    if len(ids) > 1:
+        raise InvalidRequestError(
+            f"{what}: the offsets are of two tables (table ids {', '.join(map(str, sorted(ids)))}):"
+            " take all of them from one call"
+        )
+    return next(iter(ids), None)
+
+
+def check_positions(
+    offsets: Mapping[int, int],
+    *,
+    said: int | None,
+    table: str,
+    table_id: int,
+    adopted_from: Mapping[int, Mapping[int, int]] = MappingProxyType({}),
+    since: str = "these offsets were read",
+    remedy: str = "read it from its beginning",
+) -> None:
+    """Raise unless bucket -> offset are positions in the table that has the name now.
+
+    `said` is the id of the table that they are of. An offset 0 may come without: nothing is below
+    it. `adopted_from` is the table's: offsets of the table elsewhere are its own as far as its rows
+    came along. `since` and `remedy` are words of the refusal.
+
+    Raises:
+        TableNotFoundError: the table was dropped and created again.
+        OffsetOutOfRangeError: rows below an offset did not come along.
+        InvalidRequestError: offsets come without a table.
+    """
+    if said == table_id:
+        return
+    if said is None:
+        for bucket, offset in offsets.items():
+            if offset > 0:
+                raise InvalidRequestError(
+                    f"table '{table}', bucket {bucket}: offset {offset} comes without table_id, and"
+                    " may be of an earlier table of this name: send the table_id that came with"
+                    f" the offset (the table there is now has {table_id}); a client that sends none"
+                    " is older than this service"
+                )
+        return
+    ends = adopted_from.get(said)
+    if ends is None:
+        raise TableNotFoundError(
+            f"table '{table}' was dropped and created again since {since} (table id {said}, now"
+            f" {table_id}); {remedy}"
+        )
+    for bucket, offset in sorted(offsets.items()):
+        if offset > ends.get(bucket, 0):
+            raise OffsetOutOfRangeError(
+                f"table '{table}', bucket {bucket}: offset {offset} was reached, but the table has"
+                f" only {ends.get(bucket, 0)} of the rows below it: its lake table was adopted"
+                f" without the others; {remedy}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetRange:
+    """Offsets `start` (inclusive) to `end` (exclusive) of one bucket."""
+
+    bucket: int
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.end:
+            raise ValueError(f"not an offset range: [{self.start}, {self.end})")
+
+    @property
+    def row_count(self) -> int:
+        """Rows in the range; offsets are dense."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketPositions:
+    """Where one bucket stands; no other offset is above the high watermark.
+
+    Rows below `truncated_offset` were overwritten: they are no rows of the table any more, in
+    whichever tier they still lie. The log starts at it, or above. Rows below `expired_offset`, all
+    of them in the lake, have reached `table.datalake.ttl`: no read of the table finds them, whether
+    a lake table or the log still has them or not.
+    """
+
+    log_start_offset: int
+    high_watermark: int
+    tiered_offset: int
+    truncated_offset: int = 0
+    expired_offset: int = 0
+
+    @property
+    def first_offset(self) -> int:
+        """Where the bucket's rows begin."""
+        return max(self.truncated_offset, self.expired_offset)
+
+    def to_json(self) -> dict[str, int]:
+        """Return the JSON form."""
+        return {
+            "log_start_offset": self.log_start_offset,
+            "high_watermark": self.high_watermark,
+            "tiered_offset": self.tiered_offset,
+            "truncated_offset": self.truncated_offset,
+            "expired_offset": self.expired_offset,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], *, table_id: int) -> BucketPositions:
+        """Read the JSON form of a bucket of this table, whose offsets know that."""
+        return cls(
+            log_start_offset=Offset(value["log_start_offset"], table_id),
+            high_watermark=Offset(value["high_watermark"], table_id),
+            tiered_offset=Offset(value["tiered_offset"], table_id),
+            truncated_offset=Offset(value.get("truncated_offset", 0), table_id),
+            expired_offset=Offset(value.get("expired_offset", 0), table_id),
+        )
+
+
+def truncated_offsets(positions: Mapping[int, BucketPositions]) -> dict[int, int]:
+    """Return where the rows begin of buckets that an overwrite has cut."""
+    return {b: at.truncated_offset for b, at in positions.items() if at.truncated_offset}
+
+
+def further(old: Mapping[int, int], new: Mapping[int, int]) -> dict[int, int]:
+    """Return of each bucket that either names the offset that is further."""
+    return {b: max(old.get(b, 0), new.get(b, 0)) for b in sorted({*old, *new})}
+
+
+def buckets_to_json(values: Mapping[int, _T]) -> dict[str, _T]:
+    """Return bucket -> value as JSON has it, where every key is text."""
+    return {str(bucket): value for bucket, value in sorted(values.items())}
+
+
+def offsets_from_json(value: Mapping[str, Any]) -> dict[int, int]:
+    """Read bucket -> offset from its JSON form."""
+    return {int(bucket): int(offset) for bucket, offset in value.items()}

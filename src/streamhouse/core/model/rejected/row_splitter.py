@@ -1,0 +1,300 @@
+"""Rows divided into those that fit a table and those that do not, each with its reason.
+
+A whole batch is cast and checked by Arrow's kernels, with the same checks that refuse it elsewhere.
+Only where one of them refuses is the batch halved until each part fits or is one row: what fits
+costs one pass, and each bad row a few small ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.core.errors import (
+    RequestTooLargeError,
+    SchemaMismatchError,
+    StreamhouseError,
+)
+from streamhouse.core.model.bucketing import encode_key
+from streamhouse.core.model.casts.conform import check_nulls
+from streamhouse.core.model.changelog import OPERATION_DELETE, operations_of
+from streamhouse.core.model.lake.limits import LakeLimits
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.values.calendar import python_value
+from streamhouse.core.model.values.decimals import castable_texts
+
+__all__ = ["BadRow", "Cast", "RowSplitter", "cast_values", "castable"]
+
+Cast = Callable[[pa.Array, pa.DataType], pa.Array]
+
+KEY_BYTES_MAX: Final = 16 << 10
+ROW_BYTES_MAX: Final = 8 << 20
+"""Longest key, and row, of a primary key table: the service's limits, which refuse the rest."""
+LOG_ROW_BYTES_MAX: Final = 31 << 20
+_OWN_WORDS: Final = re.compile(r"^table '[^']*'[:,] |, but row \d+ is$| of row \d+(?= )")
+_COLUMN: Final = re.compile(r"column '([^']*)'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadRow:
+    """A row that does not fit: where it was in the batch, why, and what it has."""
+
+    position: int
+    column: str | None
+    reason: str
+    values: Mapping[str, Any]
+
+
+def castable(given: pa.Schema, table: TableInfo) -> pa.Schema:
+    """Return `given` with the table's types where values may be tried one by one.
+
+    A text may be any number, date or timestamp, and a number a narrower one.
+    """
+    wanted = table.schema.to_arrow()
+    fields = []
+    for field in given:
+        position = wanted.get_field_index(field.name)
+        t = field.type if position < 0 else wanted.field(position).type
+        fields.append(field.with_type(t) if _may_be_tried(field.type, t) else field)
+    return pa.schema(fields)
+
+
+def _may_be_tried(given: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_nested(wanted) or pa.types.is_nested(given) or given == wanted:
+        return False
+    is_text = pa.types.is_string(given) or pa.types.is_large_string(given)
+    if is_text:
+        return not pa.types.is_binary(wanted)
+    return _is_number(given) and _is_number(wanted)
+
+
+def _is_number(t: pa.DataType) -> bool:
+    if pa.types.is_decimal(t):
+        # Of others Arrow reads beyond its tables, as `model.values.decimals` says.
+        return bool(0 <= t.scale <= t.precision)
+    return bool(pa.types.is_integer(t) or pa.types.is_floating(t))
+
+
+class RowSplitter:
+    """Divides batches of rows of one table. Columns are the table's, checked before by `castable`.
+
+    Args:
+        table: where the rows are to go.
+        is_delete: whether rows are keys to delete.
+        cast: makes values those of another type; raises `SchemaMismatchError` or `ArrowInvalid`
+            if one of them is none.
+        cast_key: does so for columns of the primary key; default: `cast`.
+    """
+
+    def __init__(
+        self,
+        table: TableInfo,
+        *,
+        is_delete: bool = False,
+        cast: Cast | None = None,
+        cast_key: Cast | None = None,
+    ) -> None:
+        self._cast_values = cast or cast_values
+        self._cast_key = cast_key or self._cast_values
+        self._table = table
+        self._name = str(table.path)
+        self._wanted = table.schema.to_arrow()
+        self._limits = LakeLimits.of_table(table, table.schema_id)
+        self._key = table.descriptor.primary_key
+        self._strict = table.schema.strict_columns
+        self._is_delete = is_delete
+        self._row_bytes_max = ROW_BYTES_MAX if self._key else LOG_ROW_BYTES_MAX
+
+    def split(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Sequence[BadRow]]:
+        """Return the rows that fit, with the table's types, and those that do not."""
+        cast, bad = self._cast(rows)
+        self._find_nulls(cast, bad)
+        left, good = np.arange(rows.num_rows), cast
+        if bad:
+            left = np.setdiff1d(left, np.fromiter(bad, np.int64, len(bad)))
+            good = cast.take(pa.array(left))
+        for position, message in _refused(good, self._check):
+            column = _COLUMN.search(message)
+            bad[int(left[position])] = (column and column[1], _OWN_WORDS.sub("", message))
+        if not bad:
+            return cast, ()
+        left = np.setdiff1d(left, np.fromiter(bad, np.int64, len(bad)))
+        return cast.take(pa.array(left)), [
+            BadRow(position=at, column=why[0], reason=why[1], values=_values(rows, at))
+            for at, why in sorted(bad.items())
+        ]
+
+    def _cast(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, _Bad]:
+        """Cast each column; what cannot be is null in the result, and says why."""
+        bad: _Bad = {}
+        if rows.schema.equals(self._wanted):
+            return rows, bad
+        arrays, fields = [], []
+        for field, array in zip(rows.schema, rows.columns, strict=True):
+            position = self._wanted.get_field_index(field.name)
+            t = field.type if position < 0 else self._wanted.field(position).type
+            cast_values = self._cast_key if field.name in self._key else self._cast_values
+            cast, wrong = _cast_array(array, t, cast_values)
+            for at, reason in wrong:
+                bad.setdefault(at, (field.name, reason))
+            arrays.append(cast)
+            fields.append(pa.field(field.name, t))
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), bad
+
+    def _find_nulls(self, rows: pa.RecordBatch, bad: _Bad) -> None:
+        for _, required in self._strict:
+            name = required.name
+            position = rows.schema.get_field_index(name)
+            if required.nullable or position < 0:
+                continue
+            array = rows.column(position)
+            if array.null_count == 0:
+                continue
+            nulls = array.is_null().to_numpy(zero_copy_only=False)
+            if name not in self._key:
+                nulls = nulls & ~self._deletes(rows)
+            for at in np.flatnonzero(nulls):
+                what = "the key" if name in self._key else "the column"
+                bad.setdefault(int(at), (name, f"null, and {what} '{name}' must not be null"))
+
+    def _deletes(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+        """Return which rows are deletes, as far as their change types can be read."""
+        everything = np.ones(rows.num_rows, dtype=np.bool_)
+        if self._is_delete:
+            return everything
+        if CHANGE_TYPE_COLUMN not in rows.schema.names:
+            return ~everything
+        types = rows.column(CHANGE_TYPE_COLUMN)
+        deletes = ~everything
+        try:
+            return np.asarray(operations_of(types, table=self._name) == OPERATION_DELETE)
+        except SchemaMismatchError:
+            for at, text in enumerate(types.to_pylist()):
+                deletes[at] = text in ("-D", "d")
+        return deletes
+
+    def _check(self, rows: pa.RecordBatch) -> None:
+        """Raise for rows that the service would refuse."""
+        kept = rows
+        has_types = CHANGE_TYPE_COLUMN in rows.schema.names
+        if has_types:
+            operations_of(rows.column(CHANGE_TYPE_COLUMN), table=self._name)
+        if has_types or self._is_delete:
+            deletes = self._deletes(rows)
+            kept = rows.filter(pa.array(~deletes)) if deletes.any() else rows
+        if self._strict and kept.num_rows and set(self._wanted.names) <= set(kept.schema.names):
+            # Of required columns no nulls are left: this looks into nested ones.
+            check_nulls(kept.select(self._wanted.names), self._table.schema, table=self._name)
+        self._limits.check(kept, table=self._name)
+        byte_count = rows.nbytes
+        if byte_count > self._row_bytes_max and rows.num_rows == 1:
+            raise SchemaMismatchError(
+                f"the row has {byte_count} bytes; at most {self._row_bytes_max}"
+            )
+        if byte_count > self._row_bytes_max // 2 and rows.num_rows > 1:
+            raise RequestTooLargeError("rows that may be too large: look closer")
+        if self._key and rows.num_rows:
+            longest = pc.max(pc.binary_length(encode_key([rows.column(n) for n in self._key])))
+            if longest.as_py() > KEY_BYTES_MAX:
+                raise SchemaMismatchError(
+                    f"the key ({', '.join(self._key)}) has {longest} bytes; at most {KEY_BYTES_MAX}"
+                )
+
+
+_Bad = dict[int, tuple[str | None, str]]
+
+
+def _refused(
+    rows: pa.RecordBatch, check: Callable[[pa.RecordBatch], None]
+) -> Iterator[tuple[int, str]]:
+    """Yield the rows that `check` refuses, with its message."""
+    waiting = [(0, rows)]
+    while waiting:
+        first, part = waiting.pop()
+        if part.num_rows == 0:
+            continue
+        try:
+            check(part)
+        except StreamhouseError as error:
+            if part.num_rows == 1:
+                yield first, error.message
+                continue
+            half = part.num_rows // 2
+            waiting.append((first + half, part.slice(half)))
+            waiting.append((first, part.slice(0, half)))
+
+
+def _cast_array(
+    array: pa.Array, t: pa.DataType, cast: Cast
+) -> tuple[pa.Array, Sequence[tuple[int, str]]]:
+    """Return an array of type `t`, and which values are none of it: they are null there."""
+    if array.type == t:
+        return array, ()
+    done: list[pa.Array] = []
+    wrong: list[tuple[int, str]] = []
+    waiting = [(0, array)]
+    while waiting:
+        first, part = waiting.pop()
+        try:
+            done.append(cast(part, t))
+        except (pa.ArrowInvalid, SchemaMismatchError):
+            if len(part) == 1:
+                done.append(pa.nulls(1, t))
+                shown = str(python_value(part[0]))[:100]
+                wrong.append((first, f"{shown!r} is no {t}, or is outside of its range"))
+                continue
+            half = len(part) // 2
+            waiting.append((first + half, part.slice(half)))
+            waiting.append((first, part.slice(0, half)))
+    return (done[0] if len(done) == 1 else pa.concat_arrays(done)), wrong
+
+
+def cast_values(array: pa.Array, t: pa.DataType) -> pa.Array:
+    """Return values of type `t`, texts as numbers, dates and timestamps if need be."""
+    is_text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
+    if not is_text or pa.types.is_string(t):
+        return array.cast(t)
+    array = pc.utf8_trim_whitespace(array)
+    if pa.types.is_decimal(t):
+        return castable_texts(array, t).cast(t)
+    if pa.types.is_integer(t):
+        return _without_hexadecimals(array).cast(t)
+    if pa.types.is_floating(t):
+        return _without_overflow(array, array.cast(t))
+    if pa.types.is_timestamp(t) and t.tz is not None:
+        try:
+            return array.cast(t)
+        except pa.ArrowInvalid:
+            # A text without a zone is a time of UTC.
+            return array.cast(pa.timestamp(t.unit)).cast(pa.int64()).cast(t)
+    return array.cast(t)
+
+
+def _without_hexadecimals(texts: pa.Array) -> pa.Array:
+    """Return texts of which none is a `0x1f`, for which Arrow has a number."""
+    if pc.any(pc.match_substring(texts, "x", ignore_case=True)).as_py():
+        raise SchemaMismatchError("a text is no number")
+    return texts
+
+
+def _without_overflow(texts: pa.Array, numbers: pa.Array) -> pa.Array:
+    """Return numbers of which none is infinite where its text writes a finite one."""
+    infinite = texts.filter(pc.is_inf(numbers))
+    if len(infinite) and pc.any(pc.match_substring_regex(infinite, "[0-9]")).as_py():
+        raise SchemaMismatchError("a number is too large")
+    return numbers
+
+
+def _values(rows: pa.RecordBatch, at: int) -> dict[str, Any]:
+    return {
+        name: python_value(column[at])
+        for name, column in zip(rows.schema.names, rows.columns, strict=True)
+    }

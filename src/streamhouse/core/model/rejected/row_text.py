@@ -1,0 +1,122 @@
+"""A row as JSON, and rows of JSON as a table's columns have them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+
+from streamhouse.core.model.values.calendar import arrow_value
+from streamhouse.core.model.values.decimals import as_decimal, as_integer
+from streamhouse.core.model.values.json_values import (
+    as_float,
+    row_to_json,
+    text_reader,
+)
+
+__all__ = ["column_of", "row_of"]
+
+
+_NO_VALUE: Final = (
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    KeyError,
+    AttributeError,
+    pa.ArrowException,
+)
+
+
+_AS_JSON: Final = (bool, list, dict)
+
+
+def row_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of Python values as JSON has it."""
+    return row_to_json(values)
+
+
+def column_of(values: Sequence[Any], t: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
+    """Return values, Python's own or those of JSON, as an array, and why some are no values of it.
+
+    Those are null in the array.
+    """
+    found: list[Any] = []
+    wrong: dict[int, str] = {}
+    for position, value in enumerate(values):
+        try:
+            found.append(_value(value, t))
+        except _NO_VALUE as error:
+            wrong[position] = _reason(value, t, error)
+            found.append(None)
+    try:
+        return pa.array(found, t), wrong
+    except _NO_VALUE:
+        # One is no value, or one of a year that Python has not: each is made alone.
+        pass
+    arrays = []
+    for position, value in enumerate(found):
+        try:
+            arrays.append(arrow_value(value, t))
+        except _NO_VALUE as error:
+            wrong[position] = _reason(values[position], t, error)
+            arrays.append(pa.nulls(1, t))
+    return pa.concat_arrays(arrays), wrong
+
+
+class _UnknownFieldError(ValueError):
+    """A struct of a row has a field that the column's has not."""
+
+
+def _reason(value: Any, t: pa.DataType, error: Exception) -> str:
+    why = f": {error}" if isinstance(error, _UnknownFieldError) else ""
+    try:
+        shown = json.dumps(value, default=str) if isinstance(value, _AS_JSON) else str(value)
+    except (ValueError, TypeError):
+        shown = str(value)
+    return f"{shown[:100]!r} is no {t}{why}"
+
+
+def _value(value: Any, t: pa.DataType) -> Any:
+    """Return a value for Arrow; raises one of `_NO_VALUE` for what is none.
+
+    What Arrow would make something else of, as letters of a text, is none. Numbers of JSON with a
+    point are decimals, which any number takes that can hold them.
+    """
+    if value is None:
+        return None
+    if pa.types.is_nested(t):
+        return _nested(value, t)
+    if pa.types.is_string(t):
+        if not isinstance(value, str):
+            raise TypeError
+        return value
+    if isinstance(value, str):
+        return text_reader(t)(value.strip().lower() if pa.types.is_boolean(t) else value)
+    if isinstance(value, bool) != pa.types.is_boolean(t):
+        raise TypeError
+    if pa.types.is_decimal(t) and isinstance(value, int | Decimal):
+        return as_decimal(value, t)
+    if pa.types.is_floating(t):
+        is_infinite = isinstance(value, float) and not math.isfinite(value)
+        return value if is_infinite else as_float(value, t)
+    return as_integer(value) if isinstance(value, Decimal) else value
+
+
+def _nested(value: Any, t: pa.DataType) -> Any:
+    if pa.types.is_struct(t):
+        if not isinstance(value, Mapping):
+            raise TypeError
+        if not value.keys() <= (known := {field.name for field in t}):
+            name = next(name for name in value if name not in known)
+            raise _UnknownFieldError(f"it has no field {name[:100]!a}")
+        return {field.name: _value(value.get(field.name), field.type) for field in t}
+    if pa.types.is_map(t):
+        pairs = value.items() if isinstance(value, Mapping) else value
+        return [(_value(k, t.key_type), _value(v, t.item_type)) for k, v in pairs]
+    if isinstance(value, str | bytes | Mapping):
+        raise TypeError
+    return [_value(item, t.value_type) for item in value]

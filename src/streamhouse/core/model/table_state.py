@@ -1,0 +1,299 @@
+"""A table at one instant, a tiering worker's claim on it, and what the worker reports in the end.
+
+What plans and rounds start from, and what a round ends with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from streamhouse.core.model.lake.facts import (
+    LakeDebt,
+    LakeRole,
+    LakeState,
+    SideLakeState,
+)
+from streamhouse.core.model.offsets import (
+    BucketPositions,
+    buckets_to_json,
+    offsets_from_json,
+    truncated_offsets,
+)
+from streamhouse.core.model.table import TableInfo
+
+__all__ = [
+    "EMBEDDED_WORKER_ID",
+    "BucketSizes",
+    "TableSizes",
+    "TableState",
+    "TieringAssignment",
+    "TieringReport",
+]
+
+EMBEDDED_WORKER_ID: Final = "embedded"
+"""Name of the worker inside the service: when the service has died, so has that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableState:
+    """One consistent cut of a table: all of an append's buckets are in it, or none.
+
+    `positions` has every bucket; `lake` is the lake snapshot those tiered offsets belong to. Where
+    the service `may_lose_rows` that it shows, other rows may get their offsets.
+    """
+
+    table: TableInfo
+    positions: Mapping[int, BucketPositions]
+    lake: LakeState
+    may_lose_rows: bool = False
+
+    def in_version(self, schema_id: int) -> TableState:
+        """Return the same cut with the table in this version of its schema."""
+        return replace(self, table=self.table.in_version(schema_id))
+
+    def reached_offsets(self) -> dict[int, int]:
+        """Return bucket -> the end offset of the rows that every layout of the table has.
+
+        Rows that were overwritten before they were tiered are no lake's to have, and no layout
+        needs rows that have expired.
+        """
+        reached = {bucket: at.tiered_offset for bucket, at in self.positions.items()}
+        if self.table.properties().has_batch_layout:
+            batch = {} if self.lake.batch is None else self.lake.batch.tiered_offsets
+            reached = {bucket: min(end, batch.get(bucket, 0)) for bucket, end in reached.items()}
+        return {
+            bucket: max(end, self.positions[bucket].first_offset) for bucket, end in reached.items()
+        }
+
+    @property
+    def has_overwritten_rows(self) -> bool:
+        """Whether the lake, in any of its layouts, has rows that were overwritten."""
+        wanted = truncated_offsets(self.positions)
+        layouts = (self.lake if self.lake.snapshot_id is not None else None, self.lake.batch)
+        return any(lake is not None and dict(lake.truncated_offsets) != wanted for lake in layouts)
+
+    def in_batch_layout(self) -> TableState | None:
+        """Return the same cut with the lake that the batch layout is: its snapshot, its offsets.
+
+        None while the table has no such snapshot, or one that lacks rows which are gone from the
+        log: the layout came later, and rounds still bring them.
+        """
+        batch = self.lake.batch
+        if batch is None:
+            return None
+        ends = batch.tiered_offsets
+        if any(
+            max(ends[b], at.first_offset) < at.log_start_offset for b, at in self.positions.items()
+        ):
+            return None
+        return replace(
+            self,
+            positions={b: replace(at, tiered_offset=ends[b]) for b, at in self.positions.items()},
+            lake=replace(
+                self.lake,
+                role=LakeRole.BATCH,
+                snapshot_id=batch.snapshot_id,
+                table_uuid=batch.table_uuid,
+                tiered_offsets=ends,
+                tiered_at_us=self.lake.batch_tiered_at_us,
+                truncated_offsets=batch.truncated_offsets,
+                fingerprints=batch.fingerprints,
+            ),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "table": self.table.to_json(),
+            "positions": {str(b): p.to_json() for b, p in sorted(self.positions.items())},
+            "lake": self.lake.to_json(),
+            **({"may_lose_rows": True} if self.may_lose_rows else {}),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TableState:
+        """Read the JSON form."""
+        table = TableInfo.from_json(value["table"])
+        return cls(
+            table=table,
+            positions={
+                int(bucket): BucketPositions.from_json(at, table_id=table.table_id)
+                for bucket, at in value["positions"].items()
+            },
+            lake=LakeState.from_json(value["lake"]),
+            may_lose_rows=bool(value.get("may_lose_rows", False)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieringAssignment:
+    """One tiering round granted to one worker.
+
+    The worker owns the table's lake until it completes, fails, or misses heartbeats for
+    `lease_ms`; then `epoch` is fenced. `state` is the cut to tier up to. Without `is_batch_due` the
+    batch layout, if the table has one, is fresh enough to wait for a later round.
+    """
+
+    epoch: int
+    lease_ms: int
+    state: TableState
+    is_batch_due: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "epoch": self.epoch,
+            "lease_ms": self.lease_ms,
+            "state": self.state.to_json(),
+            "is_batch_due": self.is_batch_due,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TieringAssignment:
+        """Read the JSON form."""
+        return cls(
+            epoch=int(value["epoch"]),
+            lease_ms=int(value["lease_ms"]),
+            state=TableState.from_json(value["state"]),
+            is_batch_due=bool(value.get("is_batch_due", True)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieringReport:
+    """A committed lake snapshot, as the worker of the claim `epoch` reports it.
+
+    `snapshot_id`, `table_uuid` and `tiered_offsets` are those of the rows' own lake table;
+    `changelog` is the snapshot of the full history, `batch` that of the batch layout. Without one
+    of those, what is known of it stays as it is, and so do `truncated_offsets`, below which the
+    snapshot has no rows any more, because they were overwritten. No read finds rows below
+    `expired_offsets` any more; those of a bucket never go back. `fingerprints` are what the
+    snapshot says of the log that its rows came from. `debt` is what the lake table is made of, for
+    people to look at. With `keep_lease` the claim goes on, and ends with a report without it. At
+    `maintenance_due_us` the table wants to be claimed even if no more rows come to it.
+    """
+
+    table_id: int
+    epoch: int
+    snapshot_id: int
+    table_uuid: str
+    tiered_offsets: Mapping[int, int]
+    changelog: SideLakeState | None = None
+    batch: SideLakeState | None = None
+    truncated_offsets: Mapping[int, int] | None = None
+    expired_offsets: Mapping[int, int] = field(default_factory=dict)
+    fingerprints: Mapping[int, str] = field(default_factory=dict)
+    debt: LakeDebt | None = None
+    keep_lease: bool = False
+    maintenance_due_us: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form; a snapshot id is a string because it exceeds 2**53."""
+        return {
+            "table_id": self.table_id,
+            "epoch": self.epoch,
+            "lake_snapshot_id": str(self.snapshot_id),
+            "lake_table_uuid": self.table_uuid,
+            "tiered_offsets": buckets_to_json(self.tiered_offsets),
+            "changelog": None if self.changelog is None else self.changelog.to_json(),
+            "batch": None if self.batch is None else self.batch.to_json(),
+            "keep_lease": self.keep_lease,
+            "debt": None if self.debt is None else self.debt.to_json(),
+            "truncated_offsets": None
+            if self.truncated_offsets is None
+            else buckets_to_json(self.truncated_offsets),
+            "maintenance_due_us": self.maintenance_due_us,
+            "expired_offsets": buckets_to_json(self.expired_offsets),
+            "fingerprints": buckets_to_json(self.fingerprints),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TieringReport:
+        """Read the JSON form."""
+        changelog, batch, debt = (value.get(key) for key in ("changelog", "batch", "debt"))
+        truncated = value.get("truncated_offsets")
+        return cls(
+            table_id=int(value["table_id"]),
+            epoch=int(value["epoch"]),
+            snapshot_id=int(value["lake_snapshot_id"]),
+            table_uuid=str(value["lake_table_uuid"]),
+            tiered_offsets=offsets_from_json(value["tiered_offsets"]),
+            changelog=None if changelog is None else SideLakeState.from_json(changelog),
+            batch=None if batch is None else SideLakeState.from_json(batch),
+            truncated_offsets=None if truncated is None else offsets_from_json(truncated),
+            expired_offsets=offsets_from_json(value.get("expired_offsets", {})),
+            fingerprints={int(b): str(said) for b, said in value.get("fingerprints", {}).items()},
+            debt=None if debt is None else LakeDebt.from_json(debt),
+            keep_lease=bool(value.get("keep_lease", False)),
+            maintenance_due_us=value.get("maintenance_due_us"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketSizes:
+    """One bucket: its log, the part of it that the lake has too, its rows by key.
+
+    `tiered_log_bytes` is estimated by the share of the log's rows; a row is as large as the others.
+    """
+
+    log_bytes: int
+    tiered_log_bytes: int
+    key_bytes: int = 0
+
+    @classmethod
+    def of_log(
+        cls, log_bytes: int, *, start: int, tiered: int, end: int, key_bytes: int = 0
+    ) -> BucketSizes:
+        """Return the sizes of a log with the offsets [start, end), tiered up to `tiered`."""
+        rows, tiered_rows = end - start, max(0, min(tiered, end) - start)
+        return cls(
+            log_bytes=log_bytes,
+            tiered_log_bytes=log_bytes * tiered_rows // rows if rows else 0,
+            key_bytes=key_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TableSizes:
+    """The sizes of all buckets."""
+
+    buckets: Mapping[int, BucketSizes]
+
+    @property
+    def hot_bytes(self) -> int:
+        """What the service's disk holds."""
+        return sum(sizes.log_bytes + sizes.key_bytes for sizes in self.buckets.values())
+
+    @property
+    def doubled_bytes(self) -> int:
+        """What of the log is in the lake too."""
+        return sum(sizes.tiered_log_bytes for sizes in self.buckets.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "buckets": {
+                str(bucket): {
+                    "log_bytes": sizes.log_bytes,
+                    "tiered_log_bytes": sizes.tiered_log_bytes,
+                    "key_bytes": sizes.key_bytes,
+                }
+                for bucket, sizes in sorted(self.buckets.items())
+            }
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> TableSizes:
+        """Read the JSON form."""
+        return cls(
+            {
+                int(bucket): BucketSizes(
+                    log_bytes=int(sizes["log_bytes"]),
+                    tiered_log_bytes=int(sizes["tiered_log_bytes"]),
+                    key_bytes=int(sizes["key_bytes"]),
+                )
+                for bucket, sizes in value["buckets"].items()
+            }
+        )

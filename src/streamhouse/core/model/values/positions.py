@@ -1,0 +1,195 @@
+"""What users write for positions: `earliest`, `latest`, times, an offset for each bucket.
+
+Offsets are a dict, whose buckets may be texts as JSON has them, or its JSON text. Options of reads
+and starts of subscriptions are read here, so that they take the same. They may say whose they are:
+`{"table_id": 7, "offsets": {"0": 12}}`, or a dict of offsets that know their table. Plain numbers
+are offsets of the table that has the name when they are read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal
+
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.offsets import Offset, table_of_offsets
+from streamhouse.core.model.values.calendar import DAY_US, days_of
+from streamhouse.core.model.values.numbers import whole_number
+from streamhouse.core.model.values.zone import parse_zone
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "StartingPosition",
+    "from_json_text",
+    "parse_ending_offsets",
+    "parse_starting_offsets",
+    "parse_timestamp_us",
+]
+
+EARLIEST: Final = -2
+"""In a mapping of offsets: the oldest row there is. The number is Kafka's."""
+
+LATEST: Final = -1
+"""In a mapping of offsets: the end at the time of planning."""
+
+_TABLE_ID: Final = "table_id"
+_OFFSETS: Final = "offsets"
+_NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}
+_BUCKET: Final = re.compile(r"[0-9]{1,10}")
+_MICROSECOND: Final = timedelta(microseconds=1)
+_YEAR_LAST: Final = 2262
+_END_US: Final = days_of(_YEAR_LAST + 1, 1, 1) * DAY_US
+
+Kind = Literal["full", "earliest", "latest", "timestamp", "offsets"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartingPosition:
+    """Where a read starts; `offsets` may hold `EARLIEST` and `LATEST` and lack buckets.
+
+    They know their table if that was said.
+    """
+
+    kind: Kind
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    timestamp_us: int | None = None
+
+
+def parse_starting_offsets(
+    value: object, *, name: str, zone: str = "UTC", words: str = "full, earliest, latest"
+) -> StartingPosition:
+    """Read where a read starts; a time without a zone is in `zone`. A refusal lists `words`."""
+    value = from_json_text(value, name=name)
+    if isinstance(value, Mapping):
+        return StartingPosition(kind="offsets", offsets=_offsets(value, name=name))
+    text = value.strip() if isinstance(value, str) else ""
+    lowered = text.lower()
+    if lowered == "full":
+        return StartingPosition(kind="full")
+    if lowered == "earliest":
+        return StartingPosition(kind="earliest")
+    if lowered == "latest":
+        return StartingPosition(kind="latest")
+    if not lowered[:1].isdigit() and not lowered.startswith("-"):
+        raise InvalidRequestError(
+            f"{name} must be {words}, a time, or bucket -> offset like"
+            f' {{"0": 12, "1": "earliest"}}, not {value!r:.200}'
+        )
+    timestamp_us = parse_timestamp_us(text, name=name, zone=zone)
+    return StartingPosition(kind="timestamp", timestamp_us=timestamp_us)
+
+
+def parse_ending_offsets(text: str, *, name: str) -> dict[int, int]:
+    """Read option `endingOffsets`; buckets that are absent end at the latest offset."""
+    if text.strip().lower() == "latest":
+        return {}
+    value = from_json_text(text, name=name)
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError(
+            f"{name} must be latest or bucket -> offset like"
+            f' {{"0": 99, "1": "latest"}}, not {text!r:.200}'
+        )
+    offsets = _offsets(value, name=name)
+    if EARLIEST in offsets.values():
+        raise InvalidRequestError(f"{name} = '{text[:200]}': a read cannot end at 'earliest'")
+    return offsets
+
+
+def from_json_text(value: object, *, name: str) -> object:
+    """Return what a text says that is a JSON object; any other value as it is."""
+    if not isinstance(value, str) or not value.strip().startswith("{"):
+        return value
+
+    def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        # Python would take the last one: rows would be left out, or read again.
+        found: dict[str, Any] = {}
+        for key, said in pairs:
+            if key in found:
+                raise InvalidRequestError(f"{name} = '{value[:200]}' names '{key[:80]}' twice")
+            found[key] = said
+        return found
+
+    try:
+        return json.loads(value, object_pairs_hook=each_once)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(
+            f"{name} = '{value[:200]}' must be JSON from bucket to offset, like"
+            ' {"0": 12, "1": "earliest"}'
+        ) from error
+
+
+def parse_timestamp_us(text: str, *, name: str, zone: str = "UTC") -> int:
+    """Read ISO-8601, in `zone` unless it names one, or a number, as microseconds since 1970.
+
+    A number of 11 to 13 digits is milliseconds, one of 14 to 16 microseconds: both name the years
+    1970 to 2286. Fewer digits are seconds and more are nanoseconds; neither is guessed.
+    """
+    text = text.strip()
+    if re.fullmatch(r"[+-]?[0-9]+", text):
+        timestamp_us = _of_number(text, name=name)
+    else:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"{name} = '{text[:200]}' is not a time: write ISO-8601 like"
+                " '2026-01-31T12:00:00Z', or milliseconds or microseconds since 1970"
+            ) from error
+        wall = (moment.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // _MICROSECOND
+        if (offset := moment.utcoffset()) is not None:
+            timestamp_us = wall - offset // _MICROSECOND
+        else:
+            timestamp_us = parse_zone(zone, name="the time zone").moment_of(wall)
+    if not 0 <= timestamp_us < _END_US:
+        raise InvalidRequestError(
+            f"{name} = '{text[:200]}' is a time before 1970 or after {_YEAR_LAST}, when no row was"
+            " written: check the unit and the sign"
+        )
+    return timestamp_us
+
+
+def _of_number(text: str, *, name: str) -> int:
+    digits = len(text.lstrip("+-").lstrip("0"))
+    if digits == 0 or 11 <= digits <= 13:
+        return int(text) * 1_000
+    if 14 <= digits <= 16:
+        return int(text)
+    hint = "multiply seconds by 1000" if digits < 11 else "divide nanoseconds by 1000"
+    raise InvalidRequestError(
+        f"{name} = '{text[:200]}' has {digits} digits, so it is neither milliseconds since 1970"
+        f" (11 to 13 digits) nor microseconds (14 to 16): {hint}, or write ISO-8601 like"
+        " '2026-01-31T12:00:00Z'"
+    )
+
+
+def _offsets(value: Mapping[Any, Any], *, name: str) -> dict[int, int]:
+    table_id = table_of_offsets(value.values(), what=name)
+    if value.keys() == {_TABLE_ID, _OFFSETS}:
+        table_id = _whole(value[_TABLE_ID], what=f"{name}: table_id is a whole number")
+        value = value[_OFFSETS]
+        if not isinstance(value, Mapping):
+            raise InvalidRequestError(f"{name}: offsets are bucket -> offset, not {value!r:.80}")
+    found: dict[int, int] = {}
+    for bucket, offset in value.items():
+        number = int(bucket) if isinstance(bucket, str) and _BUCKET.fullmatch(bucket) else bucket
+        at = _whole(number, what=f"{name}: a bucket is a whole number from 0 on")
+        if at in found:
+            raise InvalidRequestError(f"{name} names bucket {at} twice, also as {bucket!r:.80}")
+        if isinstance(offset, str):
+            offset = _NAMED.get(offset.lower(), offset)
+        what = f"{name}: the offset of bucket {at} is a whole number, 'earliest' or 'latest'"
+        number = _whole(offset, what=what, least=EARLIEST)
+        found[at] = number if table_id is None or number < 0 else Offset(number, table_id)
+    return found
+
+
+def _whole(value: Any, *, what: str, least: int = 0) -> int:
+    number = whole_number(value, least=least)
+    if number is None:
+        raise InvalidRequestError(f"{what}, not {value!r:.80}")
+    return number

@@ -1,0 +1,195 @@
+"""CSV with a header as rows of a table.
+
+A field without quotes and without letters is null, and `""` is the empty text. Arrow reads all
+fields as texts, block by block; what divides rows elsewhere makes values of them, column by column.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.csv
+
+from streamhouse.core.errors import (
+    InvalidRequestError,
+    RequestTooLargeError,
+    SchemaMismatchError,
+    UnknownColumnError,
+    UnsupportedError,
+)
+from streamhouse.core.model.rejected.division import Divided, divide
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.text.text_rows import (
+    DividedText,
+    TextBounds,
+    nothing_done,
+    unhexed,
+)
+
+__all__ = ["divide_csv"]
+
+_BLOCK_BYTES: Final = 1 << 20
+_HEADER_BYTES_MAX: Final = 1 << 20
+_COLUMNS_MAX: Final = 2_100
+# For all that Python reads as CSV. The longest row of a table has 31 MiB.
+csv.field_size_limit(32 << 20)
+
+
+def divide_csv(body: bytes, table: TableInfo, bounds: TextBounds) -> Divided:
+    """Read a body and divide its rows; raises for what is no CSV. On any thread."""
+    names = _header(body, table, bounds)
+    if body.count(b'"') % 2:
+        # Arrow would read all to the end as one field, as of a file that was cut off.
+        raise InvalidRequestError(
+            f"{bounds.what}: a quote of the body is never closed; a field with quotes is written"
+            ' as "a ""word"""; nothing was written'
+        )
+    try:
+        try:
+            return _divided(body, names, table, bounds, block_bytes=_BLOCK_BYTES)
+        except pa.ArrowInvalid as error:
+            if "straddling" not in str(error):
+                raise
+            # A row that is longer than a block.
+            return _divided(body, names, table, bounds, block_bytes=len(body) + 1)
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise InvalidRequestError(
+            f"{bounds.what}: {_where(body)}the body is no CSV: {error}; nothing was written"
+        ) from error
+
+
+def _divided(
+    body: bytes, names: Sequence[str], table: TableInfo, bounds: TextBounds, *, block_bytes: int
+) -> Divided:
+    result = DividedText(bounds)
+    for batch in _text_batches(body, names, block_bytes):
+        result.check(batch.num_rows, 0)
+        rows = _with_all_columns(batch, table, body, result)
+        divided = divide(table, rows.schema, [rows])
+        if divided.bad and not bounds.is_rejecting:
+            number, bad = divided.bad[0]
+            at = result.row_count + number + bad[0].position
+            raise result.refusal(_line_of(body, at), bad[0])
+        result.add(divided, batch.num_rows)
+    return result.divided()
+
+
+def _header(body: bytes, table: TableInfo, bounds: TextBounds) -> Sequence[str]:
+    """Return the columns that a body has; raises if the table has not all of them."""
+    what = bounds.what
+    head = body[:_HEADER_BYTES_MAX]
+    try:
+        names: list[str] = next(_records(head.decode("utf-8-sig", "ignore")), [])
+    except csv.Error as error:
+        raise InvalidRequestError(f"{what}: line 1, the header, is no CSV: {error}") from error
+    if not names:
+        raise InvalidRequestError(
+            f"{what}: the body is empty; a CSV body begins with a header of column names"
+        )
+    if len(names) > _COLUMNS_MAX or (b"\n" not in head.rstrip(b"\n") and len(head) < len(body)):
+        raise RequestTooLargeError(
+            f"{what}: line 1, the header, has more than {_COLUMNS_MAX} columns or"
+            f" {_HEADER_BYTES_MAX} bytes"
+        )
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidRequestError(f"{what}: line 1 names column '{name[:100]}' twice")
+        if name == CHANGE_TYPE_COLUMN and table.is_primary_key_table:
+            continue
+        if bounds.key and name not in bounds.key:
+            raise UnknownColumnError(
+                f"{what}: line 1: {bounds.whose} has no column '{name[:100]}';"
+                f" {nothing_done(is_delete=True)}"
+            )
+        column = table.schema.column(name, table=str(table.path))
+        if pa.types.is_nested(column.type):
+            raise UnsupportedError(
+                f"{what}: column '{name}' is {column.type}, for which CSV has no values; send"
+                " application/x-ndjson"
+            )
+    return names
+
+
+def _text_batches(
+    body: bytes, names: Sequence[str], block_bytes: int
+) -> pyarrow.csv.CSVStreamingReader:
+    return pyarrow.csv.open_csv(
+        pa.BufferReader(body),
+        read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=block_bytes),
+        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=b'"' in body),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types={name: pa.string() for name in names},
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )
+
+
+def _with_all_columns(
+    batch: pa.RecordBatch, table: TableInfo, body: bytes, result: DividedText
+) -> pa.RecordBatch:
+    """Return rows with null columns for those that the header does not name."""
+    arrays, fields = [], []
+    for name, array in zip(batch.schema.names, batch.columns, strict=True):
+        if name == CHANGE_TYPE_COLUMN and table.is_primary_key_table:
+            array = array.fill_null("+U")
+        elif pa.types.is_binary(table.schema.column(name, table=str(table.path)).type):
+            try:
+                array = unhexed(array)
+            except SchemaMismatchError as error:
+                at = next(i for i, text in enumerate(array) if not _is_hex(text.as_py()))
+                raise InvalidRequestError(
+                    f"{result.bounds.what}: line {_line_of(body, result.row_count + at)}, column"
+                    f" '{name}': {str(array[at].as_py())[:100]!r} is no hexadecimal digits; nothing"
+                    " was written"
+                ) from error
+        arrays.append(array)
+        fields.append(pa.field(name, array.type))
+    for column in table.schema.columns:
+        if column.name not in batch.schema.names:
+            arrays.append(pa.nulls(batch.num_rows, column.type))
+            fields.append(pa.field(column.name, column.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _is_hex(text: str | None) -> bool:
+    try:
+        return text is None or len(bytes.fromhex(text)) * 2 == len(text)
+    except ValueError:
+        return False
+
+
+def _records(text: str) -> Any:
+    return csv.reader(io.StringIO(text, newline=""))
+
+
+def _line_of(body: bytes, row: int) -> int:
+    """Return the line at which a row begins; only asked for what is refused."""
+    records = _records(body.decode("utf-8-sig", "replace"))
+    begins = 1
+    left = row + 1
+    # A field may be longer than Python reads: then it is the one that is wrong.
+    with contextlib.suppress(csv.Error):
+        for record in records:
+            if record:
+                if left == 0:
+                    return begins
+                left -= 1
+            begins = records.line_num + 1
+    return begins
+
+
+def _where(body: bytes) -> str:
+    """Return where bytes are no text, if that is what is wrong."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f"line {body.count(10, 0, error.start) + 1} is no UTF-8: "
+    return ""

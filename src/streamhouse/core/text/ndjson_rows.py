@@ -1,0 +1,108 @@
+"""NDJSON, one JSON object a line, as rows of a table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from streamhouse.core.errors import InvalidRequestError, RequestTooLargeError
+from streamhouse.core.model.rejected.division import (
+    Arranged,
+    Divided,
+    divide,
+    divide_arranged,
+)
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.text.json_reading import json_object
+from streamhouse.core.text.json_texts import JsonTexts, RowReader
+from streamhouse.core.text.text_rows import DividedText, TextBounds
+
+__all__ = ["divide_ndjson", "json_object_lines"]
+
+_LINES_MAX: Final = 4_000_000
+_BLANK: Final = re.compile(rb"[ \t\r]*")
+_MARK: Final = b"\xef\xbb\xbf"
+
+
+def divide_ndjson(body: bytes, table: TableInfo, bounds: TextBounds) -> Divided:
+    """Read a body and divide its rows; raises for a line that is no JSON object. On any thread."""
+    lines = _Lines(body, what=bounds.what)
+    result = DividedText(bounds)
+    types = {column.name: column.type for column in table.schema.columns}
+    if table.is_primary_key_table and f'"{CHANGE_TYPE_COLUMN}"'.encode() in body:
+        types[CHANGE_TYPE_COLUMN] = pa.string()
+    reader = RowReader(
+        lines.texts,
+        types,
+        check=result.check,
+        unreadable=lines.refuse,
+        what=bounds.what,
+        whose=bounds.whose,
+        defaults={CHANGE_TYPE_COLUMN: "+U"},
+    )
+    for first, end, run in reader.runs():
+        if run.given is None:
+            divided = divide(table, run.rows.schema, [run.rows])
+        else:
+            divided = divide_arranged(table, Arranged(run.rows, run.bad), run.given)
+        if divided.bad and not bounds.is_rejecting:
+            number, bad = divided.bad[0]
+            line = lines.number(first + number + bad[0].position)
+            raise result.refusal(line, bad[0])
+        result.add(divided, end - first)
+    return result.divided()
+
+
+def json_object_lines(body: bytes, *, what: str, rows_max: int) -> list[Mapping[str, Any]]:
+    """Return the objects of a small body's lines; raises for a line that is none."""
+    lines = _Lines(body, what=what)
+    if len(lines) > rows_max:
+        raise RequestTooLargeError(f"{what}: {len(lines)} rows in one request; at most {rows_max}")
+    return [lines.object(at) for at in range(len(lines))]
+
+
+class _Lines:
+    """The lines of a body that are not blank."""
+
+    def __init__(self, body: bytes, *, what: str) -> None:
+        if body.count(b"\n") > _LINES_MAX:
+            raise RequestTooLargeError(f"{what}: more than {_LINES_MAX} lines; send fewer")
+        self._what = what
+        data = np.frombuffer(body, np.uint8)
+        ends = np.flatnonzero(data == ord("\n"))
+        if body and not body.endswith(b"\n"):
+            ends = np.append(ends, len(body))
+        starts = np.append(np.zeros(min(len(ends), 1), ends.dtype), ends[:-1] + 1)
+        if len(starts) and body.startswith(_MARK):
+            starts[0] = len(_MARK)
+        # Few lines are so short that they may be blank ones.
+        kept = np.ones(len(starts), np.bool_)
+        for at in np.flatnonzero(data[np.minimum(starts, len(body) - 1)] <= ord(" ")):
+            kept[at] = _BLANK.fullmatch(body, int(starts[at]), int(ends[at])) is None
+        self._numbers = np.flatnonzero(kept)
+        self.texts = JsonTexts(body, starts[kept], ends[kept])
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def number(self, at: int) -> int:
+        """Return the number of a line, from 1 on, blank ones counted."""
+        return int(self._numbers[at]) + 1
+
+    def object(self, at: int) -> Mapping[str, Any]:
+        """Return the object of a line; raises for a line that is none."""
+        try:
+            return json_object(self.texts.text(at))
+        except ValueError as error:
+            self.refuse(at, str(error))
+
+    def refuse(self, at: int, reason: str, /) -> NoReturn:
+        """Raise for a line that is no object: the body is none of lines of objects then."""
+        raise InvalidRequestError(
+            f"{self._what}: line {self.number(at)} {reason}; nothing was written"
+        )

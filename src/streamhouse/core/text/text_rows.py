@@ -1,0 +1,194 @@
+"""What NDJSON and CSV bodies share: their bounds, and columns of texts as columns of values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from streamhouse.core.errors import (
+    RequestTooLargeError,
+    SchemaMismatchError,
+    StreamhouseError,
+)
+from streamhouse.core.model.rejected.division import Divided
+from streamhouse.core.model.rejected.row_splitter import BadRow, cast_values
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+
+__all__ = [
+    "DividedText",
+    "TextBounds",
+    "as_values",
+    "nested_bytes",
+    "nothing_done",
+    "unhexed",
+    "width_of",
+]
+
+
+def nothing_done(*, is_delete: bool) -> str:
+    """Return how the refusal of a row ends: the rows before it are not stored either."""
+    if is_delete:
+        return "nothing was deleted"
+    return "nothing was written, and on_error=reject would keep such rows"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextBounds:
+    """What a body may come to: rows, and the bytes that they have as Arrow's."""
+
+    what: str
+    """What errors begin with, as in "append to 'db.t'"."""
+    rows_max: int
+    bytes_max: int
+    is_rejecting: bool
+    """Whether rows that do not fit are kept; else the first one refuses the body."""
+    key: tuple[str, ...] = ()
+    """Of a delete, the key columns, which are all that its rows have."""
+
+    @property
+    def whose(self) -> str:
+        """What columns are looked for in, in words."""
+        return f"the key ({', '.join(self.key)})" if self.key else "the table"
+
+
+@dataclass(slots=True)
+class DividedText:
+    """What has been read of a body; raises `RequestTooLargeError` over its bounds."""
+
+    bounds: TextBounds
+    good: list[pa.RecordBatch] = field(default_factory=list)
+    bad: list[tuple[int, Sequence[BadRow]]] = field(default_factory=list)
+    row_count: int = 0
+    byte_count: int = 0
+
+    def add(self, divided: Divided, row_count: int) -> None:
+        """Add the next rows, which are numbered from 0."""
+        self.good.extend(divided.good)
+        self.bad.extend((self.row_count + first, rows) for first, rows in divided.bad)
+        self.row_count += row_count
+        self.byte_count += sum(batch.nbytes for batch in divided.good)
+        self.check(0, 0)
+
+    def check(self, row_count: int, byte_count: int) -> None:
+        """Raise if so many rows and bytes more are too many."""
+        bounds = self.bounds
+        if self.row_count + row_count > bounds.rows_max:
+            raise RequestTooLargeError(
+                f"{bounds.what}: more than {bounds.rows_max} rows in one request; send fewer"
+            )
+        if self.byte_count + byte_count > bounds.bytes_max:
+            raise RequestTooLargeError(
+                f"{bounds.what}: the rows take more than {bounds.bytes_max} bytes when they are"
+                " read (body_bytes_max); send less at once"
+            )
+
+    def refusal(self, line: int, row: BadRow) -> StreamhouseError:
+        """Return what a body is refused with for a row that does not fit."""
+        column = "" if row.column is None else f", column '{row.column}'"
+        return SchemaMismatchError(
+            f"{self.bounds.what}: line {line}{column}: {row.reason};"
+            f" {nothing_done(is_delete=bool(self.bounds.key))}"
+        )
+
+    def divided(self) -> Divided:
+        """Return all of it, with as few batches as can be."""
+        if len(self.good) < 2:
+            return Divided(self.good, self.bad)
+        if len({tuple(batch.schema.names) for batch in self.good}) > 1:
+            # Where no row of a part says what it changes, all of them are upserts.
+            self.good = [_with_changes(batch) for batch in self.good]
+        return Divided(pa.Table.from_batches(self.good).combine_chunks().to_batches(), self.bad)
+
+
+def _with_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
+    if CHANGE_TYPE_COLUMN in batch.schema.names:
+        return batch
+    return batch.append_column(CHANGE_TYPE_COLUMN, pa.array(["+U"] * batch.num_rows, pa.string()))
+
+
+def width_of(types: Iterable[pa.DataType]) -> int:
+    """Return at most how many bytes a row of such columns takes that has no values."""
+    return sum(_width(t) for t in types)
+
+
+def nested_bytes(row: Mapping[str, Any], types: Mapping[str, pa.DataType]) -> int:
+    """Return about how many bytes the elements in a row's lists and maps take as Arrow's.
+
+    A null in a list is as wide as its other elements, and was four letters.
+    """
+    return sum(
+        _elements_bytes(row[name], t)
+        for name, t in types.items()
+        if pa.types.is_nested(t) and row.get(name) is not None
+    )
+
+
+def _elements_bytes(value: Any, t: pa.DataType) -> int:
+    if pa.types.is_struct(t):
+        return nested_bytes(value, {f.name: f.type for f in t}) if isinstance(value, dict) else 0
+    if not isinstance(value, list | dict):
+        return 0
+    if pa.types.is_map(t):
+        inner = t.item_type
+        items = list(value.values()) if isinstance(value, dict) else [_item(p) for p in value]
+    else:
+        inner, items = t.value_type, list(value)
+    inside = 0
+    if pa.types.is_nested(inner):
+        inside = sum(_elements_bytes(item, inner) for item in items if item is not None)
+    return len(items) * _width(inner) + inside
+
+
+def _item(pair: Any) -> Any:
+    return pair[1] if isinstance(pair, list) and len(pair) > 1 else None
+
+
+def _width(t: pa.DataType) -> int:
+    if pa.types.is_struct(t):
+        return 1 + sum(_width(t.field(i).type) for i in range(t.num_fields))
+    try:
+        return 1 + (int(t.bit_width) + 7) // 8
+    except ValueError:
+        return 9
+
+
+def as_values(texts: pa.Array, t: pa.DataType) -> pa.Array:
+    """Return texts, whose nulls stay, as values of type `t`.
+
+    Raises `ArrowInvalid` or `SchemaMismatchError` if one of them is none.
+    """
+    return unhexed(texts) if pa.types.is_binary(t) else cast_values(texts, t)
+
+
+def unhexed(texts: pa.Array) -> pa.Array:
+    """Return hexadecimal texts as bytes; raises `SchemaMismatchError` if one is none."""
+    offset, count = texts.offset, len(texts)
+    _, ends, data = texts.buffers()
+    if not count or data is None:
+        return texts.cast(pa.binary())
+    # A null may have bytes, too.
+    plain = texts.fill_null("") if texts.null_count else texts
+    if plain is not texts:
+        offset = plain.offset
+        _, ends, data = plain.buffers()
+        if data is None:
+            return texts.cast(pa.binary())
+    places = np.frombuffer(ends, np.int32)[offset : offset + count + 1]
+    digits = memoryview(data)[int(places[0]) : int(places[-1])]
+    try:
+        found = bytes.fromhex(bytes(digits).decode("ascii"))
+    except ValueError:
+        found = b""
+    # Blanks between bytes, and texts of odd lengths that make an even one together, are none.
+    if 2 * len(found) != len(digits) or (places % 2 != places[0] % 2).any():
+        raise SchemaMismatchError("a text is no hexadecimal digits")
+    starts = ((places - places[0]) // 2).astype(np.int32)
+    validity = None
+    if texts.null_count:
+        validity = pa.array(texts.is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
+    buffers = [validity, pa.py_buffer(starts.tobytes()), pa.py_buffer(found)]
+    return pa.Array.from_buffers(pa.binary(), count, buffers)

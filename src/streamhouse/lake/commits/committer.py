@@ -1,0 +1,348 @@
+"""Commits to one lake table: one snapshot a round.
+
+What a commit promises besides what every commit does (`lake/landing.py`): it lands only on a
+snapshot that covers exactly the offsets the round started from.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH
+
+from streamhouse.core.errors import (
+    CorruptDataError,
+    FencedError,
+    UnavailableError,
+)
+from streamhouse.core.model.lake.facts import LakeDebt, LakeRole
+from streamhouse.core.model.table import TableInfo
+from streamhouse.lake.commits.staged_snapshot import (
+    Operation,
+    SnapshotChanges,
+    stage_snapshot,
+)
+from streamhouse.lake.errors import lake_errors
+from streamhouse.lake.files.name_mapping import NameMapping
+from streamhouse.lake.files.parquet_writer import WrittenFile
+from streamhouse.lake.files.position_deletes import WrittenDeletes
+from streamhouse.lake.files.written_files import data_files, position_delete_files
+from streamhouse.lake.landing import StagedChange, land_snapshot
+from streamhouse.lake.snapshots.coverage import (
+    CoveredOffsets,
+    covered_offsets,
+    round_properties,
+    table_properties,
+)
+from streamhouse.lake.snapshots.inventory import Head, head_of
+from streamhouse.lake.snapshots.live_files import (
+    LiveFiles,
+    LiveFilesCache,
+    live_data_files,
+)
+from streamhouse.lake.snapshots.outside_changes import (
+    outside_problem,
+    outside_properties,
+)
+from streamhouse.lake.tables.column_types import name_mapping_of
+from streamhouse.lake.tables.creation import LakeLayout, lake_identifier, layout_of
+from streamhouse.lake.tables.schema import description_properties
+
+__all__ = ["IcebergLakeTable", "LakeCommit"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeCommit:
+    """A round's commit: what the changes from `base_offsets` to `tiered_offsets` make of the lake.
+
+    `deletes` point to data files that are live in the snapshot the round was planned on. If the
+    lake does not have `truncated_offsets` yet, all it has was overwritten, and goes; so does
+    everything with `is_anew`. `fingerprints` are those of the log at `tiered_offsets`.
+    """
+
+    files: Sequence[WrittenFile]
+    deletes: Sequence[WrittenDeletes] = ()
+    base_offsets: Mapping[int, int]
+    tiered_offsets: Mapping[int, int]
+    truncated_offsets: Mapping[int, int] = field(default_factory=dict)
+    epoch: int
+    is_anew: bool = False
+    fingerprints: Mapping[int, str] = field(default_factory=dict)
+
+
+class IcebergLakeTable:
+    """One open lake table, as of when it was last loaded. Not thread-safe.
+
+    `registered` is its snapshot that the service knew when it was opened.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        info: TableInfo,
+        *,
+        live_files: LiveFilesCache | None = None,
+        role: LakeRole = LakeRole.ROWS,
+        registered: int | None = None,
+    ) -> None:
+        self._table = table
+        self._registered = registered
+        self.info = info
+        self.role = role
+        """Which of the table's lake tables it is."""
+        self.name = ".".join(lake_identifier(info, role=role))
+        """`database.table`, as the catalog has it."""
+        self._live_files = live_files or LiveFilesCache()
+        self._layout = layout_of(table, info, role=role)
+
+    @property
+    def uuid(self) -> str:
+        """The Iceberg table's identity."""
+        return str(self._table.metadata.table_uuid)
+
+    @property
+    def snapshot_id(self) -> int | None:
+        """The current snapshot, None before the first commit."""
+        snapshot = self._table.metadata.snapshot_by_name(MAIN_BRANCH)
+        return None if snapshot is None else snapshot.snapshot_id
+
+    @property
+    def owner(self) -> str | None:
+        """The id of the table that it says it is of."""
+        return self._table.metadata.properties.get(self.role.owner_property)
+
+    def description(self) -> dict[str, str]:
+        """Return what the lake table does not say yet of what the table is."""
+        return description_properties(self.info, self._table.metadata.properties, role=self.role)
+
+    @property
+    def debt(self) -> LakeDebt | None:
+        """What the current snapshot is made of, None before the first commit."""
+        metadata = self._table.metadata
+        snapshot = metadata.snapshot_by_name(MAIN_BRANCH)
+        if snapshot is None or snapshot.summary is None:
+            return None
+        rows = int(snapshot.summary.get("total-records") or 0)
+        deleted = int(snapshot.summary.get("total-position-deletes") or 0)
+        return LakeDebt(
+            deleted_share=min(1.0, deleted / rows) if rows else 0.0,
+            data_files=int(snapshot.summary.get("total-data-files") or 0),
+            delete_files=int(snapshot.summary.get("total-delete-files") or 0),
+            snapshots=len(metadata.snapshots),
+        )
+
+    @property
+    def iceberg(self) -> Table:
+        """The Iceberg table itself, for maintenance; commits made through it are seen here."""
+        return self._table
+
+    @property
+    def head(self) -> Head:
+        """What its metadata alone tells."""
+        return head_of(self._table)
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """Its table properties."""
+        return self._table.metadata.properties
+
+    @property
+    def whole_schema(self) -> pa.Schema:
+        """The Arrow schema of everything it has now, columns of other engines too."""
+        return schema_to_pyarrow(self._table.schema())
+
+    @property
+    def name_mapping(self) -> NameMapping | None:
+        """Which field a column is that a file of another engine has without a field id."""
+        return name_mapping_of(self._table)
+
+    @property
+    def covered(self) -> CoveredOffsets | None:
+        """The offsets that the current snapshot covers, None before the first round."""
+        return covered_offsets(self._table.metadata, table_id=self.info.table_id, role=self.role)
+
+    @property
+    def truncated_offsets(self) -> dict[int, int]:
+        """Below which offsets rows were overwritten and are in no file any more."""
+        covered = self.covered
+        return {} if covered is None else dict(covered.truncated_offsets)
+
+    @property
+    def fingerprints(self) -> dict[int, str]:
+        """What the current snapshot says of the log that its rows came from."""
+        covered = self.covered
+        return {} if covered is None else dict(covered.fingerprints)
+
+    @property
+    def expired_offsets(self) -> dict[int, int]:
+        """Below which offsets rows have reached their time to live; files may still have them."""
+        covered = self.covered
+        return {} if covered is None else dict(covered.expired_offsets)
+
+    def check_outside(self) -> None:
+        """Raise `CorruptDataError` if another engine changed rows that it may not change."""
+        with lake_errors(f"read the snapshots of lake table '{self.name}'"):
+            table = self._table
+            problem = outside_problem(
+                self.name,
+                table.metadata,
+                self.info,
+                self.role,
+                table.io,
+                registered=self._registered,
+            )
+        if problem:
+            raise CorruptDataError(problem)
+
+    def outside_properties(self) -> dict[str, str]:
+        """Return the table properties that say what other engines did to its rows."""
+        with lake_errors(f"read the snapshots of lake table '{self.name}'"):
+            table = self._table
+            return outside_properties(table.metadata, self.info, self.role, table.io)
+
+    def live_files(self) -> LiveFiles:
+        """Return the data files of the current snapshot."""
+        with lake_errors(f"read the files of lake table '{self.name}'"):
+            return self._live_files.of(self._table)
+
+    @property
+    def layout(self) -> LakeLayout:
+        """How files for this table must be written."""
+        return self._layout
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        """The Arrow schema of files for this table, with field ids."""
+        return self._layout.file_schema
+
+    @property
+    def data_location(self) -> str:
+        """The folder below which data files go."""
+        return self._table.location_provider().data_path
+
+    def commit(
+        self, commit: LakeCommit, *, checkpoint: Callable[[str], None] = lambda _: None
+    ) -> int:
+        """Make the round's changes in one snapshot and return its id.
+
+        Raises:
+            FencedError: another worker has advanced the table; nothing was added.
+            UnknownOutcomeError: the catalog cannot be asked what became of the commit. The files
+                must stay: the next round looks again.
+            StreamhouseError: nothing was added, and nothing will be.
+        """
+        added = data_files(
+            commit.files,
+            schema=self._layout.iceberg_schema,
+            properties=self._table.metadata.properties,
+            spec_id=self._layout.spec_id,
+            sort_order_id=self._layout.sort_order_id,
+        )
+        files = [*added, *position_delete_files(commit.deletes)]
+        properties = round_properties(
+            table_id=self.info.table_id,
+            covered=CoveredOffsets(
+                epoch=commit.epoch,
+                tiered_offsets=commit.tiered_offsets,
+                truncated_offsets=commit.truncated_offsets,
+                expired_offsets=self.expired_offsets,
+                fingerprints=commit.fingerprints,
+            ),
+            role=self.role,
+        )
+        change = _RoundChange(self, commit, files, properties)
+        return land_snapshot(
+            self._table, change, before_send=lambda: checkpoint("manifests-written")
+        )
+
+
+@dataclass(slots=True)
+class _RoundChange:
+    """A round's commit, for the loop that lands it."""
+
+    lake_table: IcebergLakeTable
+    commit: LakeCommit
+    files: Sequence[DataFile]
+    properties: Mapping[str, str]
+    is_repeated: bool = False
+
+    def stage(self, table: Table) -> StagedChange:
+        """Stage it on what the table is now.
+
+        Raises `FencedError` when that covers other offsets than the round started from,
+        `UnavailableError` when another engine rewrote files that the round deletes rows of,
+        `CorruptDataError` when it changed rows that it may not change.
+        """
+        self._check_base()
+        self.lake_table.check_outside()
+        if self.is_repeated:
+            self._check_referenced()
+        self.is_repeated = True
+        return stage_snapshot(
+            table,
+            self._changes(table),
+            summary=self.properties,
+            table_properties=lambda number: {
+                **table_properties(self.properties, sequence_number=number),
+                **self.lake_table.description(),
+                **self.lake_table.outside_properties(),
+            },
+        )
+
+    def is_done(self) -> bool:
+        """Whether it landed, and then was compacted and expired by another engine."""
+        covered = self.lake_table.covered
+        return (
+            covered is not None
+            and covered.epoch == self.commit.epoch
+            and dict(covered.tiered_offsets) == dict(self.commit.tiered_offsets)
+            and dict(covered.truncated_offsets) == dict(self.commit.truncated_offsets)
+            # A twin of the service's data directory has the same epochs, and may have as many rows.
+            and dict(covered.fingerprints) == dict(self.commit.fingerprints)
+        )
+
+    def _changes(self, table: Table) -> SnapshotChanges:
+        """Return what the commit does to the files of the current snapshot."""
+        commit, removed = self.commit, list[DataFile]()
+        if commit.is_anew or dict(commit.truncated_offsets) != self.lake_table.truncated_offsets:
+            removed = list(live_data_files(table))
+        operation = Operation.OVERWRITE if commit.deletes or removed else Operation.APPEND
+        if removed and not self.files:
+            operation = Operation.DELETE
+        return SnapshotChanges(operation=operation, added=self.files, removed=removed)
+
+    def _check_referenced(self) -> None:
+        """Raise unless every file that the round deletes rows of is still live."""
+        deletes = self.commit.deletes
+        if deletes:
+            gone = self.lake_table.live_files().missing(p for d in deletes for p in d.data_paths)
+            if gone:
+                raise UnavailableError(
+                    f"lake table '{self.lake_table.name}': another engine rewrote {len(gone)} files"
+                    f" while rows of them were retracted, such as '{min(gone)}'; nothing was added,"
+                    " the next round finds the rows where they are now"
+                )
+
+    def _check_base(self) -> None:
+        lake, commit = self.lake_table, self.commit
+        if lake.owner != str(lake.info.table_id):
+            raise FencedError(
+                f"lake table '{lake.name}' was adopted as another table (id {lake.owner}, this one"
+                f" has id {lake.info.table_id}), probably by another service; nothing was added"
+            )
+        covered = lake.covered
+        found = dict.fromkeys(commit.base_offsets, 0) if covered is None else covered.tiered_offsets
+        epoch = 0 if covered is None else covered.epoch
+        if dict(found) != dict(commit.base_offsets) or epoch > commit.epoch:
+            raise FencedError(
+                f"lake table '{lake.name}' was advanced by another tiering worker"
+                f" (epoch {epoch}, this one has {commit.epoch}); nothing was added"
+            )

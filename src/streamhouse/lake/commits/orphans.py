@@ -1,0 +1,108 @@
+"""Files below a lake table's folder that no metadata refers to, left by whoever died or lost.
+
+Only what looks like Iceberg's own file is ever taken for an orphan, only when it is older than a
+safety age, and never when any snapshot, kept metadata file or statistics file names it, however
+the engine that named it writes its URI. A commit that was lost on its way to the catalog may land
+late, whatever the age of its files: before anything is deleted a snapshot of this claim makes that
+impossible for all that tiering has sent. Commits of other engines have the safety age to land.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyiceberg.table import Table
+
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.lake.commits.expiry import reachable_files
+from streamhouse.lake.errors import lake_errors
+from streamhouse.lake.files.lake_filesystem import (
+    LakeFilesystem,
+    ListedFile,
+    file_identity,
+)
+from streamhouse.lake.landing import reload
+from streamhouse.lake.snapshots.table_files import check_alone
+
+__all__ = ["OrphansRemoved", "find_orphans", "remove_orphans"]
+
+_logger = logging.getLogger(__name__)
+
+_SUFFIXES: Final = (".parquet", ".avro", ".metadata.json", ".puffin")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrphansRemoved:
+    """How many files were deleted, and their bytes; `sealed_by` is a snapshot made for it."""
+
+    files: int = 0
+    size_bytes: int = 0
+    sealed_by: int | None = None
+
+
+def find_orphans(
+    table: Table, filesystem: LakeFilesystem, *, modified_before_ms: int
+) -> list[ListedFile]:
+    """Return the orphans last modified before that time.
+
+    The folder is listed first: a file that is committed meanwhile is referred to when it counts.
+    """
+    check_alone(table)
+    candidates = [
+        file
+        for file in filesystem.walk(table.location())
+        if 0 < file.modified_ms < modified_before_ms and file.uri.endswith(_SUFFIXES)
+    ]
+    if not candidates:
+        return []
+    with lake_errors(f"read the metadata of lake table '{'.'.join(table.name())}'"):
+        reload(table)
+        return _unused(table, candidates)
+
+
+def _unused(table: Table, files: Sequence[ListedFile]) -> list[ListedFile]:
+    """Return those of `files` that the table as it is does not refer to."""
+    metadata = table.metadata
+    used = reachable_files(metadata.snapshots, table.io)
+    used.add(table.metadata_location)
+    used.update(entry.metadata_file for entry in metadata.metadata_log)
+    used.update(file.statistics_path for file in metadata.statistics)
+    used.update(file.statistics_path for file in metadata.partition_statistics)
+    identities = {file_identity(uri) for uri in used}
+    return [file for file in files if file_identity(file.uri) not in identities]
+
+
+def remove_orphans(
+    table: Table,
+    filesystem: LakeFilesystem,
+    *,
+    modified_before_ms: int,
+    seal: Callable[[], int | None],
+    check_lease: Callable[[], None] = lambda: None,
+) -> OrphansRemoved:
+    """Delete the orphans last modified before that time; what cannot be deleted stays.
+
+    `seal` is called once there are some: after it no commit of tiering that was sent before can
+    land any more. What has landed until then is not deleted.
+    """
+    orphans = find_orphans(table, filesystem, modified_before_ms=modified_before_ms)
+    sealed_by = None
+    if orphans:
+        before = table.metadata_location
+        sealed_by = seal()
+        if table.metadata_location != before:
+            with lake_errors(f"read the metadata of lake table '{'.'.join(table.name())}'"):
+                orphans = _unused(table, orphans)
+    check_lease()
+    removed: list[ListedFile] = []
+    for orphan in orphans:
+        try:
+            filesystem.delete(orphan.uri)
+            removed.append(orphan)
+        except StreamhouseError as error:
+            _logger.warning("event=orphan_stays why=%r", str(error))
+    size_bytes = sum(file.size_bytes for file in removed)
+    return OrphansRemoved(files=len(removed), size_bytes=size_bytes, sealed_by=sealed_by)

@@ -1,0 +1,190 @@
+"""Commits of maintenance: one snapshot that replaces lake files, or drops them for good.
+
+What it promises of a rewrite, a REPLACE snapshot with the same rows, besides what every commit
+promises (`lake/landing.py`):
+- it lands only while every file it replaces is still live and no row of them was deleted since the
+  rewrite was planned
+- rewritten rows keep the sequence number of the snapshot they were read from, as Iceberg's own
+  RewriteFiles can: what others delete by value meanwhile still applies to them
+- it carries the tiered offsets that the table covers at that moment, so it hides no round
+A removal, a DELETE snapshot, promises the same, but that rows deleted meanwhile do not stop it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pyiceberg.manifest import ManifestContent
+from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH
+
+from streamhouse.core.errors import FencedError, UnavailableError
+from streamhouse.lake.commits.committer import IcebergLakeTable
+from streamhouse.lake.commits.staged_snapshot import (
+    Operation,
+    SnapshotChanges,
+    stage_snapshot,
+)
+from streamhouse.lake.files.parquet_writer import WrittenFile
+from streamhouse.lake.files.position_deletes import WrittenDeletes
+from streamhouse.lake.files.written_files import data_files, position_delete_files
+from streamhouse.lake.landing import StagedChange, land_snapshot
+from streamhouse.lake.snapshots.coverage import round_properties, table_properties
+from streamhouse.lake.snapshots.inventory import Inventory
+from streamhouse.lake.snapshots.live_files import path_bounds
+from streamhouse.lake.snapshots.manifests import live_entries, manifests_of
+
+__all__ = ["LakeReplacement", "commit_replacement", "seal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeReplacement:
+    """`files` and `deletes` hold exactly the live rows of `removed`, as of the snapshot of `base`.
+
+    `files` are data files, with the id of their partition spec; `removed` are paths of data and
+    delete files alike. With `is_removal` nothing takes their place: the rows of `removed` are gone,
+    because those below `expired_offsets`, of the buckets that it names, have reached their time to
+    live. `epoch` is that of the claim.
+    """
+
+    base: Inventory
+    removed: Collection[str]
+    files: Sequence[tuple[int, Sequence[WrittenFile]]] = ()
+    deletes: Sequence[WrittenDeletes] = ()
+    epoch: int
+    is_removal: bool = False
+    expired_offsets: Mapping[int, int] = field(default_factory=dict)
+
+
+def commit_replacement(
+    lake_table: IcebergLakeTable,
+    replacement: LakeReplacement,
+    *,
+    check_lease: Callable[[], None] = lambda: None,
+    checkpoint: Callable[[str], None] = lambda _: None,
+) -> int:
+    """Commit it and return the id of its snapshot; `lake_table` is up to date afterwards.
+
+    Raises:
+        FencedError: another worker has the table now; nothing was replaced.
+        UnavailableError: somebody else changed files of the rewrite; nothing was replaced.
+        UnknownOutcomeError: it may have landed, or may still: the new files must stay.
+    """
+
+    def before_send() -> None:
+        checkpoint("removal-staged" if replacement.is_removal else "rewrite-staged")
+        check_lease()
+
+    table = lake_table.iceberg
+    added = [
+        file
+        for spec_id, written in replacement.files
+        for file in data_files(
+            written,
+            schema=table.schema(),
+            properties=table.metadata.properties,
+            spec_id=spec_id,
+            sort_order_id=lake_table.layout.sort_order_id,
+        )
+    ]
+    change = _Replacement(
+        lake_table,
+        SnapshotChanges(
+            operation=Operation.DELETE if replacement.is_removal else Operation.REPLACE,
+            added=[*added, *position_delete_files(replacement.deletes)],
+            removed=[replacement.base.data_files[path] for path in replacement.removed],
+            data_sequence_number=replacement.base.sequence_number,
+        ),
+        epoch=replacement.epoch,
+        base_sequence=replacement.base.sequence_number,
+        expired_offsets=replacement.expired_offsets,
+    )
+    return land_snapshot(table, change, before_send=before_send)
+
+
+def seal(
+    lake_table: IcebergLakeTable, *, epoch: int, check_lease: Callable[[], None]
+) -> int | None:
+    """See that no commit of a claim before `epoch` can land any more, though it is on its way.
+
+    Each asserts a snapshot that is older than one of this claim. If there is none yet, one without
+    changes is committed, and its id returned.
+    """
+    covered = lake_table.covered
+    if covered is not None and covered.epoch == epoch:
+        return None
+    change = _Replacement(lake_table, SnapshotChanges(operation=Operation.REPLACE), epoch=epoch)
+    return land_snapshot(lake_table.iceberg, change, before_send=check_lease)
+
+
+@dataclass(frozen=True, slots=True)
+class _Replacement:
+    """A replacement, for the loop that lands it."""
+
+    lake_table: IcebergLakeTable
+    changes: SnapshotChanges
+    epoch: int
+    base_sequence: int = 0
+    expired_offsets: Mapping[int, int] = field(default_factory=dict)
+
+    def stage(self, table: Table) -> StagedChange:
+        """Stage it on what the table is now; raises as `commit_replacement`."""
+        lake_table, epoch = self.lake_table, self.epoch
+        covered = lake_table.covered
+        if covered is None or covered.epoch > epoch:
+            raise FencedError(
+                f"lake table '{lake_table.name}' was advanced by tiering epoch"
+                f" {covered.epoch if covered else 0}; this worker has epoch {epoch}"
+            )
+        lake_table.check_outside()
+        expired = {**covered.expired_offsets, **self.expired_offsets}
+        properties = round_properties(
+            table_id=lake_table.info.table_id,
+            covered=replace(covered, epoch=epoch, expired_offsets=expired),
+            role=lake_table.role,
+        )
+        if self.changes.added:
+            self._check_no_new_deletes(table)
+        try:
+            return stage_snapshot(
+                table,
+                self.changes,
+                summary=properties,
+                table_properties=lambda number: {
+                    **table_properties(properties, sequence_number=number),
+                    **lake_table.outside_properties(),
+                },
+            )
+        except FencedError as error:
+            # The table is still ours; only this rewrite has lost.
+            raise UnavailableError(str(error)) from error
+
+    def is_done(self) -> bool:
+        """Nothing but its snapshot shows that it landed."""
+        return False
+
+    def _check_no_new_deletes(self, table: Table) -> None:
+        """Raise when a delete file younger than the rewrite's base may name a file it replaces."""
+        snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
+        if snapshot is None or (snapshot.sequence_number or 0) <= self.base_sequence:
+            return
+        replaced = sorted(file.file_path for file in self.changes.removed)
+        for manifest in manifests_of(table.io, snapshot):
+            if manifest.content is not ManifestContent.DELETES:
+                continue
+            if manifest.sequence_number <= self.base_sequence:
+                continue
+            for entry in live_entries(table.io, manifest):
+                if (entry.sequence_number or 0) <= self.base_sequence:
+                    continue
+                lower, upper = path_bounds(entry.data_file)
+                if any(
+                    (lower is None or lower <= path) and (upper is None or path <= upper)
+                    for path in replaced
+                ):
+                    raise UnavailableError(
+                        f"lake table '{self.lake_table.name}': rows of files being rewritten were"
+                        f" deleted meanwhile by '{entry.data_file.file_path}'; nothing was"
+                        " replaced, the next maintenance rewrites them"
+                    )

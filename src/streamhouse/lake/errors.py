@@ -1,0 +1,171 @@
+"""The door for what the Iceberg library and its catalogs raise: it becomes an error of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+from pydantic import ValidationError as InvalidModelError
+from pyiceberg import exceptions as iceberg
+from requests import ConnectTimeout
+
+from streamhouse.core.errors import (
+    CommitConflictError,
+    CorruptDataError,
+    DatabaseExistsError,
+    DatabaseNotEmptyError,
+    DatabaseNotFoundError,
+    ForbiddenError,
+    InvalidRequestError,
+    StreamhouseError,
+    TableExistsError,
+    TableNotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+    UnsupportedError,
+)
+
+__all__ = ["catalog_errors", "lake_errors", "metadata_errors", "sentence_of"]
+
+# The first that fits counts. Their messages name the table or namespace.
+_KINDS: tuple[tuple[type[Exception], type[StreamhouseError]], ...] = (
+    (iceberg.NoSuchTableError, TableNotFoundError),
+    (iceberg.NoSuchIdentifierError, TableNotFoundError),
+    (iceberg.NoSuchNamespaceError, DatabaseNotFoundError),
+    (iceberg.TableAlreadyExistsError, TableExistsError),
+    (iceberg.NamespaceAlreadyExistsError, DatabaseExistsError),
+    (iceberg.NamespaceNotEmptyError, DatabaseNotEmptyError),
+    (iceberg.CommitFailedException, CommitConflictError),
+    (iceberg.CommitStateUnknownException, UnknownOutcomeError),
+    (iceberg.ForbiddenError, ForbiddenError),
+    (iceberg.ValidationError, InvalidRequestError),
+    (iceberg.BadRequestError, InvalidRequestError),
+    (NotImplementedError, UnsupportedError),
+    (iceberg.NotInstalledError, UnsupportedError),
+    (InvalidModelError, InvalidRequestError),
+    (ValueError, InvalidRequestError),
+    (KeyError, InvalidRequestError),
+)
+# Of a commit that was sent: its answer could not be read.
+_UNREADABLE: Final = (InvalidModelError, ValueError, KeyError)
+
+# What a REST catalog behind this one refuses; 5xx is none, because it may have done it.
+_REFUSALS: Final[dict[int, type[StreamhouseError]]] = {
+    400: InvalidRequestError,
+    401: UnavailableError,
+    404: TableNotFoundError,
+    405: UnsupportedError,
+    406: UnsupportedError,
+    413: InvalidRequestError,
+    419: UnavailableError,
+    422: InvalidRequestError,
+    429: UnavailableError,
+}
+_UNAUTHORIZED: Final = (401, 419)
+_SENTENCE_CHARACTERS_MAX: Final = 2_000
+
+
+@contextlib.contextmanager
+def catalog_errors(
+    doing: str, *, is_commit: bool = False, is_checked: bool = False
+) -> Iterator[None]:
+    """Raise what the block raises as an error of ours.
+
+    What no catalog refuses on purpose is `UnavailableError`; of a commit that was sent it is
+    `UnknownOutcomeError`, because it may have landed. With `is_checked` the commit itself was
+    found to be right before: what looks wrong is an answer that cannot be read.
+    """
+    try:
+        yield
+    except StreamhouseError:
+        raise
+    except Exception as error:
+        # Catalogs raise what their database, HTTP or cloud client raises: there is no common root.
+        for kind, ours in _KINDS:
+            if isinstance(error, kind) and not (is_checked and kind in _UNREADABLE):
+                raise ours(f"cannot {doing}: {sentence_of(error)}") from error
+        refused = _refusal_of(error)
+        if refused is not None:
+            raise refused(f"cannot {doing}: {sentence_of(error)}") from error
+        is_sent = not isinstance(error, ConnectTimeout)
+        lost = UnknownOutcomeError if is_commit and is_sent else UnavailableError
+        raise lost(f"cannot {doing}: {type(error).__name__}: {sentence_of(error)}") from error
+
+
+@contextlib.contextmanager
+def metadata_errors(table: str) -> Iterator[None]:
+    """Raise what decoding a lake table's manifests raises inside the block as an error of ours.
+
+    A store that cannot be asked is `UnavailableError`; all else is `CorruptDataError`.
+    """
+    try:
+        yield
+    except StreamhouseError:
+        raise
+    except Exception as error:
+        # Damaged Avro may end in any error at all, whose text may have the file's bytes in it.
+        kind = type(error).__name__
+        if isinstance(error, OSError):
+            kind += f": {sentence_of(error)}"
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            raise UnavailableError(
+                f"cannot read metadata of lake table '{table}': {kind}"
+            ) from error
+        raise CorruptDataError(
+            f"lake table '{table}': its manifests are damaged ({kind}); restore them from a copy,"
+            " or roll the table back to a snapshot that can be read"
+        ) from error
+
+
+@contextlib.contextmanager
+def lake_errors(doing: str) -> Iterator[None]:
+    """Raise what the block raises as an error of ours, for who works on a lake table by himself.
+
+    What is wrong with the table or the configuration is `UnsupportedError`; anything else is worth
+    a later attempt and `UnavailableError`.
+    """
+    try:
+        yield
+    except StreamhouseError:
+        raise
+    except (NotImplementedError, ValueError, ImportError) as error:
+        raise UnsupportedError(f"cannot {doing}: {error}") from error
+    except Exception as error:
+        # Each catalog has its own errors, without a common root.
+        raise UnavailableError(
+            f"cannot {doing}: {type(error).__name__}: {sentence_of(error)}"
+        ) from error
+
+
+def _refusal_of(error: Exception) -> type[StreamhouseError] | None:
+    """Return what a REST catalog's refusal is, None for anything else."""
+    response: Any = getattr(error.__cause__, "response", None)
+    if not isinstance(error, iceberg.RESTError) or response is None:
+        return None
+    if response.status_code == 503:
+        # A proxy says so too, of a request that it has passed on.
+        return UnavailableError if _is_of_protocol(response.text) else None
+    return _REFUSALS.get(response.status_code)
+
+
+def _is_of_protocol(text: str) -> bool:
+    try:
+        return bool(json.loads(text)["error"]["code"] == 503)
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+def sentence_of(error: BaseException) -> str:
+    """Return what `error` says, on one line, and of a database's error without the statement."""
+    if isinstance(error, InvalidModelError):
+        first = error.errors()[0]
+        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    # SQLAlchemy adds the statement, its values and a link to its own manual.
+    said = getattr(error, "orig", None) or error
+    text = " ".join(str(said).split())[:_SENTENCE_CHARACTERS_MAX]
+    response: Any = getattr(error.__cause__, "response", None)
+    if response is not None and response.status_code in _UNAUTHORIZED:
+        return f"the catalog behind this one refused the service's own credentials: {text}"
+    return text

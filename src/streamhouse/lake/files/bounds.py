@@ -1,0 +1,183 @@
+"""What is known of a column's values in some rows: bounds of manifests and of Parquet footers.
+
+Invariant: no value is below a minimum or above a maximum; a bound that cannot be read or trusted is
+not known. Executors have this module, so it knows pyarrow only.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from streamhouse.core.errors import CorruptDataError
+from streamhouse.core.model.lake.limits import decimal_of
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+__all__ = [
+    "ColumnStatistics",
+    "PlainValue",
+    "integer_bound",
+    "integer_range",
+    "plain_bound",
+    "row_group_statistics",
+    "statistics_key",
+]
+
+PlainValue: TypeAlias = bool | int | float | str | bytes | Decimal
+"""A value as Python has it; of a date the days since 1970-01-01, of a timestamp microseconds."""
+
+_UNITS_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_INTEGER_BYTES: Final = (4, 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnStatistics:
+    """What is known of a column's values in some rows; None is "not known".
+
+    `minimum` and `maximum` are plain values that no non-NULL value is below or above; they need not
+    occur. Of a float or double column they bound the numbers only: NaN is always taken as possible.
+    """
+
+    minimum: PlainValue | None = None
+    maximum: PlainValue | None = None
+    null_count: int | None = None
+    row_count: int | None = None
+
+
+def statistics_key(path: tuple[str, ...]) -> str:
+    """Return the name under which statistics of the column at `path` are kept: `a.b`."""
+    return ".".join(f"`{p.replace('`', '``')}`" if "." in p or "`" in p else p for p in path)
+
+
+# -- of manifests: Iceberg's single-value serialisation (spec, appendix D) -------------------------
+
+
+def integer_bound(raw: bytes | None) -> int | None:
+    """Return the bound of an integer, date or timestamp column; None is not known."""
+    if raw is None:
+        return None
+    if len(raw) not in _INTEGER_BYTES:
+        raise CorruptDataError(f"a manifest's bound of integers has {len(raw)} bytes")
+    return int.from_bytes(raw, "little", signed=True)
+
+
+def plain_bound(raw: bytes | None, data_type: pa.DataType) -> PlainValue | None:
+    """Return the bound of a column of this type, None if it is no bound."""
+    if raw is None:
+        return None
+    if pa.types.is_boolean(data_type):
+        return raw != b"\x00"
+    if pa.types.is_floating(data_type):
+        value: float = struct.unpack("<d" if len(raw) == 8 else "<f", raw)[0]
+        return None if value != value else value
+    if pa.types.is_decimal(data_type):
+        return decimal_of(int.from_bytes(raw, "big", signed=True), data_type.scale)
+    if pa.types.is_string(data_type):
+        return _text(raw)
+    if pa.types.is_binary(data_type):
+        return raw
+    return int.from_bytes(raw, "little", signed=True)
+
+
+# -- of Parquet footers ----------------------------------------------------------------------------
+
+
+def integer_range(group: pq.RowGroupMetaData, name: str) -> tuple[int, int] | None:
+    """Return the least and greatest value of a top-level column of integers, if known."""
+    for number in range(group.num_columns):
+        column = group.column(number)
+        if column.path_in_schema == name:
+            statistics = column.statistics
+            if statistics is not None and statistics.has_min_max:
+                return int(statistics.min), int(statistics.max)
+    return None
+
+
+def row_group_statistics(
+    metadata: pq.FileMetaData, row_group: int, *, columns: Iterable[str] | None = None
+) -> dict[str, ColumnStatistics]:
+    """Return the statistics of one row group of a Parquet file, of `columns` (top level) or of all.
+
+    Bounds that cannot be trusted or read are left unknown. The keys are the file's own names;
+    a caller whose table has renamed columns since must rename them.
+    """
+    wanted = None if columns is None else set(columns)
+    group = metadata.row_group(row_group)
+    found = {}
+    leaves = _leaves(metadata.schema.to_arrow_schema())
+    for index, (path, data_type) in enumerate(leaves):
+        if data_type is None or (wanted is not None and path[0] not in wanted):
+            continue
+        statistics = group.column(index).statistics
+        if statistics is None:
+            continue
+        minimum = maximum = None
+        if statistics.has_min_max:
+            minimum = _parquet_bound(statistics.min_raw, data_type, is_upper=False)
+            maximum = _parquet_bound(statistics.max_raw, data_type, is_upper=True)
+        found[statistics_key(path)] = ColumnStatistics(
+            minimum=minimum,
+            maximum=maximum,
+            null_count=statistics.null_count if statistics.has_null_count else None,
+            row_count=group.num_rows,
+        )
+    return found
+
+
+def _leaves(schema: pa.Schema) -> Iterator[tuple[tuple[str, ...], pa.DataType | None]]:
+    """Yield path and type of every Parquet leaf in file order; type None inside lists and maps."""
+
+    def walk(
+        path: tuple[str, ...], data_type: pa.DataType, *, is_repeated: bool
+    ) -> Iterator[tuple[tuple[str, ...], pa.DataType | None]]:
+        if pa.types.is_struct(data_type):
+            for field in data_type:
+                yield from walk((*path, field.name), field.type, is_repeated=is_repeated)
+        elif pa.types.is_map(data_type):
+            yield from walk((*path, "key"), data_type.key_type, is_repeated=True)
+            yield from walk((*path, "value"), data_type.item_type, is_repeated=True)
+        elif pa.types.is_nested(data_type):
+            yield from walk((*path, "element"), data_type.value_type, is_repeated=True)
+        else:
+            yield path, None if is_repeated else data_type
+
+    for field in schema:
+        yield from walk((field.name,), field.type, is_repeated=False)
+
+
+def _parquet_bound(raw: Any, t: pa.DataType, *, is_upper: bool) -> PlainValue | None:
+    """Return a raw Parquet bound as a plain value, widened where units differ, or None."""
+    if pa.types.is_decimal(t):
+        unscaled = int.from_bytes(raw, "big", signed=True) if isinstance(raw, bytes) else raw
+        return decimal_of(unscaled, t.scale)
+    if pa.types.is_timestamp(t):
+        if not isinstance(raw, int):
+            return None
+        units = _UNITS_A_SECOND[t.unit]
+        micros = raw * 1_000_000
+        return -(-micros // units) if is_upper else micros // units
+    if pa.types.is_floating(t):
+        return None if math.isnan(raw) else float(raw)
+    if pa.types.is_string(t) or pa.types.is_large_string(t):
+        return _text(bytes(raw))
+    if pa.types.is_binary(t) or pa.types.is_large_binary(t):
+        return bytes(raw)
+    if pa.types.is_boolean(t):
+        return bool(raw)
+    return int(raw) if pa.types.is_signed_integer(t) or pa.types.is_date32(t) else None
+
+
+def _text(raw: bytes) -> str | None:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        # A writer cut the bound inside a character.
+        return None

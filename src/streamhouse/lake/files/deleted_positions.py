@@ -1,0 +1,109 @@
+"""Position delete files read: which rows of which data files are gone. pyarrow only."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.core.errors import CorruptDataError
+from streamhouse.core.model.values.sorted_values import distinct
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+__all__ = ["data_paths_of", "read_deleted_positions"]
+
+_PATH: Final = "file_path"
+_POSITION: Final = "pos"
+
+
+def read_deleted_positions(
+    filesystem: LakeFilesystem,
+    delete_paths: Iterable[str],
+    *,
+    data_paths: Iterable[str],
+    file_bytes: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Return data path -> its deleted positions, sorted, each once; of `data_paths` only.
+
+    A path without any is not there.
+    `file_bytes` are the sizes of delete files as far as they are known; another size is damage.
+    A delete file may name many data files: only row groups that can name one of ours are read.
+    """
+    delete_paths = list(delete_paths)
+    if not delete_paths:
+        # Arrays made of Python's values import pandas, which an executor has no other use for.
+        return {}
+    wanted = sorted(set(data_paths))
+    values = pa.array(wanted, pa.string())
+    found: dict[str, list[npt.NDArray[np.int64]]] = {}
+    for path in delete_paths:
+        with filesystem.open_parquet(path, file_bytes=file_bytes.get(path)) as file:
+            _check_columns(file, path)
+            groups = _groups_with(file.metadata, [name.encode() for name in wanted])
+            for batch in file.iter_batches(row_groups=groups, columns=[_PATH, _POSITION]):
+                names = batch.column(_PATH).cast(pa.string())
+                is_ours = pc.is_in(names, value_set=values)
+                positions = batch.column(_POSITION).cast(pa.int64()).filter(is_ours)
+                parts = (
+                    [(wanted[0], positions.to_numpy(zero_copy_only=False))]
+                    if len(wanted) == 1
+                    else _by_path(names.filter(is_ours), positions)
+                )
+                for data_path, some in parts:
+                    if len(some):
+                        found.setdefault(data_path, []).append(some)
+    return {path: distinct(np.concatenate(parts)) for path, parts in found.items()}
+
+
+def data_paths_of(filesystem: LakeFilesystem, delete_path: str) -> Mapping[str, int]:
+    """Return how many positions a delete file names of each data file."""
+    with filesystem.open_parquet(delete_path) as file:
+        _check_columns(file, delete_path)
+        column = file.read(columns=[_PATH]).column(_PATH).cast(pa.string())
+    counts = pc.value_counts(column)
+    names, numbers = counts.field(0), counts.field(1)
+    return dict(zip(names.to_pylist(), numbers.to_pylist(), strict=True))
+
+
+def _check_columns(file: pq.ParquetFile, path: str) -> None:
+    if not {_PATH, _POSITION} <= set(file.schema_arrow.names):
+        raise CorruptDataError(f"lake file '{path}' is no file of position deletes")
+
+
+def _groups_with(metadata: pq.FileMetaData, wanted: Sequence[bytes]) -> list[int]:
+    """Return the row groups whose bounds, where they have some, leave room for a wanted path."""
+    index = metadata.schema.names.index(_PATH)
+    found = []
+    for group in range(metadata.num_row_groups):
+        statistics = metadata.row_group(group).column(index).statistics
+        if statistics is not None and statistics.has_min_max:
+            low, high = bytes(statistics.min_raw), bytes(statistics.max_raw)
+            first = bisect.bisect_left(wanted, low)
+            if first == len(wanted) or wanted[first] > high:
+                continue
+        found.append(group)
+    return found
+
+
+def _by_path(
+    paths: pa.StringArray, positions: pa.Int64Array
+) -> Iterable[tuple[str, npt.NDArray[np.int64]]]:
+    """Yield each data path with its positions; one path's rows need not be together."""
+    encoded = paths.dictionary_encode()
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    numbers = positions.to_numpy(zero_copy_only=False)
+    order = np.argsort(codes, kind="stable")
+    ends = np.cumsum(np.bincount(codes, minlength=len(encoded.dictionary)))
+    start = 0
+    for path, end in zip(encoded.dictionary.to_pylist(), ends.tolist(), strict=True):
+        yield path, numbers[order[start:end]]
+        start = end

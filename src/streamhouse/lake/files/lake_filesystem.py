@@ -1,0 +1,336 @@
+"""Lake files by URI, with nothing but pyarrow: tiering writes them, the connector reads them.
+
+A URI is used byte for byte as Iceberg's metadata has it, so what one side writes the other finds.
+Local files (`file:/...`, or a plain path) are opened without any file system object; `s3:`, `s3a:`
+and `s3n:` go through pyarrow's S3 client, configured by the catalog's `s3.*` and `client.*`
+properties, the names that pyiceberg uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from streamhouse.core.errors import (
+    CorruptDataError,
+    StorageFailedError,
+    StreamhouseError,
+    UnavailableError,
+    UnknownOutcomeError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+from streamhouse.core.secret_sources import WITHHELD_PROPERTY, why_withheld
+
+__all__ = [
+    "LakeFilesystem",
+    "ListedFile",
+    "file_identity",
+    "file_name_metadata",
+    "lake_file_properties",
+]
+
+_LOCAL_SCHEMES: Final = ("", "file")
+_S3_SCHEMES: Final = ("s3", "s3a", "s3n")
+_PROPERTY_PREFIXES: Final = ("s3.", "client.")
+# What decoding damaged bytes raises, from the footer to a value.
+_UNDECODABLE: Final = (pa.ArrowException, ValueError, KeyError, IndexError, OverflowError)
+_FILE_NAME_KEY: Final = "streamhouse.file-name"
+_STORE_ERROR: Final = "AWS Error"
+_SAID_CHARACTERS_MAX: Final = 500
+# Catalog property -> argument of pyarrow.fs.S3FileSystem, and how to read its text.
+_S3_ARGUMENTS: Final[dict[str, tuple[str, Any]]] = {
+    "endpoint": ("endpoint_override", str),
+    "access-key-id": ("access_key", str),
+    "secret-access-key": ("secret_key", str),
+    "session-token": ("session_token", str),
+    "region": ("region", str),
+    "role-arn": ("role_arn", str),
+    "role-session-name": ("session_name", str),
+    "proxy-uri": ("proxy_options", str),
+    "connect-timeout": ("connect_timeout", float),
+    "request-timeout": ("request_timeout", float),
+    "force-virtual-addressing": ("force_virtual_addressing", lambda text: text == "true"),
+    "anonymous": ("anonymous", lambda text: text == "true"),
+}
+
+
+def lake_file_properties(catalog_properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties that opening files needs; all others stay where they are."""
+    return {
+        k: v
+        for k, v in catalog_properties.items()
+        if k.startswith(_PROPERTY_PREFIXES) or k == WITHHELD_PROPERTY
+    }
+
+
+class ListedFile(NamedTuple):
+    """A file as a listing has it; `modified_ms` is 0 where the store does not say."""
+
+    uri: str
+    size_bytes: int
+    modified_ms: int
+
+
+class LakeFilesystem:
+    """Opens, lists and deletes lake files. Thread-safe and picklable.
+
+    Every method raises `UnsupportedError` for a URI scheme it does not know, `StorageFailedError`
+    (a file is missing or unwritable) or `UnavailableError` (the object store cannot be reached).
+    """
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._properties = lake_file_properties(properties)
+        self._s3: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_properties": self._properties, "_s3": None}
+
+    def __repr__(self) -> str:
+        return f"LakeFilesystem(<{len(self._properties)} properties hidden>)"
+
+    def open_input(self, uri: str) -> pa.NativeFile:
+        """Open a file for random reads; local files are memory-mapped."""
+        with self.errors("read", uri):
+            if (path := _local_path(uri)) is not None:
+                return pa.memory_map(str(path), "r")
+            return self._remote().open_input_file(_key(uri))
+
+    def open_output(self, uri: str) -> pa.NativeFile:
+        """Create or replace a file, and the folders it lies in. Nothing exists before `close`
+        on an object store; on a disk a partial file does.
+        """
+        with self.errors("write", uri):
+            if (path := _local_path(uri)) is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                return pa.OSFile(str(path), "wb")
+            return self._remote().open_output_stream(_key(uri))
+
+    @contextlib.contextmanager
+    def open_parquet(self, uri: str, *, file_bytes: int | None = None) -> Iterator[pq.ParquetFile]:
+        """Open a Parquet file for reading; the checksum of each page that is read is verified.
+
+        Whatever cannot be decoded inside the block is `CorruptDataError`, and so is a file that has
+        not the `file_bytes` of its table's metadata, or that says it is another one.
+        """
+        # A process that only opens other files need not import it.
+        import pyarrow.parquet as pq
+
+        with self._open_pieces(uri) as source, self._damage(uri):
+            if file_bytes is not None and source.size() != file_bytes:
+                raise CorruptDataError(
+                    f"lake file '{uri}' has {source.size()} bytes, not the {file_bytes} of its"
+                    " table's metadata; restore it from a copy"
+                )
+            # A row group's columns come together, as an object store wants it.
+            file = pq.ParquetFile(source, pre_buffer=True, page_checksum_verification=True)
+            _check_name(uri, file.metadata.metadata or {})
+            yield file
+
+    def _open_pieces(self, uri: str) -> pa.NativeFile:
+        """Open a file that is read in pieces, one after the other.
+
+        A mapped file would stay in the process's memory as far as it was read, and shorten it under
+        the reader and the process dies.
+        """
+        if (path := _local_path(uri)) is None:
+            return self.open_input(uri)
+        with self.errors("read", uri):
+            return pa.OSFile(str(path), "rb")
+
+    @contextlib.contextmanager
+    def _damage(self, uri: str) -> Iterator[None]:
+        try:
+            yield
+        except StreamhouseError:
+            raise
+        except (*_UNDECODABLE, OSError) as error:
+            said = " ".join(str(error).split())[:_SAID_CHARACTERS_MAX]
+            if isinstance(error, OSError) and (error.errno or _STORE_ERROR in said):
+                with self.errors("read", uri):
+                    raise
+            raise CorruptDataError(
+                f"lake file '{uri}' is damaged ({said}); restore it from a copy"
+            ) from error
+
+    def size(self, uri: str) -> int:
+        """Return the file's size in bytes."""
+        with self.errors("read", uri):
+            if (path := _local_path(uri)) is not None:
+                return path.stat().st_size
+            size = self._remote().get_file_info([_key(uri)])[0].size
+            if size is None:
+                raise FileNotFoundError(uri)
+            return int(size)
+
+    def delete(self, uri: str) -> None:
+        """Delete a file; one that is not there is fine."""
+        with self.errors("delete", uri), contextlib.suppress(FileNotFoundError):
+            if (path := _local_path(uri)) is not None:
+                path.unlink()
+            else:
+                self._remote().delete_file(_key(uri))
+
+    def list_folder(self, uri: str) -> list[str]:
+        """Return the URIs of the files directly in a folder; none when there is no such folder."""
+        with self.errors("list", uri):
+            if (path := _local_path(uri)) is not None:
+                names = [p.name for p in path.iterdir() if p.is_file()] if path.is_dir() else []
+            else:
+                from pyarrow import fs
+
+                selector = fs.FileSelector(_key(uri), allow_not_found=True)
+                infos = self._remote().get_file_info(selector)
+                names = [info.base_name for info in infos if info.type == fs.FileType.File]
+            return [f"{uri.rstrip('/')}/{name}" for name in sorted(names)]
+
+    def walk(self, uri: str) -> Iterator[ListedFile]:
+        """Yield every file below a folder, in no order; none when there is no such folder."""
+        with self.errors("list", uri):
+            if (path := _local_path(uri)) is not None:
+                for folder, _, names in os.walk(path):
+                    prefix = uri.rstrip("/") + folder[len(str(path)) :]
+                    for name in names:
+                        # A file may be deleted while the folder is listed.
+                        with contextlib.suppress(FileNotFoundError):
+                            found = Path(folder, name).stat()
+                            modified_ms = found.st_mtime_ns // 1_000_000
+                            yield ListedFile(f"{prefix}/{name}", found.st_size, modified_ms)
+                return
+            from pyarrow import fs
+
+            base = _key(uri).rstrip("/")
+            selector = fs.FileSelector(base, recursive=True, allow_not_found=True)
+            for info in self._remote().get_file_info(selector):
+                if info.type == fs.FileType.File:
+                    uri_of_file = uri.rstrip("/") + info.path[len(base) :]
+                    modified_ms = (info.mtime_ns or 0) // 1_000_000
+                    yield ListedFile(uri_of_file, info.size or 0, modified_ms)
+
+    def delete_folder(self, uri: str) -> None:
+        """Delete the files directly in a folder, and the folder where there is such a thing."""
+        for file in self.list_folder(uri):
+            self.delete(file)
+        path = _local_path(uri)
+        if path is not None:
+            # A straggling task may just have put another file there: it keeps its folder.
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+    @contextlib.contextmanager
+    def attempt_in(self, folder: str) -> Iterator[None]:
+        """Within the block files are written to `folder` and committed; if that fails they go.
+
+        Files of a commit that may have landed stay (`UnknownOutcomeError`).
+        """
+        try:
+            yield
+        except UnknownOutcomeError:
+            raise
+        except StreamhouseError:
+            with contextlib.suppress(StreamhouseError):
+                self.delete_folder(folder)
+            raise
+
+    def delete_leftovers(self, folder: str, *, kept: Collection[str]) -> None:
+        """Delete what is in `folder` besides `kept`, as far as that can be done.
+
+        It is of attempts that were not the ones that counted: retries, speculation.
+        """
+        with contextlib.suppress(StreamhouseError):
+            for path in self.list_folder(folder):
+                if path not in kept:
+                    self.delete(path)
+
+    def _remote(self) -> Any:
+        if self._s3 is None:
+            from pyarrow import fs
+
+            self._s3 = fs.S3FileSystem(**s3_arguments(self._properties))
+        return self._s3
+
+    @contextlib.contextmanager
+    def errors(self, verb: str, uri: str) -> Iterator[None]:
+        """Raise what pyarrow raises inside the block as an error of ours that names the file."""
+        try:
+            yield
+        except StreamhouseError:
+            raise
+        except FileNotFoundError as error:
+            raise StorageFailedError(f"cannot {verb} lake file '{uri}': it is missing") from error
+        except OSError as error:
+            if _local_path(uri) is None:
+                why = why_withheld(self._properties)
+                raise UnavailableError(f"cannot {verb} lake file '{uri}': {error}{why}") from error
+            raise StorageFailedError(f"cannot {verb} lake file '{uri}': {error}") from error
+
+
+def file_name_metadata(uri: str) -> dict[str, str]:
+    """Return what a Parquet file of ours says of itself: an exchanged one says another name."""
+    return {_FILE_NAME_KEY: uri.rsplit("/", 1)[-1]}
+
+
+def _check_name(uri: str, metadata: Mapping[bytes, bytes]) -> None:
+    said = metadata.get(_FILE_NAME_KEY.encode())
+    name = uri.rsplit("/", 1)[-1]
+    # Other engines say nothing.
+    if said is not None and said != name.encode():
+        raise CorruptDataError(
+            f"lake file '{uri}' is another one: it was written as"
+            f" '{said.decode('utf-8', 'replace')[:_SAID_CHARACTERS_MAX]}'; restore it from a copy"
+        )
+
+
+def file_identity(uri: str) -> str:
+    """Return the same text for all URIs of one file: engines differ in how they write them."""
+    path = _local_path(uri)
+    return f"s3:{_key(uri)}" if path is None else f"file:{path}"
+
+
+def s3_arguments(properties: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of pyarrow's S3FileSystem for `s3.*` and `client.*` properties.
+
+    `s3.*` wins over `client.*`, as in pyiceberg. Unknown keys are other engines' and are skipped.
+    """
+    arguments: dict[str, Any] = {}
+    for prefix in ("client.", "s3."):
+        for key, (argument, read) in _S3_ARGUMENTS.items():
+            if (text := properties.get(prefix + key)) is not None:
+                arguments[argument] = read(text)
+    return arguments
+
+
+@functools.lru_cache(maxsize=1024)
+def _scheme(uri: str) -> str:
+    # A Windows drive or a name with a colon is not a scheme we could open anyway.
+    scheme = urlsplit(uri).scheme.lower()
+    if scheme not in _LOCAL_SCHEMES and scheme not in _S3_SCHEMES:
+        raise UnsupportedError(
+            f"lake file '{uri}': scheme '{scheme}' is not supported; use file or s3"
+        )
+    return scheme
+
+
+def _local_path(uri: str) -> Path | None:
+    """Return the local path of `uri`, or None when it lies in an object store."""
+    if _scheme(uri) not in _LOCAL_SCHEMES:
+        return None
+    # Not unquoted: Iceberg's writers put the path there as it is.
+    path = uri.removeprefix("file:")
+    if path.startswith("//"):
+        path = "/" + path[2:].partition("/")[2]
+    return Path(path)
+
+
+def _key(uri: str) -> str:
+    """Return `bucket/key` of an object store URI."""
+    return uri.partition("://")[2]

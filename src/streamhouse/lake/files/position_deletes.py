@@ -1,0 +1,238 @@
+"""Retracted rows of the lake: where they lie, and the position delete files that say so.
+
+A row's address is its offset. The files whose `__offset` bounds hold it are few; in them the
+column itself, sorted in every file of ours, gives the position. No key is ever compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamhouse.core.errors import StreamhouseError, UnsupportedError
+from streamhouse.core.model.schema import BUCKET_COLUMN, OFFSET_COLUMN
+from streamhouse.lake.files.bounds import integer_range
+from streamhouse.lake.files.field_ids import FIELD_ID_KEY
+from streamhouse.lake.files.lake_filesystem import (
+    LakeFilesystem,
+    file_name_metadata,
+)
+from streamhouse.lake.files.partition_layout import PartitionValues
+
+__all__ = [
+    "PATH_FIELD_ID",
+    "POSITION_FIELD_ID",
+    "LakeFile",
+    "WrittenDeletes",
+    "delete_written",
+    "locate_offsets",
+    "write_position_deletes",
+]
+
+Positions = npt.NDArray[np.int64]
+
+# Reserved by Iceberg's spec for the columns of position delete files.
+PATH_FIELD_ID: Final = 2_147_483_546
+POSITION_FIELD_ID: Final = 2_147_483_545
+# Deletes of more data files than this share one file a partition: small files cost more than the
+# rows of other data files that a reader has to skip.
+FILE_SCOPED_MAX: Final = 8
+
+_SCHEMA: Final = pa.schema(
+    [
+        pa.field(
+            "file_path",
+            pa.dictionary(pa.int32(), pa.string()),
+            nullable=False,
+            metadata={FIELD_ID_KEY: str(PATH_FIELD_ID).encode()},
+        ),
+        pa.field(
+            "pos",
+            pa.int64(),
+            nullable=False,
+            metadata={FIELD_ID_KEY: str(POSITION_FIELD_ID).encode()},
+        ),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeFile:
+    """A live data file, as far as finding rows in it goes: plain data.
+
+    `path` is byte for byte what the metadata has. `is_shared`: it may have rows of other buckets.
+    """
+
+    path: str
+    file_format: str
+    spec_id: int
+    partition: PartitionValues
+    first_offset: int
+    last_offset: int
+    is_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenDeletes:
+    """One closed position delete file: plain data, so that it can cross processes.
+
+    `data_paths` are the data files it deletes from, ascending; all have its spec and partition.
+    """
+
+    path: str
+    size_bytes: int
+    row_count: int
+    spec_id: int
+    partition: PartitionValues
+    data_paths: tuple[str, ...]
+    first_position: int
+    last_position: int
+
+
+def locate_offsets(
+    files: LakeFilesystem,
+    candidates: Iterable[LakeFile],
+    offsets: npt.NDArray[np.int64],
+    *,
+    bucket: int,
+) -> dict[LakeFile, Positions]:
+    """Return the positions of the bucket's rows with these offsets, ascending, by data file.
+
+    `offsets` is ascending and without repetition. One that is in no file is left out: somebody
+    deleted the row and rewrote the file.
+    """
+    found = {}
+    for file in candidates:
+        first, end = np.searchsorted(offsets, [file.first_offset, file.last_offset + 1])
+        if first == end:
+            continue
+        if file.file_format.upper() != "PARQUET":
+            raise UnsupportedError(
+                f"lake file '{file.path}' is {file.file_format}: rows are deleted from Parquet"
+                " files only; rewrite it as Parquet"
+            )
+        positions = _positions(files, file, offsets[first:end], bucket=bucket)
+        if len(positions):
+            found[file] = positions
+    return found
+
+
+def _positions(
+    files: LakeFilesystem, file: LakeFile, offsets: npt.NDArray[np.int64], *, bucket: int
+) -> Positions:
+    columns = [OFFSET_COLUMN, BUCKET_COLUMN] if file.is_shared else [OFFSET_COLUMN]
+    found = []
+    row_start = 0
+    with files.open_parquet(file.path) as parquet:
+        for number in range(parquet.metadata.num_row_groups):
+            group = parquet.metadata.row_group(number)
+            first, last = integer_range(group, OFFSET_COLUMN) or (0, np.iinfo(np.int64).max - 1)
+            wanted = offsets[slice(*np.searchsorted(offsets, [first, last + 1]))]
+            if len(wanted):
+                rows = parquet.read_row_group(number, columns=columns, use_threads=False)
+                is_ours = None
+                if file.is_shared:
+                    is_ours = rows.column(BUCKET_COLUMN).to_numpy() == bucket
+                found.append(row_start + _find(rows.column(OFFSET_COLUMN), wanted, is_ours))
+            row_start += group.num_rows
+    return np.sort(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
+
+
+def _find(
+    column: pa.ChunkedArray, wanted: npt.NDArray[np.int64], is_ours: npt.NDArray[np.bool_] | None
+) -> Positions:
+    """Return where in `column` the `wanted` values are; other engines' files are not sorted."""
+    values = column.to_numpy()
+    rows = np.arange(len(values)) if is_ours is None else np.flatnonzero(is_ours)
+    values = values[rows]
+    if not np.all(values[:-1] < values[1:]):
+        order = np.argsort(values, kind="stable")
+        rows, values = rows[order], values[order]
+    if not len(values):
+        return rows
+    positions = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
+    found: Positions = rows[positions[values[positions] == wanted]]
+    return found
+
+
+def write_position_deletes(
+    files: LakeFilesystem, located: Mapping[LakeFile, Positions], *, folder: str, name: str
+) -> list[WrittenDeletes]:
+    """Write the position delete files for `located` into `folder`; on failure none stays.
+
+    Each has the spec and partition of its data files, and one data file alone unless many of a
+    partition are touched.
+    """
+    groups: dict[tuple[int, PartitionValues], list[LakeFile]] = defaultdict(list)
+    for file in sorted(located, key=lambda f: f.path.encode()):
+        groups[(file.spec_id, file.partition)].append(file)
+    scopes = [
+        scope
+        for members in groups.values()
+        for scope in ([[m] for m in members] if len(members) <= FILE_SCOPED_MAX else [members])
+    ]
+    written: list[WrittenDeletes] = []
+    try:
+        for scope in scopes:
+            path = f"{folder.rstrip('/')}/{name}-{uuid.uuid4().hex[:16]}-deletes.parquet"
+            written.append(_write(files, path, scope, [located[file] for file in scope]))
+    except BaseException:
+        delete_written(files, written)
+        raise
+    return written
+
+
+def delete_written(files: LakeFilesystem, written: Iterable[WrittenDeletes]) -> None:
+    """Delete these files. Never raises: what cannot be deleted becomes an orphan."""
+    for deletes in written:
+        with contextlib.suppress(StreamhouseError):
+            files.delete(deletes.path)
+
+
+def _write(
+    files: LakeFilesystem, path: str, scope: Sequence[LakeFile], positions: Sequence[Positions]
+) -> WrittenDeletes:
+    paths = [file.path for file in scope]
+    codes = np.repeat(np.arange(len(scope), dtype=np.int32), [len(p) for p in positions])
+    every: npt.NDArray[Any] = np.concatenate(positions)
+    rows = pa.table(
+        [pa.DictionaryArray.from_arrays(codes, pa.array(paths, pa.string())), pa.array(every)],
+        schema=_SCHEMA,
+    )
+    try:
+        with files.errors("write", path), files.open_output(path) as sink:
+            with pq.ParquetWriter(
+                sink,
+                _SCHEMA,
+                version="2.6",
+                compression="zstd",
+                use_dictionary=["file_path"],
+                write_page_checksum=True,
+                store_schema=False,
+            ) as writer:
+                writer.write_table(rows)
+                writer.add_key_value_metadata(file_name_metadata(path))
+            size = sink.tell()
+    except BaseException:
+        with contextlib.suppress(StreamhouseError):
+            files.delete(path)
+        raise
+    return WrittenDeletes(
+        path=path,
+        size_bytes=size,
+        row_count=len(every),
+        spec_id=scope[0].spec_id,
+        partition=scope[0].partition,
+        data_paths=tuple(paths),
+        first_position=int(every.min()),
+        last_position=int(every.max()),
+    )

@@ -1,0 +1,263 @@
+"""Column statistics of a data file, from its Parquet footer: raw bounds, never Python dates.
+
+Invariants:
+- every value that the types can hold has bounds: also dates and timestamps outside the years 1 to
+  9999, for which Python has no objects
+- a bound covers all row groups of the file: where one row group has none, the file has none
+- a cut bound of text is valid UTF-8, and an upper one is above everything it was cut from
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow.parquet as pq
+from pyiceberg.io.pyarrow import MetricModeTypes, MetricsMode, compute_statistics_plan
+from pyiceberg.schema import Schema as IcebergSchema
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from streamhouse.core.model.bucketing import least_bytes
+
+__all__ = ["StatisticsPlan", "text_at_least", "text_at_most"]
+
+_SURROGATE_FIRST: Final = 0xD800
+_AFTER_SURROGATES: Final = 0xE000
+_CHARACTER_LAST: Final = 0x10FFFF
+_BYTE_LAST: Final = 0xFF
+
+Serialise = Callable[[Any], bytes | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Leaf:
+    """One Parquet column, and how its bounds become Iceberg's bytes (spec, appendix D)."""
+
+    path: str
+    field_id: int
+    mode: MetricsMode
+    is_float: bool
+    to_lower: Serialise
+    to_upper: Serialise
+
+    @property
+    def has_counts(self) -> bool:
+        return self.mode.type is not MetricModeTypes.NONE
+
+    @property
+    def has_bounds(self) -> bool:
+        return self.has_counts and self.mode.type is not MetricModeTypes.COUNTS
+
+
+class StatisticsPlan:
+    """Which statistics the columns of a lake table get; the table's properties say it."""
+
+    def __init__(self, schema: IcebergSchema, properties: Mapping[str, str]) -> None:
+        modes = compute_statistics_plan(schema, dict(properties))
+        self._leaves: list[_Leaf] = []
+        for path, field_id, kind in _leaves(schema.as_struct(), ""):
+            mode = modes[field_id].mode
+            to_lower, to_upper = _serialisers(kind, mode.length)
+            self._leaves.append(
+                _Leaf(
+                    path=path,
+                    field_id=field_id,
+                    mode=mode,
+                    is_float=isinstance(kind, FloatType | DoubleType),
+                    to_lower=to_lower,
+                    to_upper=to_upper,
+                )
+            )
+
+    def of_file(self, footer: pq.FileMetaData) -> dict[str, Any]:
+        """Return the statistics of a file of the plan's schema, as `DataFile` names them."""
+        groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+        sizes: dict[int, int] = {}
+        counts: dict[int, int] = {}
+        nulls: dict[int, int] = {}
+        lower: dict[int, bytes] = {}
+        upper: dict[int, bytes] = {}
+        for position, leaf in self._positions(groups):
+            columns = [group.column(position) for group in groups]
+            sizes[leaf.field_id] = sum(column.total_compressed_size for column in columns)
+            if not leaf.has_counts:
+                continue
+            counts[leaf.field_id] = sum(column.num_values for column in columns)
+            found = [c.statistics if c.is_stats_set else None for c in columns]
+            known = [s for s in found if s is not None and s.has_null_count]
+            if len(known) < len(columns):
+                continue
+            nulls[leaf.field_id] = sum(statistics.null_count for statistics in known)
+            if leaf.has_bounds:
+                _set_bounds(leaf, columns, known, lower, upper)
+        return {
+            "record_count": footer.num_rows,
+            "column_sizes": sizes,
+            "value_counts": counts,
+            "null_value_counts": nulls,
+            "nan_value_counts": {},
+            "lower_bounds": lower,
+            "upper_bounds": upper,
+            "split_offsets": sorted(_start(group.column(0)) for group in groups),
+        }
+
+    def _positions(self, groups: list[pq.RowGroupMetaData]) -> Iterator[tuple[int, _Leaf]]:
+        """Yield the place of each column in the file; a column of another engine may not be there.
+
+        Columns are told apart by their order too: `l.list.element` may be one or be in a list.
+        """
+        first = groups[0] if groups else None
+        paths = [first.column(i).path_in_schema for i in range(first.num_columns)] if first else []
+        position = 0
+        for leaf in self._leaves:
+            if position < len(paths) and paths[position] == leaf.path:
+                yield position, leaf
+                position += 1
+        if position < len(paths):
+            raise ValueError(
+                f"no field of the lake's schema is the file's column {paths[position]}"
+            )
+
+
+def _start(column: pq.ColumnChunkMetaData) -> int:
+    start: int = column.data_page_offset
+    return min(start, column.dictionary_page_offset) if column.has_dictionary_page else start
+
+
+def _set_bounds(
+    leaf: _Leaf,
+    columns: list[pq.ColumnChunkMetaData],
+    statistics: list[pq.Statistics],
+    lower: dict[int, bytes],
+    upper: dict[int, bytes],
+) -> None:
+    """Set the bounds of a column, if all row groups that have values of it have bounds."""
+    bounded = [s for s in statistics if s.has_min_max]
+    for column, of_group in zip(columns, statistics, strict=True):
+        # Parquet leaves out bounds of long text; of floats it leaves out NaN, as Iceberg does.
+        is_empty = of_group.null_count == column.num_values
+        if not (of_group.has_min_max or is_empty or leaf.is_float):
+            return
+    if not bounded:
+        return
+    is_decimal_bytes = bounded[0].physical_type == "FIXED_LEN_BYTE_ARRAY"
+    plain = _signed if is_decimal_bytes else _same
+    low = leaf.to_lower(min(plain(s.min_raw) for s in bounded))
+    high = leaf.to_upper(max(plain(s.max_raw) for s in bounded))
+    if low is not None:
+        lower[leaf.field_id] = low
+    if high is not None:
+        upper[leaf.field_id] = high
+
+
+def _same(raw: Any) -> Any:
+    return raw
+
+
+def _signed(raw: bytes) -> int:
+    return int.from_bytes(raw, "big", signed=True)
+
+
+def _leaves(parent: IcebergType, path: str) -> Iterator[tuple[str, int, IcebergType]]:
+    """Yield path in Parquet, field id and type of the columns, in the order of the file."""
+    match parent:
+        case StructType():
+            below = [(f.name, f.field_id, f.field_type) for f in parent.fields]
+        case ListType():
+            below = [("list.element", parent.element_id, parent.element_type)]
+        case MapType():
+            below = [
+                ("key_value.key", parent.key_id, parent.key_type),
+                ("key_value.value", parent.value_id, parent.value_type),
+            ]
+    for name, field_id, kind in below:
+        full = f"{path}{name}"
+        if kind.is_primitive:
+            yield full, field_id, kind
+        else:
+            yield from _leaves(kind, f"{full}.")
+
+
+def _serialisers(kind: IcebergType, length: int | None) -> tuple[Serialise, Serialise]:
+    match kind:
+        case BooleanType():
+            return (_boolean, _boolean)
+        case IntegerType() | DateType():
+            return (struct.Struct("<i").pack, struct.Struct("<i").pack)
+        case LongType() | TimestampType() | TimestamptzType():
+            return (struct.Struct("<q").pack, struct.Struct("<q").pack)
+        case FloatType():
+            return (struct.Struct("<f").pack, struct.Struct("<f").pack)
+        case DoubleType():
+            return (struct.Struct("<d").pack, struct.Struct("<d").pack)
+        case DecimalType():
+            return (least_bytes, least_bytes)
+        case StringType():
+            return (
+                lambda raw: text_at_most(raw, length),
+                lambda raw: text_at_least(raw, length),
+            )
+        case BinaryType():
+            return (lambda raw: raw[:length], lambda raw: _bytes_at_least(raw, length))
+    return (_no_bound, _no_bound)
+
+
+def _no_bound(_: Any) -> None:
+    return None
+
+
+def _boolean(raw: bool) -> bytes:
+    return b"\x01" if raw else b"\x00"
+
+
+def text_at_most(raw: bytes, length: int | None) -> bytes | None:
+    """Return the first `length` characters of UTF-8, None for bytes that are none."""
+    try:
+        return raw if length is None else raw.decode()[:length].encode()
+    except UnicodeDecodeError:
+        return None
+
+
+def text_at_least(raw: bytes, length: int | None) -> bytes | None:
+    """Return a text of at most `length` characters that is not below `raw`; None without one."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        return None
+    if length is None or len(text) <= length:
+        return raw
+    for end in range(length, 0, -1):
+        following = ord(text[end - 1]) + 1
+        if following == _SURROGATE_FIRST:
+            # No text has surrogates: UTF-8 has no form for them.
+            following = _AFTER_SURROGATES
+        if following <= _CHARACTER_LAST:
+            return (text[: end - 1] + chr(following)).encode()
+    return None
+
+
+def _bytes_at_least(raw: bytes, length: int | None) -> bytes | None:
+    if length is None or len(raw) <= length:
+        return raw
+    for end in range(length, 0, -1):
+        if raw[end - 1] < _BYTE_LAST:
+            return raw[: end - 1] + bytes([raw[end - 1] + 1])
+    return None

@@ -1,0 +1,168 @@
+"""What is done to the tables of a catalog, besides commits, as far as the service's own allow it.
+
+A lake table that a table of the service has is not renamed, dropped or replaced by another, and no
+other table is made under its name or over its files.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from pyiceberg.catalog import Catalog, MetastoreCatalog
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
+
+from streamhouse.core.errors import ForbiddenError, TableExistsError
+from streamhouse.lake.catalogs.guarded_catalog import guard_of
+from streamhouse.lake.guards.commit_guard import is_left_layout, protecting_table
+from streamhouse.lake.guards.live_tables import LiveTables
+from streamhouse.lake.guards.table_commits import LakeMetadata, check_new_table
+from streamhouse.lake.snapshots.table_files import (
+    check_registration,
+    delete_files,
+    own_files,
+)
+
+__all__ = ["CatalogTables"]
+
+_logger = logging.getLogger(__name__)
+
+Identifier = tuple[str, ...]
+
+
+class CatalogTables:
+    """Lists, loads, creates, registers, renames and drops tables of one catalog."""
+
+    def __init__(self, catalog: Catalog, tables: LiveTables) -> None:
+        self._catalog = catalog
+        self._tables = tables
+
+    def names(self, namespace: Identifier) -> list[Identifier]:
+        """Return the identifiers of the tables of a namespace, which must be there."""
+        found = self._catalog.list_tables(namespace)
+        if not found:
+            # Raises when there is no such namespace.
+            self._catalog.load_namespace_properties(namespace)
+        return found
+
+    def load(self, identifier: Identifier) -> LakeMetadata:
+        """Return a table's metadata."""
+        return LakeMetadata.of(self._catalog.load_table(identifier))
+
+    def exists(self, identifier: Identifier) -> bool:
+        """Whether there is such a table."""
+        return self._catalog.table_exists(identifier)
+
+    def create(
+        self,
+        identifier: Identifier,
+        *,
+        schema: Any,
+        partition_spec: Any,
+        sort_order: Any,
+        location: str | None,
+        properties: dict[str, str],
+        is_staged: bool,
+    ) -> LakeMetadata:
+        """Create a table from the JSON of its parts; with `is_staged` only say what it would be."""
+        check_new_table(identifier, properties, self._tables)
+        arguments: dict[str, Any] = {
+            "schema": Schema.model_validate(schema),
+            "location": location,
+            "partition_spec": PartitionSpec.model_validate(partition_spec)
+            if partition_spec
+            else UNPARTITIONED_PARTITION_SPEC,
+            "sort_order": SortOrder.model_validate(sort_order)
+            if sort_order
+            else UNSORTED_SORT_ORDER,
+            "properties": properties,
+        }
+        if not is_staged:
+            return LakeMetadata.of(self._catalog.create_table(identifier, **arguments))
+        if self._catalog.table_exists(identifier):
+            # Its commit could only fail, and better now.
+            raise TableExistsError(f"lake table '{'.'.join(identifier)}' exists")
+        transaction = self._catalog.create_table_transaction(identifier, **arguments)
+        staged = transaction._table.metadata
+        guard_of(self._catalog).make_local_folders(staged.location)
+        return LakeMetadata(metadata_location=None, metadata=staged)
+
+    def register(self, identifier: Identifier, location: str, *, overwrite: bool) -> LakeMetadata:
+        """Add a table whose metadata file exists."""
+        if self._tables.named(".".join(identifier)) is not None:
+            check_new_table(identifier, {}, self._tables)
+        if not overwrite and self._catalog.table_exists(identifier):
+            raise TableExistsError(f"lake table '{'.'.join(identifier)}' exists")
+        metadata = check_registration(self._catalog, identifier, location)
+        live = protecting_table(metadata, self._tables)
+        if live is not None:
+            raise ForbiddenError(
+                f"'{location}' is the lake table of the streamhouse table '{live.info.path}'; two"
+                " tables must not share its files"
+            )
+        return LakeMetadata.of(self._catalog.register_table(identifier, location, overwrite))
+
+    def rename(self, source: Identifier, destination: Identifier) -> None:
+        """Rename a table."""
+        self._check_not_live(source, self._metadata_of(source), "renamed")
+        check_new_table(destination, {}, self._tables)
+        self._catalog.rename_table(source, destination)
+
+    def drop(self, identifier: Identifier) -> None:
+        """Drop a table; its files stay."""
+        self._check_droppable(identifier)
+        self._catalog.drop_table(identifier)
+
+    def purge(self, identifier: Identifier) -> None:
+        """Drop a table and delete what it owns, and nothing that only its metadata names."""
+        self._check_droppable(identifier)
+        table = self._catalog.load_table(identifier)
+        own = own_files(self._catalog, table)
+        name = ".".join(identifier)
+        if isinstance(self._catalog, MetastoreCatalog):
+            self._catalog.drop_table(identifier)
+            if own.foreign_count:
+                _logger.warning(
+                    "event=foreign_lake_files_stay table=%s files=%d first=%r",
+                    *(name, own.foreign_count, own.first_foreign[:300]),
+                )
+            delete_files(table.io, own.paths)
+        elif own.foreign_count:
+            raise ForbiddenError(
+                f"lake table '{name}' names files that are not below its location, such as"
+                f" '{own.first_foreign[:300]}', and its catalog would delete them too; drop it"
+                " without purgeRequested"
+            )
+        else:
+            self._catalog.purge_table(identifier)
+
+    def _metadata_of(self, identifier: Identifier) -> TableMetadata:
+        return self._catalog.load_table(identifier).metadata
+
+    def _check_droppable(self, identifier: Identifier) -> None:
+        """Raise `ForbiddenError` for a lake table that a streamhouse table has or a reader pinned.
+
+        What a table has left of a batch layout that it has no more is nobody's to keep.
+        """
+        metadata = self._metadata_of(identifier)
+        live = protecting_table(metadata, self._tables)
+        if live is None or not is_left_layout(metadata, live):
+            self._check_not_live(identifier, metadata, "dropped")
+            return
+        there = {snapshot.snapshot_id for snapshot in metadata.snapshots}
+        for snapshot_id in there.intersection(live.pinned):
+            raise ForbiddenError(
+                f"lake table '{'.'.join(identifier)}' must not be dropped: a reader has pinned its"
+                f" snapshot {snapshot_id}; drop it when that pin has ended"
+            )
+
+    def _check_not_live(self, identifier: Identifier, metadata: TableMetadata, what: str) -> None:
+        live = protecting_table(metadata, self._tables)
+        if live is not None:
+            raise ForbiddenError(
+                f"lake table '{'.'.join(identifier)}' must not be {what}: it holds the history of"
+                f" the streamhouse table '{live.info.path}'; drop that one first"
+            )

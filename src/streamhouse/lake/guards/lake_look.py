@@ -1,0 +1,52 @@
+"""A look at a lake table as its catalog has it: what other engines committed since the last round.
+
+A commit of another engine moves no offsets, so no round reports it. Who looks registers it, and
+from then on readers have it.
+"""
+
+from __future__ import annotations
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+
+from streamhouse.core.model.lake.facts import LakeRole
+from streamhouse.lake.errors import catalog_errors
+from streamhouse.lake.guards.live_tables import LiveTable
+from streamhouse.lake.snapshots.coverage import covered_offsets
+from streamhouse.lake.snapshots.outside_changes import outside_problem
+
+__all__ = ["readable_head"]
+
+
+def readable_head(catalog: Catalog, live: LiveTable) -> int | None:
+    """Return the current snapshot of a table's rows, if it is one that readers may have.
+
+    It covers exactly the registered offsets, and no other engine changed rows in it that it may not
+    change. Else None: a round is to report it, or refuses it.
+    """
+    path, lake = live.info.path, live.lake
+    with catalog_errors(f"look at lake table '{path}'"):
+        try:
+            table = catalog.load_table((path.database, path.table))
+        except NoSuchTableError:
+            return None
+        metadata = table.metadata
+        covered = covered_offsets(metadata, table_id=live.info.table_id)
+        if covered is None or str(metadata.table_uuid) != lake.table_uuid:
+            return None
+        if (covered.tiered_offsets, covered.truncated_offsets, covered.expired_offsets) != (
+            lake.tiered_offsets,
+            lake.truncated_offsets,
+            lake.expired_offsets,
+        ):
+            return None
+        if outside_problem(
+            str(path),
+            metadata,
+            live.info,
+            LakeRole.ROWS,
+            table.io,
+            registered=lake.snapshot_id,
+        ):
+            return None
+        return metadata.current_snapshot_id

@@ -1,0 +1,145 @@
+"""Which offsets a lake table covers: read from its snapshots, the one truth about the lake.
+
+The rule is `model/lake/coverage.py`'s; here is what a round writes, and how it is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Snapshot
+
+from streamhouse.core.model.lake import coverage as rule
+from streamhouse.core.model.lake.coverage import (
+    CoveredOffsets,
+    SnapshotFacts,
+    begin_properties,
+)
+from streamhouse.core.model.lake.facts import (
+    COMMIT_USER,
+    COMMIT_USER_PROPERTY,
+    EXPIRED_OFFSETS_PROPERTY,
+    LOG_FINGERPRINTS_PROPERTY,
+    OWNER_PROPERTIES,
+    TIERED_OFFSETS_PROPERTY,
+    TIERED_SEQUENCE_PROPERTY,
+    TIERING_EPOCH_PROPERTY,
+    TRUNCATED_OFFSETS_PROPERTY,
+    LakeRole,
+    tiered_offsets_to_property,
+)
+
+__all__ = [
+    "CoveredOffsets",
+    "ancestors_of",
+    "covered_for",
+    "covered_offsets",
+    "facts_of",
+    "has_ancestor",
+    "role_of",
+    "round_properties",
+    "table_properties",
+]
+
+
+def round_properties(
+    *,
+    table_id: int,
+    covered: CoveredOffsets,
+    role: LakeRole = LakeRole.ROWS,
+) -> dict[str, str]:
+    """Return the properties of a snapshot of ours that covers so much; every bucket is in it."""
+    return begin_properties(covered) | {
+        COMMIT_USER_PROPERTY: COMMIT_USER,
+        role.owner_property: str(table_id),
+        TIERING_EPOCH_PROPERTY: str(covered.epoch),
+        TIERED_OFFSETS_PROPERTY: tiered_offsets_to_property(covered.tiered_offsets),
+    }
+
+
+def table_properties(snapshot: Mapping[str, str], *, sequence_number: int) -> dict[str, str]:
+    """Return the table properties that go with a snapshot of those properties."""
+    kept = (
+        *OWNER_PROPERTIES,
+        TIERING_EPOCH_PROPERTY,
+        TIERED_OFFSETS_PROPERTY,
+        TRUNCATED_OFFSETS_PROPERTY,
+        EXPIRED_OFFSETS_PROPERTY,
+        LOG_FINGERPRINTS_PROPERTY,
+    )
+    found = {key: snapshot[key] for key in kept if key in snapshot}
+    return found | {TIERED_SEQUENCE_PROPERTY: str(sequence_number)}
+
+
+def role_of(properties: Mapping[str, str]) -> LakeRole:
+    """Return which of a table's lake tables one with these properties is."""
+    return next((r for r in LakeRole if r.owner_property in properties), LakeRole.ROWS)
+
+
+def ancestors_of(metadata: TableMetadata, snapshot: Snapshot | None = None) -> Iterator[Snapshot]:
+    """Yield a snapshot, by default the current one, and its ancestors, as far as they exist.
+
+    The newest comes first.
+    """
+    if snapshot is None:
+        snapshot = metadata.snapshot_by_name(MAIN_BRANCH)
+    if snapshot is None:
+        return
+    yield snapshot
+    # pyiceberg looks for an id from the first snapshot on, each time.
+    by_id = {other.snapshot_id: other for other in metadata.snapshots}
+    while snapshot is not None and snapshot.parent_snapshot_id is not None:
+        snapshot = by_id.get(snapshot.parent_snapshot_id)
+        if snapshot is not None:
+            yield snapshot
+
+
+def facts_of(snapshot: Snapshot) -> SnapshotFacts:
+    """Return what a snapshot says of the offsets it covers."""
+    summary = snapshot.summary
+    return SnapshotFacts(
+        properties={} if summary is None else summary.additional_properties,
+        sequence_number=snapshot.sequence_number or 0,
+    )
+
+
+def covered_offsets(
+    metadata: TableMetadata,
+    *,
+    table_id: int | None,
+    role: LakeRole = LakeRole.ROWS,
+    snapshot: Snapshot | None = None,
+) -> CoveredOffsets | None:
+    """Return what a snapshot, by default the current one, covers of a table of the service.
+
+    `role` is the lake table's. None when no round of `table_id` is in it; a `table_id` of None is
+    any, for who knows the lake table by its uuid.
+    """
+    return covered_for(
+        metadata,
+        snapshot=snapshot,
+        is_owner=lambda properties: (
+            table_id is None or properties.get(role.owner_property) == str(table_id)
+        ),
+    )
+
+
+def covered_for(
+    metadata: TableMetadata,
+    *,
+    is_owner: Callable[[Mapping[str, str]], bool],
+    snapshot: Snapshot | None = None,
+) -> CoveredOffsets | None:
+    """Return what a snapshot covers, as `covered_offsets`, of an owner told by properties."""
+    return rule.covered_offsets(
+        (facts_of(found) for found in ancestors_of(metadata, snapshot)),
+        metadata.properties,
+        is_owner=is_owner,
+    )
+
+
+def has_ancestor(metadata: TableMetadata, snapshot_id: int) -> bool:
+    """Whether the current snapshot is `snapshot_id` or comes from it."""
+    return any(snapshot.snapshot_id == snapshot_id for snapshot in ancestors_of(metadata))

@@ -1,0 +1,192 @@
+"""Which rows a reader wants, as an expression of Iceberg, for pruning manifests and partitions.
+
+Invariant: an expression accepts every row that its constructor names. It may accept more: what
+Iceberg cannot say becomes "any row", or "any row with a value", so a reader still applies its own
+condition to the rows. For the same reason nothing here is negated as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+from pyiceberg.expressions import (
+    AlwaysFalse,
+    AlwaysTrue,
+    And,
+    BooleanExpression,
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNaN,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    NotEqualTo,
+    NotIn,
+    NotNaN,
+    NotNull,
+    NotStartsWith,
+    Or,
+    Reference,
+    StartsWith,
+    literals,
+)
+
+from streamhouse.core.model.values.calendar import DAY_US, days_of
+
+__all__ = ["Expression", "FilterColumn", "all_of", "any_of", "any_row", "no_row"]
+
+Expression = BooleanExpression
+Comparison = Literal["=", "!=", "<", "<=", ">", ">="]
+
+# pyiceberg looks at no value of a longer list, so such a list gets its range beside it.
+IN_VALUES_PRUNED_MAX: Final = 200
+
+# Python's first day, and the one after its last.
+_FIRST_DAY: Final = days_of(1, 1, 1)
+_END_DAY: Final = days_of(10_000, 1, 1)
+
+_COMPARISONS: Final[dict[Comparison, Callable[..., Expression]]] = {
+    "=": EqualTo,
+    "!=": NotEqualTo,
+    "<": LessThan,
+    "<=": LessThanOrEqual,
+    ">": GreaterThan,
+    ">=": GreaterThanOrEqual,
+}
+
+
+def any_row() -> Expression:
+    """Accept every row."""
+    return AlwaysTrue()
+
+
+def no_row() -> Expression:
+    """Accept no row."""
+    return AlwaysFalse()
+
+
+def all_of(expressions: Sequence[Expression]) -> Expression:
+    """Accept the rows that all of at least one expression accept."""
+    return And(*expressions) if len(expressions) > 1 else expressions[0]
+
+
+def any_of(expressions: Sequence[Expression]) -> Expression:
+    """Accept the rows that any of at least one expression accepts."""
+    return Or(*expressions) if len(expressions) > 1 else expressions[0]
+
+
+@dataclass(frozen=True, slots=True)
+class FilterColumn:
+    """A column by its names from the top, and its type in Arrow. Values are plain: a day or
+    microseconds since 1970 is a number, NaN is compared with its own functions.
+    """
+
+    path: tuple[str, ...]
+    type: pa.DataType
+
+    @property
+    def is_expressible(self) -> bool:
+        """Whether Iceberg can say anything of it."""
+        # Iceberg's names of nested fields join the parts with dots, so a dot in one is ambiguous.
+        return not pa.types.is_nested(self.type) and not any("." in part for part in self.path)
+
+    def is_null(self) -> Expression:
+        """Accept the rows without a value."""
+        # A required field of an optional struct is NULL with the struct, which pyiceberg overlooks.
+        return self._test(IsNull) if len(self.path) == 1 else any_row()
+
+    def is_not_null(self) -> Expression:
+        """Accept the rows with a value."""
+        return self._test(NotNull)
+
+    def is_nan(self) -> Expression:
+        """Accept NaN."""
+        return self._test(IsNaN)
+
+    def is_not_nan(self) -> Expression:
+        """Accept every value but NaN."""
+        return self._test(NotNaN)
+
+    def compare(self, operator: Comparison, value: Any) -> Expression:
+        """Accept the values for which the comparison holds; Iceberg compares no NaN."""
+        if pa.types.is_date32(self.type) or pa.types.is_timestamp(self.type):
+            # The library's projections would do the same, and find the next value beyond the years
+            # that they know.
+            if operator == ">":
+                operator, value = ">=", value + 1
+            elif operator == "<":
+                operator, value = "<=", value - 1
+        if not self._has_known_years([value]):
+            return self.is_not_null()
+        return self._test(_COMPARISONS[operator], _literal(self.type, value))
+
+    def is_in(self, values: Sequence[Any]) -> Expression:
+        """Accept these values, of which there is at least one."""
+        if len(values) == 1:
+            return self.compare("=", values[0])
+        if not self._has_known_years(values):
+            return self.is_not_null()
+        found = self._test(In, [_literal(self.type, value) for value in values])
+        if len(values) <= IN_VALUES_PRUNED_MAX:
+            return found
+        return And(found, self.compare(">=", min(values)), self.compare("<=", max(values)))
+
+    def is_not_in(self, values: Sequence[Any]) -> Expression:
+        """Accept every value but these, of which there is at least one."""
+        if len(values) == 1:
+            return self.compare("!=", values[0])
+        if not self._has_known_years(values):
+            return self.is_not_null()
+        return self._test(NotIn, [_literal(self.type, value) for value in values])
+
+    def starts_with(self, prefix: str) -> Expression:
+        """Accept the texts with this prefix."""
+        return self._test(StartsWith, _literal(self.type, prefix))
+
+    def does_not_start_with(self, prefix: str) -> Expression:
+        """Accept the texts without this prefix."""
+        return self._test(NotStartsWith, _literal(self.type, prefix))
+
+    def _test(self, kind: Callable[..., Expression], *values: Any) -> Expression:
+        return kind(Reference(".".join(self.path)), *values) if self.is_expressible else any_row()
+
+    def _has_known_years(self, values: Sequence[Any]) -> bool:
+        """Whether the library's transforms know these dates or timestamps, as Python does."""
+        if pa.types.is_date32(self.type):
+            unit = 1
+        elif pa.types.is_timestamp(self.type):
+            unit = DAY_US
+        else:
+            return True
+        return all(_FIRST_DAY * unit <= value < _END_DAY * unit for value in values)
+
+
+def _literal(data_type: pa.DataType, value: Any) -> literals.Literal[Any]:
+    """Return the literal class of the lake column's type: the library then converts nothing.
+
+    Its conversions between classes guess (a number for a timestamp, a string for a date) or lose
+    (infinity is "above" every float).
+    """
+    if pa.types.is_boolean(data_type):
+        return literals.BooleanLiteral(bool(value))
+    if pa.types.is_date32(data_type):
+        return literals.DateLiteral(value)
+    if pa.types.is_timestamp(data_type):
+        return literals.TimestampLiteral(value)
+    if pa.types.is_float32(data_type):
+        return literals.FloatLiteral(value)
+    if pa.types.is_float64(data_type):
+        return literals.DoubleLiteral(value)
+    if isinstance(value, Decimal):
+        return literals.DecimalLiteral(value)
+    if isinstance(value, str):
+        return literals.StringLiteral(value)
+    if isinstance(value, bytes):
+        return literals.BinaryLiteral(value)
+    return literals.LongLiteral(value)

@@ -1,0 +1,276 @@
+"""What a snapshot consists of, as maintenance plans on it: its data files and what deletes rows.
+
+Manifests never change, so each is read once in a worker's life; so are the names that a delete
+file has of its data files.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestFile,
+)
+from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.typedef import Record
+
+from streamhouse.core.model.lake.facts import ORPHANS_REMOVED_PROPERTY
+from streamhouse.lake.errors import lake_errors
+from streamhouse.lake.files.deleted_positions import data_paths_of
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.files.partition_layout import PartitionValues
+from streamhouse.lake.snapshots.live_files import SystemBounds, path_bounds
+from streamhouse.lake.snapshots.manifests import live_entries, manifests_of
+
+__all__ = [
+    "Head",
+    "Inventory",
+    "InventoryReader",
+    "LiveDeletes",
+    "LiveFile",
+    "head_of",
+]
+
+# What is remembered of a table between two looks; beyond it manifests are read again.
+FILES_REMEMBERED_MAX: Final = 50_000
+
+_Partition = tuple[int, PartitionValues]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A lake table as its metadata alone tells of it; zero and None where it has no snapshot.
+
+    `file_count` has those of deletes as well, `row_count` rows that are deleted as well.
+    `committed_ms` is when the current snapshot was made, `orphans_removed_ms` when somebody last
+    looked for files that no metadata refers to.
+    """
+
+    sequence_number: int
+    file_count: int
+    row_count: int
+    live_row_count: int
+    snapshot_count: int
+    committed_ms: int | None
+    orphans_removed_ms: int | None
+
+
+def head_of(table: Table) -> Head:
+    """Return what the table's metadata tells, without reading any file."""
+    metadata = table.metadata
+    snapshot = metadata.snapshot_by_name(MAIN_BRANCH)
+    totals: Mapping[str, str] = {}
+    if snapshot is not None and snapshot.summary is not None:
+        totals = snapshot.summary.additional_properties
+    row_count = int(totals.get("total-records", "0"))
+    looked_ms = metadata.properties.get(ORPHANS_REMOVED_PROPERTY)
+    return Head(
+        sequence_number=0 if snapshot is None else snapshot.sequence_number or 0,
+        file_count=sum(int(totals.get(f"total-{k}-files", "0")) for k in ("data", "delete")),
+        row_count=row_count,
+        live_row_count=max(0, row_count - int(totals.get("total-position-deletes", "0"))),
+        snapshot_count=len(metadata.snapshots),
+        committed_ms=None if snapshot is None else snapshot.timestamp_ms,
+        orphans_removed_ms=None if looked_ms is None else int(looked_ms),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveFile:
+    """One data file of a snapshot; `deletes` names the delete files that name it.
+
+    `bucket` is None when the file may hold rows of several, `end_offset` and the times when the
+    file does not say where it ends and when its oldest and its newest row were written. A file
+    that `is_fixed` is left alone: something that cannot be folded, such as equality deletes,
+    applies to it.
+    """
+
+    path: str
+    spec_id: int
+    partition: PartitionValues
+    bucket: int | None
+    start_offset: int
+    size_bytes: int
+    row_count: int
+    end_offset: int | None = None
+    first_timestamp_us: int | None = None
+    last_timestamp_us: int | None = None
+    deleted_rows: int = 0
+    deletes: tuple[str, ...] = ()
+    is_fixed: bool = False
+
+    @property
+    def live_bytes(self) -> int:
+        """About how large the file is without its deleted rows."""
+        live_rows = max(self.row_count - self.deleted_rows, 0)
+        return self.size_bytes * live_rows // max(self.row_count, 1)
+
+    @property
+    def deleted_share(self) -> float:
+        """The share of its rows that are deleted."""
+        return self.deleted_rows / max(self.row_count, 1)
+
+    def slice_of(self, slice_us: int | None) -> int | None:
+        """Return which slice of time its newest row is in; None when that does not matter."""
+        if slice_us is None or self.last_timestamp_us is None:
+            return None
+        return self.last_timestamp_us // slice_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveDeletes:
+    """One position delete file of a snapshot, and the data files it names, live or not."""
+
+    path: str
+    spec_id: int
+    partition: PartitionValues
+    size_bytes: int
+    row_count: int
+    data_paths: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """One snapshot's files. `data_files` has all of them by path, deletes included."""
+
+    snapshot_id: int
+    sequence_number: int
+    files: tuple[LiveFile, ...] = field(repr=False)
+    deletes: tuple[LiveDeletes, ...] = field(repr=False)
+    data_files: Mapping[str, DataFile] = field(repr=False)
+
+
+class InventoryReader:
+    """Reads the inventory of one lake table, again and again. Not thread-safe."""
+
+    def __init__(self, filesystem: LakeFilesystem) -> None:
+        self._filesystem = filesystem
+        self._manifests: dict[str, list[DataFile]] = {}
+        self._names: dict[str, Mapping[str, int]] = {}
+
+    def read(self, table: Table) -> Inventory | None:
+        """Return the files of the table's current snapshot, None when it has none."""
+        snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
+        if snapshot is None:
+            return None
+        # A catalog that showed an old state may have shown a snapshot that has expired.
+        with lake_errors(f"read the files of lake table '{'.'.join(table.name())}'"):
+            return self._read(table, snapshot)
+
+    def _read(self, table: Table, snapshot: Snapshot) -> Inventory:
+        found: dict[str, list[DataFile]] = {}
+        data: list[DataFile] = []
+        deletes: list[DataFile] = []
+        for manifest in manifests_of(table.io, snapshot):
+            files = self._manifests.get(manifest.manifest_path) or _live_files(manifest, table.io)
+            found[manifest.manifest_path] = files
+            (data if manifest.content is ManifestContent.DATA else deletes).extend(files)
+        self._manifests = found if len(data) <= FILES_REMEMBERED_MAX else {}
+        foldable = [file for file in deletes if _is_foldable(file)]
+        names = {file.file_path: self._names_in(file) for file in foldable}
+        self._names = names
+        is_fixed = _fixed_partitions(table, (file for file in deletes if not _is_foldable(file)))
+        return Inventory(
+            snapshot_id=snapshot.snapshot_id,
+            sequence_number=snapshot.sequence_number or 0,
+            files=tuple(_with_deletes([_live_file(f) for f in data], names, is_fixed)),
+            deletes=tuple(_live_deletes(file, names[file.file_path]) for file in foldable),
+            data_files={file.file_path: file for file in (*data, *deletes)},
+        )
+
+    def _names_in(self, file: DataFile) -> Mapping[str, int]:
+        """Return data path -> number of its positions in a delete file."""
+        lower, upper = path_bounds(file)
+        if lower is not None and lower == upper:
+            return {lower: file.record_count}
+        known = self._names.get(file.file_path)
+        return data_paths_of(self._filesystem, file.file_path) if known is None else known
+
+
+def _values(record: Record) -> PartitionValues:
+    """Return a partition's values in the order of its spec."""
+    return tuple(record[position] for position in range(len(record)))
+
+
+def _live_files(manifest: ManifestFile, io: FileIO) -> list[DataFile]:
+    if not (manifest.has_added_files() or manifest.has_existing_files()):
+        return []
+    return [entry.data_file for entry in live_entries(io, manifest)]
+
+
+def _is_foldable(file: DataFile) -> bool:
+    """Whether it is position deletes in Parquet, the only deletes there are in our tables."""
+    return (
+        file.content is DataFileContent.POSITION_DELETES and file.file_format is FileFormat.PARQUET
+    )
+
+
+def _fixed_partitions(table: Table, deletes: Iterable[DataFile]) -> set[_Partition] | None:
+    """Return the partitions whose files cannot be rewritten, None when that is all of them."""
+    fixed: set[_Partition] = set()
+    specs = table.metadata.specs()
+    for file in deletes:
+        if not specs[file.spec_id].fields:
+            # Equality deletes of an unpartitioned spec apply everywhere.
+            return None
+        fixed.add((file.spec_id, _values(file.partition)))
+    return fixed
+
+
+def _live_file(file: DataFile) -> LiveFile:
+    bounds = SystemBounds.of(file.lower_bounds, file.upper_bounds)
+    first, last = bounds.first_offset, bounds.last_offset
+    return LiveFile(
+        path=file.file_path,
+        spec_id=file.spec_id,
+        partition=_values(file.partition),
+        bucket=None if first is None else bounds.bucket,
+        start_offset=first or 0,
+        size_bytes=file.file_size_in_bytes,
+        row_count=file.record_count,
+        end_offset=None if last is None else last + 1,
+        first_timestamp_us=bounds.first_timestamp_us,
+        last_timestamp_us=bounds.last_timestamp_us,
+        is_fixed=file.file_format is not FileFormat.PARQUET,
+    )
+
+
+def _live_deletes(file: DataFile, names: Mapping[str, int]) -> LiveDeletes:
+    return LiveDeletes(
+        path=file.file_path,
+        spec_id=file.spec_id,
+        partition=_values(file.partition),
+        size_bytes=file.file_size_in_bytes,
+        row_count=file.record_count,
+        data_paths=frozenset(names),
+    )
+
+
+def _with_deletes(
+    files: Iterable[LiveFile],
+    names: Mapping[str, Mapping[str, int]],
+    fixed: set[_Partition] | None,
+) -> Iterable[LiveFile]:
+    """Yield the files with what is deleted from each."""
+    applying: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for delete_path, counts in names.items():
+        for data_path, count in counts.items():
+            applying[data_path].append((delete_path, count))
+    for file in files:
+        ours = applying.get(file.path, ())
+        yield replace(
+            file,
+            deleted_rows=sum(count for _, count in ours),
+            deletes=tuple(path for path, _ in ours),
+            is_fixed=file.is_fixed or fixed is None or (file.spec_id, file.partition) in fixed,
+        )

@@ -1,0 +1,414 @@
+"""The live files of a lake table's snapshots, from their manifests.
+
+Manifests never change after they are written, so each is decoded once. Two looks at them are kept:
+- `data_files` and its like have all that planning a read prunes by, column by column. They are kept
+  for the process, bounded by files and not by manifests, whose sizes differ a thousandfold.
+- `LiveFilesCache` has only where the rows of a bucket lie, of one lake table that is written to.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestFile,
+)
+from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH
+
+from streamhouse.core.errors import UnsupportedError
+from streamhouse.lake.files.bounds import integer_bound
+from streamhouse.lake.files.field_ids import (
+    BUCKET_FIELD_ID,
+    OFFSET_FIELD_ID,
+    TIMESTAMP_FIELD_ID,
+)
+from streamhouse.lake.files.position_deletes import PATH_FIELD_ID, LakeFile
+from streamhouse.lake.snapshots.manifests import (
+    ManifestRow,
+    live_entries,
+    live_rows,
+    manifests_of,
+)
+
+__all__ = [
+    "DeleteEntry",
+    "DeleteIndex",
+    "IntegerBounds",
+    "LiveFiles",
+    "LiveFilesCache",
+    "ManifestFiles",
+    "SystemBounds",
+    "added_files",
+    "data_files",
+    "delete_files",
+    "live_data_files",
+    "path_bounds",
+    "unreadable_because",
+    "unreadable_format",
+]
+
+FILES_KEPT_MAX: Final = 200_000
+_ADDED: Final = "#added"
+_LOWEST: Final = -(2**63)
+_HIGHEST: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerBounds:
+    """Smallest and largest value of one integer column in every file of a manifest.
+
+    Where a file has no bounds, they are those of all 64-bit integers and `is_known` is False.
+    """
+
+    lower: npt.NDArray[np.int64]
+    upper: npt.NDArray[np.int64]
+    is_known: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestFiles:
+    """The live data files of one manifest, column by column; immutable, so it can be kept.
+
+    `partitions` holds each distinct partition once and `partition_codes` points into it. Bounds
+    are Iceberg's single-value serialisation by field id.
+    """
+
+    paths: Sequence[str]
+    file_bytes: Sequence[int]
+    row_counts: Sequence[int]
+    row_group_starts: Sequence[Sequence[int] | None]
+    sequences: Sequence[int]
+    formats: Sequence[str]
+    spec_id: int
+    partitions: Sequence[tuple[Any, ...]]
+    partition_codes: npt.NDArray[np.int64]
+    lower_bounds: Sequence[Mapping[int, bytes]]
+    upper_bounds: Sequence[Mapping[int, bytes]]
+    null_counts: Sequence[Mapping[int, int]]
+    _decoded: dict[int, IntegerBounds] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, manifest: ManifestFile, rows: Sequence[ManifestRow]) -> ManifestFiles:
+        """Return these files of a manifest."""
+        inherited = manifest.sequence_number or 0
+        codes: dict[tuple[Any, ...], int] = {}
+        return cls(
+            paths=[row.path for row in rows],
+            file_bytes=[row.file_bytes for row in rows],
+            row_counts=[row.row_count for row in rows],
+            row_group_starts=[row.row_group_starts for row in rows],
+            # A sequence number that is absent is the manifest's own (spec: inheritance).
+            sequences=[inherited if row.sequence is None else row.sequence for row in rows],
+            formats=[row.format for row in rows],
+            spec_id=manifest.partition_spec_id,
+            partition_codes=np.array(
+                [codes.setdefault(row.partition, len(codes)) for row in rows], dtype=np.int64
+            ),
+            partitions=list(codes),
+            lower_bounds=[row.lower_bounds for row in rows],
+            upper_bounds=[row.upper_bounds for row in rows],
+            null_counts=[row.null_counts for row in rows],
+        )
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def integer_bounds(self, field_id: int) -> IntegerBounds:
+        """Return the bounds of an integer, date or timestamp column, decoded once."""
+        if field_id not in self._decoded:
+            self._decoded[field_id] = IntegerBounds(
+                self._integers(self.lower_bounds, field_id, unknown=_LOWEST),
+                self._integers(self.upper_bounds, field_id, unknown=_HIGHEST),
+                np.fromiter(
+                    (
+                        field_id in low and field_id in high
+                        for low, high in zip(self.lower_bounds, self.upper_bounds, strict=True)
+                    ),
+                    dtype=np.bool_,
+                    count=len(self),
+                ),
+            )
+        return self._decoded[field_id]
+
+    def _integers(
+        self, bounds: Sequence[Mapping[int, bytes]], field_id: int, *, unknown: int
+    ) -> npt.NDArray[np.int64]:
+        # As `integer_bound` does, for thousands of files.
+        found = (
+            unknown if raw is None else int.from_bytes(raw, "little", signed=True)
+            for raw in (of_file.get(field_id) for of_file in bounds)
+        )
+        return np.fromiter(found, dtype=np.int64, count=len(bounds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteEntry:
+    """One file of position deletes. It applies to data files of the same or a lower sequence
+    whose path lies between the bounds; None is unbounded.
+    """
+
+    path: str
+    file_bytes: int
+    sequence: int
+    row_count: int
+    path_lower: str | None
+    path_upper: str | None
+
+    def may_apply(self, path: str, sequence: int) -> bool:
+        """Return False if no row of the data file can be deleted by this file."""
+        return (
+            sequence <= self.sequence
+            and (self.path_lower is None or self.path_lower <= path)
+            and (self.path_upper is None or path <= self.path_upper)
+        )
+
+
+class DeleteIndex:
+    """Delete files by the data files they may apply to."""
+
+    def __init__(self, entries: Iterable[DeleteEntry]) -> None:
+        self._of_one_file: dict[str, list[DeleteEntry]] = {}
+        self._of_several: list[DeleteEntry] = []
+        for entry in entries:
+            if entry.path_lower is not None and entry.path_lower == entry.path_upper:
+                self._of_one_file.setdefault(entry.path_lower, []).append(entry)
+            else:
+                self._of_several.append(entry)
+
+    def applying_to(self, path: str, sequence: int) -> list[DeleteEntry]:
+        """Return the delete files that may hide rows of a data file."""
+        candidates = [*self._of_one_file.get(path, ()), *self._of_several]
+        return [entry for entry in candidates if entry.may_apply(path, sequence)]
+
+
+class _Cache:
+    """Decoded manifests by path, least recently used first; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._items: OrderedDict[str, Any] = OrderedDict()
+        self._file_count = 0
+
+    def get(self, path: str) -> Any:
+        with self._lock:
+            if path in self._items:
+                self._items.move_to_end(path)
+            return self._items.get(path)
+
+    def put(self, path: str, value: Any) -> None:
+        with self._lock:
+            if path not in self._items:
+                self._items[path] = value
+                self._file_count += len(value)
+            while self._file_count > FILES_KEPT_MAX and len(self._items) > 1:
+                self._file_count -= len(self._items.popitem(last=False)[1])
+
+
+_cache: Final = _Cache()
+
+
+def data_files(io: FileIO, manifest: ManifestFile) -> ManifestFiles:
+    """Return the live data files of a data manifest."""
+    found: ManifestFiles | None = _cache.get(manifest.manifest_path)
+    if found is None:
+        found = ManifestFiles.of(manifest, live_rows(io, manifest))
+        _cache.put(manifest.manifest_path, found)
+    return found
+
+
+def added_files(io: FileIO, manifest: ManifestFile) -> ManifestFiles:
+    """Return the data files of a manifest that the snapshot which wrote it added."""
+    key = f"{manifest.manifest_path}{_ADDED}"
+    found: ManifestFiles | None = _cache.get(key)
+    if found is None:
+        found = ManifestFiles.of(manifest, live_rows(io, manifest, only_added=True))
+        _cache.put(key, found)
+    return found
+
+
+def delete_files(io: FileIO, manifest: ManifestFile, *, table: str) -> Sequence[DeleteEntry]:
+    """Return the live delete files of a delete manifest.
+
+    Raises `UnsupportedError` for equality deletes and deletion vectors: leaving them out would
+    return deleted rows.
+    """
+    found: Sequence[DeleteEntry] | None = _cache.get(manifest.manifest_path)
+    if found is None:
+        found = [_delete_entry(entry, table=table) for entry in live_entries(io, manifest)]
+        _cache.put(manifest.manifest_path, found)
+    return found
+
+
+def unreadable_because(file: DataFile) -> str:
+    """Return why we cannot read a lake table that has this file; empty if we can.
+
+    What is read here is what may be committed (`outside_changes.py`).
+    """
+    if file.content is DataFileContent.EQUALITY_DELETES:
+        return (
+            f"file '{file.file_path}' has equality deletes, which not every engine reads, and"
+            " Streamhouse does not; use position deletes or copy-on-write"
+        )
+    return unreadable_format(file.file_path, file.file_format)
+
+
+def unreadable_format(path: str, file_format: str) -> str:
+    """Return why a file of this format cannot be read; empty if it can.
+
+    Iceberg's names of formats have no case: DuckDB writes them small.
+    """
+    if file_format.upper() == FileFormat.PARQUET:
+        return ""
+    return f"file '{path}' is {file_format}, and Streamhouse reads lake files in Parquet only"
+
+
+def _delete_entry(entry: ManifestEntry, *, table: str) -> DeleteEntry:
+    file = entry.data_file
+    if problem := unreadable_because(file):
+        raise UnsupportedError(f"lake table '{table}': {problem}")
+    lower, upper = path_bounds(file)
+    return DeleteEntry(
+        path=file.file_path,
+        file_bytes=file.file_size_in_bytes,
+        sequence=entry.sequence_number or 0,
+        row_count=file.record_count,
+        path_lower=lower,
+        path_upper=upper,
+    )
+
+
+def path_bounds(file: DataFile) -> tuple[str | None, str | None]:
+    """Return the least and greatest data path a delete file names, None where not known."""
+    lower = (file.lower_bounds or {}).get(PATH_FIELD_ID)
+    upper = (file.upper_bounds or {}).get(PATH_FIELD_ID)
+    return (
+        None if lower is None else lower.decode("utf-8", "replace"),
+        None if upper is None else upper.decode("utf-8", "replace"),
+    )
+
+
+class SystemBounds(NamedTuple):
+    """What the bounds of one data file say of its system columns; None is not known.
+
+    `bucket` is that of all its rows, None too if it has or may have several.
+    """
+
+    bucket: int | None
+    first_offset: int | None
+    last_offset: int | None
+    first_timestamp_us: int | None
+    last_timestamp_us: int | None
+
+    @classmethod
+    def of(
+        cls, lower: Mapping[int, bytes] | None, upper: Mapping[int, bytes] | None
+    ) -> SystemBounds:
+        """Read the bounds of a manifest's entry."""
+        lower, upper = lower or {}, upper or {}
+        bucket = lower.get(BUCKET_FIELD_ID)
+        return cls(
+            None if bucket != upper.get(BUCKET_FIELD_ID) else integer_bound(bucket),
+            integer_bound(lower.get(OFFSET_FIELD_ID)),
+            integer_bound(upper.get(OFFSET_FIELD_ID)),
+            integer_bound(lower.get(TIMESTAMP_FIELD_ID)),
+            integer_bound(upper.get(TIMESTAMP_FIELD_ID)),
+        )
+
+
+class _BucketFiles:
+    """The data files of one manifest, by bucket; those that have several are `shared`."""
+
+    def __init__(self, io: FileIO, manifest: ManifestFile) -> None:
+        self.by_bucket: dict[int, list[LakeFile]] = defaultdict(list)
+        self.shared: list[LakeFile] = []
+        for row in live_rows(io, manifest):
+            bounds = SystemBounds.of(row.lower_bounds, row.upper_bounds)
+            bucket, first, last = bounds.bucket, bounds.first_offset, bounds.last_offset
+            file = LakeFile(
+                path=row.path,
+                file_format=row.format,
+                spec_id=manifest.partition_spec_id,
+                partition=row.partition,
+                first_offset=0 if first is None else first,
+                last_offset=_HIGHEST - 1 if last is None else last,
+                is_shared=bucket is None,
+            )
+            (self.shared if bucket is None else self.by_bucket[bucket]).append(file)
+
+    @property
+    def files(self) -> Iterable[LakeFile]:
+        for members in self.by_bucket.values():
+            yield from members
+        yield from self.shared
+
+
+class LiveFiles:
+    """The live data files of one snapshot, for who looks rows up in them."""
+
+    def __init__(self, manifests: Iterable[_BucketFiles]) -> None:
+        self._manifests = tuple(manifests)
+
+    def of_bucket(self, bucket: int, *, before: int) -> tuple[LakeFile, ...]:
+        """Return the files that may have rows of `bucket` with offsets below `before`."""
+        return tuple(
+            file
+            for manifest in self._manifests
+            for members in (manifest.by_bucket.get(bucket, ()), manifest.shared)
+            for file in members
+            if file.first_offset < before
+        )
+
+    def missing(self, paths: Iterable[str]) -> set[str]:
+        """Return those of `paths` that are no live data files."""
+        return set(paths) - {file.path for m in self._manifests for file in m.files}
+
+
+class LiveFilesCache:
+    """Remembers the manifests of one lake table's last snapshot. Not thread-safe.
+
+    A round reads the manifests that came since the last: its work does not grow with the table.
+    """
+
+    def __init__(self) -> None:
+        self._manifests: dict[str, _BucketFiles] = {}
+
+    def of(self, table: Table) -> LiveFiles:
+        """Return the live files of the table's current snapshot."""
+        found = {}
+        for manifest in _live_manifests(table):
+            if manifest.content is ManifestContent.DATA:
+                path = manifest.manifest_path
+                found[path] = self._manifests.get(path) or _BucketFiles(table.io, manifest)
+        self._manifests = found
+        return LiveFiles(found.values())
+
+
+def live_data_files(table: Table) -> list[DataFile]:
+    """Return all files of the current snapshot, those of rows and those of deletes."""
+    return [
+        entry.data_file
+        for manifest in _live_manifests(table)
+        for entry in live_entries(table.io, manifest)
+    ]
+
+
+def _live_manifests(table: Table) -> list[ManifestFile]:
+    snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
+    return [
+        manifest
+        for manifest in ([] if snapshot is None else manifests_of(table.io, snapshot))
+        if manifest.has_added_files() or manifest.has_existing_files()
+    ]

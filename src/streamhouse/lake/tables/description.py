@@ -1,0 +1,56 @@
+"""A table as its lake table tells of it, for whoever adopts the lake table: one property, JSON.
+
+What Iceberg's own metadata has no word for is there: buckets and their key, narrow types, the
+table's properties, every version of its schema.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Final
+
+from streamhouse.core.errors import StreamhouseError, UnsupportedError
+from streamhouse.core.model.properties import IMPORT_SOURCE_PROPERTY
+from streamhouse.core.model.table import TableInfo, TablePath
+
+__all__ = ["TABLE_PROPERTY", "description_of", "table_described_by"]
+
+TABLE_PROPERTY: Final = "streamhouse.table"
+# What the lake table's name and each service say for themselves.
+_LEFT_OUT: Final = ("path", "table_id", "created_at_us", "nodes")
+
+
+def description_of(table: TableInfo) -> str:
+    """Return the value of the property; equal tables give equal texts."""
+    value = table.to_json()
+    for name in _LEFT_OUT:
+        del value[name]
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def table_described_by(
+    text: str, *, path: TablePath, table_id: int, created_at_us: int
+) -> TableInfo:
+    """Return the table as a service has it that gives it this name and id.
+
+    It is no import any more: how far that was, only the service knew that had it. Raises
+    `UnsupportedError` for a text that this version does not understand.
+    """
+    try:
+        value = json.loads(text)
+        found = TableInfo.from_json(
+            {**value, "path": str(path), "table_id": table_id, "created_at_us": created_at_us}
+        )
+    except (StreamhouseError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UnsupportedError(
+            f"lake table '{path}': its property {TABLE_PROPERTY} describes no table that this"
+            f" version of Streamhouse knows: {error}"
+        ) from error
+    properties = dict(found.descriptor.properties)
+    properties.pop(IMPORT_SOURCE_PROPERTY, None)
+    return replace(
+        found,
+        descriptor=replace(found.descriptor, properties=properties),
+        nodes=dict.fromkeys(range(found.bucket_count), ""),
+    )

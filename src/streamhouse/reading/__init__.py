@@ -1,0 +1,1 @@
+"""Union reads without Spark: predicates, plans, scans, streams, DuckDB, imports."""

@@ -1,0 +1,249 @@
+"""`StreamhouseClient.query`: DuckDB's SQL over tables of a service, without Spark."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streamhouse.client import STOP, StopSignal, StorageClient
+from streamhouse.core.errors import (
+    InvalidNameError,
+    InvalidRequestError,
+    NotFoundError,
+    StreamhouseError,
+    UnavailableError,
+)
+from streamhouse.reading.duckdb.queried_tables import TableDataset, counted
+from streamhouse.reading.duckdb.statement_names import (
+    NameOfTable,
+    columns_named,
+    has_joins,
+    tables_named,
+)
+from streamhouse.reading.options.options import BATCH, as_options, read_options
+from streamhouse.reading.plan.table_read import PinnedTable
+
+__all__ = ["MEMORY_LIMIT", "query_tables"]
+
+MEMORY_LIMIT: Final = "2GB"
+"""What DuckDB may have of the memory by default; it goes on with files beyond."""
+
+_THREADS_MAX: Final = 8
+_LOOK_S: Final = 0.1
+_ROWS: Final = "streamhouse_rows"
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+_OF_TABLES: Final = ("table", "columns", "where")
+_NO_SELECT: Final = "Only SELECT statements"
+"""How DuckDB begins to say that a statement is none."""
+
+
+def query_tables(
+    client: StorageClient,
+    statement: str,
+    args: Sequence[Any] | Mapping[str, Any] | None,
+    options: Mapping[str, object],
+    *,
+    memory_limit: str = MEMORY_LIMIT,
+) -> pa.Table:
+    """Return what a SELECT of DuckDB's SQL finds; see `StreamhouseClient.query`.
+
+    An interrupt of the caller ends it, and so does the stop signal of the context.
+    """
+    given = as_options(options)
+    for key in given:
+        if key.lower() in _OF_TABLES:
+            raise InvalidRequestError(f"query: option '{key}' is said by the statement; remove it")
+    zone = read_options({"table": "db.t", **given}, use=BATCH).time_zone
+    # Variables of this module are no tables.
+    with (
+        tempfile.TemporaryDirectory(prefix="streamhouse-query-") as folder,
+        duckdb.connect(":memory:", config={"python_enable_replacements": "false"}) as connection,
+    ):
+        connection.execute(f"SET TimeZone = {_text(zone)}")
+        connection.execute(f"SET temp_directory = {_text(folder)}")
+        try:
+            connection.execute(f"SET memory_limit = {_text(memory_limit)}")
+        except duckdb.Error as error:
+            raise InvalidRequestError(
+                f"query: memory_limit is {memory_limit!r}, but must be as in '2GB': {error}"
+            ) from None
+        query = _Query(client, connection, statement, args, given, Path(folder))
+        return _stoppable(connection, query.result)
+
+
+def _stoppable(connection: duckdb.DuckDBPyConnection, call: Callable[[], pa.Table]) -> pa.Table:
+    """Call on a thread of its own: DuckDB lets nobody break off a call of the same thread."""
+    asked, stop = STOP.get(), StopSignal()
+    context = contextvars.copy_context()
+    context.run(STOP.set, stop)
+    with ThreadPoolExecutor(1, thread_name_prefix="streamhouse-query") as threads:
+        waiting = threads.submit(context.run, call)
+        try:
+            while not wait([waiting], None if asked is None else _LOOK_S).done:
+                if asked is not None and asked.is_set():
+                    raise UnavailableError("query: it was broken off")
+        except BaseException:
+            stop.set()
+            # It may be between two calls of DuckDB, which take no note of it.
+            while not wait([waiting], _LOOK_S).done:
+                connection.interrupt()
+            raise
+        return waiting.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """One statement over tables of a service; `folder` is for its files."""
+
+    client: StorageClient
+    connection: duckdb.DuckDBPyConnection
+    statement: str
+    args: Sequence[Any] | Mapping[str, Any] | None
+    options: Mapping[str, str]
+    folder: Path
+
+    def result(self) -> pa.Table:
+        """Return the rows."""
+        tree = _parsed(self.connection, self.statement)
+        tables, missing = self._pinned(tables_named(tree))
+        if has_joins(tree):
+            datasets = self._counted(tables, columns_named(tree, tables))
+        else:
+            datasets = [self._registered(0, name, table) for name, table in tables.items()]
+        try:
+            return self.connection.execute(self.statement, self.args).to_arrow_table()
+        except duckdb.Error as error:
+            failures = [dataset.failure for dataset in datasets if dataset.failure is not None]
+            if failures:
+                raise failures[0] from None
+            if isinstance(error, duckdb.CatalogException):
+                for name, reason in missing.items():
+                    if re.search(rf'Table with name "?\S*\b{re.escape(name)}"? ', str(error)):
+                        raise reason from None
+            if isinstance(error, duckdb.OutOfMemoryException):
+                raise UnavailableError(
+                    "query: it needs more memory than 'memory_limit', and cannot do with disk"
+                    f" instead: {_sentence(error)}"
+                ) from None
+            raise _refused(str(error)) from None
+
+    def _pinned(
+        self, names: Sequence[NameOfTable]
+    ) -> tuple[dict[NameOfTable, PinnedTable], dict[str, StreamhouseError]]:
+        """Return the service's tables of these names, and why others are none."""
+
+        def pinned(name: NameOfTable) -> PinnedTable | StreamhouseError:
+            path = ".".join(part for part in name if part)
+            given = {**self.options, "table": path, "endpoint": self.client.endpoint}
+            try:
+                return PinnedTable.of(self.client, read_options(given, use=BATCH))
+            except (InvalidNameError, NotFoundError) as error:
+                # DuckDB has tables of its own, as in information_schema.
+                return error
+
+        tables: dict[NameOfTable, PinnedTable] = {}
+        missing: dict[str, StreamhouseError] = {}
+        for name, found in zip(names, _each(pinned, names), strict=True):
+            if isinstance(found, PinnedTable):
+                tables[name] = found
+            else:
+                missing[name[1]] = found
+        return tables, missing
+
+    def _counted(
+        self,
+        tables: Mapping[NameOfTable, PinnedTable],
+        columns: Mapping[NameOfTable, set[str] | None],
+    ) -> list[TableDataset]:
+        """Give DuckDB tables whose rows it can count; return the datasets among them."""
+        datasets = []
+        counts = _each(lambda name: counted(tables[name], columns[name]), list(tables))
+        for number, (name, table) in enumerate(tables.items()):
+            count = next(counts)
+            if count.rows is None:
+                dataset = self._registered(number, name, table, row_count=count.row_count)
+                datasets.append(dataset)
+            else:
+                self.connection.register(_ROWS, count.rows)
+                self._create("TABLE", name, f"SELECT * FROM {_ROWS}")
+                self.connection.unregister(_ROWS)
+        if datasets:
+            # It hands datasets Bloom filters, which DuckDB has no words for (duckdb-python #463).
+            self.connection.execute("SET disabled_optimizers = 'join_filter_pushdown'")
+        return datasets
+
+    def _registered(
+        self, number: int, name: NameOfTable, table: PinnedTable, *, row_count: int | None = None
+    ) -> TableDataset:
+        """Give DuckDB a dataset that is read while the statement runs."""
+        dataset = TableDataset(table)
+        self.connection.register(f"streamhouse_{number}", dataset)
+        rows = f"SELECT * FROM streamhouse_{number}"
+        if row_count is not None:
+            # DuckDB believes what is said of a Parquet file, and takes a dataset for one row.
+            path = self.folder / f"{number}.parquet"
+            pq.write_table(dataset.schema.empty_table(), path)
+            file = f"read_parquet({_text(str(path))}, explicit_cardinality = {row_count})"
+            rows += f" UNION ALL SELECT * FROM {file}"
+        self._create("VIEW", name, rows)
+        return dataset
+
+    def _create(self, kind: str, name: NameOfTable, rows: str) -> None:
+        database, own = _quoted(name[0] or "main"), _quoted(name[1])
+        self.connection.execute(f"CREATE SCHEMA IF NOT EXISTS {database}")
+        # Names that differ in case are one for DuckDB, and in the service none of them is another.
+        self.connection.execute(f"CREATE OR REPLACE {kind} {database}.{own} AS {rows}")
+
+
+def _each(call: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[_R]:
+    """Return what `call` returns of each item, called side by side."""
+    threads = ThreadPoolExecutor(min(len(items), _THREADS_MAX) or 1)
+    try:
+        contexts = [contextvars.copy_context() for _ in items]
+        return iter(
+            list(threads.map(lambda context, item: context.run(call, item), contexts, items))
+        )
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def _parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Any:
+    """Return the tree of one SELECT, as DuckDB's own parser makes it."""
+    found = connection.execute("SELECT json_serialize_sql(?)", [statement]).fetchone()
+    assert found is not None, "a SELECT without FROM has one row"
+    tree = json.loads(found[0])
+    if tree["error"]:
+        message = tree["error_message"]
+        raise _refused("one SELECT is expected" if message.startswith(_NO_SELECT) else message)
+    if len(tree["statements"]) != 1:
+        raise _refused(f"one SELECT is expected, not {len(tree['statements'])} statements")
+    return tree
+
+
+def _refused(message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"query: {_sentence(message)}")
+
+
+def _sentence(message: object) -> str:
+    return str(message).strip().split("\n", 1)[0]
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

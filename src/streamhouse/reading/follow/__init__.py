@@ -1,0 +1,1 @@
+"""Streams of a table: where a stream starts, its batches, its positions."""

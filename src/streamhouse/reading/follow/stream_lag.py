@@ -1,0 +1,127 @@
+"""How far a stream is behind: what its progress says, and the line it logs for each micro-batch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.offsets import offsets_from_json
+
+__all__ = ["LAG_MEMBER", "LOG_LEVEL_VARIABLE", "StreamLag", "lag", "log_batch", "show_if_wanted"]
+
+LOG_LEVEL_VARIABLE: Final = "STREAMHOUSE_LOG_LEVEL"
+LAG_MEMBER: Final = "lag_ms"
+"""Of the newest end in a progress: the age of the oldest row that was not read, lately."""
+
+_logger = logging.getLogger("streamhouse.stream")
+_BUCKETS_SHOWN_MAX: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLag:
+    """How far one source of a query is behind its table.
+
+    `seconds` is the age of the oldest row that it has not read, 0 if it has read all; None before
+    the service has answered its first report.
+    """
+
+    table: str
+    rows: int
+    seconds: float | None
+
+
+def lag(progress: Any) -> list[StreamLag]:
+    """Return how far each Streamhouse source of a query was behind after a micro-batch.
+
+    Args:
+        progress: `query.lastProgress`, a `StreamingQueryProgress` of a listener, or such a
+            progress as dictionary or JSON text. None, before the first one, has no sources.
+    """
+    if progress is None:
+        return []
+    if isinstance(progress, str):
+        progress = _parsed(progress)
+    try:
+        sources = progress["sources"]
+    except (TypeError, KeyError) as error:
+        raise InvalidRequestError(
+            f"lag takes query.lastProgress, which has sources, not {type(progress).__name__}"
+        ) from error
+    found = (_of_source(source) for source in sources)
+    return [one for one in found if one is not None]
+
+
+def _of_source(source: Mapping[str, Any]) -> StreamLag | None:
+    end, latest = _parsed(source.get("endOffset")), _parsed(source.get("latestOffset"))
+    if not _is_ours(end):
+        return None
+    read = offsets_from_json(end["offsets"])
+    newest = offsets_from_json(latest["offsets"]) if _is_ours(latest) else read
+    rows = sum(max(0, newest[bucket] - read.get(bucket, 0)) for bucket in newest)
+    seconds = 0.0 if not rows else None
+    if rows and (lag_ms := latest.get(LAG_MEMBER)) is not None:
+        seconds = lag_ms / 1_000
+    return StreamLag(table=str(end.get("table", "")), rows=rows, seconds=seconds)
+
+
+def _is_ours(offset: Any) -> bool:
+    return isinstance(offset, Mapping) and {"version", "table_id", "offsets"} <= offset.keys()
+
+
+def _parsed(text: Any) -> Any:
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        return None
+
+
+def log_batch(
+    table: str,
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+    *,
+    latest: Mapping[int, int],
+    lag_ms: int | None,
+) -> None:
+    """Log one micro-batch: its table and offsets, its rows, and how many are left after it.
+
+    The process in which Spark runs a source has no handler for logs: it gets one for stderr where
+    the environment variable STREAMHOUSE_LOG_LEVEL names a level that shows the line.
+    """
+    show_if_wanted(_logger)
+    if not _logger.isEnabledFor(logging.INFO):
+        return
+    read = {bucket: offset - start.get(bucket, 0) for bucket, offset in end.items()}
+    moved = [bucket for bucket, rows in sorted(read.items()) if rows]
+    ranges = [f"{b}:{start.get(b, 0)}-{end[b]}" for b in moved[:_BUCKETS_SHOWN_MAX]]
+    more = "" if len(moved) <= _BUCKETS_SHOWN_MAX else f",+{len(moved) - _BUCKETS_SHOWN_MAX}"
+    lag_rows = sum(max(0, latest[bucket] - end.get(bucket, 0)) for bucket in latest)
+    # What the service said of the lag it said before these rows were read.
+    if not lag_rows:
+        lag_ms = 0
+    _logger.info(
+        "event=micro_batch table=%s offsets=%s%s rows=%d lag_rows=%d lag_ms=%s",
+        table,
+        ",".join(ranges),
+        more,
+        sum(read.values()),
+        lag_rows,
+        "unknown" if lag_ms is None else lag_ms,
+    )
+
+
+def show_if_wanted(logger: logging.Logger) -> None:
+    """Let a logger that nobody listens to write to stderr, if the environment says so."""
+    wanted = os.environ.get(LOG_LEVEL_VARIABLE, "").strip().upper()
+    if not wanted or logger.hasHandlers() or wanted not in logging.getLevelNamesMapping():
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(wanted)

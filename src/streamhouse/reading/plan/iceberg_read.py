@@ -1,0 +1,123 @@
+"""Reading any table of the service's Iceberg catalog, whoever wrote it: `db.table$iceberg`.
+
+A `TableState` pins a snapshot, as one does for a table of the service; the table in it has the
+Iceberg table's columns under their own field ids, and no log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import SnapshotNotFoundError, UnknownColumnError
+from streamhouse.core.extras import require
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.schema import RESERVED_COLUMNS, Schema
+from streamhouse.core.model.table import TableDescriptor, TableInfo
+from streamhouse.core.model.table_state import TableState
+from streamhouse.lake.files.lake_filesystem import lake_file_properties
+from streamhouse.reading.options.connection import TableName
+from streamhouse.reading.options.options import ReadOptions
+from streamhouse.reading.plan.read_plan import lake_pieces, pack
+from streamhouse.reading.plan.tier_plan import ReadPlan, read_context, split_sizes
+from streamhouse.reading.scan.scan import ScanColumn, ScanContext
+
+if TYPE_CHECKING:
+    from streamhouse.reading.files.append_position import AppendPosition
+    from streamhouse.reading.files.appends import SourceTable
+
+__all__ = [
+    "open_source",
+    "plan_appends",
+    "plan_source_read",
+    "source_context",
+    "source_state",
+]
+
+
+def open_source(client: StorageClient, name: TableName) -> SourceTable:
+    """Open the Iceberg table as it is now."""
+    # The lake library takes half a second to import.
+    require("lake", f"reading '{name}'")
+    from streamhouse.reading.files.appends import open_source_table
+
+    return open_source_table(client.lake_catalog(), str(name.path))
+
+
+def source_state(
+    client: StorageClient, name: TableName, *, columns: Collection[str] | None
+) -> TableState:
+    """Pin the Iceberg table's current snapshot and its schema.
+
+    Raises `UnsupportedError` if one of `columns` (None: all) cannot be read.
+    """
+    source = open_source(client, name)
+    for column in columns or ():
+        if column in RESERVED_COLUMNS:
+            raise UnknownColumnError(
+                f"'{name}' is read without the columns that Streamhouse adds, such as '{column}';"
+                f" load '{name.path}' for them"
+            )
+    descriptor = TableDescriptor(path=name.path, schema=source.schema(columns=columns))
+    return TableState(
+        table=TableInfo(descriptor=descriptor, table_id=0, created_at_us=0),
+        positions={},
+        lake=LakeState(snapshot_id=source.snapshot_id, table_uuid=source.uuid),
+    )
+
+
+def source_context(
+    client: StorageClient,
+    state: TableState,
+    options: ReadOptions,
+    output: Sequence[ScanColumn],
+) -> ScanContext:
+    """Return what all splits of a read of the Iceberg table share."""
+    return replace(
+        read_context(state, options, output),
+        table=str(options.connection.name),
+        lake_properties=lake_file_properties(client.lake_catalog().properties),
+    )
+
+
+def plan_source_read(
+    client: StorageClient,
+    state: TableState,
+    options: ReadOptions,
+    output: Sequence[ScanColumn],
+) -> ReadPlan:
+    """Plan the rows of the pinned snapshot, or of `asOfSnapshot`."""
+    context = source_context(client, state, options, output)
+    wanted = options.as_of_snapshot or state.lake.snapshot_id
+    if wanted is None:
+        return ReadPlan(context=context, splits=[])
+    source = open_source(client, options.connection.name)
+    if source.uuid != state.lake.table_uuid:
+        raise SnapshotNotFoundError(
+            f"'{options.connection.name}' was dropped and created again after it was loaded; load"
+            " it again"
+        )
+    start = source.start(wanted)
+    end = start.at(start.file_count)
+    return plan_appends(source, start, end, state.table.schema, context, options)
+
+
+def plan_appends(
+    source: SourceTable,
+    start: AppendPosition,
+    end: AppendPosition,
+    schema: Schema,
+    context: ScanContext,
+    options: ReadOptions,
+) -> ReadPlan:
+    """Plan the rows between two positions, in the order of their files."""
+    files = source.files(
+        start, end, schema, predicate=context.predicate, skipped=options.skipped_snapshots
+    )
+    pieces = lake_pieces(files, None, from_timestamp_us=None, to_timestamp_us=None)
+    return ReadPlan(
+        context=replace(context, lake_snapshot_id=end.snapshot_id),
+        splits=pack(pieces, split_sizes(options)),
+    )

@@ -1,0 +1,190 @@
+"""From one state of a table to splits: pure decisions, no file, no connection, no clock.
+
+Invariants:
+- every wanted offset is in exactly one piece
+- cuts fall on file, row group and offset borders, so nothing is read twice
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.reading.scan.scan import LakeFile, LakePiece, LogPiece, Piece, RowsPiece, Split
+
+__all__ = ["SplitSizes", "lake_pieces", "log_pieces", "one_split_a_bucket", "pack", "total_weight"]
+
+LOG_ROW_BYTES: Final = 64
+"""What a log row counts when splits are balanced against lake files: typical, not measured."""
+
+FILE_OPEN_BYTES: Final = 512 << 10
+"""What opening one more file costs, in bytes read instead."""
+
+LOG_PART_ROWS: Final = 8_192
+"""A log range is cut at multiples of this: finer would fetch more stored batches twice."""
+
+SPLIT_BYTES_MIN: Final = 4 << 20
+"""A task of its own costs about 25 ms, in which this much is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitSizes:
+    """How large splits should be: at most `max_split_bytes`, and about `min_partitions` of them."""
+
+    max_split_bytes: int
+    min_partitions: int
+
+    def target_bytes(self, total: int) -> int:
+        """Return the size to aim at when `total` bytes are read."""
+        fair = -(-total // self.min_partitions)
+        return max(min(self.max_split_bytes, fair), min(SPLIT_BYTES_MIN, self.max_split_bytes))
+
+
+def lake_pieces(
+    files: Iterable[LakeFile],
+    ranges: Mapping[int, OffsetRange] | None,
+    *,
+    from_timestamp_us: int | None,
+    to_timestamp_us: int | None,
+) -> list[LakePiece]:
+    """Return one piece a file; rows are checked only where its bounds do not settle it."""
+    pieces = []
+    for file in files:
+        checked = None if ranges is None else _ranges_to_check(file, ranges)
+        if checked is not None and not checked:
+            continue
+        low, high = file.timestamp_min_us, file.timestamp_max_us
+        pieces.append(
+            LakePiece(
+                path=file.path,
+                file_bytes=file.file_bytes,
+                start_byte=0,
+                end_byte=max(file.file_bytes, 1),
+                row_count=file.row_count,
+                ranges=checked,
+                check_timestamp=(
+                    from_timestamp_us is not None and (low is None or low < from_timestamp_us)
+                )
+                or (to_timestamp_us is not None and (high is None or high >= to_timestamp_us)),
+                deletes=file.deletes,
+                constants=file.constants,
+                row_group_starts=file.row_group_starts,
+                bucket=file.bucket,
+                offset_start=file.offset_start,
+                offset_end=file.offset_end,
+                name_mapping=file.name_mapping,
+            )
+        )
+    return pieces
+
+
+def _ranges_to_check(
+    file: LakeFile, ranges: Mapping[int, OffsetRange]
+) -> tuple[OffsetRange, ...] | None:
+    """Return the ranges whose rows to pick from the file; None when every row is wanted."""
+    start, end = file.offset_start, file.offset_end
+    if file.bucket is None or start is None or end is None:
+        return tuple(ranges.values())
+    wanted = ranges.get(file.bucket)
+    if wanted is None or wanted.end <= start or end <= wanted.start:
+        return ()
+    return None if wanted.start <= start and end <= wanted.end else (wanted,)
+
+
+def log_pieces(ranges: Mapping[int, OffsetRange], *, is_ordered: bool = False) -> list[LogPiece]:
+    """Return one piece a bucket; an ordered one is not cut."""
+    return [
+        LogPiece(bucket=r.bucket, start=r.start, end=r.end, is_ordered=is_ordered)
+        for _, r in sorted(ranges.items())
+        if r.row_count
+    ]
+
+
+def total_weight(pieces: Iterable[Piece]) -> int:
+    """Return the bytes to read, opening files included."""
+    return sum(_weight(piece) for piece in pieces)
+
+
+def pack(pieces: Sequence[Piece], sizes: SplitSizes) -> list[Split]:
+    """Lay all pieces in a row and cut it into splits of equal size, at the nearest borders.
+
+    A split is one stretch of the row, so a file is opened by as few tasks as possible. The same
+    pieces always make the same splits.
+    """
+    total = total_weight(pieces)
+    count = -(-total // sizes.target_bytes(total))
+    contents: dict[int, list[Piece]] = {}
+    position = 0
+    for piece in pieces:
+        for index, part in _cut(piece, position, total=total, count=count):
+            contents.setdefault(index, []).append(part)
+        position += _weight(piece)
+    return [Split(tuple(parts)) for _, parts in sorted(contents.items())]
+
+
+def one_split_a_bucket(pieces: Sequence[Piece]) -> list[Split]:
+    """Return splits that each have all of a bucket's pieces, by offset, so that a task reads the
+    bucket's rows in order. Files that may have rows of several buckets make it one split for all.
+    """
+    by_bucket: dict[int | None, list[LakePiece | LogPiece]] = {}
+    placed = [piece for piece in pieces if not isinstance(piece, RowsPiece)]
+    is_mixed = any(piece.bucket is None for piece in placed)
+    for piece in placed:
+        by_bucket.setdefault(None if is_mixed else piece.bucket, []).append(piece)
+    splits = []
+    for found in by_bucket.values():
+        found.sort(key=_first_offset)
+        splits.append(Split(tuple(found)))
+    return splits
+
+
+def _first_offset(piece: LakePiece | LogPiece) -> tuple[bool, int]:
+    """Sort the lake before the log, which follows it."""
+    if isinstance(piece, LogPiece):
+        return True, piece.start
+    return False, piece.offset_start or 0
+
+
+def _weight(piece: Piece) -> int:
+    if isinstance(piece, LakePiece):
+        return piece.end_byte - piece.start_byte + FILE_OPEN_BYTES
+    return max(1, piece.row_count) * LOG_ROW_BYTES
+
+
+def _cut(piece: Piece, position: int, *, total: int, count: int) -> Iterator[tuple[int, Piece]]:
+    """Yield the piece's parts with the split each belongs to; `position` is where it starts."""
+    borders = _borders(piece)
+    middles = [(start + end) / 2 for start, end in itertools.pairwise(borders)]
+    origin = borders[0]
+    size = borders[-1] - origin
+    scale = _weight(piece) / size if size else 0
+    part_start = origin
+    split_before: int | None = None
+    for start, middle in zip(borders, middles, strict=False):
+        split = min(count - 1, int((position + (middle - origin) * scale) * count / total))
+        if split_before is not None and split != split_before:
+            yield split_before, _between(piece, part_start, start)
+            part_start = start
+        split_before = split
+    yield split_before or 0, _between(piece, part_start, borders[-1])
+
+
+def _borders(piece: Piece) -> Sequence[int]:
+    """Return where a piece may be cut, its start and end included, in bytes or offsets."""
+    if isinstance(piece, LakePiece):
+        inside = (s for s in piece.row_group_starts if piece.start_byte < s < piece.end_byte)
+        # The first row group starts after the file's magic, which belongs to it.
+        return [piece.start_byte, *itertools.islice(inside, 1, None), piece.end_byte]
+    if isinstance(piece, LogPiece) and not piece.is_ordered:
+        return [*range(piece.start, piece.end, LOG_PART_ROWS), piece.end]
+    return [piece.start, piece.end] if isinstance(piece, LogPiece) else [0, 1]
+
+
+def _between(piece: Piece, start: int, end: int) -> Piece:
+    if isinstance(piece, LakePiece):
+        is_whole = (start, end) == (piece.start_byte, piece.end_byte)
+        return piece if is_whole else piece.between(start, end)
+    return piece.between(start, end) if isinstance(piece, LogPiece) else piece

@@ -1,0 +1,118 @@
+"""What the rows of a read are: the table's rows, its changes, or only its upserts.
+
+A stream of a primary key table is a stream of changes, unless `readChangeFeed` says otherwise.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.table import TableInfo
+from streamhouse.reading.options.connection import CHANGELOG, LOG, TableName
+from streamhouse.reading.options.options import ReadOptions, ShapeOptions
+from streamhouse.reading.plan.scan_schema import change_type_column, output_columns
+from streamhouse.reading.scan.scan import ScanColumn, ScanContext
+
+__all__ = ["RowForm", "batch_form", "check_columns", "shape_columns", "stream_form"]
+
+
+class RowForm(enum.Enum):
+    """What one row of a read stands for."""
+
+    ROWS = "rows"
+    """A row of the table."""
+
+    CHANGES = "changes"
+    """One change, with `__change_type`; what was appended to a log table is `+A`."""
+
+    UPSERTS = "upserts"
+    """A new version of a row: changes without deletes and before images."""
+
+
+def batch_form(table: TableInfo, name: TableName) -> RowForm:
+    """Return what a batch read of `name` yields."""
+    if name.part == CHANGELOG or (name.part == LOG and table.is_primary_key_table):
+        return RowForm.CHANGES
+    return RowForm.ROWS
+
+
+def stream_form(table: TableInfo, options: ReadOptions, output: Sequence[ScanColumn]) -> RowForm:
+    """Return what a stream yields; raises `InvalidRequestError` if it must say, and does not."""
+    name, feed = options.connection.name, options.read_change_feed
+    has_change_type = any(column.name == CHANGE_TYPE_COLUMN for column in output)
+    if batch_form(table, name) is RowForm.CHANGES:
+        if feed is False:
+            raise InvalidRequestError(
+                f"option 'readChangeFeed' = 'false' cannot be used with '{name}', which has all"
+                f" changes; stream '{name.path}'"
+            )
+        return RowForm.CHANGES
+    if feed and table.is_primary_key_table and not has_change_type:
+        raise InvalidRequestError(
+            f"the stream's columns lack {CHANGE_TYPE_COLUMN}, without which the deletes of table"
+            f" '{name.path}' look like rows: name it in .schema(...), or attach"
+            f" '{name.path}${CHANGELOG}' to stream changes by a SQL name"
+        )
+    if feed or (feed is None and has_change_type):
+        return RowForm.CHANGES
+    if not table.is_primary_key_table:
+        return RowForm.ROWS
+    if feed is None:
+        raise InvalidRequestError(
+            f"table '{name.path}' has a primary key, so its stream has updates and deletes: set"
+            " option 'readChangeFeed' to 'true' for all changes, each with its"
+            f" {CHANGE_TYPE_COLUMN}, or to 'false' for new versions of rows only"
+        )
+    return RowForm.UPSERTS
+
+
+def shape_columns(table: TableInfo, shape: ShapeOptions) -> tuple[ScanColumn, ...]:
+    """Return the columns of a read whose `.schema(...)` nobody gave."""
+    name, columns, feed = shape.connection.name, shape.columns, shape.read_change_feed
+    if feed is None:
+        feed = shape.is_stream and table.is_primary_key_table and not name.part
+    has_change_type = feed or batch_form(table, name) is RowForm.CHANGES
+    if columns is not None:
+        is_named = any(column.lower() == CHANGE_TYPE_COLUMN for column in columns)
+        if feed and not is_named:
+            columns = (*columns, CHANGE_TYPE_COLUMN)
+        # A stream may say by naming the column that it wants it.
+        has_change_type |= is_named and table.is_primary_key_table
+    return table_columns(
+        table,
+        columns=columns,
+        include_metadata=shape.include_metadata or (name.part == CHANGELOG and columns is None),
+        has_change_type=has_change_type,
+    )
+
+
+def table_columns(
+    table: TableInfo,
+    *,
+    columns: Sequence[str] | None,
+    include_metadata: bool,
+    has_change_type: bool,
+) -> tuple[ScanColumn, ...]:
+    """Return `output_columns`, with `__change_type` where the read has it."""
+    return output_columns(
+        table.schema,
+        columns=columns,
+        include_metadata=include_metadata,
+        table=str(table.path),
+        change_type=change_type_column(has_changelog=table.is_primary_key_table)
+        if has_change_type
+        else None,
+    )
+
+
+def check_columns(context: ScanContext, form: RowForm, name: TableName) -> None:
+    """Raise `InvalidRequestError` for `__change_type` in a read whose rows are not changes."""
+    columns = (*context.output, *context.filters)
+    if form is not RowForm.CHANGES and any(c.name == CHANGE_TYPE_COLUMN for c in columns):
+        raise InvalidRequestError(
+            f"'{name}' is read as rows, which have no {CHANGE_TYPE_COLUMN}; load"
+            f" '{name.path}${CHANGELOG}' for changes"
+        )

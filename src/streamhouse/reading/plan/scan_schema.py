@@ -1,0 +1,214 @@
+"""Which columns a read returns, which it reads only to filter by, and how rows are described."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from streamhouse.core.errors import (
+    SchemaMismatchError,
+    UnknownColumnError,
+    suggestion,
+)
+from streamhouse.core.extras import require
+from streamhouse.core.model.changelog import APPEND, CHANGE_TYPE_NAMES, INSERT
+from streamhouse.core.model.lake.facts import LAKE_SYSTEM_FIELDS, SYSTEM_FIELD_ID_FIRST
+from streamhouse.core.model.schema import (
+    CHANGE_TYPE_COLUMN,
+    Column,
+    Schema,
+    type_name,
+)
+from streamhouse.core.model.table_state import TableState
+from streamhouse.core.model.values.zone import spark_zone
+from streamhouse.reading.scan.scan import ScanColumn, ScanContext
+from streamhouse.reading.where.predicate import Predicate
+
+__all__ = [
+    "change_type_column",
+    "cheapest_column",
+    "output_columns",
+    "scan_context",
+    "with_field_ids",
+]
+
+SYSTEM_COLUMNS = tuple(
+    ScanColumn(
+        name=field.name, type=field.type, nullable=False, field_id=SYSTEM_FIELD_ID_FIRST + position
+    )
+    for position, field in enumerate(LAKE_SYSTEM_FIELDS)
+)
+"""`__bucket`, `__offset` and `__timestamp`, in this order."""
+
+
+def change_type_column(*, has_changelog: bool) -> ScanColumn:
+    """Return `__change_type`; a row in the lake was appended, or is one of a table with keys."""
+    return ScanColumn(
+        name=CHANGE_TYPE_COLUMN,
+        type=pa.string(),
+        nullable=False,
+        field_id=None,
+        lake_constant=CHANGE_TYPE_NAMES[INSERT if has_changelog else APPEND],
+    )
+
+
+def output_columns(
+    schema: Schema,
+    *,
+    columns: Sequence[str] | None,
+    include_metadata: bool,
+    table: str,
+    change_type: ScanColumn | None = None,
+) -> tuple[ScanColumn, ...]:
+    """Return the columns of the result: those named, else all, then the metadata columns if wanted.
+
+    Names are matched as Spark does, without case where none matches exactly. Metadata columns may
+    be named too. `change_type` is the column that follows the table's own, if the read has it.
+    """
+    own = [*map(_user_column, schema.columns), *([] if change_type is None else [change_type])]
+    everything = [*own, *SYSTEM_COLUMNS]
+    if columns is None:
+        return tuple(everything if include_metadata else own)
+    found = [_resolve(name, everything, table=table) for name in columns]
+    if include_metadata:
+        found += [column for column in SYSTEM_COLUMNS if column not in found]
+    return tuple(found)
+
+
+def check_types(
+    output: Sequence[ScanColumn], wanted: pa.Schema, *, table: str, is_loaded: bool = False
+) -> None:
+    """Raise `SchemaMismatchError` if a column is of another type than Spark asks for.
+
+    It asks for what `.schema(...)` says, or for what the table had when it `is_loaded`.
+    """
+    for column, field in zip(output, wanted, strict=True):
+        if not _same_type(column.type, field.type):
+            if is_loaded:
+                raise SchemaMismatchError(
+                    f"table '{table}': column '{column.name}' was {type_name(field.type)} when this"
+                    f" DataFrame was loaded, and is {type_name(column.type)} now: load it again"
+                )
+            raise SchemaMismatchError(
+                f"table '{table}': column '{column.name}' is {type_name(column.type)}, but"
+                f" .schema(...) asks for {type_name(field.type)}; leave .schema(...) out, and cast"
+                " the column afterwards"
+            )
+
+
+def scan_context(
+    state: TableState,
+    *,
+    output: Sequence[ScanColumn],
+    where: str | None,
+    time_zone: str = "UTC",
+    endpoint: str,
+    token: str | None,
+) -> ScanContext:
+    """Return the context of a read of `state`'s table; time bounds and lake are set by the plan."""
+    table = str(state.table.path)
+    schema = state.table.schema
+    has_changelog = state.table.is_primary_key_table
+    predicate = None if where is None else _parsed(where, schema, table=table, time_zone=time_zone)
+    shown = {column.name for column in output}
+    change_type = change_type_column(has_changelog=has_changelog)
+    known = (*map(_user_column, schema.columns), change_type, *SYSTEM_COLUMNS)
+    everything = {column.name: column for column in known}
+    filters = [
+        everything[name]
+        for name in (() if predicate is None else predicate.columns)
+        if name not in shown
+    ]
+    bucket, offset, timestamp = SYSTEM_COLUMNS
+    return ScanContext(
+        table=table,
+        table_id=state.table.table_id,
+        schema_id=state.table.schema_id,
+        endpoint=endpoint,
+        token=token,
+        output=tuple(output),
+        filters=tuple(filters),
+        bucket_column=bucket,
+        offset_column=offset,
+        timestamp_column=timestamp,
+        change_type_column=change_type,
+        carrier_column=cheapest_column(schema),
+        predicate=predicate,
+        has_changelog=has_changelog,
+    )
+
+
+def _parsed(where: str, schema: Schema, *, table: str, time_zone: str) -> Predicate:
+    # Only the driver parses: executors must not need, nor wait for, the SQL parser.
+    require("lake", "'where'")
+    from streamhouse.reading.where.parser import parse_predicate
+
+    zone = spark_zone(time_zone, name="the time zone")
+    return parse_predicate(where, schema, table=table, zone=zone)
+
+
+def with_field_ids(context: ScanContext, field_ids: Mapping[str, int | None]) -> ScanContext:
+    """Return `context` with the field ids that the lake's own schema gives the columns."""
+
+    def renumbered(column: ScanColumn) -> ScanColumn:
+        return replace(column, field_id=field_ids.get(column.name, column.field_id))
+
+    return replace(
+        context,
+        output=tuple(map(renumbered, context.output)),
+        filters=tuple(map(renumbered, context.filters)),
+        bucket_column=renumbered(context.bucket_column),
+        offset_column=renumbered(context.offset_column),
+        timestamp_column=renumbered(context.timestamp_column),
+        change_type_column=renumbered(context.change_type_column),
+    )
+
+
+def _user_column(column: Column) -> ScanColumn:
+
+    return ScanColumn(
+        name=column.name, type=column.type, nullable=column.nullable, field_id=column.id
+    )
+
+
+def _resolve(name: str, columns: Sequence[ScanColumn], *, table: str) -> ScanColumn:
+    for column in columns:
+        if column.name == name:
+            return column
+    for column in columns:
+        if column.name.lower() == name.lower():
+            return column
+    names = [column.name for column in columns]
+    raise UnknownColumnError(
+        f"table '{table}' has no column '{name}'{suggestion(name, names)}"
+        f" (columns: {', '.join(names)})"
+    )
+
+
+def _same_type(ours: pa.DataType, theirs: pa.DataType) -> bool:
+    """Whether Spark would see one type; names and nullability inside nested types do not count."""
+    if pa.types.is_list(ours) and pa.types.is_list(theirs):
+        return _same_type(ours.value_type, theirs.value_type)
+    if pa.types.is_map(ours) and pa.types.is_map(theirs):
+        return _same_type(ours.key_type, theirs.key_type) and _same_type(
+            ours.item_type, theirs.item_type
+        )
+    if pa.types.is_struct(ours) and pa.types.is_struct(theirs):
+        return [f.name for f in ours] == [f.name for f in theirs] and all(
+            _same_type(a.type, b.type) for a, b in zip(ours, theirs, strict=True)
+        )
+    return bool(ours == theirs)
+
+
+def cheapest_column(schema: Schema) -> str:
+    """Return the narrowest column: something must carry rows of which nothing is wanted."""
+
+    def width(t: pa.DataType) -> int:
+        try:
+            return int(t.bit_width)
+        except ValueError:
+            return 1 << 20
+
+    return min(schema.columns, key=lambda column: width(column.type)).name

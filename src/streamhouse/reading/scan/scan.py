@@ -1,0 +1,259 @@
+"""What a planned read consists of: plain, picklable data that driver and executors share.
+
+Invariants:
+- a piece names rows by (bucket, offset range); two pieces of one plan never share a row
+- the pieces of a plan together hold exactly the rows of its offset ranges, before filters
+- nothing here opens a file or a connection, and secrets never show in a repr
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.lake.files.name_mapping import NameMapping
+from streamhouse.reading.where.predicate import Predicate
+
+__all__ = [
+    "DeleteFile",
+    "LakeFile",
+    "LakePiece",
+    "LogPiece",
+    "RetractedOffsets",
+    "RowsPiece",
+    "ScanColumn",
+    "ScanContext",
+    "Split",
+]
+
+BATCH_ROWS: Final = 65_536
+"""Rows of a batch handed to Spark; more gains nothing and costs memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanColumn:
+    """A column of the result, or one that a filter needs.
+
+    `field_id` finds it in lake files; None when the lake does not have it (yet), then it is null,
+    or `lake_constant` if that is given.
+    """
+
+    name: str
+    type: pa.DataType
+    nullable: bool
+    field_id: int | None
+    lake_constant: str | None = None
+
+    def to_arrow(self) -> pa.Field:
+        """Return the Arrow field."""
+        return pa.field(self.name, self.type, nullable=self.nullable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteFile:
+    """A Parquet file of position deletes."""
+
+    path: str
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeFile:
+    """A Parquet data file of the lake as its manifest describes it.
+
+    `bucket`, offsets and timestamps are bounds from the manifest; None where it has none.
+    `constants` are identity partition values by field id, for columns that the file lacks.
+    `name_mapping` is the table's, by which columns without field ids are found; None if they have
+    the names of the table.
+    """
+
+    path: str
+    file_bytes: int
+    row_count: int
+    bucket: int | None
+    offset_start: int | None
+    offset_end: int | None
+    timestamp_min_us: int | None
+    timestamp_max_us: int | None
+    row_group_starts: tuple[int, ...] = ()
+    deletes: tuple[DeleteFile, ...] = ()
+    constants: Mapping[int, Any] = field(default_factory=dict)
+    partition: str = ""
+    name_mapping: NameMapping | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetractedOffsets:
+    """Row versions of one bucket that the changelog after a read's lake snapshot retracts.
+
+    Packed for the way to a task: the first offset, then the gap to each next one in as few bytes as
+    the widest gap needs; one or two a row where many rows have changed.
+    """
+
+    bucket: int
+    first: int
+    gap_bytes: int
+    gaps: bytes
+
+    @classmethod
+    def of(cls, bucket: int, offsets: npt.NDArray[np.int64]) -> RetractedOffsets:
+        """Pack offsets, of which there are some, ascending, each once."""
+        gaps = np.diff(offsets)
+        widest = int(gaps.max()) if len(gaps) else 0
+        width = next(w for w in (1, 2, 4, 8) if widest < 1 << (8 * w))
+        return cls(
+            bucket=bucket,
+            first=int(offsets[0]),
+            gap_bytes=width,
+            gaps=gaps.astype(f"<u{width}").tobytes(),
+        )
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """The offsets, unpacked."""
+        gaps = np.frombuffer(self.gaps, dtype=f"<u{self.gap_bytes}")
+        found = np.empty(len(gaps) + 1, dtype=np.int64)
+        found[0] = self.first
+        np.cumsum(gaps, dtype=np.int64, out=found[1:])
+        found[1:] += self.first
+        return found
+
+    @classmethod
+    def within(
+        cls, bucket: int, offsets: npt.NDArray[np.int64], start: int | None, end: int | None
+    ) -> RetractedOffsets | None:
+        """Pack those in [start, end), None being unbounded; None if there are none."""
+        first = 0 if start is None else int(np.searchsorted(offsets, start))
+        last = len(offsets) if end is None else int(np.searchsorted(offsets, end))
+        return cls.of(bucket, offsets[first:last]) if first < last else None
+
+    def between(self, start: int, end: int) -> RetractedOffsets | None:
+        """Return the offsets in [start, end); None if there are none."""
+        return self.within(self.bucket, self.offsets, start, end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakePiece:
+    """The row groups of one lake file that start in bytes [start_byte, end_byte).
+
+    With `ranges` only rows inside them are wanted; None means that all rows are. `bucket` is
+    that of every row, None where the file may have several; offsets are bounds, where they are
+    known. Rows in `retracted` are not wanted.
+    """
+
+    path: str
+    file_bytes: int
+    start_byte: int
+    end_byte: int
+    row_count: int
+    ranges: tuple[OffsetRange, ...] | None = None
+    check_timestamp: bool = False
+    deletes: tuple[DeleteFile, ...] = ()
+    constants: Mapping[int, Any] = field(default_factory=dict)
+    row_group_starts: tuple[int, ...] = ()
+    bucket: int | None = None
+    offset_start: int | None = None
+    offset_end: int | None = None
+    retracted: tuple[RetractedOffsets, ...] = ()
+    name_mapping: NameMapping | None = None
+
+    def between(self, start_byte: int, end_byte: int) -> LakePiece:
+        """Return the part of the piece that starts in these bytes, and its share of the rows."""
+        rows = self.row_count * (end_byte - start_byte) // (self.end_byte - self.start_byte)
+        return replace(
+            self, start_byte=start_byte, end_byte=end_byte, row_count=rows, row_group_starts=()
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPiece:
+    """Rows [start, end) of one bucket's log, without those in `retracted`.
+
+    An ordered piece is read by one task, so that the changes of a key keep their order.
+    """
+
+    bucket: int
+    start: int
+    end: int
+    retracted: RetractedOffsets | None = None
+    is_ordered: bool = False
+
+    @property
+    def row_count(self) -> int:
+        """Rows before filters; offsets are dense."""
+        return self.end - self.start
+
+    def between(self, start: int, end: int) -> LogPiece:
+        """Return the part of the piece in [start, end)."""
+        retracted = None if self.retracted is None else self.retracted.between(start, end)
+        return replace(self, start=start, end=end, retracted=retracted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsPiece:
+    """Rows made at planning, as one Arrow IPC stream: metadata tables."""
+
+    stream: bytes
+    row_count: int
+
+
+Piece = LakePiece | LogPiece | RowsPiece
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What one Spark task reads, piece after piece."""
+
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanContext:
+    """What all splits of a plan share; shipped to executors once, beside the splits.
+
+    `output` are the result's columns in order; `filters` are columns read only to filter by;
+    `carrier_column` is one to fetch from the log where no user column is wanted.
+    `schema_id` is the version of the table's schema that log rows are asked for in.
+    Rows have `from_timestamp_us <= __timestamp < to_timestamp_us` where these are given. With
+    `has_changelog` log rows are changes, and so are those of the lake with `lake_is_changelog`; of
+    these, only change types in `change_types` are wanted (None: all).
+    """
+
+    table: str
+    table_id: int
+    schema_id: int
+    endpoint: str
+    # In no log or plan: only in what Spark ships to executors.
+    token: str | None = field(repr=False)
+    output: tuple[ScanColumn, ...]
+    filters: tuple[ScanColumn, ...] = ()
+    bucket_column: ScanColumn
+    offset_column: ScanColumn
+    timestamp_column: ScanColumn
+    change_type_column: ScanColumn
+    carrier_column: str = ""
+    predicate: Predicate | None = None
+    from_timestamp_us: int | None = None
+    to_timestamp_us: int | None = None
+    lake_properties: Mapping[str, str] = field(default_factory=dict)
+    lake_snapshot_id: int | None = None
+    fail_on_data_loss: bool = True
+    has_changelog: bool = False
+    lake_is_changelog: bool = False
+    change_types: tuple[int, ...] | None = None
+    batch_rows: int = BATCH_ROWS
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        """The exact Arrow schema of every batch of the result."""
+        return pa.schema([column.to_arrow() for column in self.output])
+
+    def __repr__(self) -> str:
+        columns = ", ".join(column.name for column in self.output)
+        return f"ScanContext({self.table}: {columns})"

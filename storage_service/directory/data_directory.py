@@ -1,0 +1,229 @@
+"""The data directory: who owns it, its format, and where everything lies in it.
+
+    LOCK                          flock of the one process that uses the directory
+    service.json                  format version, service id, next table id, databases, tables
+    tables/<table_id>/table.json  the table
+    tables/<table_id>/lake.json   lake snapshot, tiered offsets, tiering epoch
+    tables/<table_id>/lake_pins.json  lake snapshots that readers have pinned
+    tables/<table_id>/consumers.json  how far readers say that they have read
+    tables/<table_id>/record_schemas.json  schemas of Avro that records name by their ids
+    tables/<table_id>/row_ages.json  offsets by time, of a primary key table whose rows age
+    tables/<table_id>/bucket-<b>/ the log of one bucket
+    tables/<table_id>/bucket-<b>/kv/ the rows by key of one bucket of a primary key table
+    tables/<table_id>/transactions/ staged rows and decisions of transactions
+    tables/<table_id>.dropped/    a dropped table, named so in service.json, that is being deleted
+    tables/<table_id>.given-up/   a damaged table that was dropped, or one in whose place the lake's
+                                  history went on; nothing deletes it
+    lake/                         the default Iceberg catalog and warehouse
+    backup.staged/                a backup that is being put together
+
+The directory is its owner's alone (mode 700): nobody else reads a table on the disk.
+Every durable change goes through the directory's one `filesystem`, besides those of RocksDB below
+`kv`, of the lake, of backups that are staged, and of LOCK.
+No path is made of user input: tables are directories by their id. Every JSON file is sealed
+(state_file.py); a table of a release before that is among `former` until it was opened once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from streamhouse.core.errors import InvalidRequestError, UnavailableError
+from streamhouse.storage_service.directory.state_file import StateFile, StateIdentity
+from streamhouse.storage_service.log.filesystem import Filesystem, LocalFilesystem
+
+__all__ = ["DataDirectory"]
+
+_logger = logging.getLogger(__name__)
+
+PRIVATE: Final = 0o700
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+DROPPED_SUFFIX: Final = ".dropped"
+GIVEN_UP_SUFFIX: Final = ".given-up"
+
+
+class DataDirectory:
+    """A data directory; one that was opened is exclusively locked until `close` gives it up."""
+
+    def __init__(self, path: Path, lock_descriptor: int | None = None) -> None:
+        self.path = path
+        self._lock_descriptor: int | None = lock_descriptor
+        self.filesystem: Filesystem = LocalFilesystem()
+        """What changes the directory; another one takes its place before anything is opened."""
+        self.service_id = ""
+        """Known once service.json was read."""
+        self.former: set[int] = set()
+        """Ids of tables whose files may be of the format without checksums."""
+
+    @classmethod
+    def open(cls, path: Path) -> DataDirectory:
+        """Create the directory if needed and lock it.
+
+        Raises `UnavailableError` if another process has it, `InvalidRequestError` if it cannot be
+        used at all.
+        """
+        path = path.absolute()
+        try:
+            path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+            _make_private(path)
+            filesystem = LocalFilesystem()
+            for directory in (path / "tables", path / "lake" / "warehouse"):
+                filesystem.make_directory(directory)
+            descriptor = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InvalidRequestError(
+                f"data directory {path} cannot be used: {error.strerror}"
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.read(descriptor, 32).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise UnavailableError(
+                f"data directory {path} is in use by another streamhouse service"
+                f"{f' (process {owner})' if owner else ''}; stop it, or use another --data-dir"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        filesystem.sync_directory(path.parent)
+        return cls(path, descriptor)
+
+    @property
+    def place(self) -> str:
+        """What neither a copy of the directory has nor its disk in another machine.
+
+        Whoever has the lock of the same place knows that who had it before is gone. Empty where
+        the system does not tell one start of its kernel from another.
+        """
+        if self._lock_descriptor is None:
+            return ""
+        try:
+            boot_id = _BOOT_ID.read_text("ascii").strip()
+        except (OSError, ValueError):
+            return ""
+        lock = os.fstat(self._lock_descriptor)
+        return f"{boot_id} {lock.st_dev} {lock.st_ino}" if boot_id else ""
+
+    @property
+    def service_file(self) -> Path:
+        """Where the service keeps what concerns all tables."""
+        return self.path / "service.json"
+
+    @property
+    def service_file_hint(self) -> str:
+        """What to do about a service.json that is damaged, old or missing."""
+        return (
+            "put the newest one back, or make it anew from the tables with `streamhouse check"
+            f" --data-dir {self.path} --rebuild-service-file`"
+        )
+
+    @property
+    def service_state(self) -> StateFile:
+        """As `service_file`, to load and save; of any service while `service_id` is empty."""
+        identity = StateIdentity(kind="service", service_id=self.service_id)
+        return StateFile(
+            path=self.service_file,
+            identity=identity,
+            filesystem=self.filesystem,
+            is_former=not self.service_id,
+        )
+
+    def state_of(self, table_id: int, kind: str) -> StateIdentity:
+        """Return what a table's file of this kind must say it is."""
+        return StateIdentity(kind=kind, service_id=self.service_id, table_id=table_id)
+
+    def _table_state(self, table_id: int, kind: str) -> StateFile:
+        return StateFile(
+            path=self.table(table_id) / f"{kind}.json",
+            identity=self.state_of(table_id, kind),
+            filesystem=self.filesystem,
+            is_former=table_id in self.former,
+        )
+
+    @property
+    def tables(self) -> Path:
+        """The directory with one directory a table."""
+        return self.path / "tables"
+
+    def table(self, table_id: int) -> Path:
+        """The directory of one table."""
+        return self.tables / str(table_id)
+
+    def table_file(self, table_id: int) -> StateFile:
+        """Where a table's descriptor is kept."""
+        return self._table_state(table_id, "table")
+
+    def lake_file(self, table_id: int) -> StateFile:
+        """Where a table's lake state is kept."""
+        return self._table_state(table_id, "lake")
+
+    def lake_pins_file(self, table_id: int) -> StateFile:
+        """Where a table's lake pins are kept; made with the first of them."""
+        return self._table_state(table_id, "lake_pins")
+
+    def consumers_file(self, table_id: int) -> StateFile:
+        """Where it is kept how far a table's readers are; made with the first of them."""
+        return self._table_state(table_id, "consumers")
+
+    def record_schemas_file(self, table_id: int) -> StateFile:
+        """Where the schemas of a table's records are kept; made with the first of them."""
+        return self._table_state(table_id, "record_schemas")
+
+    def row_ages_file(self, table_id: int) -> StateFile:
+        """Where a primary key table keeps which offsets were written before which times."""
+        return self._table_state(table_id, "row_ages")
+
+    def transactions(self, table_id: int) -> Path:
+        """The directory of a table's transactions."""
+        return self.table(table_id) / "transactions"
+
+    def bucket(self, table_id: int, bucket: int) -> Path:
+        """The directory of one bucket's log."""
+        return self.table(table_id) / f"bucket-{bucket}"
+
+    def key_rows(self, table_id: int, bucket: int) -> Path:
+        """The directory of one bucket's rows by key."""
+        return self.bucket(table_id, bucket) / "kv"
+
+    def dropped(self, table_id: int) -> Path:
+        """Where a dropped table's files wait for their deletion."""
+        return self.tables / f"{table_id}{DROPPED_SUFFIX}"
+
+    def given_up(self, table_id: int) -> Path:
+        """Where a damaged table's files stay once it was dropped, or a replaced one's."""
+        return self.tables / f"{table_id}{GIVEN_UP_SUFFIX}"
+
+    def close(self) -> None:
+        """Unlock the directory; idempotent."""
+        descriptor, self._lock_descriptor = self._lock_descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _make_private(path: Path) -> None:
+    """Let nobody but its owner into the directory; then nobody reads a file in it."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if not mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return
+    try:
+        path.chmod(PRIVATE)
+    except PermissionError:
+        # Another user's, as mounted volumes are: only that one can.
+        _logger.warning(
+            "event=data_directory_open path='%s' mode=%03o advice='chmod 700 it: others may read"
+            " what is in it'",
+            path,
+            mode,
+        )
+    else:
+        _logger.warning(
+            "event=data_directory_closed path='%s' mode_before=%03o "
+            " advice='readers that run as other users need a --warehouse outside of it'",
+            path,
+            mode,
+        )

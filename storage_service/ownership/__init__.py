@@ -1,0 +1,1 @@
+"""Who owns a data directory: its journal, its shards, the roles of its processes."""

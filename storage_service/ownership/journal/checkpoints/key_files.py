@@ -1,0 +1,143 @@
+"""RocksDB's files in packs: which of a copy a pack has, and uploading the others.
+
+A file of rows never changes once it is written, and a copy of RocksDB shares it with the original:
+so long as it is the same file on the disk it is neither read nor uploaded twice. After a restart it
+is read once, and taken for the one in a pack only if name, length and checksum agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from streamhouse.core.errors import StorageFailedError
+from streamhouse.storage_service.ownership.journal.checkpoints.manifest import KeyFile, KeyRows
+from streamhouse.storage_service.ownership.journal.checkpoints.packs import PackWriter
+from streamhouse.storage_service.ownership.journal.file_checksum import check_next
+from streamhouse.storage_service.ownership.journal.tree import Packed
+
+__all__ = ["KeyCopy", "KeyPacker", "SeenCopy"]
+
+
+class KeyCopy(NamedTuple):
+    """A copy of one bucket's RocksDB, in a directory of its own.
+
+    Without a directory the rows are those of the copy before.
+    """
+
+    bucket: str
+    applied_offset: int
+    directory: Path | None
+
+
+class _Sight(NamedTuple):
+    """What says that a file on the disk is still the same."""
+
+    bucket: str
+    name: str
+    inode: int
+    length: int
+    changed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeenCopy:
+    """A copy, and of each of its files the one that packs have, if that is known."""
+
+    copy: KeyCopy
+    files: tuple[tuple[_Sight, KeyFile | None], ...] = ()
+    unchanged: KeyRows | None = None
+
+    @property
+    def packed_pieces(self) -> Iterator[Packed]:
+        """Every piece that may be needed again."""
+        for file in self.unchanged.files if self.unchanged else ():
+            yield from file.pieces
+        for _, packed in self.files:
+            yield from packed.pieces if packed else ()
+
+
+class KeyPacker:
+    """Knows which of RocksDB's files are in packs. One thread at a time."""
+
+    def __init__(self, known: Iterable[KeyRows] = ()) -> None:
+        """`known` is what the manifest has that the owner began with."""
+        self._rows = {rows.bucket: rows for rows in known}
+        self._known = {
+            (rows.bucket, file.name, file.length): file
+            for rows in self._rows.values()
+            for file in rows.files
+        }
+        self._seen: dict[_Sight, KeyFile] = {}
+
+    @property
+    def applied_offsets(self) -> dict[str, int]:
+        """Up to which offsets the rows are that packs have, by bucket."""
+        return {bucket: rows.applied_offset for bucket, rows in self._rows.items()}
+
+    def packed(self, key_rows: Sequence[KeyRows]) -> None:
+        """Note what a manifest has that is stored."""
+        self._rows = {rows.bucket: rows for rows in key_rows}
+
+    def look(self, copies: Sequence[KeyCopy]) -> list[SeenCopy]:
+        """Say of every file which one in a pack it is; all others are forgotten."""
+        seen, self._seen = self._seen, {}
+        found: list[SeenCopy] = []
+        for copy in copies:
+            if copy.directory is None:
+                unchanged = self._rows[copy.bucket]
+                names = {file.name for file in unchanged.files}
+                self._seen.update(
+                    (sight, file)
+                    for sight, file in seen.items()
+                    if sight.bucket == copy.bucket and sight.name in names
+                )
+                found.append(SeenCopy(copy, unchanged=unchanged))
+                continue
+            files: list[tuple[_Sight, KeyFile | None]] = []
+            for path in sorted(copy.directory.iterdir()):
+                sight = _sight(copy.bucket, path)
+                packed = seen.get(sight)
+                if packed is not None:
+                    self._seen[sight] = packed
+                files.append((sight, packed or self._known_as(path, sight)))
+            found.append(SeenCopy(copy, tuple(files)))
+        return found
+
+    def pack(self, seen: SeenCopy, writer: PackWriter, sound: frozenset[str]) -> KeyRows:
+        """Return a copy's files as a manifest names them; add those that no sound pack has."""
+        if seen.unchanged is not None:
+            return seen.unchanged
+        assert seen.copy.directory is not None
+        files: list[KeyFile] = []
+        for sight, packed in seen.files:
+            if packed is None or not all(piece.pack in sound for piece in packed.pieces):
+                packed = _add(seen.copy.directory / sight.name, sight, writer)
+            files.append(packed)
+            self._seen[sight] = packed
+        return KeyRows(seen.copy.bucket, seen.copy.applied_offset, tuple(files))
+
+    def _known_as(self, path: Path, sight: _Sight) -> KeyFile | None:
+        known = self._known.get((sight.bucket, sight.name, sight.length))
+        if known is None:
+            return None
+        with path.open("rb", buffering=0) as file:
+            if check_next(file, known.length) != (known.crc32c, known.length):
+                return None
+        self._seen[sight] = known
+        return known
+
+
+def _sight(bucket: str, path: Path) -> _Sight:
+    stat = path.stat()
+    return _Sight(bucket, path.name, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+def _add(path: Path, sight: _Sight, writer: PackWriter) -> KeyFile:
+    with path.open("rb", buffering=0) as file:
+        added = writer.add_from(file, sight.length)
+    if added.length != sight.length:
+        raise StorageFailedError(f"{path} has {added.length} bytes, not {sight.length}")
+    return KeyFile(sight.name, added.length, added.crc32c, tuple(added.pieces))

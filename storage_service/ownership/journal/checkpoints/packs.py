@@ -1,0 +1,174 @@
+"""Packs: objects that have the bytes of many files, or a part of those of a large one.
+
+A pack is called by the epoch of its writer and a number: two owners never write the same one. Its
+bytes are believed only where a manifest's checksums agree with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, NamedTuple, Protocol, Self
+
+from crc32c import crc32c
+
+from streamhouse.core.errors import CorruptDataError
+from streamhouse.storage_service.log.filesystem import Buffer
+from streamhouse.storage_service.ownership.journal.file_checksum import READ_BYTES
+from streamhouse.storage_service.ownership.journal.names import ShardNames
+from streamhouse.storage_service.ownership.journal.store.object_store import (
+    ObjectNotFoundError,
+    ObjectStore,
+    ObjectStoreError,
+)
+from streamhouse.storage_service.ownership.journal.tree import Packed
+
+__all__ = ["PACK_BYTES_MAX", "Added", "PackWriter", "pack_name", "read_packed"]
+
+PACK_BYTES_MAX: Final = 32 << 20
+"""A pack ends with the piece that reaches this; pieces are at most as large."""
+_IN_FLIGHT: Final = 3
+_DELETED_AT_ONCE: Final = 500
+
+
+def pack_name(epoch: int, number: int) -> str:
+    """Return what a pack is called; the names of one owner's packs are in order."""
+    return f"{epoch:08d}-{number:012d}"
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class Added(NamedTuple):
+    """Where the bytes of a file went, how many there were, and the checksum with them."""
+
+    pieces: list[Packed]
+    length: int
+    crc32c: int
+
+
+class PackWriter:
+    """Puts bytes one after the other into packs and uploads them, a few at a time.
+
+    One thread adds. What was added is in the store once `finish` has returned. At most
+    `_IN_FLIGHT + 1` packs are in memory.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        names: ShardNames,
+        *,
+        epoch: int,
+        number: int,
+        pack_bytes_max: int = PACK_BYTES_MAX,
+    ) -> None:
+        self._pack_bytes_max = pack_bytes_max
+        self._store = store
+        self._names = names
+        self._epoch = epoch
+        self.next_number = number
+        """The number that no pack has yet."""
+        self.lengths: dict[str, int] = {}
+        """Every pack that was begun, and how long it is."""
+        self._buffers: list[Buffer] = []
+        self._length = 0
+        self._room = threading.Semaphore(_IN_FLIGHT)
+        self._threads = ThreadPoolExecutor(_IN_FLIGHT, "journal-pack")
+        self._uploads: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def add(self, data: Buffer) -> Packed:
+        """Let `data` follow what the pack has."""
+        assert 0 < len(data) <= self._pack_bytes_max
+        if self._length + len(data) > self._pack_bytes_max:
+            self._upload()
+        piece = Packed(
+            pack_name(self._epoch, self.next_number), self._length, len(data), crc32c(data)
+        )
+        self._buffers.append(data)
+        self._length += len(data)
+        self.lengths[piece.pack] = self._length
+        return piece
+
+    def add_from(self, file: _Readable, length: int, *, crc: int = 0) -> Added:
+        """Add the next `length` bytes of a file, or what there is; `crc` goes on with them."""
+        pieces: list[Packed] = []
+        left = length
+        while left:
+            data = file.read(min(left, READ_BYTES))
+            if not data:
+                break
+            left -= len(data)
+            crc = crc32c(data, crc)
+            piece, last = self.add(data), pieces[-1] if pieces else None
+            if last is not None and last.pack == piece.pack:
+                whole = last.length + piece.length
+                pieces[-1] = Packed(last.pack, last.offset, whole, crc32c(data, last.crc32c))
+            else:
+                pieces.append(piece)
+        return Added(pieces, length - left, crc)
+
+    def finish(self) -> None:
+        """Return once all is in the store; raises what the store raised."""
+        self._upload()
+        for upload in self._uploads:
+            upload.result()
+
+    def take_back(self) -> None:
+        """Delete what was uploaded, if the store answers. Nobody names it, or ever will."""
+        keys = [self._names.pack(name) for name in self.lengths]
+        with contextlib.suppress(ObjectStoreError):
+            for start in range(0, len(keys), _DELETED_AT_ONCE):
+                self._store.delete(keys[start : start + _DELETED_AT_ONCE])
+
+    def _upload(self) -> None:
+        if not self._length:
+            return
+        key = self._names.pack(pack_name(self._epoch, self.next_number))
+        data = b"".join(self._buffers)
+        self._buffers, self._length = [], 0
+        self.next_number += 1
+        self._room.acquire()
+        self._uploads.append(self._threads.submit(self._put, key, data))
+
+    def _put(self, key: str, data: bytes) -> None:
+        try:
+            # Nobody else writes it; who does not know whether it is there writes it again.
+            self._store.replace(key, data)
+        finally:
+            self._room.release()
+
+
+def read_packed(store: ObjectStore, names: ShardNames, pieces: Sequence[Packed]) -> list[Buffer]:
+    """Return the bytes of pieces that lie one after the other in one pack, each of them checked.
+
+    Raises `CorruptDataError` for bytes that are missing or others.
+    """
+    first, last = pieces[0], pieces[-1]
+    key = names.pack(first.pack)
+    try:
+        data = store.get_range(
+            key, start=first.offset, length=last.offset + last.length - first.offset
+        )
+    except ObjectNotFoundError as error:
+        raise CorruptDataError(f"pack {key} is missing, or is shorter than it was") from error
+    found: list[Buffer] = []
+    for piece in pieces:
+        start = piece.offset - first.offset
+        part = data[start : start + piece.length]
+        if crc32c(part) != piece.crc32c:
+            raise CorruptDataError(
+                f"pack {key} is damaged: its bytes {piece.offset} to {piece.offset + piece.length}"
+                " have another checksum"
+            )
+        found.append(part)
+    return found

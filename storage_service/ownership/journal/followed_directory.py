@@ -1,0 +1,196 @@
+"""A data directory that nobody serves, to which a journal's operations are applied in order.
+
+Invariants:
+- after every operation the directory has the files that a tree of the same operations has
+- what does not follow from what is there raises `CorruptDataError` and changes nothing: then the
+  directory has to be made anew
+- nothing is durable before `sync` returns; a crash before leaves what has to be made anew
+
+What is not journalled (`kv`, `LOCK`) lies between the files and goes only with its directory. One
+thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from streamhouse.core.errors import CorruptDataError
+from streamhouse.storage_service.log.filesystem import (
+    Buffer,
+    LocalFilesystem,
+    WritableFile,
+    replace_durably,
+)
+from streamhouse.storage_service.ownership.journal.operations import (
+    Append,
+    MakeDirectory,
+    Move,
+    Operation,
+    Remove,
+    RemoveTree,
+    Replace,
+    check_path,
+)
+from streamhouse.storage_service.ownership.journal.tree import JournalTree
+
+__all__ = ["FollowedDirectory"]
+
+# Logs that are written to in turn; opening one costs more than writing a frame.
+_OPEN_LOGS_MAX: Final = 256
+
+
+class FollowedDirectory:
+    """See the module. `leave` is called before a directory is moved or removed."""
+
+    def __init__(self, root: Path, *, leave: Callable[[str], None] = lambda _: None) -> None:
+        self._root = root
+        self._leave = leave
+        self._filesystem = LocalFilesystem()
+        self._logs: OrderedDict[str, tuple[WritableFile, int]] = OrderedDict()
+        """Open logs and how long they are, the one written to last at the end."""
+        self._unsynced: set[str] = set()
+        self._unsynced_directories: set[Path] = set()
+
+    def apply(self, operations: Sequence[Operation]) -> set[str]:
+        """Apply operations; return the paths of the files that have changed and are there.
+
+        Raises `OSError` if the disk does not let us, and `CorruptDataError`.
+        """
+        changed: set[str] = set()
+        for operation in operations:
+            check_path(operation)
+            match operation:
+                case Append(path, position, data):
+                    self._append(path, position, data)
+                    changed.add(path)
+                case Replace(path, data):
+                    self._replace(path, data)
+                    changed.add(path)
+                case Remove(path):
+                    self._remove(path)
+                    changed.discard(path)
+                case MakeDirectory(path):
+                    self._filesystem.make_directory(self._root / path)
+                case Move(source, target):
+                    if (self._root / source).is_dir():
+                        self._remove_tree(target)
+                        self._move(source, target)
+                        changed = {path for path in changed if not _is_below(path, source, target)}
+                case RemoveTree(path):
+                    self._remove_tree(path)
+                    changed = {name for name in changed if not _is_below(name, path)}
+        return changed
+
+    def sync(self) -> None:
+        """Return when all that was applied is durable; raises `OSError`."""
+        for path in sorted(self._unsynced):
+            self._sync_file(path)
+        for directory in sorted(self._unsynced_directories):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self._filesystem.sync_directory(directory)
+        self._unsynced.clear()
+        self._unsynced_directories.clear()
+
+    def check(self, tree: JournalTree) -> None:
+        """Raise `CorruptDataError` unless the files of a tree are there, as long as they must be.
+
+        What somebody removed meanwhile was written on without a name, as long as it was open.
+        """
+        for file in tree:
+            try:
+                size_bytes = self._filesystem.size_bytes(self._root / file.path)
+            except FileNotFoundError:
+                size_bytes = -1
+            if size_bytes != file.length:
+                raise CorruptDataError(
+                    f"{file.path} is no more what the journal says: somebody else has changed it"
+                )
+
+    def close(self) -> None:
+        """Close the files; what was not synced may be lost in a crash."""
+        for path in list(self._logs):
+            self._close_log(path)
+
+    def _append(self, path: str, position: int, data: Buffer) -> None:
+        known = self._logs.pop(path, None) or self._open_log(path)
+        file, size_bytes = known
+        if position != size_bytes:
+            file.close()
+            raise CorruptDataError(
+                f"the journal appends to {path} at byte {position}, but it has {size_bytes} bytes"
+            )
+        try:
+            file.write([data], position=position)
+        except OSError:
+            file.close()
+            raise
+        self._logs[path] = (file, position + len(data))
+        self._unsynced.add(path)
+        if len(self._logs) > _OPEN_LOGS_MAX:
+            self._close_log(next(iter(self._logs)))
+
+    def _open_log(self, path: str) -> tuple[WritableFile, int]:
+        try:
+            size_bytes = self._filesystem.size_bytes(self._root / path)
+            return self._filesystem.open(self._root / path), size_bytes
+        except FileNotFoundError as error:
+            raise CorruptDataError(f"the journal appends to {path}, which it never made") from error
+
+    def _replace(self, path: str, data: Buffer) -> None:
+        self._close_log(path)
+        whole = self._root / path
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        replace_durably(self._filesystem, whole, [data], is_synced=False)
+        self._unsynced.add(path)
+        self._unsynced_directories.add(whole.parent)
+
+    def _remove(self, path: str) -> None:
+        self._close_log(path)
+        with contextlib.suppress(FileNotFoundError):
+            self._filesystem.remove(self._root / path)
+        self._unsynced.discard(path)
+        self._unsynced_directories.add((self._root / path).parent)
+
+    def _move(self, source: str, target: str) -> None:
+        self._forget_below(source)
+        self._leave(source)
+        self._filesystem.move_directory(self._root / source, self._root / target)
+        self._unsynced_directories.add((self._root / target).parent)
+
+    def _remove_tree(self, path: str) -> None:
+        self._forget_below(path)
+        self._leave(path)
+        self._filesystem.remove_tree(self._root / path)
+        self._unsynced_directories.add((self._root / path).parent)
+
+    def _forget_below(self, directory: str) -> None:
+        """Close and sync what is in a directory, which will not be found by its name any more."""
+        for path in [path for path in self._logs if _is_below(path, directory)]:
+            self._close_log(path)
+        below = [path for path in self._unsynced if _is_below(path, directory)]
+        for path in below:
+            self._sync_file(path)
+        self._unsynced.difference_update(below)
+
+    def _sync_file(self, path: str) -> None:
+        try:
+            file = self._filesystem.open(self._root / path)
+        except FileNotFoundError:
+            return
+        try:
+            file.sync()
+        finally:
+            file.close()
+
+    def _close_log(self, path: str) -> None:
+        known = self._logs.pop(path, None)
+        if known is not None:
+            known[0].close()
+
+
+def _is_below(path: str, *directories: str) -> bool:
+    return any(path.startswith(directory + "/") for directory in directories)

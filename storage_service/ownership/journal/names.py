@@ -1,0 +1,153 @@
+"""Where what lies in the store: the keys of journal, leases, checkpoints, packs and directory.
+
+```
+shards/<shard>/journal/<epoch:08d>/<seq:012d>
+shards/<shard>/lease/<epoch:08d>
+shards/<shard>/checkpoints/<epoch:08d>-<seq:012d>
+shards/<shard>/packs/<name>
+directory/...
+```
+
+Keys are read back strictly: who reads a name of another form takes it for somebody else's.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from streamhouse.core.errors import InvalidNameError
+
+__all__ = ["DEFAULT_SHARD", "DIRECTORY", "EPOCH_MAX", "SEQ_MAX", "SHARDS", "Place", "ShardNames"]
+
+_logger = logging.getLogger(__name__)
+
+DEFAULT_SHARD: Final = "0"
+DIRECTORY: Final = "directory/"
+"""Which shard has which table: all keys of the directory begin with it."""
+SHARDS: Final = "shards/"
+"""All keys of a shard begin with it and the shard's name."""
+EPOCH_MAX: Final = 10**8 - 1
+SEQ_MAX: Final = 10**12 - 1
+_SHARD: Final = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62})")
+_PACK: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,126})")
+_JOURNAL: Final = re.compile(r"([0-9]{8})/([0-9]{12})")
+_LEASE: Final = re.compile(r"[0-9]{8}")
+_CHECKPOINT: Final = re.compile(r"([0-9]{8})-([0-9]{12})")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """A place of the journal: an object of it, and what its object follows."""
+
+    epoch: int
+    seq: int
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.epoch <= EPOCH_MAX and 0 <= self.seq <= SEQ_MAX):
+            raise ValueError(f"not a place of a journal: {self.epoch}, {self.seq}")
+
+    def __str__(self) -> str:
+        return f"{self.epoch:08d}-{self.seq:012d}"
+
+    @property
+    def following(self) -> Place:
+        """The next place of the same epoch."""
+        return Place(self.epoch, self.seq + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardNames:
+    """The keys of one shard."""
+
+    shard: str = DEFAULT_SHARD
+
+    def __post_init__(self) -> None:
+        if not _SHARD.fullmatch(self.shard):
+            raise InvalidNameError(
+                f"shard '{self.shard}' must be of a-z, 0-9, _ and -, begin with a letter or digit,"
+                " and have at most 63 characters"
+            )
+
+    @property
+    def journal(self) -> str:
+        """The folder of all epochs."""
+        return f"{SHARDS}{self.shard}/journal/"
+
+    @property
+    def leases(self) -> str:
+        """The folder of leases."""
+        return f"{SHARDS}{self.shard}/lease/"
+
+    @property
+    def checkpoints(self) -> str:
+        """The folder of manifests."""
+        return f"{SHARDS}{self.shard}/checkpoints/"
+
+    @property
+    def packs(self) -> str:
+        """The folder of what manifests name."""
+        return f"{SHARDS}{self.shard}/packs/"
+
+    def epoch(self, epoch: int) -> str:
+        """The folder of one epoch's objects."""
+        return f"{self.journal}{epoch:08d}/"
+
+    def object(self, place: Place) -> str:
+        """The journal's object at a place."""
+        return f"{self.epoch(place.epoch)}{place.seq:012d}"
+
+    def lease(self, epoch: int) -> str:
+        """The lease of an epoch's owner."""
+        return f"{self.leases}{epoch:08d}"
+
+    def checkpoint(self, place: Place) -> str:
+        """The manifest of every file as of a place: of what all objects before it say."""
+        return f"{self.checkpoints}{place}"
+
+    def pack(self, name: str) -> str:
+        """An object of bytes that manifests name."""
+        if not _PACK.fullmatch(name):
+            raise InvalidNameError(f"no pack can be called '{name:.200}'")
+        return f"{self.packs}{name}"
+
+    def place_of_object(self, key: str) -> Place | None:
+        """Return the place that a journal's key names, or None if it is a foreign name."""
+        return self._place(_JOURNAL.fullmatch(self._below(self.journal, key)), key)
+
+    def place_of_checkpoint(self, key: str) -> Place | None:
+        """Return the place that a manifest's key names, or None if it is a foreign name."""
+        return self._place(_CHECKPOINT.fullmatch(self._below(self.checkpoints, key)), key)
+
+    def epoch_of_lease(self, key: str) -> int | None:
+        """Return the epoch that a lease's key names, or None if it is a foreign name."""
+        found = _LEASE.fullmatch(self._below(self.leases, key))
+        if found is None:
+            _say_foreign(key)
+            return None
+        return int(found[0])
+
+    def name_of_pack(self, key: str) -> str | None:
+        """Return the pack that a key names, or None if it is a foreign name."""
+        found = _PACK.fullmatch(self._below(self.packs, key))
+        if found is None:
+            _say_foreign(key)
+            return None
+        return found[0]
+
+    @staticmethod
+    def _below(folder: str, key: str) -> str:
+        return key.removeprefix(folder) if key.startswith(folder) else ""
+
+    @staticmethod
+    def _place(found: re.Match[str] | None, key: str) -> Place | None:
+        if found is None:
+            _say_foreign(key)
+            return None
+        return Place(int(found[1]), int(found[2]))
+
+
+def _say_foreign(key: str) -> None:
+    _logger.warning("event=foreign_object key=%.200r advice='no name of a journal: ignored'", key)

@@ -1,0 +1,129 @@
+"""What is journalled: operations on the files of a data directory, and which paths there are.
+
+Applied in order over the tree of an earlier moment they give the tree of a later one; applying some
+of them twice changes nothing. Paths are relative to the data directory, with `/` between names.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from streamhouse.core.errors import CorruptDataError
+from streamhouse.storage_service.log.filesystem import Buffer
+
+__all__ = [
+    "Append",
+    "MakeDirectory",
+    "Move",
+    "Operation",
+    "Remove",
+    "RemoveTree",
+    "Replace",
+    "check_path",
+    "is_journalled",
+    "is_journalled_directory",
+    "is_movable",
+]
+
+_NUMBER: Final = r"(?:0|[1-9][0-9]{0,18})"
+_TABLE: Final = rf"tables/{_NUMBER}"
+_TREE: Final = rf"{_TABLE}(?:\.dropped|\.given-up)?"
+_BUCKET: Final = rf"{_TREE}/bucket-{_NUMBER}"
+# What transactions are called is checked where they begin: no separator, no leading dot.
+_TRANSACTION_FILE: Final = rf"{_TREE}/transactions/[A-Za-z0-9_-][A-Za-z0-9_.-]{{0,250}}"
+_DIRECTORY: Final = re.compile(rf"{_TREE}|{_BUCKET}|{_TREE}/transactions|tables")
+_MOVED: Final = re.compile(_TREE)
+_FILE: Final = re.compile(
+    rf"service\.json|{_TREE}/[a-z_]{{1,32}}\.json|{_TRANSACTION_FILE}"
+    rf"|{_BUCKET}/(?:[0-9]{{20}}\.(?:log|index|writers)|[a-z_]{{1,32}}\.[a-z_]{{1,32}})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """`data` follows what a `.log` file has, whose length is `position` before."""
+
+    path: str
+    position: int
+    data: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """The file has this content, whether or not it was there."""
+
+    path: str
+    data: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """The file is gone, whether or not it was there."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class MakeDirectory:
+    """The directory is there, as its parents are."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The directory `source` is called `target`, with all that is in it; what was there is gone.
+
+    They are two names that tables' directories may have. Nothing happens where there is no
+    `source`: it was done before.
+    """
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveTree:
+    """The directory is gone, with all that is in it."""
+
+    path: str
+
+
+Operation: TypeAlias = Append | Replace | Remove | MakeDirectory | Move | RemoveTree
+
+
+# The same few files are written to again and again, and each operation is checked several times.
+@functools.lru_cache(maxsize=4_096)
+def is_journalled(path: str) -> bool:
+    """Whether a file of this path, relative to the data directory, is in the journal."""
+    return not path.endswith(".tmp") and _FILE.fullmatch(path) is not None
+
+
+def is_journalled_directory(path: str) -> bool:
+    """Whether a directory of this path, relative to the data directory, is in the journal."""
+    return _DIRECTORY.fullmatch(path) is not None
+
+
+def is_movable(source: str, target: str) -> bool:
+    """Whether the journal can follow a directory of one name to the other.
+
+    Only a table's directory is moved: neither name lies in the other, and all that is in it has
+    names of the journal's there, too.
+    """
+    return source != target and all(map(_MOVED.fullmatch, (source, target)))
+
+
+def check_path(operation: Operation) -> None:
+    """Raise `CorruptDataError` for a path that no data directory has, or a move that none makes."""
+    match operation:
+        case Append(path) | Replace(path) | Remove(path):
+            is_known = is_journalled(path)
+        case Move(source, target):
+            is_known = is_movable(source, target)
+        case MakeDirectory(path) | RemoveTree(path):
+            is_known = is_journalled_directory(path)
+    if not is_known:
+        raise CorruptDataError(f"the journal names a path that cannot be: {operation!r:.200}")

@@ -1,0 +1,152 @@
+"""Reading a journal in order, epoch by epoch, each to its seal.
+
+Promises:
+- objects come as they were acknowledged: nothing left out, nothing that lies behind a seal
+- each is of the owner who opened its epoch and follows the one before by its checksum; an epoch
+  follows the seal of the one before. What does not is `CorruptDataError`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+from streamhouse.core.errors import CorruptDataError
+from streamhouse.storage_service.ownership.journal.epochs import open_facts
+from streamhouse.storage_service.ownership.journal.names import Place, ShardNames
+from streamhouse.storage_service.ownership.journal.object_format import (
+    OBJECT_BYTES_MAX,
+    JournalObject,
+    ObjectKind,
+    decode_object,
+)
+from streamhouse.storage_service.ownership.journal.store.object_store import (
+    ObjectNotFoundError,
+    ObjectStore,
+)
+
+__all__ = ["JournalReader", "TrimmedError"]
+
+_AHEAD_MAX: Final = 8
+
+
+class TrimmedError(Exception):
+    """What was to be read next has been deleted: begin again from a newer checkpoint."""
+
+
+class JournalReader:
+    """Reads from a place on; follows the journal as it grows. Not safe from several threads.
+
+    `start` is where an epoch opens, or behind an object of it. With `ahead` so many objects are
+    fetched before they are asked for: to restore, not to follow. `journal` is known from then on.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        names: ShardNames,
+        *,
+        start: Place,
+        journal: bytes | None = None,
+        ahead: int = 0,
+    ) -> None:
+        self._store = store
+        self._names = names
+        self._place = start
+        self._journal = journal
+        self._checksum: int | None = None
+        self._nonce: bytes | None = None
+        self._seal: JournalObject | None = None
+        self._ahead = min(ahead, _AHEAD_MAX)
+        self._pool = ThreadPoolExecutor(self._ahead, "journal-read") if self._ahead else None
+        self._fetched: dict[Place, Future[memoryview | None]] = {}
+
+    @property
+    def place(self) -> Place:
+        """What `next` returns next."""
+        return self._place
+
+    def next(self) -> JournalObject | None:
+        """Return the next object, of whatever kind, or None if it is not there yet.
+
+        Raises `TrimmedError`, `CorruptDataError`, and what the store raises.
+        """
+        data = self._fetch(self._place)
+        if data is None and self._pool is not None:
+            # It was asked for a while ago.
+            self._fetched.clear()
+            data = self._get(self._place)
+        if data is None:
+            # Whoever has a successor was sealed, so all of it was there.
+            if self._get(Place(self._place.epoch + 1, 0)) is None:
+                return None
+            if (data := self._get(self._place)) is None:
+                raise TrimmedError(
+                    f"{self._names.object(self._place)} is not in the store any more"
+                )
+        return self._checked(data)
+
+    def read_to(self, epoch: int) -> Iterator[JournalObject]:
+        """Yield all objects before the one that opens `epoch`, which is open."""
+        while self._place < Place(epoch, 0):
+            found = self.next()
+            if found is None:
+                raise TrimmedError(f"{self._names.object(self._place)} is not in the store")
+            yield found
+
+    def close(self) -> None:
+        """End its threads."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _checked(self, data: memoryview) -> JournalObject:
+        key = self._names.object(self._place)
+        found = decode_object(data, key=key, place=self._place, journal=self._journal)
+        is_open = found.kind is ObjectKind.OPEN
+        if is_open != (self._place.seq == 0):
+            raise CorruptDataError(f"object {key} of the journal is not of the kind for its place")
+        # A seal that was put ahead of a quick owner does not know what it follows.
+        is_barrier = found.kind is ObjectKind.SEAL and found.previous_checksum == 0
+        if not is_barrier and self._checksum not in (None, found.previous_checksum):
+            raise CorruptDataError(f"object {key} of the journal does not follow the one before it")
+        if is_open:
+            facts = open_facts(found, key=key)
+            if self._seal is not None and facts.previous_seal_seq != self._seal.place.seq:
+                raise CorruptDataError(f"object {key} of the journal follows another seal")
+            self._nonce = found.nonce
+        elif self._nonce is None:
+            self._nonce = self._owner(found)
+        if found.kind is ObjectKind.OPERATIONS and found.nonce != self._nonce:
+            raise CorruptDataError(f"object {key} of the journal is not of its epoch's owner")
+        self._journal, self._checksum = found.journal, found.checksum
+        self._seal = found if found.kind is ObjectKind.SEAL else None
+        self._place = Place(found.place.epoch + 1, 0) if self._seal else found.place.following
+        return found
+
+    def _owner(self, found: JournalObject) -> bytes:
+        """Return the nonce of an epoch's owner; its open object is never deleted."""
+        place = Place(found.place.epoch, 0)
+        key = self._names.object(place)
+        if (data := self._get(place)) is None:
+            raise CorruptDataError(f"object {key} of the journal, which opens its epoch, is gone")
+        opened = decode_object(data, key=key, place=place, journal=found.journal)
+        open_facts(opened, key=key)
+        return opened.nonce
+
+    def _fetch(self, place: Place) -> memoryview | None:
+        if self._pool is None:
+            return self._get(place)
+        for seq in range(place.seq, place.seq + self._ahead):
+            ahead = Place(place.epoch, seq)
+            if ahead not in self._fetched:
+                self._fetched[ahead] = self._pool.submit(self._get, ahead)
+        for fetched in [fetched for fetched in self._fetched if fetched < place]:
+            self._fetched.pop(fetched).cancel()
+        return self._fetched.pop(place).result()
+
+    def _get(self, place: Place) -> memoryview | None:
+        try:
+            return self._store.get(self._names.object(place), bytes_max=OBJECT_BYTES_MAX)
+        except ObjectNotFoundError:
+            return None

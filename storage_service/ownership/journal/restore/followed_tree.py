@@ -1,0 +1,102 @@
+"""The tree of a directory that follows a journal, and which packs have the bytes of its files.
+
+A tree knows packs of the checkpoint that it was made of. The owner who is followed takes others
+meanwhile, and deletes packs that these do not need. So whoever goes on from here takes its packs
+from the newest checkpoint, and only for files that are surely the same: nothing has replaced or
+moved them since. The others are read from the disk again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from streamhouse.storage_service.log.durable_mark import MARK_NAME
+from streamhouse.storage_service.ownership.journal.checkpoints.manifest import Manifest
+from streamhouse.storage_service.ownership.journal.names import Place
+from streamhouse.storage_service.ownership.journal.object_format import JournalObject
+from streamhouse.storage_service.ownership.journal.operations import Move, Replace
+from streamhouse.storage_service.ownership.journal.tree import (
+    Held,
+    JournalTree,
+    Local,
+    Packed,
+    TreeFile,
+)
+
+__all__ = ["FollowedTree"]
+
+
+class FollowedTree:
+    """See the module. `tree` is that of all before `start`, made of the checkpoint `manifest`."""
+
+    def __init__(self, tree: JournalTree, *, start: Place, manifest: Manifest | None) -> None:
+        self._tree: Final = tree
+        self._start = (start, 0)
+        self._manifest = manifest
+        self._since: dict[str, tuple[Place, int]] = {}
+        """After which operation each file is the same, if that is not the start."""
+
+    @property
+    def tree(self) -> JournalTree:
+        """All that was applied."""
+        return self._tree
+
+    def apply(self, found: JournalObject) -> None:
+        """Apply the operations of the next object; raises `CorruptDataError`."""
+        for index, operation in enumerate(found.operations):
+            self._tree.apply(operation, place=(found.place.epoch, found.place.seq, index))
+            after = (found.place, index + 1)
+            match operation:
+                case Replace(path):
+                    self._since[path] = after
+                case Move(_, target):
+                    below = [file.path for file in self._tree if file.path.startswith(f"{target}/")]
+                    self._since.update(dict.fromkeys(below, after))
+                case _:
+                    pass
+
+    def on(self, manifest: Manifest | None, directory: Path) -> JournalTree:
+        """Return the tree with the packs of `manifest`, the newest; `directory` has its files."""
+        made_of = None if self._manifest is None else self._manifest.place
+        if manifest is not None and manifest.place == made_of:
+            return self._tree
+        tree = JournalTree()
+        for path in self._tree.directories:
+            tree.add_directory(path)
+        for file in self._tree:
+            packed = self._packed(file, manifest)
+            if packed is not None:
+                tree.add_file(packed)
+            else:
+                tree.add_file(_unpacked(file, directory))
+        return tree
+
+    def _packed(self, file: TreeFile, manifest: Manifest | None) -> TreeFile | None:
+        """Return the file with the manifest's packs, if it is surely the same there."""
+        if manifest is None:
+            return None
+        there = manifest.tree.get(file.path)
+        is_same = self._since.get(file.path, self._start) <= (manifest.place, manifest.applied)
+        if there is None or there.is_left_out or not is_same or there.length > file.length:
+            return None
+        if not all(isinstance(piece, Packed) for piece in there.pieces):
+            return None
+        rest = [Local(file.length - there.length)] if file.length > there.length else []
+        return TreeFile(
+            file.path,
+            file.length,
+            file.crc32c,
+            [*there.pieces, *rest],
+            packed_length=there.length,
+            packed_crc32c=there.crc32c,
+        )
+
+
+def _unpacked(file: TreeFile, directory: Path) -> TreeFile:
+    if file.path.endswith(f"/{MARK_NAME}"):
+        # It is overwritten in its place once it is served: only memory has what was journalled.
+        held = Held((directory / file.path).read_bytes())
+        return TreeFile(file.path, file.length, file.crc32c, [held])
+    pieces = [Local(file.length)] if file.length else []
+    return TreeFile(file.path, file.length, file.crc32c, list(pieces))

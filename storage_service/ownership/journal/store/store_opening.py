@@ -1,0 +1,110 @@
+"""An object store is opened by its URL, and tried before anything depends on it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store.object_store import (
+    LIST_COUNT_MAX,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectStore,
+    ObjectStoreError,
+    StoreUnavailableError,
+)
+from streamhouse.storage_service.ownership.journal.store.s3_store import S3ObjectStore
+
+__all__ = ["open_store", "probe", "refuse_within"]
+
+_RIVALS: Final = 4
+
+
+def open_store(
+    url: str, *, properties: Mapping[str, str] | None = None, timeout_s: float | None = None
+) -> ObjectStore:
+    """Open `s3://bucket/prefix` or `file:///directory`, without asking it anything.
+
+    `properties` are named as the lake's: `s3.endpoint`, `s3.region`, `s3.access-key-id` and so on.
+    What they leave out comes from the environment (`AWS_*`). With `timeout_s` no request of it
+    takes longer, and none is repeated; it shares no connection with other stores.
+    Raises `InvalidRequestError`.
+    """
+    parts = urlsplit(url)
+    if parts.query or parts.fragment or "@" in parts.netloc:
+        raise InvalidRequestError("--journal takes s3://bucket/prefix or file:///directory only")
+    if parts.scheme == "s3" and parts.netloc:
+        prefix = parts.path.strip("/")
+        return S3ObjectStore(parts.netloc, prefix, properties or {}, timeout_s=timeout_s)
+    if parts.scheme == "file" and not parts.netloc and len(parts.path) > 1:
+        return FileObjectStore(Path(unquote(parts.path)))
+    raise InvalidRequestError(
+        f"--journal '{url}' must be s3://bucket/prefix or file:///absolute/directory"
+    )
+
+
+def refuse_within(url: str, data_dir: Path) -> None:
+    """Raise `InvalidRequestError` if a `file://` journal and a data directory lie in one another.
+
+    Then whatever loses or clears the directory takes the journal with it, or the other way round.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "file":
+        return
+    journal, data = Path(unquote(parts.path)).resolve(), data_dir.resolve()
+    if journal.is_relative_to(data) or data.is_relative_to(journal):
+        raise InvalidRequestError(
+            f"--journal {url} and --data-dir {data_dir} lie in one another, so one would be lost"
+            " with the other: use a directory beside it, best on another machine's disk"
+        )
+
+
+def probe(store: ObjectStore) -> None:
+    """Raise `InvalidRequestError` if the store does not keep what the journal depends on.
+
+    Of several who create one key at once exactly one must succeed, later ones must fail, and all
+    must read and list what the one wrote. Raises `StoreUnavailableError` for a store that is away
+    or full now: that says nothing about what it keeps.
+    """
+    key = f"probe/{secrets.token_hex(16)}"
+    bodies = [secrets.token_bytes(64) for _ in range(_RIVALS)]
+
+    def attempt(body: bytes) -> bool:
+        try:
+            store.create(key, [body])
+        except ObjectExistsError:
+            return False
+        return True
+
+    try:
+        with ThreadPoolExecutor(_RIVALS, thread_name_prefix="journal-probe") as rivals:
+            won = list(rivals.map(attempt, bodies))
+        won.append(attempt(b"late"))
+        found = bytes(store.get(key, bytes_max=1 << 10))
+        listed = [entry.key for entry in store.list_objects("probe/")]
+        store.delete([key])
+    except ObjectNotFoundError as error:
+        raise InvalidRequestError(
+            f"the journal's store {store.url} does not answer what was just stored: {error}"
+        ) from error
+    except StoreUnavailableError:
+        raise
+    except ObjectStoreError as error:
+        raise InvalidRequestError(
+            f"the journal's store {store.url} cannot be used: {error}"
+        ) from error
+    if won.count(True) != 1 or found != bodies[won.index(True)]:
+        raise InvalidRequestError(
+            f"the journal's store {store.url} let {won.count(True)} of {len(won)} create one object"
+            " (If-None-Match: * must let exactly one); two services could own the same data"
+        )
+    if len(listed) < LIST_COUNT_MAX and key not in listed:
+        raise InvalidRequestError(
+            f"the journal's store {store.url} does not list an object that was just stored"
+        )

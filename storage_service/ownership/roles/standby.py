@@ -1,0 +1,279 @@
+"""A process that follows the owner of its shard, ready to take over.
+
+It applies what the journal says to its own directory as it appears, and keeps the rows by key warm.
+`journal.json` says `restoring` meanwhile: after a crash every file is compared with the journal.
+What cannot be followed any more, because it was trimmed or does not fit, is made anew from the
+newest checkpoint. Blocking; one thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Final
+
+from streamhouse.core.backoff import Backoff
+from streamhouse.core.errors import CorruptDataError, InvalidRequestError
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.engine.keys.warm_rows import WarmRows
+from streamhouse.storage_service.ownership.journal.epochs import SealReason, read_open
+from streamhouse.storage_service.ownership.journal.followed_directory import FollowedDirectory
+from streamhouse.storage_service.ownership.journal.names import Place
+from streamhouse.storage_service.ownership.journal.object_format import (
+    JournalObject,
+    ObjectKind,
+    journal_identity,
+)
+from streamhouse.storage_service.ownership.journal.reader import JournalReader, TrimmedError
+from streamhouse.storage_service.ownership.journal.restore.followed_tree import FollowedTree
+from streamhouse.storage_service.ownership.journal.restore.journalled_state import newest_manifest
+from streamhouse.storage_service.ownership.journal.restore.start import Begun
+from streamhouse.storage_service.ownership.journal.steps import run_on
+from streamhouse.storage_service.ownership.roles.boot_clock import boot_clock_s
+from streamhouse.storage_service.ownership.roles.owned_shard import OwnedShard
+from streamhouse.storage_service.ownership.roles.role import Lag
+from streamhouse.storage_service.ownership.roles.shard_start import ShardStart
+
+__all__ = ["Standby", "TakenOver"]
+
+_logger = logging.getLogger(__name__)
+
+# What is applied at once before somebody looks whether there is anything else to do.
+_OBJECTS_AT_ONCE: Final = 50
+_SYNC_EVERY_S: Final = 1.0
+_GIVE_BACK_S: Final = 5.0
+# So often the lease must have changed before the owner of this very directory is taken for alive:
+# one that died may have left a renewal on its way.
+_SIGNS_OF_LIFE: Final = 3
+_BEGIN_ANEW: Final = Backoff(first_s=0.1, most_s=30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """A shard that was taken, and its directory, which is what the journal says."""
+
+    shard: OwnedShard
+    begun: Begun
+    warm: WarmRows | None = None
+
+
+@dataclass(slots=True)
+class _Followed:
+    """What is followed: one directory from one place of the journal on."""
+
+    tree: FollowedTree
+    directory: FollowedDirectory
+    warm: WarmRows
+    reader: JournalReader
+    sealed_for: str | None = None
+    """Why the last epoch that was read has ended, if none follows yet."""
+
+    def apply(self, found: JournalObject) -> None:
+        """Apply one object of the journal."""
+        self.sealed_for = None
+        if found.kind is ObjectKind.SEAL:
+            self.sealed_for = str(found.facts.get("reason"))
+        changed = self.directory.apply(found.operations)
+        self.tree.apply(found)
+        self.warm.follow(changed)
+
+    def close(self) -> None:
+        """Let go of it."""
+        self.directory.close()
+        self.warm.close()
+        self.reader.close()
+
+
+@dataclass(slots=True)
+class Standby:
+    """See the module."""
+
+    config: ServiceConfig
+    directory: DataDirectory
+    start: ShardStart
+    _followed: _Followed | None = field(default=None, init=False)
+    _shard: OwnedShard | None = field(default=None, init=False)
+    _own_epoch: int = field(default=0, init=False)
+    """The last that was this directory's, if it was the newest when that was looked at."""
+    _is_owner_gone: bool = field(default=False, init=False)
+    """Whether the process of that epoch had the lock that this one has."""
+    _signs_of_life: list[object] = field(default_factory=list, init=False)
+    """What the lease said meanwhile."""
+    _is_caught_up: bool = field(default=False, init=False)
+    _failures: int = field(default=0, init=False)
+    _begins_s: float = field(default=float("-inf"), init=False)
+    _caught_up_s: float = field(default_factory=boot_clock_s, init=False)
+    _synced_s: float = field(default_factory=boot_clock_s, init=False)
+
+    @property
+    def may_take_now(self) -> bool:
+        """Whether the owner said that it is gone, or had the lock that this process has.
+
+        Else its lease has to run out.
+        """
+        is_own = 0 < self._own_epoch == self.start.newest_epoch
+        return (
+            (is_own and self._is_owner_gone)
+            or self._ended_epoch is not None
+            or self.start.has_run_out
+        )
+
+    @property
+    def _ended_epoch(self) -> int | None:
+        """The epoch that its owner, or who wanted to follow it, has ended, as far as was read."""
+        followed = self._followed
+        if followed is None or followed.sealed_for in (None, SealReason.ROLLED):
+            return None
+        return followed.reader.place.epoch - 1
+
+    def follow(self) -> bool:
+        """Apply what there is, or a part of it; return whether there may be more at once.
+
+        Raises what the store raises, and `OSError`.
+        """
+        try:
+            is_early = boot_clock_s() < self._begins_s
+            if self._followed is None and (is_early or not self._begin()):
+                return False
+            return self._follow()
+        except (CorruptDataError, TrimmedError) as error:
+            self._give_up(error)
+            return False
+
+    @property
+    def caught_up_lag(self) -> Lag | None:
+        """The lag, if all that there was when it was last followed is applied."""
+        is_caught_up = self._followed is not None and self._is_caught_up
+        return Lag(since_s=self._caught_up_s) if is_caught_up else None
+
+    def lag(self) -> Lag:
+        """Return how far behind the journal this is; asks the store."""
+        followed = self._followed
+        if followed is None:
+            # Nothing is applied yet, not even the object that opens the epoch.
+            return Lag(objects=1, since_s=self._caught_up_s)
+        place, names = followed.reader.place, self.start.names
+        before = names.object(Place(place.epoch, place.seq - 1)) if place.seq else ""
+        behind = self.start.store.list_objects(names.epoch(place.epoch), start_after=before)
+        return Lag(objects=len(behind), since_s=self._caught_up_s)
+
+    def take(self) -> TakenOver:
+        """Take the shard, or go on where the store was away the last time.
+
+        Raises `TakenByOtherError` if another process was quicker, and what the store raises.
+        """
+        if self._shard is None:
+            if self._followed is None:
+                self.start.prepare()
+            # The newest epoch that was seen may be another one, whose owner is alive.
+            ended = self._ended_epoch
+            self._shard = self.start.take(after=self.start.newest_epoch if ended is None else ended)
+        shard = self._shard
+        followed = self._followed
+        if followed is not None:
+            try:
+                for found in followed.reader.read_to(shard.epoch):
+                    followed.apply(found)
+                followed.directory.sync()
+                followed.directory.check(followed.tree.tree)
+                begun = self._begun(followed, shard)
+                followed.directory.close()
+                followed.reader.close()
+            except (CorruptDataError, TrimmedError) as error:
+                self._give_up(error)
+            else:
+                self._followed = self._shard = None
+                return TakenOver(shard, begun, followed.warm)
+        begun = self.start.begin(epoch=shard.epoch, service_id=shard.service_id)
+        self._shard = None
+        return TakenOver(shard, begun)
+
+    def _begun(self, followed: _Followed, shard: OwnedShard) -> Begun:
+        """Return what the journal has of the directory, by the newest checkpoint's packs."""
+        manifest = newest_manifest(
+            self.start.reading, self.start.names, epoch=shard.epoch, service_id=shard.service_id
+        )
+        return Begun(tree=followed.tree.on(manifest, self.directory.path), manifest=manifest)
+
+    def close(self) -> None:
+        """Follow no more; a shard that was taken and is not served is given back."""
+        shard, self._shard = self._shard, None
+        if shard is not None:
+            shard.close(timeout_s=_GIVE_BACK_S)
+        followed, self._followed = self._followed, None
+        if followed is not None:
+            followed.directory.sync()
+            followed.close()
+
+    def _give_up(self, why: Exception) -> None:
+        """Begin anew, after a while: it may be met again."""
+        self._failures += 1
+        self._begins_s = boot_clock_s() + _BEGIN_ANEW.jittered_after(self._failures)
+        _logger.warning("event=standby_begins_anew failures=%d why=%r", self._failures, str(why))
+        followed, self._followed = self._followed, None
+        if followed is not None:
+            followed.close()
+
+    def _begin(self) -> bool:
+        """Make the directory what it was when the newest epoch began; False if there is none.
+
+        Nor is there anything to follow in an epoch that was this directory's own: nobody has gone
+        on since, and what its disk has beyond the journal has to stay. Unless its owner is alive:
+        then the directory is a copy.
+        """
+        epoch = self.start.newest_epoch
+        if epoch == 0:
+            return False
+        if self.start.was_last:
+            self._own_epoch = epoch
+            self._is_owner_gone = self.start.was_last_here
+            if self._is_owner_gone or not self._is_owner_alive():
+                return False
+            _logger.warning("event=standby_on_a_copy path='%s'", self.directory.path)
+            self.start.disown()
+        self.start.prepare()
+        # Whose journal it is, says every object that opens an epoch.
+        service_id = run_on(self.start.store, read_open(self.start.names, epoch)).service_id
+        begun = self.start.begin(epoch=epoch, service_id=service_id)
+        if begun.is_upload:
+            raise InvalidRequestError(
+                f"{self.directory.path} has tables that the journal does not have: start once"
+                " without --standby, or give an empty --data-dir"
+            )
+        warm = WarmRows(self.directory, self.config)
+        warm.open_all()
+        self._followed = _Followed(
+            tree=FollowedTree(begun.tree, start=Place(epoch, 0), manifest=begun.manifest),
+            directory=FollowedDirectory(self.directory.path, leave=warm.leave),
+            warm=warm,
+            reader=JournalReader(
+                self.start.reading,
+                self.start.names,
+                start=Place(epoch, 0),
+                journal=journal_identity(service_id, self.start.names.shard),
+            ),
+        )
+        return True
+
+    def _is_owner_alive(self) -> bool:
+        sign = self.start.sign_of_life
+        if sign not in self._signs_of_life:
+            self._signs_of_life.append(sign)
+        return len(self._signs_of_life) > _SIGNS_OF_LIFE
+
+    def _follow(self) -> bool:
+        followed = self._followed
+        assert followed is not None
+        for _ in range(_OBJECTS_AT_ONCE):
+            found = followed.reader.next()
+            self._is_caught_up = found is None
+            if found is None:
+                self._caught_up_s = boot_clock_s()
+                self._failures = 0
+                break
+            followed.apply(found)
+        if boot_clock_s() - self._synced_s > _SYNC_EVERY_S:
+            followed.directory.sync()
+            self._synced_s = boot_clock_s()
+        return found is not None or followed.warm.load_some()

@@ -1,0 +1,390 @@
+"""The files of one table in the store, on their way from a shard to another.
+
+```
+moves/<source shard>/<move id>/<round:04d>/<part:06d>-<piece:06d>   some bytes of a file
+moves/<source shard>/<move id>/<round:04d>/parts                     which bytes of which files
+```
+
+All rounds but the last are made while the table is open: they have what never changes any more, the
+durable bytes of its logs and a copy of its rows by key. The last one has the rest, and says which
+files there are. Only the source writes and deletes them. What the destination reads it checks:
+path, place, length and checksum; and it writes the files by its own `Filesystem`, so that its
+journal has them, but for rows by key, which are in no journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from crc32c import crc32c
+
+from streamhouse.core.backoff import Backoff
+from streamhouse.core.errors import CorruptDataError, UnavailableError
+from streamhouse.storage_service.log.filesystem import Filesystem, WritableFile, replace_durably
+from streamhouse.storage_service.ownership.journal.operations import is_journalled
+from streamhouse.storage_service.ownership.journal.store.object_store import (
+    LIST_COUNT_MAX,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectStore,
+    ObjectStoreError,
+    StoreUnavailableError,
+)
+from streamhouse.storage_service.ownership.shards.entries import check_shard_name, seal, unseal
+from streamhouse.storage_service.ownership.shards.tickets import MoveTicket
+
+__all__ = ["MoveSet", "SentFiles", "clear_moves"]
+
+_T = TypeVar("_T")
+
+_FOLDER: Final = "moves"
+_PIECE_BYTES: Final = 8 << 20
+_PARTS_BYTES_MAX: Final = 64 << 20
+_FILE_BYTES_MAX: Final = 1 << 40
+_LOG: Final = ".log"
+_NEVER_CHANGE: Final = {".index", ".writers"}
+# Of a bucket's RocksDB; what it may be called is what it may be called in a checkpoint.
+_KEY_FILE: Final = re.compile(
+    r"tables/[0-9]{1,19}/bucket-[0-9]{1,19}/kv/[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
+)
+_ATTEMPTS: Final = 6
+_BACKOFF: Final = Backoff(first_s=0.05, most_s=2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Bytes of a file that follow its first `position` ones; 0: the file is new, or replaced.
+
+    `path` is relative to the data directory.
+    """
+
+    path: str
+    position: int
+    size_bytes: int
+    checksum: int
+
+
+class MoveSet:
+    """What the store has of one move. Blocking."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        ticket: MoveTicket,
+        *,
+        piece_bytes: int = _PIECE_BYTES,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._piece_bytes = piece_bytes
+        self._ticket = ticket
+        self._folder = f"{_FOLDER}/{ticket.source}/{ticket.move_id}/"
+        self._table = f"tables/{ticket.table_id}"
+        self._sleep = sleep
+
+    def delete(self) -> None:
+        """Delete all of it. Nothing there is fine."""
+        _delete_below(self._store, self._folder)
+
+    # -- the source --------------------------------------------------------------------------------
+
+    def put(self, number: int, part: int, data: Iterator[bytes]) -> tuple[int, int]:
+        """Store the bytes of a part of a round; return how many they are, and their checksum."""
+        size_bytes, checksum = 0, 0
+        for piece, some in enumerate(data):
+            self._create(self._piece(number, part, piece), some)
+            size_bytes += len(some)
+            checksum = crc32c(some, checksum)
+        return size_bytes, checksum
+
+    def end_round(
+        self, number: int, parts: Sequence[_Part], whole: Mapping[str, int] | None
+    ) -> None:
+        """Say which parts a round has; with `whole` it is the last one, and these are all files."""
+        key = self._parts(number)
+        content = {
+            "ticket": self._ticket.to_json(),
+            "parts": [asdict(part) for part in parts],
+            "whole": None if whole is None else dict(whole),
+        }
+        self._create(key, seal(key, content, nonce=self._ticket.move_id))
+
+    def pieces_of(self, path: Path, start: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes of a file from `start` to `end`, in pieces; raises `OSError`."""
+        with path.open("rb") as reading:
+            reading.seek(start)
+            while start < end:
+                data = reading.read(min(self._piece_bytes, end - start))
+                if not data:
+                    raise OSError(0, f"{path} ends before byte {end}")
+                start += len(data)
+                yield data
+
+    def _create(self, key: str, data: bytes) -> None:
+        def create() -> None:
+            try:
+                self._store.create(key, [data])
+            except ObjectExistsError:
+                # Nobody else knows the move's id: an answer was lost, or there was a race.
+                try:
+                    self._store.get_range(key, start=0, length=len(data))
+                except ObjectNotFoundError as error:
+                    raise StoreUnavailableError(f"{key} is not there yet") from error
+
+        self._keep_trying(create)
+
+    # -- the destination ---------------------------------------------------------------------------
+
+    def download(self, number: int, root: Path, filesystem: Filesystem) -> bool:
+        """Do a round, durably; return whether it was the last one.
+
+        Rounds are done in order, each once. Raises `CorruptDataError`, `OSError`.
+        """
+        parts, whole = self._read_parts(number)
+        if number == 0:
+            filesystem.make_directory(root / self._table)
+            filesystem.make_directory(root / self._table / "transactions")
+        folders = {(root / part.path).parent for part in parts}
+        for folder in sorted(folders):
+            filesystem.make_directory(folder)
+        for place, part in enumerate(parts):
+            self._download(part, number, place, root / part.path, filesystem)
+        if whole is not None:
+            self._check_whole(whole, root, filesystem)
+        folders |= {root / self._table, root / self._table / "transactions"}
+        folders |= {folder.parent for folder in folders if folder.name == "kv"}
+        for folder in sorted(folders, reverse=True):
+            filesystem.sync_directory(folder)
+        filesystem.sync_directory(root / "tables")
+        return whole is not None
+
+    def _download(
+        self, part: _Part, number: int, place: int, path: Path, filesystem: Filesystem
+    ) -> None:
+        pieces = self._pieces(part, number, place)
+        if _KEY_FILE.fullmatch(part.path):
+            _write(filesystem.create(path), pieces, 0)
+            return
+        if not path.name.endswith(_LOG):
+            replace_durably(filesystem, path, list(pieces))
+            return
+        # A log may be larger than an object of a journal should be: it grows, as logs do.
+        position = part.position
+        if position == 0:
+            first = next(pieces, b"")
+            replace_durably(filesystem, path, [first])
+            position = len(first)
+        elif filesystem.size_bytes(path) != position:
+            raise CorruptDataError(f"{path} is not as long as the round before has left it")
+        if position < part.position + part.size_bytes:
+            _write(filesystem.open(path), pieces, position)
+
+    def _pieces(self, part: _Part, number: int, place: int) -> Iterator[bytes]:
+        """Return the bytes of a part; the last ones only if all of them are right."""
+        left, checksum = part.size_bytes, 0
+        for piece in range(-(-left // self._piece_bytes)):
+            key = self._piece(number, place, piece)
+            data = bytes(self._get(key, bytes_max=self._piece_bytes))
+            left -= len(data)
+            checksum = crc32c(data, checksum)
+            is_last = left <= 0
+            if len(data) != min(self._piece_bytes, left + len(data)) or (
+                is_last and checksum != part.checksum
+            ):
+                raise CorruptDataError(f"{key} in the store is damaged: {part.path} is not whole")
+            yield data
+
+    def _check_whole(self, whole: Mapping[str, int], root: Path, filesystem: Filesystem) -> None:
+        """Remove what is gone at the source; raise if anything else is not what that has."""
+        found = {}
+        for path in sorted((root / self._table).rglob("*")):
+            name = path.relative_to(root).as_posix()
+            if not path.is_file() or not is_journalled(name):
+                continue
+            if name not in whole:
+                filesystem.remove(path)
+            else:
+                found[name] = path.stat().st_size
+        if found != dict(whole):
+            raise CorruptDataError(f"the files of {self._table} in the store are not whole")
+
+    def _read_parts(self, number: int) -> tuple[list[_Part], dict[str, int] | None]:
+        key = self._parts(number)
+        content = unseal(key, bytes(self._get(key, bytes_max=_PARTS_BYTES_MAX)))
+        try:
+            parts = [
+                _Part(
+                    str(part["path"]),
+                    int(part["position"]),
+                    int(part["size_bytes"]),
+                    int(part["checksum"]),
+                )
+                for part in content["parts"]
+            ]
+            whole = content["whole"]
+            if whole is not None:
+                whole = {str(path): int(size_bytes) for path, size_bytes in whole.items()}
+            is_right = MoveTicket.from_json(content["ticket"]) == self._ticket
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptDataError(f"{key} in the store says not which files: {error!r}") from error
+        is_right &= len({part.path for part in parts}) == len(parts)
+        for part in parts:
+            is_right &= part.path.startswith(f"{self._table}/")
+            is_right &= is_journalled(part.path) or _KEY_FILE.fullmatch(part.path) is not None
+            is_right &= part.position == 0 or _is_log(part.path)
+            is_right &= 0 <= part.position <= _FILE_BYTES_MAX
+            is_right &= 0 <= part.size_bytes <= _FILE_BYTES_MAX
+        if not is_right:
+            raise CorruptDataError(f"{key} in the store names files that cannot be of this move")
+        return parts, whole
+
+    def _get(self, key: str, *, bytes_max: int) -> memoryview:
+        return self._keep_trying(lambda: self._store.get(key, bytes_max=bytes_max))
+
+    def _keep_trying(self, do: Callable[[], _T]) -> _T:
+        # Not `keep_trying` of the journal, which owns its shard: a move is given up instead.
+        for attempt in itertools.count(1):
+            try:
+                return do()
+            except ObjectStoreError as error:
+                if attempt == _ATTEMPTS or not isinstance(error, StoreUnavailableError):
+                    raise _unavailable(self._ticket, error) from error
+            self._sleep(_BACKOFF.after(attempt))
+        raise AssertionError
+
+    def _piece(self, number: int, part: int, piece: int) -> str:
+        return f"{self._folder}{number:04d}/{part:06d}-{piece:06d}"
+
+    def _parts(self, number: int) -> str:
+        return f"{self._folder}{number:04d}/parts"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What the rounds so far have of a file."""
+
+    inode: int
+    size_bytes: int
+    checksum: int
+
+
+class SentFiles:
+    """The source's side of a move: which bytes of which files its rounds have. Blocking."""
+
+    def __init__(self, moves: MoveSet, root: Path, table_id: int) -> None:
+        self._moves = moves
+        self._root = root
+        self._folder = root / "tables" / str(table_id)
+        self._sent: dict[str, _Sent] = {}
+        self._parts: list[_Part] = []
+        self.rounds = 0
+        """How many the store has, whole."""
+
+    def send_stable(self, logs: Sequence[tuple[Path, int]], rows: Mapping[str, Path]) -> int:
+        """Store a round of a table that is open; return how many bytes it has.
+
+        `logs` says how many bytes of which never change any more, `rows` where copies of rows by
+        key are, by bucket. What is removed meanwhile is left out: the last round says what is gone.
+        """
+        for path, size_bytes in logs:
+            with contextlib.suppress(FileNotFoundError):
+                self._send_log(path, size_bytes)
+            for beside in _NEVER_CHANGE:
+                with contextlib.suppress(FileNotFoundError):
+                    self._send_whole(path.with_suffix(beside))
+        for bucket, copy in sorted(rows.items()):
+            for path in sorted(copy.iterdir()):
+                name = f"{bucket}/kv/{path.name}"
+                if path.is_file() and _KEY_FILE.fullmatch(name):
+                    self._send(name, path, 0, path.stat().st_size)
+        return self._end_round(None)
+
+    def send_rest(self) -> int:
+        """Store the last round: all that a journal has of a table whose files nobody changes."""
+        whole: dict[str, int] = {}
+        for path in sorted(self._folder.rglob("*")):
+            name = self._name(path)
+            if not path.is_file() or not is_journalled(name):
+                continue
+            if _is_log(name):
+                self._send_log(path, path.stat().st_size)
+            else:
+                self._send_whole(path)
+            whole[name] = self._sent[name].size_bytes
+        return self._end_round(whole)
+
+    def _send_log(self, path: Path, size_bytes: int) -> None:
+        name, inode = self._name(path), path.stat().st_ino
+        sent = self._sent.get(name)
+        if sent is not None and (sent.inode != inode or sent.size_bytes > size_bytes):
+            sent = None
+        start = 0 if sent is None else sent.size_bytes
+        if sent is None or start < size_bytes:
+            self._send(name, path, start, size_bytes)
+
+    def _send_whole(self, path: Path) -> None:
+        name, stat, checksum = self._name(path), path.stat(), 0
+        for data in self._moves.pieces_of(path, 0, stat.st_size):
+            checksum = crc32c(data, checksum)
+        sent = self._sent.get(name)
+        if sent is None or (sent.size_bytes, sent.checksum) != (stat.st_size, checksum):
+            self._send(name, path, 0, stat.st_size)
+
+    def _send(self, name: str, path: Path, start: int, end: int) -> None:
+        inode = path.stat().st_ino
+        pieces = self._moves.pieces_of(path, start, end)
+        size_bytes, checksum = self._moves.put(self.rounds, len(self._parts), pieces)
+        self._parts.append(_Part(name, start, size_bytes, checksum))
+        self._sent[name] = _Sent(inode, start + size_bytes, checksum)
+
+    def _end_round(self, whole: Mapping[str, int] | None) -> int:
+        self._moves.end_round(self.rounds, self._parts, whole)
+        size_bytes = sum(part.size_bytes for part in self._parts)
+        self.rounds, self._parts = self.rounds + 1, []
+        return size_bytes
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._root).as_posix()
+
+
+def clear_moves(store: ObjectStore, shard: str) -> None:
+    """Delete what moves from `shard` have left, none of which is under way."""
+    check_shard_name(shard)
+    _delete_below(store, f"{_FOLDER}/{shard}/")
+
+
+def _delete_below(store: ObjectStore, folder: str) -> None:
+    while True:
+        keys = [entry.key for entry in store.list_objects(folder)]
+        if keys:
+            store.delete(keys)
+        if len(keys) < LIST_COUNT_MAX:
+            return
+
+
+def _write(file: WritableFile, pieces: Iterator[bytes], position: int) -> None:
+    """Write what follows the first `position` bytes of a file, durably; closes it."""
+    try:
+        for piece in pieces:
+            file.write([piece], position=position)
+            file.sync()
+            position += len(piece)
+    finally:
+        file.close()
+
+
+def _is_log(path: str) -> bool:
+    return path.endswith(_LOG) and is_journalled(path)
+
+
+def _unavailable(ticket: MoveTicket, error: ObjectStoreError) -> UnavailableError:
+    return UnavailableError(
+        f"table '{ticket.path}' cannot be moved: the files on their way in the store: {error}"
+    )
