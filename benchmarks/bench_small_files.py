@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import median, report
-from streamhouse.tiering.maintain.maintenance import Maintainer
+from streamhouse.tiering.maintain._maintenance import Maintainer
 from tests.support.key_table_world import KeyTableWorld
 
 MONTHS = 48

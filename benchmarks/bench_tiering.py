@@ -17,7 +17,7 @@ from benchmarks.harness import SCHEMA, make_rows, median, report
 from streamhouse.client import StorageClient
 from streamhouse.lake.files.parquet_writer import FileFormat, open_parquet
 from streamhouse.lake.lake_tables import IcebergLake
-from streamhouse.tiering.worker.service import TieringService
+from streamhouse.tiering.worker._service import TieringService
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.service_process import ServiceProcess
 

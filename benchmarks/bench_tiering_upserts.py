@@ -19,7 +19,7 @@ import pyarrow as pa
 from benchmarks.harness import SCHEMA, make_rows, median, report
 from streamhouse.client import StorageClient
 from streamhouse.lake.lake_tables import IcebergLake
-from streamhouse.tiering.worker.service import TieringService
+from streamhouse.tiering.worker._service import TieringService
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.service_process import ServiceProcess
 

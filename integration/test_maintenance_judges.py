@@ -15,8 +15,8 @@ import pytest
 
 from integration.judges.engines import read_many_with_spark35, read_with_duckdb
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.tiering.maintain.maintenance import Claim, Maintainer
-from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
+from streamhouse.tiering.maintain._maintenance import Claim, Maintainer
+from streamhouse.tiering.maintain._maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintain.maintenance_report import MaintenanceReport
 from tests.support.key_table_world import KeyTableWorld
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.values.zone import parse_zone
-from streamhouse.reading.where.evaluation import filter_batch
+from streamhouse.reading.where._evaluation import filter_batch
 from streamhouse.reading.where.parser import parse_predicate
 
 pytestmark = pytest.mark.spark

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from integration.spark_world import SparkWorld, world
-from streamhouse.connector.write.assignment import assigned, can_assign
+from streamhouse.connector.write._assignment import assigned, can_assign
 from streamhouse.core.errors import SchemaMismatchError
 from streamhouse.core.model.values.zone import parse_zone
 

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 import streamhouse
 from integration.spark_world import SparkWorld, event_rows, world
-from streamhouse.connector.format.spark_readers import PUSHDOWN
+from streamhouse.connector.format._spark_readers import PUSHDOWN
 
 __all__ = ["world"]
 

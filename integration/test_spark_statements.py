@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 import streamhouse
 from integration.spark_world import SparkWorld, last_line, world
-from streamhouse.connector.names.attached_names import run_as_spark
+from streamhouse.connector.names._attached_names import run_as_spark
 from streamhouse.core.errors import StreamhouseError
 
 __all__ = ["world"]

@@ -15,7 +15,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from streamhouse.client import StorageClient
-from streamhouse.tiering.round.round import BATCH_STEPS, HISTORY_STEPS, ROUND_STEPS
+from streamhouse.tiering.round._round import BATCH_STEPS, HISTORY_STEPS, ROUND_STEPS
 from tests.support.python_process import run_python
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once

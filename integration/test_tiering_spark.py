@@ -24,10 +24,10 @@ from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.parquet_writer import FileFormat
 from streamhouse.lake.lake_tables import IcebergLake
 from streamhouse.tiering import spark_job
-from streamhouse.tiering.tasks.lake_task import SplitResult, TieringSplit
+from streamhouse.tiering.tasks._lake_task import SplitResult, TieringSplit
+from streamhouse.tiering.worker._service import TieringService
+from streamhouse.tiering.worker._spark_runner import SparkRunner
 from streamhouse.tiering.worker.maintain_job import maintain_table
-from streamhouse.tiering.worker.service import TieringService
-from streamhouse.tiering.worker.spark_runner import SparkRunner
 from tests.support.service_process import ServiceProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]

@@ -26,7 +26,7 @@ def run_on_spark(job: JobOptions, *, master: str | None = None) -> int:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
-    from streamhouse.tiering.worker.spark_runner import SparkRunner
+    from streamhouse.tiering.worker._spark_runner import SparkRunner
 
     builder = SparkSession.builder.appName("streamhouse-tiering")
     if master is not None:

@@ -23,7 +23,7 @@ from benchmarks.scale.figures import (
     STORE,
     TIERING_ROWS_PER_S,
 )
-from streamhouse.storage_service.ownership.journal.writer import WriterOptions
+from streamhouse.storage_service.ownership.journal._writer import WriterOptions
 
 __all__ = [
     "ASKED_TO_FOLLOW",

@@ -16,11 +16,11 @@ from typing import Any, Final, Protocol
 from benchmarks.scale.costs import ASKED_TO_FOLLOW
 from benchmarks.scale.world import LOST, Program, Request, Sleep, StoreModel, World
 from streamhouse.storage_service.log.filesystem import Buffer
+from streamhouse.storage_service.ownership.journal._pipeline import Pipeline
 from streamhouse.storage_service.ownership.journal.epochs import TakenByOtherError, take
 from streamhouse.storage_service.ownership.journal.lease import LeaseWatch, SeenLease
 from streamhouse.storage_service.ownership.journal.names import Place, ShardNames
 from streamhouse.storage_service.ownership.journal.operations import Append
-from streamhouse.storage_service.ownership.journal.pipeline import Pipeline
 from streamhouse.storage_service.ownership.journal.steps import Create, Get, Steps, do, run
 from streamhouse.storage_service.ownership.journal.store.object_store import (
     ObjectEntry,

@@ -5,7 +5,7 @@ The doors are `debezium` (envelope.py) and `scd2` (history.py), as `streamhouse.
 
 from __future__ import annotations
 
-from streamhouse.connector.cdc.envelope import debezium
-from streamhouse.connector.cdc.history import scd2
+from streamhouse.connector.cdc._envelope import debezium
+from streamhouse.connector.cdc._history import scd2
 
 __all__ = ["debezium", "scd2"]

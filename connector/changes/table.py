@@ -9,13 +9,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from streamhouse.connector.changes.assigned_values import (
+from streamhouse.connector.changes._assigned_values import (
     Assignment,
     Case,
     types_of,
     values_of,
 )
-from streamhouse.connector.changes.commit import (
+from streamhouse.connector.changes._commit import (
     DELETED,
     KEPT,
     PROBLEM_COLUMN,
@@ -23,12 +23,12 @@ from streamhouse.connector.changes.commit import (
     Changes,
     commit_changes,
 )
-from streamhouse.connector.changes.expressions import assignments, condition, first_of
-from streamhouse.connector.changes.merge import Merge, On, changed_rows, check_changeable
-from streamhouse.connector.changes.needed_rows import rows_for
+from streamhouse.connector.changes._expressions import assignments, condition, first_of
+from streamhouse.connector.changes._merge import Merge, On, changed_rows, check_changeable
+from streamhouse.connector.changes._needed_rows import rows_for
+from streamhouse.connector.format._spark_readers import session_zone, stream_marks
 from streamhouse.connector.format.registration import register, write_batch
-from streamhouse.connector.format.spark_readers import session_zone, stream_marks
-from streamhouse.connector.write.write_options import WriteOptions, write_options
+from streamhouse.connector.write._write_options import WriteOptions, write_options
 from streamhouse.core.errors import (
     InvalidRequestError,
     NotFoundError,

@@ -22,9 +22,9 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from streamhouse.client import StorageClient
-from streamhouse.connector.format.decimal_numbers import as_numbers, stored_schema
-from streamhouse.connector.partition_reader import accept_offered_values, spark_errors
-from streamhouse.connector.write.write_options import write_options
+from streamhouse.connector._partition_reader import accept_offered_values, spark_errors
+from streamhouse.connector.format._decimal_numbers import as_numbers, stored_schema
+from streamhouse.connector.write._write_options import write_options
 from streamhouse.core.errors import (
     StreamhouseError,
     TableNotFoundError,
@@ -87,7 +87,7 @@ class StreamhouseDataSource(DataSource):
     @spark_errors
     def reader(self, schema: StructType) -> DataSourceReader:
         """Plan a batch read of the columns of `schema`, on the table as it is now."""
-        from streamhouse.connector.partition_reader import StreamhouseBatchReader
+        from streamhouse.connector._partition_reader import StreamhouseBatchReader
         from streamhouse.reading.plan.union_read import plan_batch_read
 
         accept_offered_values()
@@ -105,7 +105,7 @@ class StreamhouseDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return a reader that follows the table, or one that says why that is not possible."""
-        from streamhouse.connector.stream.stream_reader import RefusedStreamReader
+        from streamhouse.connector.stream._stream_reader import RefusedStreamReader
 
         try:
             return self._stream_reader(schema)
@@ -114,7 +114,7 @@ class StreamhouseDataSource(DataSource):
             return RefusedStreamReader(error)
 
     def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
-        from streamhouse.connector.stream.stream_reader import StreamhouseStreamReader
+        from streamhouse.connector.stream._stream_reader import StreamhouseStreamReader
         from streamhouse.reading.plan.tier_plan import read_context
 
         options = read_options(self._options(STREAM), use=STREAM)
@@ -133,7 +133,7 @@ class StreamhouseDataSource(DataSource):
         return StreamhouseStreamReader(options, self._loaded(), output, arrow_schema)
 
     def _append_stream(self, options: ReadOptions, schema: StructType) -> DataSourceStreamReader:
-        from streamhouse.connector.stream.append_stream import AppendStreamReader
+        from streamhouse.connector.stream._append_stream import AppendStreamReader
         from streamhouse.reading.plan.iceberg_read import source_context
 
         arrow_schema = to_arrow_schema(schema, timezone="UTC")
@@ -144,7 +144,7 @@ class StreamhouseDataSource(DataSource):
     @spark_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Check the write as a whole, create the table if need be, and return the writer."""
-        from streamhouse.connector.write.writers import StreamhouseWriter
+        from streamhouse.connector.write._writers import StreamhouseWriter
 
         return StreamhouseWriter.planned(
             write_options(self._options(WRITE)), schema, overwrite=overwrite
@@ -153,7 +153,7 @@ class StreamhouseDataSource(DataSource):
     @spark_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Do the same for one micro-batch."""
-        from streamhouse.connector.write.writers import StreamhouseStreamWriter
+        from streamhouse.connector.write._writers import StreamhouseStreamWriter
 
         return StreamhouseStreamWriter.planned(
             write_options(self._options(WRITE)), schema, overwrite=overwrite
@@ -220,7 +220,7 @@ def _of_table(schema: pa.Schema) -> pa.Schema:
 def _row_count_reader(
     client: StorageClient, state: TableState, options: ReadOptions, schema: pa.Schema
 ) -> DataSourceReader:
-    from streamhouse.connector.partition_reader import RowCountReader
+    from streamhouse.connector._partition_reader import RowCountReader
     from streamhouse.reading.plan.row_count import plan_row_count
 
     plan = plan_row_count(client, state, options)
@@ -236,7 +236,7 @@ def _metadata_schema(part: str, columns: tuple[str, ...] | None) -> pa.Schema:
 def _metadata_reader(
     client: StorageClient, state: TableState, options: ReadOptions, schema: pa.Schema
 ) -> DataSourceReader:
-    from streamhouse.connector.partition_reader import StreamhouseBatchReader
+    from streamhouse.connector._partition_reader import StreamhouseBatchReader
     from streamhouse.reading.plan.metadata_tables import metadata_rows
     from streamhouse.reading.plan.scan_schema import scan_context
 

@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from streamhouse.connector.format.data_source import StreamhouseDataSource
-from streamhouse.connector.format.spark_readers import (
+from streamhouse.connector.format._spark_readers import (
     QUERY_ID,
     hand_over_zone,
     mark_streams,
@@ -22,8 +21,9 @@ from streamhouse.connector.format.spark_readers import (
     session_zone,
     warn_if_reads_are_kept,
 )
-from streamhouse.connector.names.asked_first import has_jvm, put_around
-from streamhouse.connector.names.attached_names import (
+from streamhouse.connector.format.data_source import StreamhouseDataSource
+from streamhouse.connector.names._asked_first import has_jvm, put_around
+from streamhouse.connector.names._attached_names import (
     AttachedName,
     catalog_name,
     is_attached,
@@ -31,8 +31,8 @@ from streamhouse.connector.names.attached_names import (
     noted,
     run_as_spark,
 )
-from streamhouse.connector.names.hooks import answer_statements
-from streamhouse.connector.write.write_options import WriteOptions, write_options
+from streamhouse.connector.names._hooks import answer_statements
+from streamhouse.connector.write._write_options import WriteOptions, write_options
 from streamhouse.core.errors import (
     AlreadyExistsError,
     InvalidNameError,

@@ -10,13 +10,14 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import DataType, StructField, StructType
 
-from streamhouse.connector.lookup.joined_batches import (
+from streamhouse.connector._partition_reader import spark_iterator_errors
+from streamhouse.connector.lookup._joined_batches import (
     joined,
     joined_structs,
     joined_values,
     looked_up_by,
 )
-from streamhouse.connector.lookup.lookup_plan import (
+from streamhouse.connector.lookup._lookup_plan import (
     CACHE_BYTES,
     INNER,
     LEFT,
@@ -27,8 +28,7 @@ from streamhouse.connector.lookup.lookup_plan import (
     planned,
     resolved,
 )
-from streamhouse.connector.lookup.row_source import RowSource
-from streamhouse.connector.partition_reader import spark_iterator_errors
+from streamhouse.connector.lookup._row_source import RowSource
 from streamhouse.core.errors import (
     InvalidNameError,
     InvalidRequestError,

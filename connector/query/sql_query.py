@@ -10,14 +10,14 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from streamhouse.connector.names.attached_names import attached, is_attached
-from streamhouse.connector.query.narrowing import (
+from streamhouse.connector.names._attached_names import attached, is_attached
+from streamhouse.connector.query._narrowing import (
     NarrowedQuery,
     QueryTable,
     narrowed,
     needs_by_text,
 )
-from streamhouse.connector.query.statement import Statement
+from streamhouse.connector.query._statement import Statement
 from streamhouse.core.errors import InvalidNameError, NotFoundError
 from streamhouse.reading.options.options import BATCH, applicable, as_options, check_keys
 from streamhouse.reading.options.quoted_names import quoted

@@ -17,9 +17,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from streamhouse.connector.names.asked_first import has_jvm
-from streamhouse.connector.query.narrowing import Build, NarrowedQuery, QueryTable, narrowed
-from streamhouse.connector.query.plan_needs import each
+from streamhouse.connector.names._asked_first import has_jvm
+from streamhouse.connector.query._narrowing import Build, NarrowedQuery, QueryTable, narrowed
+from streamhouse.connector.query._plan_needs import each
 from streamhouse.reading.options.options import BATCH, as_options, check_keys
 from streamhouse.reading.options.quoted_names import quoted
 

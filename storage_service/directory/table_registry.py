@@ -57,13 +57,13 @@ from streamhouse.core.model.table import (
     TablePath,
     check_name,
 )
-from streamhouse.storage_service.directory.damaged_table import DamagedTable
-from streamhouse.storage_service.directory.data_directory import DataDirectory
-from streamhouse.storage_service.directory.format_upgrade import find_former_tables
-from streamhouse.storage_service.directory.moved_tables import (
+from streamhouse.storage_service.directory._moved_tables import (
     MovedTables,
     settle_moves,
 )
+from streamhouse.storage_service.directory.damaged_table import DamagedTable
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.format_upgrade import find_former_tables
 from streamhouse.storage_service.directory.service_state import (
     KnownTable,
     ServiceState,

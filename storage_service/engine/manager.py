@@ -32,12 +32,7 @@ from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.directory.runtime import Runtime
 from streamhouse.storage_service.directory.table_files import save_lake_state
 from streamhouse.storage_service.directory.table_registry import TableRegistry
-from streamhouse.storage_service.engine.keys.key_copies import key_copier
-from streamhouse.storage_service.engine.keys.key_mending import KeyMending
-from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
-from streamhouse.storage_service.engine.keys.key_table import KeyTable
-from streamhouse.storage_service.engine.open_table import Appended, Away, LogTable, OpenTable
-from streamhouse.storage_service.engine.opener import (
+from streamhouse.storage_service.engine._opener import (
     Adoptable,
     NewTable,
     TableOpener,
@@ -46,14 +41,19 @@ from streamhouse.storage_service.engine.opener import (
     close_tablets,
     take_over,
 )
+from streamhouse.storage_service.engine.keys._key_copies import key_copier
+from streamhouse.storage_service.engine.keys._key_mending import KeyMending
+from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.engine.open_table import Appended, Away, LogTable, OpenTable
 from streamhouse.storage_service.engine.tiering_desk.tiering_coordinator import TieringCoordinator
-from streamhouse.storage_service.engine.transactions.transaction_coordinator import (
+from streamhouse.storage_service.engine.transactions._transaction_coordinator import (
     TransactionCoordinator,
 )
+from streamhouse.storage_service.engine.upkeep._retention import retain
+from streamhouse.storage_service.engine.upkeep._row_expiry import RowExpiry
 from streamhouse.storage_service.engine.upkeep.disk_budget import DiskBudget
 from streamhouse.storage_service.engine.upkeep.jobs import Upkeep, upkeep_jobs
-from streamhouse.storage_service.engine.upkeep.retention import retain
-from streamhouse.storage_service.engine.upkeep.row_expiry import RowExpiry
 from streamhouse.storage_service.engine.wakeups import WaiterLimit
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch

@@ -29,11 +29,11 @@ from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.core.model.table_state import TableState
 from streamhouse.core.traces.stages import STAGES, stage_ended
 from streamhouse.storage_service.directory.runtime import clock_us
+from streamhouse.storage_service.engine._write_gate import WriteGate
 from streamhouse.storage_service.engine.consumers import Consumer, Consumers
 from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.record_schemas import RecordSchemas
 from streamhouse.storage_service.engine.wakeups import Wakeups
-from streamhouse.storage_service.engine.write_gate import WriteGate
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import CommitOutcome, Submit
 from streamhouse.storage_service.log.log_tablet import LogTablet

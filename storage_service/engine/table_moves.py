@@ -33,7 +33,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.rejected.companion import companion_of, table_of
 from streamhouse.core.model.table import TablePath
-from streamhouse.storage_service.engine.keys.key_copies import copy_keys
+from streamhouse.storage_service.engine.keys._key_copies import copy_keys
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.table_arrivals import TableArrivals, insist, moving

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from streamhouse.storage_service.config import ServiceConfig, kafka_address
-from streamhouse.storage_service.kafka_door.api import Api
-from streamhouse.storage_service.kafka_door.apis import APIS
-from streamhouse.storage_service.kafka_door.broker.broker import Broker
-from streamhouse.storage_service.kafka_door.broker.broker_state import BrokerAddress
-from streamhouse.storage_service.kafka_door.connection import KafkaConnection
-from streamhouse.storage_service.kafka_door.preparing import Preparing
+from streamhouse.storage_service.kafka_door._api import Api
+from streamhouse.storage_service.kafka_door._apis import APIS
+from streamhouse.storage_service.kafka_door._connection import KafkaConnection
+from streamhouse.storage_service.kafka_door._preparing import Preparing
+from streamhouse.storage_service.kafka_door.broker._broker import Broker
+from streamhouse.storage_service.kafka_door.broker._broker_state import BrokerAddress
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.http.tls import Certificate, TlsListener
 from streamhouse.storage_service.server.service import Service

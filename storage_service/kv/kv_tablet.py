@@ -38,10 +38,10 @@ import pyarrow.compute as pc
 from streamhouse.core.errors import CorruptDataError, StreamhouseError
 from streamhouse.core.model.hashing.byte_runs import longest_of
 from streamhouse.core.model.hashing.key_hash import PROCESS_HASHER, HashedKeys
-from streamhouse.storage_service.kv.cache.memory_budget import KvOptions
-from streamhouse.storage_service.kv.cache.planned_rows import PlannedRows
-from streamhouse.storage_service.kv.cache.row_cache import CachedRows, RowCache
-from streamhouse.storage_service.kv.cache.write_behind import Piece, Run, WriteBehind
+from streamhouse.storage_service.kv.cache._memory_budget import KvOptions
+from streamhouse.storage_service.kv.cache._planned_rows import PlannedRows
+from streamhouse.storage_service.kv.cache._row_cache import CachedRows, RowCache
+from streamhouse.storage_service.kv.cache._write_behind import Piece, Run, WriteBehind
 from streamhouse.storage_service.kv.lookup import (
     FIRST_STEP_ROWS,
     FoundRows,
@@ -53,7 +53,7 @@ from streamhouse.storage_service.kv.lookup import (
     rows_in_key_order,
     too_many_bytes,
 )
-from streamhouse.storage_service.kv.plan.few_rows import few_rows_plan
+from streamhouse.storage_service.kv.plan._few_rows import few_rows_plan
 from streamhouse.storage_service.kv.plan.upsert_plan import PlannedWrite, plan_replay, plan_restore
 from streamhouse.storage_service.kv.plan.write_input import MET_BYTES_MAX, too_much_met
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, plan_writes

@@ -55,7 +55,7 @@ from streamhouse.core.errors import (
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.storage_service.kv.rocksdb_files import problem_of
+from streamhouse.storage_service.kv._rocksdb_files import problem_of
 
 __all__ = [
     "Marker",

@@ -40,10 +40,10 @@ from streamhouse.core.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.core.traces.stages import Stages
+from streamhouse.storage_service.log._stored_in_order import ReplicaLag, StoredInOrder
 from streamhouse.storage_service.log.append_queue import AppendResult, RoutedBatch
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.replica import Replication
-from streamhouse.storage_service.log.stored_in_order import ReplicaLag, StoredInOrder
 
 __all__ = [
     "CommitGroup",

@@ -26,6 +26,7 @@ from streamhouse.core.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.core.model.records.record_sequence import Continuity
+from streamhouse.storage_service.log._recovery import LogRecovery, RecoveredLog
 from streamhouse.storage_service.log.append_queue import (
     AppendQueue,
     AppendResult,
@@ -33,9 +34,8 @@ from streamhouse.storage_service.log.append_queue import (
     checked_payload,
 )
 from streamhouse.storage_service.log.filesystem import Filesystem
-from streamhouse.storage_service.log.recovery import LogRecovery, RecoveredLog
+from streamhouse.storage_service.log.segments._segment_chain import SegmentChain
 from streamhouse.storage_service.log.segments.segment import Extent, StoredBatch
-from streamhouse.storage_service.log.segments.segment_chain import SegmentChain
 from streamhouse.storage_service.log.segments.segment_format import PAYLOAD_BYTES_LIMIT, LogIdentity
 from streamhouse.storage_service.log.segments.segment_roll import RollFailedError, SegmentRoll
 

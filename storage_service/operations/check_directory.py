@@ -30,9 +30,9 @@ from streamhouse.storage_service.directory.table_files import load_lake_state, l
 from streamhouse.storage_service.directory.table_folders import find_strangers
 from streamhouse.storage_service.engine.record_schemas import load_schemas
 from streamhouse.storage_service.engine.upkeep.row_ages import RowAges
-from streamhouse.storage_service.operations.check_keys import check_rows_by_key
-from streamhouse.storage_service.operations.check_log import check_log
-from streamhouse.storage_service.operations.check_transactions import check_transactions
+from streamhouse.storage_service.operations._check_keys import check_rows_by_key
+from streamhouse.storage_service.operations._check_log import check_log
+from streamhouse.storage_service.operations._check_transactions import check_transactions
 from streamhouse.storage_service.operations.findings import (
     BucketFacts,
     CheckReport,

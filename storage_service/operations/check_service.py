@@ -17,12 +17,12 @@ from streamhouse.core.model.progress import NO_PROGRESS, Progress
 from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.directory.service_state import ServiceState
 from streamhouse.storage_service.directory.state_file import StateIdentity, unseal
+from streamhouse.storage_service.operations._check_names import DirectoryFacts, read_directory
 from streamhouse.storage_service.operations.check_journal import (
     JournalReport,
     check_journal,
     read_file,
 )
-from streamhouse.storage_service.operations.check_names import DirectoryFacts, read_directory
 from streamhouse.storage_service.operations.findings import Finding, Severity
 from streamhouse.storage_service.ownership.journal.names import SHARDS, ShardNames
 from streamhouse.storage_service.ownership.journal.store.object_store import ObjectStore

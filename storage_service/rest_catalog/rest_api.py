@@ -20,13 +20,13 @@ from streamhouse.lake.catalogs.rest_catalog import passed_through
 from streamhouse.lake.errors import catalog_errors
 from streamhouse.lake.guards.lake_look import readable_head
 from streamhouse.lake.guards.live_tables import LiveTable, LiveTables
-from streamhouse.storage_service.rest_catalog.catalog_properties import FileAccess, HiddenValues
-from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
-from streamhouse.storage_service.rest_catalog.routes import (
+from streamhouse.storage_service.rest_catalog._catalog_properties import FileAccess, HiddenValues
+from streamhouse.storage_service.rest_catalog._routes import (
     NamespaceRoutes,
     TableRoutes,
     namespace_of,
 )
+from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
 
 __all__ = ["RestCatalogApi"]
 

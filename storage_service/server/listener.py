@@ -44,20 +44,20 @@ from streamhouse.storage_service.ownership.roles.taking import ShardTaker
 from streamhouse.storage_service.ownership.shards.chain import DirectoryObjects, Each
 from streamhouse.storage_service.ownership.shards.directory import ShardDirectory
 from streamhouse.storage_service.ownership.shards.owners import LeaseOwners
-from streamhouse.storage_service.server.app import ServiceApp
-from streamhouse.storage_service.server.front_app import App, FrontApp
-from streamhouse.storage_service.server.gauges import read_state
+from streamhouse.storage_service.server._app import ServiceApp
+from streamhouse.storage_service.server._front_app import App, FrontApp
+from streamhouse.storage_service.server._gauges import read_state
+from streamhouse.storage_service.server._moves import MoveDesk
+from streamhouse.storage_service.server._sockets import bound_socket, endpoint_of, shared_sockets
 from streamhouse.storage_service.server.history.lake_reads import LakeReads
+from streamhouse.storage_service.server.http._http_protocol import bounded_protocol
 from streamhouse.storage_service.server.http.http_exchange import Tenure
-from streamhouse.storage_service.server.http.http_protocol import bounded_protocol
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.http.tls import Certificate, TlsListener
-from streamhouse.storage_service.server.moves import MoveDesk
 from streamhouse.storage_service.server.peers import HttpPeers
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards import Shards
-from streamhouse.storage_service.server.sockets import bound_socket, endpoint_of, shared_sockets
-from streamhouse.storage_service.server.status.metrics import ServiceMetrics
+from streamhouse.storage_service.server.status._metrics import ServiceMetrics
 
 if TYPE_CHECKING:
     from streamhouse.core.traces.spans import Spans

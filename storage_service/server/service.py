@@ -30,6 +30,7 @@ from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
 from streamhouse.storage_service.engine.upkeep.jobs import Job
+from streamhouse.storage_service.server._moves import MoveDesk
 from streamhouse.storage_service.server.access.access import AccessControl, ForeignRequests
 from streamhouse.storage_service.server.exchange import Exchange
 from streamhouse.storage_service.server.history.lake_reads import LakeReads
@@ -38,6 +39,12 @@ from streamhouse.storage_service.server.history.since_time import (
     TimeQuestion,
     first_since,
 )
+from streamhouse.storage_service.server.http._memory_return import (
+    MEMORY_LOOK_MS,
+    MemoryReturn,
+    give_back,
+)
+from streamhouse.storage_service.server.http._own_task import own_task
 from streamhouse.storage_service.server.http.answer_memory import AnswerMemory
 from streamhouse.storage_service.server.http.body_memory import BodyMemory, HeldBody
 from streamhouse.storage_service.server.http.fair_shares import FairTurns
@@ -46,19 +53,12 @@ from streamhouse.storage_service.server.http.http_exchange import (
     HttpExchange,
     Tenure,
 )
-from streamhouse.storage_service.server.http.memory_return import (
-    MEMORY_LOOK_MS,
-    MemoryReturn,
-    give_back,
-)
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
-from streamhouse.storage_service.server.http.own_task import own_task
-from streamhouse.storage_service.server.moves import MoveDesk
 from streamhouse.storage_service.server.shards import Shards
+from streamhouse.storage_service.server.status._metrics import ServiceMetrics
+from streamhouse.storage_service.server.status._service_figures import ServiceFigures
+from streamhouse.storage_service.server.status._status import STATUS_INTERVAL_MS, StatusSampler
 from streamhouse.storage_service.server.status.event_loop import LOOP_LAG_MS, LoopLag
-from streamhouse.storage_service.server.status.metrics import ServiceMetrics
-from streamhouse.storage_service.server.status.service_figures import ServiceFigures
-from streamhouse.storage_service.server.status.status import STATUS_INTERVAL_MS, StatusSampler
 
 if TYPE_CHECKING:
     from streamhouse.core.traces.spans import Spans

@@ -79,10 +79,10 @@ def test_the_log_loads_no_web_framework_and_no_lake() -> None:
     [
         # What Spark unpickles on an executor: a source, its readers, its writers.
         "streamhouse.connector.format.data_source",
-        "streamhouse.connector.partition_reader",
-        "streamhouse.connector.stream.stream_reader",
+        "streamhouse.connector._partition_reader",
+        "streamhouse.connector.stream._stream_reader",
         "streamhouse.reading.scan.split_reader",
-        "streamhouse.connector.write.writers",
+        "streamhouse.connector.write._writers",
     ],
 )
 def test_an_executor_loads_no_engine_and_no_sql_parser(module: str) -> None:
@@ -93,7 +93,7 @@ def test_an_executor_loads_no_engine_and_no_sql_parser(module: str) -> None:
 
 
 def test_a_tiering_task_is_plain_python() -> None:
-    loaded = _loaded_by("streamhouse.tiering.tasks.lake_task")
+    loaded = _loaded_by("streamhouse.tiering.tasks._lake_task")
 
     assert not loaded & (ENGINES | {"pyspark", "py4j", "sqlglot"})
 

@@ -24,7 +24,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     "crc32c": (
         "streamhouse.storage_service.ownership.journal.*",
         "streamhouse.storage_service.kafka.records.batch_header",
-        "streamhouse.storage_service.kv.rocksdb_files",
+        "streamhouse.storage_service.kv._rocksdb_files",
         "streamhouse.storage_service.log.*",
         "streamhouse.storage_service.ownership.journal.*",
         "streamhouse.storage_service.ownership.shards.entries",
@@ -36,12 +36,12 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.storage_service.server.*",
         "streamhouse.storage_service.kafka_door.kafka_routes",
     ),
-    "httptools": ("streamhouse.client.http.connection",),
+    "httptools": ("streamhouse.client.http._connection",),
     "kio": (
         "streamhouse.storage_service.kafka.*",
         "streamhouse.storage_service.kafka_door.*",
     ),
-    "obstore": ("streamhouse.storage_service.ownership.journal.store.s3_store",),
+    "obstore": ("streamhouse.storage_service.ownership.journal.store._s3_store",),
     "opentelemetry": ("streamhouse.core.traces.spans",),
     "prometheus_client": (
         "streamhouse.storage_service.server.*",
@@ -52,17 +52,17 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
     "pyspark": (
         "streamhouse.connector*",
         "streamhouse.tiering.spark_job",
-        "streamhouse.tiering.worker.spark_runner",
+        "streamhouse.tiering.worker._spark_runner",
     ),
     "pyruhvro": ("streamhouse.storage_service.kafka.*",),
-    "rich": ("streamhouse.cli*", "streamhouse.tiering.worker.progress"),
+    "rich": ("streamhouse.cli*", "streamhouse.tiering.worker._progress"),
     "rocksdict": ("streamhouse.storage_service.kv.rocksdb_store",),
     "sqlglot": (
         "streamhouse.reading.where.*",
-        "streamhouse.connector.query.statement",
-        "streamhouse.connector.query.text_needs",
+        "streamhouse.connector.query._statement",
+        "streamhouse.connector.query._text_needs",
     ),
-    "sqlalchemy": ("streamhouse.lake.catalogs.sql_*",),
+    "sqlalchemy": ("streamhouse.lake.catalogs._sql_*",),
     "starlette": ("streamhouse.storage_service.server.*",),
     "uvicorn": ("streamhouse.storage_service.server.*", "streamhouse.cli.server_commands.serve"),
     "uvloop": ("streamhouse.storage_service.server.*", "streamhouse.cli.server_commands.serve"),
@@ -72,7 +72,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
 # What makes catalogs, file IOs and tables of what a table says: only behind the policy for them.
 LAKE_DOORS: Final[dict[str, tuple[str, ...]]] = {
     "load_catalog": (
-        "streamhouse.lake.catalogs.sql_catalog",
+        "streamhouse.lake.catalogs._sql_catalog",
         "streamhouse.lake.opened_table",
     ),
     "load_file_io": ("streamhouse.lake.*",),

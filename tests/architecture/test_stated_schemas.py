@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CLIENT_ROOMS = ("src/streamhouse", "connector", "tiering")
 # Bodies whose columns are keys to look up, or that are written by a version that is known there.
-READERS = {"src/streamhouse/client/reads.py", "storage_service/server/data/key_read_route.py"}
+READERS = {"src/streamhouse/client/reads.py", "storage_service/server/data/_key_read_route.py"}
 
 
 def _callers(rooms: tuple[str, ...], name: str) -> Iterator[tuple[str, str]]:

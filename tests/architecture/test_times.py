@@ -18,7 +18,7 @@ _SERVICE: Final = "streamhouse.storage_service"
 USERS: Final[dict[str, dict[str, str]]] = {
     "offset_for_timestamp": {
         f"{_SERVICE}.log.log_tablet": "hands it on to its segments",
-        f"{_SERVICE}.log.segments.segment_chain": "hands it on to a segment",
+        f"{_SERVICE}.log.segments._segment_chain": "hands it on to a segment",
         f"{_SERVICE}.server.history.since_time": "is the answer for all readers",
         f"{_SERVICE}.engine.keys.key_table": "asks which changes may leave the log",
         f"{_SERVICE}.engine.upkeep.consumer_lag": "asks which rows will leave the log",
@@ -27,17 +27,17 @@ USERS: Final[dict[str, dict[str, str]]] = {
     "removed_until_us": {f"{_SERVICE}.server.history.since_time": "is the answer for all readers"},
     "first_since": {
         f"{_SERVICE}.server.service": "is the door of since_time",
-        f"{_SERVICE}.server.history.lake_cursors": "hands it on to the lake",
+        f"{_SERVICE}.server.history._lake_cursors": "hands it on to the lake",
         f"{_SERVICE}.server.history.lake_reads": "hands it on to the lake",
         f"{_SERVICE}.server.history.since_time": "is the answer for all readers",
-        f"{_SERVICE}.server.control.table_routes": "asks the service, for HTTP",
-        f"{_SERVICE}.kafka_door.fetching.list_offsets": "asks the service, for Kafka clients",
+        f"{_SERVICE}.server.control._table_routes": "asks the service, for HTTP",
+        f"{_SERVICE}.kafka_door.fetching._list_offsets": "asks the service, for Kafka clients",
     },
     "offsets_for_timestamp": {
-        "streamhouse.client.following.log_source": "asks the service, for a subscription",
-        "streamhouse.reading.plan.key_table_read": "asks the service, for asOfTimestamp",
+        "streamhouse.client.following._log_source": "asks the service, for a subscription",
+        "streamhouse.reading.plan._key_table_read": "asks the service, for asOfTimestamp",
         "streamhouse.reading.plan.union_read": "asks the service, for batch reads",
-        "streamhouse.reading.follow.stream_start": "asks the service, for streams",
+        "streamhouse.reading.follow._stream_start": "asks the service, for streams",
     },
 }
 

@@ -22,61 +22,61 @@ from tests.architecture.source_files import SourceFile, library_files
 _CONNECTOR: Final = "streamhouse.connector"
 _CLIENT: Final = "streamhouse.client"
 _RECORDS: Final = "streamhouse.core.model.records"
-_DEBEZIUM: Final = "streamhouse.storage_service.kafka.values.debezium"
+_DEBEZIUM: Final = "streamhouse.storage_service.kafka.values._debezium"
 
 # Name -> the modules that may use it, and why.
 USERS: Final[dict[str, dict[str, str]]] = {
     "assigned": {
-        f"{_CONNECTOR}.write.assignment": "is the rule",
-        f"{_CONNECTOR}.write.write_target": "applies it to all rows of a write",
-        f"{_CONNECTOR}.write.sieve": "applies it where rows that do not fit are rejected",
-        f"{_CONNECTOR}.changes.assigned_values": "applies it to values of several types",
+        f"{_CONNECTOR}.write._assignment": "is the rule",
+        f"{_CONNECTOR}.write._write_target": "applies it to all rows of a write",
+        f"{_CONNECTOR}.write._sieve": "applies it where rows that do not fit are rejected",
+        f"{_CONNECTOR}.changes._assigned_values": "applies it to values of several types",
     },
     "assigned_key": {
-        f"{_CONNECTOR}.write.write_target": "applies it to all rows of a write",
-        f"{_CONNECTOR}.write.sieve": "applies it where rows that do not fit are rejected",
+        f"{_CONNECTOR}.write._write_target": "applies it to all rows of a write",
+        f"{_CONNECTOR}.write._sieve": "applies it where rows that do not fit are rejected",
     },
     "Assignment": {
-        f"{_CONNECTOR}.changes.merge": "asks it for values and keys of each clause",
-        f"{_CONNECTOR}.changes.needed_rows": "asks it for the keys of the rows that are needed",
+        f"{_CONNECTOR}.changes._merge": "asks it for values and keys of each clause",
+        f"{_CONNECTOR}.changes._needed_rows": "asks it for the keys of the rows that are needed",
         f"{_CONNECTOR}.changes.table": "makes it, and asks it for values of update",
     },
-    "settled": {f"{_CONNECTOR}.changes.commit": "settles what all changes stage"},
+    "settled": {f"{_CONNECTOR}.changes._commit": "settles what all changes stage"},
     "try_cast": {
-        f"{_CONNECTOR}.changes.assigned_values": "converts keys, and sees that nothing is lost",
-        f"{_CONNECTOR}.cdc.envelope": "reads numbers of Debezium's JSON",
-        f"{_CONNECTOR}.cdc.envelope_values": "reads values of Debezium's JSON",
+        f"{_CONNECTOR}.changes._assigned_values": "converts keys, and sees that nothing is lost",
+        f"{_CONNECTOR}.cdc._envelope": "reads numbers of Debezium's JSON",
+        f"{_CONNECTOR}.cdc._envelope_values": "reads values of Debezium's JSON",
     },
     # Marks in the options of a write say in which query and run of a stream it is.
     "stream_marks": {
         f"{_CONNECTOR}.changes.table": "adds them to all changes",
-        f"{_CONNECTOR}.format.spark_readers": "adds them to what Spark writes to the format",
+        f"{_CONNECTOR}.format._spark_readers": "adds them to what Spark writes to the format",
     },
     "write_options": {
         f"{_CONNECTOR}.changes.table": "adds the marks, or only looks at the options",
         f"{_CONNECTOR}.format.data_source": "gets them with the marks",
         f"{_CONNECTOR}.format.registration": "writes to the format",
-        f"{_CONNECTOR}.names.answers": "creates a table, and writes to the format",
+        f"{_CONNECTOR}.names._answers": "creates a table, and writes to the format",
     },
-    "unavailable_columns": {f"{_CONNECTOR}.cdc.envelope": "asks it of each row"},
+    "unavailable_columns": {f"{_CONNECTOR}.cdc._envelope": "asks it of each row"},
     "columns_of": {
-        "streamhouse.cdc_source.change_rows": "asks it of each row of `streamhouse cdc`",
+        "streamhouse.cdc_source._change_rows": "asks it of each row of `streamhouse cdc`",
         _DEBEZIUM: "asks it of each record of the Kafka door",
     },
 }
 
 # Who begins a transaction with a version that Spark has not numbered, and why no other has it.
 OWN_NUMBERS: Final = {
-    "streamhouse.cdc_source.target_table": "positions of the source's log, which only grow",
+    "streamhouse.cdc_source._target_table": "positions of the source's log, which only grow",
     "streamhouse.reading.imports.table_import": "positions in the table that is imported",
-    f"{_CLIENT}.writing.rejects": "one transaction for each transaction of the rows",
+    f"{_CLIENT}.writing._rejects": "one transaction for each transaction of the rows",
     f"{_CLIENT}.writing.replay": "counted by the service's answer",
 }
 
 # Readers of Debezium's envelope -> what they ask for the placeholder.
 ENVELOPES: Final = {
-    f"{_CONNECTOR}.cdc.envelope": "unavailable_columns",
-    "streamhouse.cdc_source.debezium_engine": "placeholder",
+    f"{_CONNECTOR}.cdc._envelope": "unavailable_columns",
+    "streamhouse.cdc_source._debezium_engine": "placeholder",
     _DEBEZIUM: "columns_of",
 }
 
@@ -121,16 +121,16 @@ def test_rows_are_shaped_with_the_keys_that_take_no_loss() -> None:
     (shaped,) = (
         keywords
         for file, keywords in _calls("RowShape")
-        if file.module == f"{_CONNECTOR}.write.write_target"
+        if file.module == f"{_CONNECTOR}.write._write_target"
     )
     others = {
         file.module
         for file in library_files()
-        if f"{_CONNECTOR}.write.write_target.RowShape" in file.imports
+        if f"{_CONNECTOR}.write._write_target.RowShape" in file.imports
     }
 
     assert "keys" in shaped
-    assert others == {f"{_CONNECTOR}.write.sieve"}, "it is given one, and makes none"
+    assert others == {f"{_CONNECTOR}.write._sieve"}, "it is given one, and makes none"
 
 
 def test_who_commits_rows_from_spark_has_them_assigned() -> None:
@@ -138,8 +138,8 @@ def test_who_commits_rows_from_spark_has_them_assigned() -> None:
     makers = {file.module for file, _ in _calls("WriteTarget")}
     resolvers = {file.module for file, _ in _calls("resolve_target")}
 
-    assert makers == {f"{_CONNECTOR}.write.write_target"}
-    assert resolvers == {f"{_CONNECTOR}.write.writers", f"{_CONNECTOR}.changes.commit"}
+    assert makers == {f"{_CONNECTOR}.write._write_target"}
+    assert resolvers == {f"{_CONNECTOR}.write._writers", f"{_CONNECTOR}.changes._commit"}
 
 
 def test_a_transaction_with_a_version_says_who_numbers_it() -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from streamhouse.storage_service.kafka_door.apis import APIS
+from streamhouse.storage_service.kafka_door._apis import APIS
 from tests.attack.judge import Violation
 from tests.support.kafka_world import KafkaClient
 from tests.support.random_requests import DrawnRequest, RandomRequests

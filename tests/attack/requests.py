@@ -23,7 +23,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from streamhouse.api.client import StreamhouseClient
-from streamhouse.storage_service.server.access.grants import token_hash
+from streamhouse.storage_service.server.access._grants import token_hash
 from streamhouse.storage_service.server.routes import OPEN_PAGES, ROUTES, Answer
 from tests.attack.hostile_requests import HostileRequests, quoted
 from tests.attack.judge import Violation, judge_table

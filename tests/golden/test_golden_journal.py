@@ -26,7 +26,7 @@ from streamhouse.storage_service.ownership.journal.operations import (
     Replace,
 )
 from streamhouse.storage_service.ownership.journal.reader import JournalReader
-from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 
 _GOLDEN = Path(__file__).parent / "journal_v1"
 _NAMES = ShardNames("0")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.write.assignment import assigned, assigned_key, can_assign
+from streamhouse.connector.write._assignment import assigned, assigned_key, can_assign
 from streamhouse.core.errors import SchemaMismatchError
 from streamhouse.core.model.schema import type_name
 from streamhouse.core.model.values.zone import parse_zone

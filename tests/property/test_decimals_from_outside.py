@@ -16,15 +16,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from streamhouse.cdc_source.source_types import to_array
-from streamhouse.client.values.python_rows import rows_as_arrow
+from streamhouse.cdc_source._source_types import to_array
+from streamhouse.client.values._python_rows import rows_as_arrow
 from streamhouse.core.errors import InvalidPredicateError, SchemaMismatchError
 from streamhouse.core.model.rejected.row_splitter import RowSplitter, cast_values
 from streamhouse.core.model.rejected.row_text import column_of
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.core.model.values.decimals import as_decimal
-from streamhouse.reading.where.evaluation import filter_batch
+from streamhouse.reading.where._evaluation import filter_batch
 from streamhouse.reading.where.parser import parse_predicate
 from tests.support.examples import examples
 from tests.support.in_process_service import in_process_service

@@ -18,10 +18,10 @@ from streamhouse.core.errors import SchemaMismatchError
 from streamhouse.core.model.lake.limits import LakeLimits
 from streamhouse.core.model.values.calendar import date_text, timestamp_text
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.reading.where.evaluation import filter_batch
+from streamhouse.reading.where._evaluation import filter_batch
 from streamhouse.reading.where.parser import parse_predicate
-from streamhouse.tiering.maintain.maintenance import Maintainer
-from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy
+from streamhouse.tiering.maintain._maintenance import Maintainer
+from streamhouse.tiering.maintain._maintenance_policy import Claim, MaintenancePolicy
 from tests.support.examples import examples
 from tests.support.extreme_values import decimals, extreme_rows, same_rows
 from tests.support.union_world import UnionWorld

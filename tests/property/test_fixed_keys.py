@@ -8,9 +8,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.changes.needed_rows import fixed_keys
+from streamhouse.connector.changes._needed_rows import fixed_keys
 from streamhouse.core.model.schema import Schema
-from streamhouse.reading.where.evaluation import filter_batch
+from streamhouse.reading.where._evaluation import filter_batch
 from streamhouse.reading.where.parser import parse_predicate
 from tests.support.examples import examples
 

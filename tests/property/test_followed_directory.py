@@ -9,7 +9,7 @@ import pytest
 from crc32c import crc32c
 
 from streamhouse.core.errors import CorruptDataError
-from streamhouse.storage_service.ownership.journal.followed_directory import FollowedDirectory
+from streamhouse.storage_service.ownership.journal._followed_directory import FollowedDirectory
 from streamhouse.storage_service.ownership.journal.operations import (
     Append,
     MakeDirectory,

@@ -18,7 +18,7 @@ from streamhouse.core.errors import InvalidRequestError, StorageFailedError
 from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 from tests.support.held_step import around
 from tests.support.in_process_service import (
     EVENTS,

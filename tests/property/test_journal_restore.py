@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamhouse.core.errors import CorruptDataError
 from streamhouse.storage_service.ownership.journal.names import Place
-from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 from streamhouse.storage_service.ownership.journal.store.object_store import StoreUnavailableError
 from tests.support.journalled_engine import Gate
 from tests.support.restore_world import Owner, files

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streamhouse.core.errors import NotOwnerError, UnknownOutcomeError
 from streamhouse.storage_service.log.filesystem import WritableFile, replace_durably
-from streamhouse.storage_service.ownership.journal.journaled_filesystem import JournaledFilesystem
+from streamhouse.storage_service.ownership.journal._journaled_filesystem import JournaledFilesystem
 from streamhouse.storage_service.ownership.journal.operations import is_journalled
 from tests.support.crash_filesystem import CrashFilesystem
 from tests.support.late_journal import LateJournal, files_after

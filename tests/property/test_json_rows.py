@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.client.json_rows import JsonRows, OutsideOfPythonError
+from streamhouse.client._json_rows import JsonRows, OutsideOfPythonError
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.core.model.values.calendar import python_value
 from streamhouse.core.model.values.json_values import row_to_json
-from streamhouse.storage_service.server.data import json_row
+from streamhouse.storage_service.server.data import _json_row as json_row
 from tests.support.examples import examples
 from tests.support.extreme_values import EXTREMES
 from tests.support.kv_world import random_keys, random_rules, random_value

@@ -18,7 +18,7 @@ from streamhouse.core.model.table import TableInfo
 from streamhouse.core.wire.arrow_body import decode_payload
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.kafka.records.batches import Compression
-from streamhouse.storage_service.kafka_door.producing.decoding import (
+from streamhouse.storage_service.kafka_door.producing._decoding import (
     Decoded,
     decoded,
     decoded_together,

@@ -18,13 +18,13 @@ from streamhouse.core.errors import NotFoundError
 from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.core.wire.arrow_body import encode_payload
-from streamhouse.storage_service.kafka_door.fetching.partition_records import (
+from streamhouse.storage_service.kafka_door.fetching._partition_records import (
     RecordsWriter,
     TableRecords,
 )
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.log_tablet import LogTablet
-from streamhouse.storage_service.server.history.lake_cursors import LakeCursors
+from streamhouse.storage_service.server.history._lake_cursors import LakeCursors
 from tests.support.crash_filesystem import CrashFilesystem
 from tests.support.examples import examples
 from tests.support.fetch_world import MemoryHistory, next_offset_after, records_in

@@ -24,7 +24,7 @@ from streamhouse.storage_service.kafka.messages.requests import (
     request_class,
 )
 from streamhouse.storage_service.kafka.messages.shapes import MalformedRequestError
-from streamhouse.storage_service.kafka_door.apis import APIS
+from streamhouse.storage_service.kafka_door._apis import APIS
 
 OFFERED: Final = [
     (api.key, version)

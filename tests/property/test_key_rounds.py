@@ -42,8 +42,8 @@ from streamhouse.core.model.changelog import (
 )
 from streamhouse.core.model.schema_change import read_stored
 from streamhouse.core.model.transaction import TransactionOperation
+from streamhouse.storage_service.engine.keys._older_keys import older_keys
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
-from streamhouse.storage_service.engine.keys.older_keys import older_keys
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import Appended
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of

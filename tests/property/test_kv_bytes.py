@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamhouse.core.model.bucketing import encode_key
 from streamhouse.core.model.hashing.key_hash import KeyHasher
-from streamhouse.storage_service.kv.cache.write_behind import nearly_sorted
+from streamhouse.storage_service.kv.cache._write_behind import nearly_sorted
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions, versions_of
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.kv.table_rules import TableRules

@@ -28,7 +28,7 @@ from streamhouse.core.model.hashing.key_hash import HashedKeys
 from streamhouse.core.model.lake.limits import LakeLimits, decimal_limits
 from streamhouse.core.model.merge_engine import MergeRules
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN, Schema
-from streamhouse.storage_service.kv.plan.few_rows import (
+from streamhouse.storage_service.kv.plan._few_rows import (
     FewBucketRows,
     few_rows_plan,
 )

@@ -28,11 +28,11 @@ from streamhouse.core.errors import FencedError, StreamhouseError
 from streamhouse.core.model.lake.facts import LakeRole
 from streamhouse.core.model.table_state import TieringAssignment
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.tiering.maintain.maintenance import Maintainer
-from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
-from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
-from streamhouse.tiering.round.lease import Lease
-from streamhouse.tiering.round.round_maintenance import ClaimedMaintenance
+from streamhouse.tiering.maintain._maintenance import Maintainer
+from streamhouse.tiering.maintain._maintenance_plan import RewriteLimits
+from streamhouse.tiering.maintain._maintenance_policy import MaintenancePolicy
+from streamhouse.tiering.round._lease import Lease
+from streamhouse.tiering.round._round_maintenance import ClaimedMaintenance
 from tests.support.examples import examples
 from tests.support.faulty_catalog import (
     FaultyCatalog,

@@ -12,8 +12,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamhouse.connector.lookup.joined_batches import joined, joined_structs
-from streamhouse.connector.lookup.row_source import RowSource
+from streamhouse.connector.lookup._joined_batches import joined, joined_structs
+from streamhouse.connector.lookup._row_source import RowSource
 from tests.support.examples import examples
 from tests.support.lookup_world import FakeTable, plan_of
 

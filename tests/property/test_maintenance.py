@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
-from streamhouse.tiering.maintain.maintenance import Claim, Maintainer
-from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits
-from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
+from streamhouse.tiering.maintain._maintenance import Claim, Maintainer
+from streamhouse.tiering.maintain._maintenance_plan import RewriteLimits
+from streamhouse.tiering.maintain._maintenance_policy import MaintenancePolicy
 from tests.property.test_key_tiering import TYPES, partitionings
 from tests.support.examples import examples
 from tests.support.key_table_world import KeyTableWorld

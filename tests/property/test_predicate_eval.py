@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamhouse.lake.files.bounds import row_group_statistics
-from streamhouse.reading.where.evaluation import filter_batch
+from streamhouse.reading.where._evaluation import filter_batch
+from streamhouse.reading.where._pruning import may_match
 from streamhouse.reading.where.predicate import Node, Predicate
-from streamhouse.reading.where.pruning import may_match
 from tests.support.examples import examples
 from tests.support.predicate_model import evaluate, nodes, rows, to_batch, truth_values
 

@@ -56,8 +56,8 @@ from streamhouse.core.model.lake.partition_fields import (
 from streamhouse.lake.files.partition_layout import (
     split_by_partition,
 )
-from streamhouse.lake.snapshots.partition_filter import PartitionFilter
-from streamhouse.reading.where.iceberg_expression import to_iceberg_expression
+from streamhouse.lake.snapshots._partition_filter import PartitionFilter
+from streamhouse.reading.where._iceberg_expression import to_iceberg_expression
 from streamhouse.reading.where.predicate import Node, Predicate
 from tests.support.examples import examples
 from tests.support.predicate_model import (

@@ -21,7 +21,7 @@ from streamhouse.core.model.changelog import DELETE, UPDATE_BEFORE
 from streamhouse.core.model.table_state import TieringReport
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.upkeep.retention import apply_retention
+from streamhouse.storage_service.engine.upkeep._retention import apply_retention
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
 from tests.support.examples import examples
 from tests.support.in_process_service import EVENTS, expiry_of, open_manager, table_descriptor

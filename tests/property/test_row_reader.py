@@ -22,7 +22,7 @@ from streamhouse.core.model.values.json_values import row_to_json
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.rows.single_row import SingleRows
 from streamhouse.storage_service.kv.table_rules import TableRules
-from streamhouse.storage_service.server.data.json_row import JsonRows
+from streamhouse.storage_service.server.data._json_row import JsonRows
 from tests.support.examples import examples
 from tests.support.kv_world import random_batch, random_keys, random_rules
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from streamhouse.core.errors import OffsetOutOfRangeError
 from streamhouse.core.model.lake.facts import LakeRole
-from streamhouse.reading.follow.stream_plan import plan_stream_range
+from streamhouse.reading.follow._stream_plan import plan_stream_range
 from streamhouse.reading.options.options import STREAM, read_options
 from streamhouse.reading.plan.scan_schema import output_columns
 from streamhouse.reading.scan.split_reader import read_split

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamhouse.core.errors import OffsetOutOfRangeError
-from streamhouse.reading.follow.stream_plan import plan_bootstrap_range, plan_stream_range
+from streamhouse.reading.follow._stream_plan import plan_bootstrap_range, plan_stream_range
 from streamhouse.reading.follow.stream_position import Bootstrap
 from streamhouse.reading.options.options import STREAM, read_options
 from streamhouse.reading.plan.row_form import table_columns

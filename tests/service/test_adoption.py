@@ -148,11 +148,11 @@ def orphaned(prepared: tuple[Lake, Path, Rows, Rows]) -> tuple[Lake, Rows, Rows]
     [
         "lake.guards.adoptable_lake hand_over before",
         "lake.guards.adoptable_lake hand_over after",
-        "storage_service.engine.opener begin_log after",
-        "storage_service.engine.opener save_lake_state after",
-        "storage_service.engine.opener remake_rows before",
+        "storage_service.engine._opener begin_log after",
+        "storage_service.engine._opener save_lake_state after",
+        "storage_service.engine._opener remake_rows before",
         "storage_service.engine.keys.key_recovery _move before",
-        "storage_service.engine.opener remake_rows after",
+        "storage_service.engine._opener remake_rows after",
     ],
 )
 def test_an_adoption_that_died_anywhere_is_repeated(

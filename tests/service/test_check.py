@@ -27,7 +27,7 @@ from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.operations.check_directory import check_directory
 from streamhouse.storage_service.ownership.journal.restore.journal_file import JournalFile, Phase
-from streamhouse.tiering.worker.service import TieringService
+from streamhouse.tiering.worker._service import TieringService
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.command_line import streamhouse
 from tests.support.seen_progress import SeenProgress

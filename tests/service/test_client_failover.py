@@ -12,7 +12,7 @@ import pytest
 
 from streamhouse.client import Producer, StorageClient
 from streamhouse.lake.lake_tables import IcebergLake
-from streamhouse.tiering.worker.service import TieringService
+from streamhouse.tiering.worker._service import TieringService
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.moved_service import MovedService, OwnedService
 

@@ -11,7 +11,7 @@ import pytest
 from streamhouse.api.client import StreamhouseClient
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import ForbiddenError, UnauthorizedError
-from streamhouse.storage_service.server.access.grants import token_hash
+from streamhouse.storage_service.server.access._grants import token_hash
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 

@@ -14,7 +14,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import ForbiddenError
 
 from streamhouse.api.client import StreamhouseClient
-from streamhouse.tiering.round.round import BATCH_STEPS
+from streamhouse.tiering.round._round import BATCH_STEPS
 from tests.support.command_line import streamhouse
 from tests.support.python_process import run_python
 from tests.support.service_process import ServiceProcess

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.client import StorageClient
-from streamhouse.connector.lookup.joined_batches import joined, looked_up_by
-from streamhouse.connector.lookup.lookup_plan import LookupPlan, key_order
+from streamhouse.connector.lookup._joined_batches import joined, looked_up_by
+from streamhouse.connector.lookup._lookup_plan import LookupPlan, key_order
 from streamhouse.reading.options.connection import client_for
 from tests.support.moved_service import MovedService, OwnedService
 from tests.support.service_process import ServiceProcess

@@ -22,7 +22,7 @@ from streamhouse.reading.follow.stream_position import StreamPosition
 from streamhouse.storage_service.ownership.journal.names import Place
 from streamhouse.storage_service.ownership.journal.object_format import decode_object
 from streamhouse.storage_service.ownership.journal.restore.journalled_state import list_checkpoints
-from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 from tests.support.command_line import streamhouse
 from tests.support.restore_world import NAMES, Owner, files
 from tests.support.service_process import ServiceProcess

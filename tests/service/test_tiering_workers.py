@@ -15,7 +15,7 @@ from pyiceberg.catalog import load_catalog
 
 from streamhouse.client import StorageClient, TieringIdle
 from streamhouse.lake.lake_tables import IcebergLake
-from streamhouse.tiering.worker.service import TieringService
+from streamhouse.tiering.worker._service import TieringService
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
 from tests.support.python_process import run_python
 from tests.support.service_process import ServiceProcess

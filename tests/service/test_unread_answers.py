@@ -15,7 +15,7 @@ import pytest
 import urllib3
 
 from streamhouse.client import StorageClient
-from streamhouse.storage_service.server.access.grants import token_hash
+from streamhouse.storage_service.server.access._grants import token_hash
 from tests.support.expired_log import EXPIRING, expire_log
 from tests.support.fetch_world import FETCH, fetch_values
 from tests.support.in_process_service import append_body

@@ -19,7 +19,8 @@ from typing import Final, NamedTuple
 import pytest
 
 from streamhouse.core.errors import NotOwnerError
-from streamhouse.storage_service.ownership.journal.asked_store import PatientStore
+from streamhouse.storage_service.ownership.journal._asked_store import PatientStore
+from streamhouse.storage_service.ownership.journal._writer import JournalWriter, WriterOptions
 from streamhouse.storage_service.ownership.journal.epochs import (
     TakenByOtherError,
     newest_epoch,
@@ -34,7 +35,6 @@ from streamhouse.storage_service.ownership.journal.store.object_store import (
     ObjectStoreError,
 )
 from streamhouse.storage_service.ownership.journal.store.store_opening import open_store
-from streamhouse.storage_service.ownership.journal.writer import JournalWriter, WriterOptions
 from tests.support.faulty_store import CALM, FaultPlan
 from tests.support.journal_machines import JournalHome, StoreKind
 

@@ -22,7 +22,7 @@ from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.filesystem import Filesystem, replace_durably
 from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
 from streamhouse.storage_service.log.writer_state import FIRST_SEQUENCE
-from streamhouse.storage_service.ownership.journal.journaled_filesystem import JournaledFilesystem
+from streamhouse.storage_service.ownership.journal._journaled_filesystem import JournaledFilesystem
 from streamhouse.storage_service.ownership.journal.operations import Operation
 from tests.support.crash_filesystem import Crash, CrashFilesystem, SimulatedCrash
 from tests.support.late_journal import LateJournal, files_after

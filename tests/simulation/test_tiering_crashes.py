@@ -24,8 +24,8 @@ from pyiceberg.table import Table
 from streamhouse.core.errors import FencedError, StreamhouseError, UnknownOutcomeError
 from streamhouse.core.model.lake.facts import LakeRole
 from streamhouse.core.model.table_state import TieringAssignment
-from streamhouse.lake.snapshots.coverage import covered_offsets
-from streamhouse.tiering.round.round import BATCH_STEPS, ROUND_STEPS, TieringRound
+from streamhouse.lake.snapshots._coverage import covered_offsets
+from streamhouse.tiering.round._round import BATCH_STEPS, ROUND_STEPS, TieringRound
 from tests.support.examples import examples
 from tests.support.foreign_deletes import commit_compaction
 from tests.support.tiering_world import Killed, TieringWorld, rows

@@ -29,8 +29,8 @@ from streamhouse.storage_service.directory.runtime import clock_us
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.transactions.open_transaction import check_parts
-from streamhouse.storage_service.engine.upkeep.retention import apply_retention
+from streamhouse.storage_service.engine.transactions._open_transaction import check_parts
+from streamhouse.storage_service.engine.upkeep._retention import apply_retention
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.log_tablet import LogTablet

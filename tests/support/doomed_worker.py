@@ -13,7 +13,7 @@ import sys
 def main(endpoint: str, deadly_step: str) -> None:
     from streamhouse.client import StorageClient
     from streamhouse.lake.lake_tables import IcebergLake
-    from streamhouse.tiering.worker.service import TieringService
+    from streamhouse.tiering.worker._service import TieringService
     from streamhouse.tiering.worker.thread_runner import ThreadRunner
 
     def die(step: str) -> None:

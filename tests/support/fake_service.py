@@ -37,7 +37,7 @@ from streamhouse.core.model.table_state import (
     TieringAssignment,
     TieringReport,
 )
-from streamhouse.lake.catalogs.sql_catalog import open_catalog
+from streamhouse.lake.catalogs._sql_catalog import open_catalog
 from streamhouse.lake.guards.lake_look import readable_head
 from streamhouse.lake.guards.live_tables import LiveTable
 

@@ -44,26 +44,26 @@ _SLOW: Final = "the real value takes a test too long to reach"
 
 STEPS: Final = {
     "rows-written": Place("storage_service.log.log_tablet", "LogTablet.write", _BUG),
-    "records-decoding": Place("storage_service.kafka_door.producing.produce", "decoded", _HELD),
+    "records-decoding": Place("storage_service.kafka_door.producing._produce", "decoded", _HELD),
     "schema-judging": Place(
-        "storage_service.kafka_door.registry.schema_desk", "_checked_change", _HELD
+        "storage_service.kafka_door.registry._schema_desk", "_checked_change", _HELD
     ),
     "schemas-making": Place(
-        "storage_service.kafka_door.registry.schema_desk", "_with_reading_schemas", _HELD
+        "storage_service.kafka_door.registry._schema_desk", "_with_reading_schemas", _HELD
     ),
-    "records-read": Place("storage_service.kafka_door.producing.decoding", "rows_of", _BUG),
+    "records-read": Place("storage_service.kafka_door.producing._decoding", "rows_of", _BUG),
     "table-found": Place("storage_service.server.service", "Service._found", _BUG),
     "catalog-answering": Place(
         "storage_service.rest_catalog.rest_api", "RestCatalogApi.answer", _HELD
     ),
     "catalog-asked": Place("storage_service.rest_catalog.rest_api", "RestCatalogApi._answer", _BUG),
     "catalog-opening": Place(f"{_LAKE}.catalogs.open_catalog", "open_catalog", _HELD),
-    "rows-decoding": Place(f"{_LAKE}.snapshots.manifests", "_row_decoder", _HELD),
+    "rows-decoding": Place(f"{_LAKE}.snapshots._manifests", "_row_decoder", _HELD),
     "piece-storing": Place(
-        f"{_ENGINE}.transactions.transaction_commit", "TransactionCommit._stored", _HELD
+        f"{_ENGINE}.transactions._transaction_commit", "TransactionCommit._stored", _HELD
     ),
     "commit-storing": Place(
-        f"{_ENGINE}.transactions.transaction_commit",
+        f"{_ENGINE}.transactions._transaction_commit",
         "TransactionCommit.store",
         "the service ends between the decision and the rows",
     ),
@@ -75,9 +75,11 @@ STEPS: Final = {
     "part-syncing": Place(
         f"{_ENGINE}.transactions.transaction_files", "TransactionFiles._sync_open", _HELD
     ),
-    "log-beginning": Place(f"{_ENGINE}.opener", "begin_log", "the disk is full at this step alone"),
-    "table-opening": Place(f"{_ENGINE}.opener", "TableOpener.open", _HELD),
-    "history-checking": Place(f"{_ENGINE}.opener", "TableOpener._check_history", _BUG),
+    "log-beginning": Place(
+        f"{_ENGINE}._opener", "begin_log", "the disk is full at this step alone"
+    ),
+    "table-opening": Place(f"{_ENGINE}._opener", "TableOpener.open", _HELD),
+    "history-checking": Place(f"{_ENGINE}._opener", "TableOpener._check_history", _BUG),
     "table-adding": Place(
         "storage_service.directory.table_registry", "TableRegistry.add_table", _BUG
     ),
@@ -106,19 +108,19 @@ STEPS: Final = {
     "unknown-table-named": Place(
         "storage_service.directory.table_registry", "TableRegistry.not_found", _COUNTED
     ),
-    "expired-deleting": Place(f"{_ENGINE}.upkeep.row_expiry", "_delete", _BETWEEN),
+    "expired-deleting": Place(f"{_ENGINE}.upkeep._row_expiry", "_delete", _BETWEEN),
     "ages-advancing": Place(f"{_ENGINE}.upkeep.row_ages", "RowAges.advance", _HELD),
-    "old-keys-read": Place(f"{_ENGINE}.upkeep.row_expiry", "older_keys", _BETWEEN),
+    "old-keys-read": Place(f"{_ENGINE}.upkeep._row_expiry", "older_keys", _BETWEEN),
     "changes-accepting": Place("storage_service.kv.kv_tablet", "KvTablet.accept", _BUG),
     "changes-applying": Place("storage_service.kv.kv_tablet", "KvTablet.apply", _HELD),
     "changes-replaying": Place(
         "storage_service.kv.kv_tablet", "KvTablet.replay", "what a start replays is seen nowhere"
     ),
     "keys-planning": Place(
-        f"{_ENGINE}.keys.key_planner", "plan_writes", "who plans is seen nowhere"
+        f"{_ENGINE}.keys._key_planner", "plan_writes", "who plans is seen nowhere"
     ),
     "planned-putting": Place(
-        "storage_service.kv.cache.planned_rows", "PlannedRows.put", "memory runs out at this step"
+        "storage_service.kv.cache._planned_rows", "PlannedRows.put", "memory runs out at this step"
     ),
     "rocksdb-writing": Place(
         "storage_service.kv.rocksdb_store",
@@ -126,7 +128,7 @@ STEPS: Final = {
         "RocksDB stalls only under a load of minutes",
     ),
     "request-sending": Place(
-        "client.http.transport",
+        "client.http._transport",
         "HttpTransport._send",
         "a request arrives after the repetition of it was answered",
     ),
@@ -137,30 +139,30 @@ STEPS: Final = {
         "reading.plan.tier_plan", "plan_lake", "that the lake is not asked is seen nowhere"
     ),
     "plan-asking": Place(
-        "connector.query.narrowing", "needs_of", "a session of Spark Connect takes a server"
+        "connector.query._narrowing", "needs_of", "a session of Spark Connect takes a server"
     ),
     "client-opening": Place(
-        "connector.write.write_jobs", "client_for", "a pickled job opens its client by itself"
+        "connector.write._write_jobs", "client_for", "a pickled job opens its client by itself"
     ),
     "lake-rows-made": Place(
-        "tiering.tasks.lake_task", "lake_rows", "how many batches make one table is seen nowhere"
+        "tiering.tasks._lake_task", "lake_rows", "how many batches make one table is seen nowhere"
     ),
-    "budget-taking": Place("tiering.tasks.log_chunks", "_Budget.take", _HELD),
-    "round-running": Place("tiering.worker.service", "TieringService._run_round", _HELD),
-    "round-planning": Place("tiering.round.round", "plan_round", _BUG),
+    "budget-taking": Place("tiering.tasks._log_chunks", "_Budget.take", _HELD),
+    "round-running": Place("tiering.worker._service", "TieringService._run_round", _HELD),
+    "round-planning": Place("tiering.round._round", "plan_round", _BUG),
 }
 """Step -> the function, where its callers look it up."""
 
 BOUNDS: Final = {
-    "manifests-merged": Place(f"{_LAKE}.commits.new_manifests", "MERGE_MANIFESTS_MIN", _SLOW),
+    "manifests-merged": Place(f"{_LAKE}.commits._new_manifests", "MERGE_MANIFESTS_MIN", _SLOW),
     "deletes-of-one-file": Place(f"{_LAKE}.files.position_deletes", "FILE_SCOPED_MAX", _SLOW),
     "landing-backoff": Place(
-        f"{_LAKE}.landing", "BACKOFF", "a commit that fails five times would wait for seconds"
+        f"{_LAKE}._landing", "BACKOFF", "a commit that fails five times would wait for seconds"
     ),
-    "lookup-piece-bytes": Place("connector.lookup.joined_batches", "_PIECE_BYTES", _SLOW),
-    "import-step": Place("reading.imports.import_progress", "STEP_ROWS", _SLOW),
-    "rows-overlapping": Place(f"{_ENGINE}.keys.key_writer", "_OVERLAPPING_ROWS", _SLOW),
-    "rows-short": Place(f"{_ENGINE}.keys.key_planner", "_SHORT_ROWS", _SLOW),
+    "lookup-piece-bytes": Place("connector.lookup._joined_batches", "_PIECE_BYTES", _SLOW),
+    "import-step": Place("reading.imports._import_progress", "STEP_ROWS", _SLOW),
+    "rows-overlapping": Place(f"{_ENGINE}.keys._key_writer", "_OVERLAPPING_ROWS", _SLOW),
+    "rows-short": Place(f"{_ENGINE}.keys._key_planner", "_SHORT_ROWS", _SLOW),
     "synced-alone-s": Place(
         "storage_service.log.group_commit",
         "_SYNCED_ALONE_S",
@@ -168,7 +170,7 @@ BOUNDS: Final = {
     ),
     "met-bytes": Place("storage_service.kv.kv_tablet", "MET_BYTES_MAX", _SLOW),
     "met-bytes-of-buckets": Place("storage_service.kv.plan.upsert_plan", "MET_BYTES_MAX", _SLOW),
-    "run-bytes": Place("storage_service.kv.cache.write_behind", "_RUN_BYTES_MIN", _SLOW),
+    "run-bytes": Place("storage_service.kv.cache._write_behind", "_RUN_BYTES_MIN", _SLOW),
     "stored-chunk": Place("storage_service.kv.rocksdb_store", "_CHUNK_ROWS", _SLOW),
     "log-row-bytes": Place("core.model.rejected.row_splitter", "LOG_ROW_BYTES_MAX", _SLOW),
     "loop-slice-s": Place(
@@ -176,9 +178,9 @@ BOUNDS: Final = {
     ),
     "history-reads": Place("storage_service.server.history.lake_reads", "_READS_MAX", _SLOW),
     "small-table": Place(
-        "reading.duckdb.queried_tables", "SMALL_BYTES", "32 MiB of rows take a while to write"
+        "reading.duckdb._queried_tables", "SMALL_BYTES", "32 MiB of rows take a while to write"
     ),
-    "read-page": Place("tiering.tasks.log_chunks", "PAGE_BYTES", _SLOW),
+    "read-page": Place("tiering.tasks._log_chunks", "PAGE_BYTES", _SLOW),
 }
 """Bound -> the constant."""
 

@@ -13,7 +13,7 @@ from pyiceberg.table import Table
 from pyiceberg.typedef import Record
 
 from streamhouse.client import StorageClient
-from streamhouse.connector.stream.append_stream import AppendStreamReader
+from streamhouse.connector.stream._append_stream import AppendStreamReader
 from streamhouse.core.model.lake.facts import LakeCatalog
 from streamhouse.reading.options.options import BATCH, STREAM, as_options, read_options
 from streamhouse.reading.plan.iceberg_read import source_context, source_state

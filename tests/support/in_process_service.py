@@ -41,20 +41,20 @@ from streamhouse.storage_service.engine.tiering_desk.tiering_round import (
     RoundProgress,
 )
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
-from streamhouse.storage_service.engine.upkeep.row_expiry import RowExpiry
+from streamhouse.storage_service.engine.upkeep._row_expiry import RowExpiry
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.replica import Replication
 from streamhouse.storage_service.ownership.journal.store.object_store import ObjectStore
 from streamhouse.storage_service.ownership.shards.directory import ShardDirectory
-from streamhouse.storage_service.server.app import ServiceApp
-from streamhouse.storage_service.server.gauges import read_state
+from streamhouse.storage_service.server._app import ServiceApp
+from streamhouse.storage_service.server._gauges import read_state
+from streamhouse.storage_service.server._moves import MoveDesk
 from streamhouse.storage_service.server.http.http_exchange import Tenure
-from streamhouse.storage_service.server.moves import MoveDesk
 from streamhouse.storage_service.server.peers import Peers
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards import ShardOwners, Shards
-from streamhouse.storage_service.server.status.metrics import ServiceMetrics
+from streamhouse.storage_service.server.status._metrics import ServiceMetrics
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
 from tests.support.kv_world import looked_up
 

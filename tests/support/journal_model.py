@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from streamhouse.storage_service.ownership.journal._pipeline import Fenced, Pipeline, Sent
 from streamhouse.storage_service.ownership.journal.epochs import (
     SealReason,
     TakenByOtherError,
@@ -20,7 +21,6 @@ from streamhouse.storage_service.ownership.journal.epochs import (
 )
 from streamhouse.storage_service.ownership.journal.names import Place
 from streamhouse.storage_service.ownership.journal.operations import Append
-from streamhouse.storage_service.ownership.journal.pipeline import Fenced, Pipeline, Sent
 from streamhouse.storage_service.ownership.journal.reader import JournalReader
 from streamhouse.storage_service.ownership.journal.steps import Create, Get, List, Steps
 from streamhouse.storage_service.ownership.journal.store.object_store import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamhouse.storage_service.ownership.journal.asked_store import PatientStore
+from streamhouse.storage_service.ownership.journal._asked_store import PatientStore
 from streamhouse.storage_service.ownership.journal.epochs import Tenure, newest_epoch, take
 from streamhouse.storage_service.ownership.journal.names import Place, ShardNames
 from streamhouse.storage_service.ownership.journal.operations import Append, Operation

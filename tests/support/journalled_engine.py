@@ -23,19 +23,19 @@ from streamhouse.storage_service.log.filesystem import Buffer, LocalFilesystem
 from streamhouse.storage_service.log.log_tablet import LogTablet
 from streamhouse.storage_service.log.replica import Replication
 from streamhouse.storage_service.log.segments.segment import StoredBatch
-from streamhouse.storage_service.ownership.journal.checkpoints.checkpoint import CheckpointTaker
-from streamhouse.storage_service.ownership.journal.checkpoints.job import CheckpointJob
+from streamhouse.storage_service.ownership.journal._journaled_filesystem import JournaledFilesystem
+from streamhouse.storage_service.ownership.journal._writer import JournalWriter, WriterOptions
+from streamhouse.storage_service.ownership.journal.checkpoints._checkpoint import CheckpointTaker
+from streamhouse.storage_service.ownership.journal.checkpoints._job import CheckpointJob
+from streamhouse.storage_service.ownership.journal.checkpoints._recorder import TreeRecorder
+from streamhouse.storage_service.ownership.journal.checkpoints._trim import Trimmer
 from streamhouse.storage_service.ownership.journal.checkpoints.key_files import KeyPacker
-from streamhouse.storage_service.ownership.journal.checkpoints.recorder import TreeRecorder
-from streamhouse.storage_service.ownership.journal.checkpoints.trim import Trimmer
-from streamhouse.storage_service.ownership.journal.journaled_filesystem import JournaledFilesystem
-from streamhouse.storage_service.ownership.journal.restore.start import Begun, JournalStart
+from streamhouse.storage_service.ownership.journal.restore._start import Begun, JournalStart
 from streamhouse.storage_service.ownership.journal.store.object_store import (
     ObjectStore,
     StoreUnavailableError,
 )
-from streamhouse.storage_service.ownership.journal.writer import JournalWriter, WriterOptions
-from streamhouse.storage_service.server.status.metrics import ServiceMetrics
+from streamhouse.storage_service.server.status._metrics import ServiceMetrics
 from tests.support.in_process_service import EVENTS
 from tests.support.kv_world import looked_up
 from tests.support.restore_world import NAMES, take_epoch

@@ -19,8 +19,8 @@ from kio.serial import entity_reader
 from streamhouse.core.model.lake.older_rows import LakeHistory
 from streamhouse.storage_service.kafka.messages import answers
 from streamhouse.storage_service.kafka.messages.requests import request_class, response_class
-from streamhouse.storage_service.kafka_door.api import Api
-from streamhouse.storage_service.kafka_door.apis import APIS
+from streamhouse.storage_service.kafka_door._api import Api
+from streamhouse.storage_service.kafka_door._apis import APIS
 from streamhouse.storage_service.kafka_door.door import KafkaDoor
 from streamhouse.storage_service.server.history.lake_reads import LakeReads
 from streamhouse.storage_service.server.http.tls import Certificate

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamhouse.storage_service.kv import rocksdb_store
-from streamhouse.storage_service.kv.cache.row_cache import RowCache
+from streamhouse.storage_service.kv.cache._row_cache import RowCache
 from streamhouse.storage_service.kv.kv_tablet import KvOptions
 from streamhouse.storage_service.kv.rocksdb_store import RocksdbStore
 from tests.support.kv_world import LoggedBucket, random_batch, random_keys, random_rules

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from streamhouse.tiering.round.round import TieringRound
+from streamhouse.tiering.round._round import TieringRound
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.log_table_world import LogTableWorld
 from tests.support.tiering_world import TieringWorld

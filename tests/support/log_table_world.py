@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from streamhouse.tiering.round.round import RoundResult
+from streamhouse.tiering.round._round import RoundResult
 from tests.support.foreign_deletes import commit_delete_files, position_delete_file
 from tests.support.tiering_world import TieringWorld, rows
 

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.connector.lookup.key_rows import KeyRows, Keys
-from streamhouse.connector.lookup.lookup_plan import LookupPlan
-from streamhouse.connector.lookup.shared_tables import SharedTables
-from streamhouse.connector.lookup.table_cut import PlannedTable
-from streamhouse.connector.lookup.whole_rows import SharedCut
+from streamhouse.connector.lookup._key_rows import KeyRows, Keys
+from streamhouse.connector.lookup._lookup_plan import LookupPlan
+from streamhouse.connector.lookup._shared_tables import SharedTables
+from streamhouse.connector.lookup._table_cut import PlannedTable
+from streamhouse.connector.lookup._whole_rows import SharedCut
 from tests.support.key_table_world import KeyTableWorld
 
 __all__ = ["KEYS", "ROWS", "LookupLife"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamhouse.connector.lookup.lookup_plan import LookupPlan
+from streamhouse.connector.lookup._lookup_plan import LookupPlan
 from streamhouse.core.errors import UnavailableError
 
 __all__ = ["FakeTable", "plan_of"]

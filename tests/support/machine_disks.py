@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from streamhouse.storage_service.log.filesystem import Buffer
+from streamhouse.storage_service.ownership.journal.restore._local_copy import local_files
 from streamhouse.storage_service.ownership.journal.restore.journal_file import JournalFile, Phase
-from streamhouse.storage_service.ownership.journal.restore.local_copy import local_files
-from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 
 __all__ = [
     "DIED",

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from streamhouse.reading.where.evaluation import filter_batch
+from streamhouse.reading.where._evaluation import filter_batch
 from streamhouse.reading.where.predicate import (
     And,
     Compare,

@@ -161,8 +161,8 @@ _OF_SPARK: Final = (
     "pyspark.worker",
     "streamhouse.connector.format.data_source",
     "streamhouse.reading.files.planner",
-    "streamhouse.connector.stream.stream_reader",
-    "streamhouse.connector.write.writers",
+    "streamhouse.connector.stream._stream_reader",
+    "streamhouse.connector.write._writers",
     "pyiceberg.catalog.sql",
     "pyiceberg.io.pyarrow",
 )

@@ -18,7 +18,7 @@ from kio.schema.errors import ErrorCode
 
 from streamhouse.storage_service.kafka.messages.requests import request_class
 from streamhouse.storage_service.kafka.messages.shapes import shape_of
-from streamhouse.storage_service.kafka_door.apis import APIS
+from streamhouse.storage_service.kafka_door._apis import APIS
 from tests.support.kafka_batches import produced, records
 from tests.support.kafka_world import request_bytes
 

@@ -15,19 +15,19 @@ from streamhouse.storage_service.log.filesystem import (
     WritableFile,
     replace_durably,
 )
-from streamhouse.storage_service.ownership.journal.checkpoints.checkpoint import CheckpointTaker
-from streamhouse.storage_service.ownership.journal.checkpoints.job import CheckpointJob
+from streamhouse.storage_service.ownership.journal._journaled_filesystem import JournaledFilesystem
+from streamhouse.storage_service.ownership.journal._writer import JournalWriter, WriterOptions
+from streamhouse.storage_service.ownership.journal.checkpoints._checkpoint import CheckpointTaker
+from streamhouse.storage_service.ownership.journal.checkpoints._job import CheckpointJob
+from streamhouse.storage_service.ownership.journal.checkpoints._recorder import TreeRecorder
+from streamhouse.storage_service.ownership.journal.checkpoints._trim import Trimmer
 from streamhouse.storage_service.ownership.journal.checkpoints.key_files import KeyCopy, KeyPacker
-from streamhouse.storage_service.ownership.journal.checkpoints.recorder import TreeRecorder
-from streamhouse.storage_service.ownership.journal.checkpoints.trim import Trimmer
 from streamhouse.storage_service.ownership.journal.epochs import Tenure, newest_epoch, take
-from streamhouse.storage_service.ownership.journal.journaled_filesystem import JournaledFilesystem
 from streamhouse.storage_service.ownership.journal.names import ShardNames
 from streamhouse.storage_service.ownership.journal.operations import is_journalled
-from streamhouse.storage_service.ownership.journal.restore.start import Begun, JournalStart
+from streamhouse.storage_service.ownership.journal.restore._start import Begun, JournalStart
 from streamhouse.storage_service.ownership.journal.steps import do, run
 from streamhouse.storage_service.ownership.journal.store.object_store import ObjectStore
-from streamhouse.storage_service.ownership.journal.writer import JournalWriter, WriterOptions
 
 NAMES = ShardNames()
 

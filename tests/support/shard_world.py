@@ -16,7 +16,7 @@ from streamhouse.storage_service.ownership.shards.chain import DirectoryObjects
 from streamhouse.storage_service.ownership.shards.directory import ShardDirectory
 from streamhouse.storage_service.ownership.shards.owners import Owner
 from streamhouse.storage_service.ownership.shards.tickets import MoveTicket
-from streamhouse.storage_service.server.moves import MoveDesk
+from streamhouse.storage_service.server._moves import MoveDesk
 from streamhouse.storage_service.server.peers import PeerAnswer, PeerRequest
 from tests.support.in_process_service import InProcessService, in_process_service
 

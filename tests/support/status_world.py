@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
-from streamhouse.storage_service.server.status.status_page import status_page
+from streamhouse.storage_service.server.status._status_page import status_page
 
 __all__ = ["NOW_US", "PageServer", "page_server", "status_of"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from streamhouse.client import ApplicationClient, StorageClient, TieringIdle
 
 if TYPE_CHECKING:
-    from streamhouse.tiering.worker.service import TieringService
+    from streamhouse.tiering.worker._service import TieringService
 
 __all__ = ["run_due", "tier_once"]
 
@@ -45,7 +45,7 @@ def _worker(
     client: ApplicationClient, *tables: str, token: str | None = None, threads: int = 2
 ) -> Iterator[TieringService]:
     from streamhouse.lake.lake_tables import IcebergLake
-    from streamhouse.tiering.worker.service import TieringService
+    from streamhouse.tiering.worker._service import TieringService
     from streamhouse.tiering.worker.thread_runner import ThreadRunner
 
     lake = IcebergLake(client.lake_catalog())

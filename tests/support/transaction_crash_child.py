@@ -28,8 +28,8 @@ from streamhouse.core.model.transaction import (
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.transactions._transaction_commit import TransactionCommit
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
-from streamhouse.storage_service.engine.transactions.transaction_commit import TransactionCommit
 from streamhouse.storage_service.engine.transactions.transaction_files import (
     Decision,
     TransactionFiles,

@@ -59,7 +59,7 @@ def _removes_files(_: Any, commits: Any) -> bool:
 _SERVICE: Final = "streamhouse.storage_service"
 _FILES: Final = f"{_SERVICE}.engine.transactions.transaction_files"
 _TABLE_FILES: Final = f"{_SERVICE}.directory.table_files"
-_CATALOG: Final = "streamhouse.lake.catalogs.sql_commits"
+_CATALOG: Final = "streamhouse.lake.catalogs._sql_commits"
 
 SERVICE_STEPS: Final = {
     "append-queued": Step(f"{_SERVICE}.log.log_tablet", "LogTablet.append", "after"),
@@ -88,10 +88,10 @@ SERVICE_STEPS: Final = {
     "commit-deciding": Step(_FILES, "TransactionFiles.decide", "before"),
     "commit-decided": Step(_FILES, "TransactionFiles.decide", "after"),
     "commit-publishing": Step(
-        f"{_SERVICE}.engine.transactions.transaction_commit", "TransactionCommit.publish", "before"
+        f"{_SERVICE}.engine.transactions._transaction_commit", "TransactionCommit.publish", "before"
     ),
     "commit-published": Step(
-        f"{_SERVICE}.engine.transactions.transaction_commit", "TransactionCommit.publish", "after"
+        f"{_SERVICE}.engine.transactions._transaction_commit", "TransactionCommit.publish", "after"
     ),
     "parts-dropping": Step(_FILES, "TransactionFiles.drop_parts", "before"),
     "outcomes-folded": Step(_FILES, "TransactionFiles.fold", "after"),
@@ -100,7 +100,7 @@ SERVICE_STEPS: Final = {
     "expiry-saving": Step(_TABLE_FILES, "save_lake_state", "before", _expires_rows),
     "expiry-saved": Step(_TABLE_FILES, "save_lake_state", "after", _expires_rows),
     "rows-expiring": Step(
-        f"{_SERVICE}.engine.upkeep.row_expiry", "delete_of", "after", _deletes_old
+        f"{_SERVICE}.engine.upkeep._row_expiry", "delete_of", "after", _deletes_old
     ),
     "ages-saving": Step(f"{_SERVICE}.engine.upkeep.row_ages", "RowAges.advance", "before"),
     "ages-saved": Step(f"{_SERVICE}.engine.upkeep.row_ages", "RowAges.advance", "after"),

@@ -21,7 +21,7 @@ from typing import Final
 
 from streamhouse.api.client import StreamhouseClient
 from streamhouse.core.errors import StreamhouseError
-from streamhouse.tiering.round.round import BATCH_STEPS, HISTORY_STEPS, ROUND_STEPS
+from streamhouse.tiering.round._round import BATCH_STEPS, HISTORY_STEPS, ROUND_STEPS
 from tests.support.command_line import streamhouse
 from tests.support.free_ports import free_port
 from tests.support.service_process import DiedAtStart, ServiceProcess

@@ -15,6 +15,7 @@ import time
 from typing import Final
 
 from streamhouse.core.errors import NotOwnerError
+from streamhouse.storage_service.ownership.journal._writer import JournalWriter, WriterOptions
 from streamhouse.storage_service.ownership.journal.epochs import (
     SealReason,
     TakenByOtherError,
@@ -32,7 +33,6 @@ from streamhouse.storage_service.ownership.journal.store.object_store import (
     ObjectStoreError,
 )
 from streamhouse.storage_service.ownership.journal.store.store_opening import open_store
-from streamhouse.storage_service.ownership.journal.writer import JournalWriter, WriterOptions
 
 __all__ = ["FENCED", "NAMES", "PATH", "texts_of"]
 

@@ -16,7 +16,7 @@ import sys
 def main(endpoint: str, deadly_step: str, count: str, sent: str = "SIGKILL") -> None:
     from streamhouse.client import StorageClient
     from streamhouse.lake.lake_tables import IcebergLake
-    from streamhouse.tiering.worker.service import TieringService
+    from streamhouse.tiering.worker._service import TieringService
     from streamhouse.tiering.worker.thread_runner import ThreadRunner
 
     reached = itertools.count(1)

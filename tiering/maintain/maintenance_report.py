@@ -8,9 +8,9 @@ from typing import Final
 from streamhouse.lake.commits.expiry import Expired
 from streamhouse.lake.commits.orphans import OrphansRemoved
 from streamhouse.lake.snapshots.inventory import Inventory, LiveFile
-from streamhouse.tiering.maintain.maintenance_plan import RewritePlan
-from streamhouse.tiering.maintain.removal import Removed
-from streamhouse.tiering.maintain.rewrite import Rewritten
+from streamhouse.tiering.maintain._maintenance_plan import RewritePlan
+from streamhouse.tiering.maintain._removal import Removed
+from streamhouse.tiering.maintain._rewrite import Rewritten
 
 __all__ = ["MaintenancePlan", "MaintenanceReport", "plan_text", "report_text"]
 

@@ -57,7 +57,7 @@ class EmbeddedTieringWorker:
     def _run(self) -> None:
         # pyiceberg takes about a second to import: not on the way to serving.
         from streamhouse.lake.lake_tables import IcebergLake
-        from streamhouse.tiering.worker.service import TieringService, new_worker_id
+        from streamhouse.tiering.worker._service import TieringService, new_worker_id
         from streamhouse.tiering.worker.thread_runner import ThreadRunner
 
         # What was imported stays: a collection that walked it would hold every thread of the

@@ -19,13 +19,13 @@ from streamhouse.core.model.table_state import TableState, TieringAssignment
 from streamhouse.lake.commits.committer import IcebergLakeTable
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.lake_tables import IcebergLake
-from streamhouse.tiering.maintain.maintenance import Maintainer
-from streamhouse.tiering.maintain.maintenance_policy import MaintenancePolicy
+from streamhouse.tiering._ports import TaskRunner
+from streamhouse.tiering.maintain._maintenance import Maintainer
+from streamhouse.tiering.maintain._maintenance_policy import MaintenancePolicy
 from streamhouse.tiering.maintain.maintenance_report import MaintenancePlan, MaintenanceReport
-from streamhouse.tiering.ports import TaskRunner
-from streamhouse.tiering.round.lease import Lease
-from streamhouse.tiering.round.round_maintenance import ClaimedMaintenance
-from streamhouse.tiering.worker.service import new_worker_id
+from streamhouse.tiering.round._lease import Lease
+from streamhouse.tiering.round._round_maintenance import ClaimedMaintenance
+from streamhouse.tiering.worker._service import new_worker_id
 
 __all__ = ["maintain_table", "plan_table", "why_nothing"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
-from streamhouse.tiering.tasks.lake_task import SplitResult, TieringSplit, run_split
-from streamhouse.tiering.tasks.rewrite_task import RewriteResult, RewriteTask, run_rewrite
+from streamhouse.tiering.tasks._lake_task import SplitResult, TieringSplit, run_split
+from streamhouse.tiering.tasks._rewrite_task import RewriteResult, RewriteTask, run_rewrite
 
 __all__ = ["ThreadRunner"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from streamhouse.cdc_source.progress import FollowedTable
-from streamhouse.cdc_source.source_types import is_key
-from streamhouse.cdc_source.target_table import SourceTable
+from streamhouse.cdc_source._progress import FollowedTable
+from streamhouse.cdc_source._source_types import is_key
+from streamhouse.cdc_source._target_table import SourceTable
 from streamhouse.core.errors import InvalidRequestError, SchemaMismatchError
 from streamhouse.core.model.table import TablePath
 

@@ -7,22 +7,22 @@ package asks, as tiering workers do (`tiering`). A `Producer` writes in the back
 
 from __future__ import annotations
 
-from streamhouse.client.application_client import (
+from streamhouse.client._application_client import (
     DEFAULT_ENDPOINT,
     ENDPOINT_VARIABLE,
     TOKEN_VARIABLE,
     ApplicationClient,
 )
+from streamhouse.client._storage_client import StorageClient
+from streamhouse.client._tiering import TieringIdle
 from streamhouse.client.following import Source, Subscription, taken_now
-from streamhouse.client.following.starts import LogStart
+from streamhouse.client.following._starts import LogStart
+from streamhouse.client.http._stop_signal import STOP, StopSignal
 from streamhouse.client.http.endpoint import CA_VARIABLE, with_ca_file
-from streamhouse.client.http.stop_signal import STOP, StopSignal
-from streamhouse.client.positions.position_reports import PositionReports
+from streamhouse.client.positions._position_reports import PositionReports
 from streamhouse.client.producer import Producer
 from streamhouse.client.reads import LogBatch
-from streamhouse.client.storage_client import StorageClient
-from streamhouse.client.tiering import TieringIdle
-from streamhouse.client.writing.rejects import Rejects
+from streamhouse.client.writing._rejects import Rejects
 from streamhouse.client.writing.transactions import StagedRejects, Transaction
 from streamhouse.client.writing.writes import AppendWriter
 from streamhouse.core.model.transaction import CommitResult, TransactionStatus

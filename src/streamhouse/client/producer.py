@@ -25,8 +25,9 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from streamhouse.client.application_client import ApplicationClient
-from streamhouse.client.storage_client import StorageClient
+from streamhouse.client._application_client import ApplicationClient
+from streamhouse.client._storage_client import StorageClient
+from streamhouse.client.values._python_rows import rows_as_arrow, rows_as_tried
 from streamhouse.client.values.arguments import choice, names
 from streamhouse.client.values.forms import (
     Arrow,
@@ -35,14 +36,13 @@ from streamhouse.client.values.forms import (
     is_arrow,
     taken,
 )
-from streamhouse.client.values.python_rows import rows_as_arrow, rows_as_tried
-from streamhouse.client.writing.rejects import (
+from streamhouse.client.writing._rejects import (
     OnError,
     divided_batches,
     is_rejecting,
     send_divided,
 )
-from streamhouse.client.writing.request_batches import (
+from streamhouse.client.writing._request_batches import (
     REQUEST_BYTES_TARGET,
     bounded_batches,
     bounded_parts,

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from streamhouse.client.http.transport import HttpTransport
-from streamhouse.client.json_rows import (
+from streamhouse.client._json_rows import (
     JsonRows,
     OutsideOfPythonError,
 )
-from streamhouse.client.positions.reached_offsets import ReachedOffsets
-from streamhouse.client.writing.request_batches import bounded_batches, plain
+from streamhouse.client.http._transport import HttpTransport
+from streamhouse.client.positions._reached_offsets import ReachedOffsets
+from streamhouse.client.writing._request_batches import bounded_batches, plain
 from streamhouse.core.errors import (
     CorruptDataError,
     RequestTooLargeError,

@@ -28,13 +28,13 @@ from streamhouse.core.model.lake.facts import (
 )
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.secret_sources import withheld_explained
-from streamhouse.lake.catalogs.sql_catalog import open_catalog
+from streamhouse.lake._landing import pause
+from streamhouse.lake.catalogs._sql_catalog import open_catalog
 from streamhouse.lake.commits.committer import IcebergLakeTable
 from streamhouse.lake.errors import lake_errors
-from streamhouse.lake.landing import pause
 from streamhouse.lake.snapshots.live_files import LiveFilesCache
-from streamhouse.lake.tables.creation import create_lake_table, lake_identifier
-from streamhouse.lake.tables.evolution import evolve_lake_table, evolve_partitioning
+from streamhouse.lake.tables._creation import create_lake_table, lake_identifier
+from streamhouse.lake.tables._evolution import evolve_lake_table, evolve_partitioning
 
 __all__ = ["IcebergLake"]
 

@@ -30,13 +30,20 @@ from streamhouse.lake.catalogs.rest_catalog import with_rest_catalog
 from streamhouse.lake.errors import catalog_errors
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.name_mapping import NameMapping
-from streamhouse.lake.snapshots.coverage import (
+from streamhouse.lake.snapshots._coverage import (
     CoveredOffsets,
     ancestors_of,
     covered_offsets,
     facts_of,
     role_of,
 )
+from streamhouse.lake.snapshots._manifests import manifests_of
+from streamhouse.lake.snapshots._outside_changes import (
+    outside_problem,
+    rows_stay_because,
+    was_changed_outside,
+)
+from streamhouse.lake.snapshots._partition_filter import PartitionFilter
 from streamhouse.lake.snapshots.expressions import Expression
 from streamhouse.lake.snapshots.live_files import (
     DeleteIndex,
@@ -45,15 +52,8 @@ from streamhouse.lake.snapshots.live_files import (
     data_files,
     delete_files,
 )
-from streamhouse.lake.snapshots.manifests import manifests_of
-from streamhouse.lake.snapshots.outside_changes import (
-    outside_problem,
-    rows_stay_because,
-    was_changed_outside,
-)
-from streamhouse.lake.snapshots.partition_filter import PartitionFilter
-from streamhouse.lake.tables.column_types import name_mapping_of, readable_columns
-from streamhouse.lake.tables.partition_labels import partition_labels
+from streamhouse.lake.tables._column_types import name_mapping_of, readable_columns
+from streamhouse.lake.tables._partition_labels import partition_labels
 
 __all__ = ["OpenedTable", "SnapshotFiles", "SnapshotInfo", "load_table", "open_table"]
 

@@ -16,9 +16,9 @@ from streamhouse.core.model.table import TableInfo
 from streamhouse.core.traces.stages import stage_ended
 from streamhouse.storage_service.directory.runtime import clock_us
 from streamhouse.storage_service.engine.consumers import Consumers
+from streamhouse.storage_service.engine.keys._key_writer import KeyWriter
 from streamhouse.storage_service.engine.keys.key_bucket import KeyBucket, table_rules
 from streamhouse.storage_service.engine.keys.key_lookup import KeyLookup
-from streamhouse.storage_service.engine.keys.key_writer import KeyWriter
 from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.open_table import Appended, OpenTable
 from streamhouse.storage_service.engine.record_schemas import RecordSchemas

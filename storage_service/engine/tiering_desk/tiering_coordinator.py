@@ -40,13 +40,7 @@ from streamhouse.core.model.table_state import (
 )
 from streamhouse.storage_service.directory.runtime import Runtime
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.tiering_desk.lake_history import (
-    check_history,
-    covered_by,
-    fingerprints_at,
-    is_proven,
-)
-from streamhouse.storage_service.engine.tiering_desk.tiering_reports import (
+from streamhouse.storage_service.engine.tiering_desk._tiering_reports import (
     batch_of_report,
     check_buckets,
     check_report,
@@ -54,15 +48,21 @@ from streamhouse.storage_service.engine.tiering_desk.tiering_reports import (
     due_of_report,
     has_moved,
 )
+from streamhouse.storage_service.engine.tiering_desk._tiering_schedule import (
+    TableDue,
+    due,
+)
+from streamhouse.storage_service.engine.tiering_desk.lake_history import (
+    check_history,
+    covered_by,
+    fingerprints_at,
+    is_proven,
+)
 from streamhouse.storage_service.engine.tiering_desk.tiering_round import (
     ClaimAnswer,
     RoundProgress,
     SeenWorkers,
     TieringRound,
-)
-from streamhouse.storage_service.engine.tiering_desk.tiering_schedule import (
-    TableDue,
-    due,
 )
 
 __all__ = ["TieringCoordinator"]

@@ -42,7 +42,7 @@ from streamhouse.core.model.transaction import (
 )
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.transactions.open_transaction import (
+from streamhouse.storage_service.engine.transactions._open_transaction import (
     OpenTransaction,
     StagedBytes,
     check_count,
@@ -55,22 +55,22 @@ from streamhouse.storage_service.engine.transactions.open_transaction import (
     listed,
     spec_to_json,
 )
-from streamhouse.storage_service.engine.transactions.read_conflicts import check_read_offsets
+from streamhouse.storage_service.engine.transactions._read_conflicts import check_read_offsets
+from streamhouse.storage_service.engine.transactions._transaction_commit import CommitServices
+from streamhouse.storage_service.engine.transactions._transaction_outcomes import (
+    Refusal,
+    Skip,
+    TransactionOutcomes,
+    new_transaction_id,
+)
+from streamhouse.storage_service.engine.transactions._transaction_runner import TransactionRunner
 from streamhouse.storage_service.engine.transactions.state_agreement import disagreements
-from streamhouse.storage_service.engine.transactions.transaction_commit import CommitServices
 from streamhouse.storage_service.engine.transactions.transaction_files import (
     Decision,
     PartSize,
     TransactionFiles,
     TransactionSpec,
 )
-from streamhouse.storage_service.engine.transactions.transaction_outcomes import (
-    Refusal,
-    Skip,
-    TransactionOutcomes,
-    new_transaction_id,
-)
-from streamhouse.storage_service.engine.transactions.transaction_runner import TransactionRunner
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.writer_state import TRANSACTION_WRITER
 

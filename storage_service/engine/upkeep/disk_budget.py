@@ -17,7 +17,7 @@ from typing import Final
 from streamhouse.core.errors import OverloadedError
 from streamhouse.storage_service.directory.runtime import Runtime
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.upkeep.retention import retain
+from streamhouse.storage_service.engine.upkeep._retention import retain
 
 __all__ = ["DiskBudget", "bytes_below"]
 

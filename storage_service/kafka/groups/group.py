@@ -27,7 +27,7 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from streamhouse.storage_service.kafka.groups.member import Member
+from streamhouse.storage_service.kafka.groups._member import Member
 from streamhouse.storage_service.kafka.groups.messages import (
     NO_GENERATION,
     Identity,

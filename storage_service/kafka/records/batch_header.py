@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 import crc32c
 
 from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault
-from streamhouse.storage_service.kafka.records.compression import Compression
+from streamhouse.storage_service.kafka.records._compression import Compression
 
 __all__ = [
     "HEADER_BYTES",

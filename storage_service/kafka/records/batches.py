@@ -13,6 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault
+from streamhouse.storage_service.kafka.records._compression import (
+    Compression,
+    compress,
+    decompress,
+)
+from streamhouse.storage_service.kafka.records._record_writing import (
+    RECORD_BYTES_MIN,
+    RECORDS_BYTES_MAX,
+    record_sizes,
+    written_records,
+)
 from streamhouse.storage_service.kafka.records.batch_header import (
     HEADER_BYTES,
     NO_PRODUCER,
@@ -21,22 +32,11 @@ from streamhouse.storage_service.kafka.records.batch_header import (
     open_batch,
 )
 from streamhouse.storage_service.kafka.records.columns import TIMESTAMP_MS_MAX, RecordColumns
-from streamhouse.storage_service.kafka.records.compression import (
-    Compression,
-    compress,
-    decompress,
-)
 from streamhouse.storage_service.kafka.records.record_reading import (
     HEADERS_MAX,
     HeadersMax,
     ReadRecords,
     read_records,
-)
-from streamhouse.storage_service.kafka.records.record_writing import (
-    RECORD_BYTES_MIN,
-    RECORDS_BYTES_MAX,
-    record_sizes,
-    written_records,
 )
 
 __all__ = [

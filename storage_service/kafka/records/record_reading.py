@@ -22,14 +22,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault
-from streamhouse.storage_service.kafka.records.columns import HEADERS_TYPE
-from streamhouse.storage_service.kafka.records.varints import (
+from streamhouse.storage_service.kafka.records._varints import (
     VARINT_BYTES_MAX,
     VARLONG_BYTES_MAX,
     VarintBytes,
     read_varint,
     read_varints,
 )
+from streamhouse.storage_service.kafka.records.columns import HEADERS_TYPE
 
 __all__ = ["HEADERS_MAX", "RECORD_BYTES_MIN", "HeadersMax", "ReadRecords", "read_records"]
 

@@ -30,8 +30,8 @@ from streamhouse.core.model.schema import Column, Schema, empty_batch
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.storage_service.kafka.avro_library import read_values, write_rows
 from streamhouse.storage_service.kafka.avro_schema import AvroSchema, known_schema
-from streamhouse.storage_service.kafka.values.avro_arrays import from_plain, to_plain
-from streamhouse.storage_service.kafka.values.draft import Bad, DraftBounds, spread_out
+from streamhouse.storage_service.kafka.values._avro_arrays import from_plain, to_plain
+from streamhouse.storage_service.kafka.values._draft import Bad, DraftBounds, spread_out
 
 __all__ = ["SchemaSource", "avro_columns", "avro_records"]
 

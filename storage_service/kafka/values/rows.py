@@ -39,19 +39,19 @@ from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.calendar import python_value
 from streamhouse.core.text.json_reading import json_object, plain_values
 from streamhouse.storage_service.kafka.records.columns import RecordColumns
-from streamhouse.storage_service.kafka.values.avro_columns import (
-    SchemaSource,
-    avro_columns,
-)
-from streamhouse.storage_service.kafka.values.debezium import debezium_draft, debezium_keys
-from streamhouse.storage_service.kafka.values.draft import (
+from streamhouse.storage_service.kafka.values._debezium import debezium_draft, debezium_keys
+from streamhouse.storage_service.kafka.values._draft import (
     Bad,
     Draft,
     DraftBounds,
     MovedRows,
     first_that_differs,
 )
-from streamhouse.storage_service.kafka.values.json_columns import json_columns, json_keys
+from streamhouse.storage_service.kafka.values._json_columns import json_columns, json_keys
+from streamhouse.storage_service.kafka.values.avro_columns import (
+    SchemaSource,
+    avro_columns,
+)
 
 __all__ = ["RecordRows", "rows_of"]
 

@@ -31,6 +31,18 @@ from streamhouse.storage_service.kafka.registry.subjects import (
     subject_name,
 )
 from streamhouse.storage_service.kafka.topics import TopicTable, first_made, table_paths_of
+from streamhouse.storage_service.kafka_door._topic_places import (
+    path_here,
+    path_of_none,
+    tables_here,
+    topic_table_of,
+)
+from streamhouse.storage_service.kafka_door.registry._schema_desk import (
+    check_fits,
+    register,
+    subject_table,
+    table_with_schema,
+)
 from streamhouse.storage_service.kafka_door.registry.registry_errors import (
     INVALID_LEVEL,
     INVALID_VERSION,
@@ -39,18 +51,6 @@ from streamhouse.storage_service.kafka_door.registry.registry_errors import (
     NO_VERSION,
     NOT_PERMITTED,
     RegistryRefusedError,
-)
-from streamhouse.storage_service.kafka_door.registry.schema_desk import (
-    check_fits,
-    register,
-    subject_table,
-    table_with_schema,
-)
-from streamhouse.storage_service.kafka_door.topic_places import (
-    path_here,
-    path_of_none,
-    tables_here,
-    topic_table_of,
 )
 from streamhouse.storage_service.server.access.access import token_of
 from streamhouse.storage_service.server.caller import Level

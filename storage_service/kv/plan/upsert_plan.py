@@ -33,16 +33,16 @@ from streamhouse.core.model.hashing.byte_runs import in_turn, validity_buffer
 from streamhouse.core.model.hashing.key_hash import HashedKeys
 from streamhouse.core.model.merge_engine import ChangelogImage
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.storage_service.kv.plan.key_chains import KeyChains, chains_of
-from streamhouse.storage_service.kv.plan.merge import MergedRows, merge_rows
+from streamhouse.storage_service.kv.plan._key_chains import KeyChains, chains_of
+from streamhouse.storage_service.kv.plan._merge import MergedRows, merge_rows
 from streamhouse.storage_service.kv.plan.write_input import (
     MET_BYTES_MAX,
     ROW_BYTES_MAX,
     WriteInput,
     too_much_met,
 )
+from streamhouse.storage_service.kv.rows._stored_rows import StoredRows
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec, stamp_versions
-from streamhouse.storage_service.kv.rows.stored_rows import StoredRows
 from streamhouse.storage_service.kv.table_rules import TableRules
 
 __all__ = ["BucketRows", "PlannedWrite", "counts_at", "plan_replay", "plan_restore", "plan_rows"]

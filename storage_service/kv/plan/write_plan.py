@@ -17,7 +17,7 @@ import pyarrow as pa
 from streamhouse.core.model.changelog import OPERATION_DELETE, OPERATION_UPSERT
 from streamhouse.core.model.hashing.key_hash import HashedKeys
 from streamhouse.core.model.records.record_sequence import Continuity
-from streamhouse.storage_service.kv.plan.few_rows import (
+from streamhouse.storage_service.kv.plan._few_rows import (
     FewBucketRows,
     FewRowsPlan,
     few_rows_max,
@@ -29,8 +29,8 @@ from streamhouse.storage_service.kv.plan.upsert_plan import (
     plan_rows,
 )
 from streamhouse.storage_service.kv.plan.write_input import check_rows
+from streamhouse.storage_service.kv.rows._stored_rows import only_written_in
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
-from streamhouse.storage_service.kv.rows.stored_rows import only_written_in
 from streamhouse.storage_service.kv.table_rules import TableRules
 
 __all__ = ["KeyWrite", "PlannedPart", "delete_of", "halves", "plan_writes"]

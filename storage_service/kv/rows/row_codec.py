@@ -25,7 +25,7 @@ from streamhouse.core.model.schema_change import (
     KEY_TABLE_SCHEMA_ID_MAX,
     convert_rows,
 )
-from streamhouse.storage_service.kv.rows.row_layout import RowLayout
+from streamhouse.storage_service.kv.rows._row_layout import RowLayout
 
 __all__ = ["RowCodec", "stamp_versions", "versions_of"]
 

@@ -21,7 +21,7 @@ from streamhouse.core.model.values.calendar import (
     python_value,
     timestamp_of,
 )
-from streamhouse.storage_service.kv.rows.plain_rows import PlainRows
+from streamhouse.storage_service.kv.rows._plain_rows import PlainRows
 from streamhouse.storage_service.kv.rows.row_codec import RowCodec
 from streamhouse.storage_service.kv.table_rules import TableRules
 

@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 from streamhouse.core.errors import StreamhouseError, UnavailableError
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
-from streamhouse.storage_service.ownership.journal.asked_store import PatientStore, StoppableStore
+from streamhouse.storage_service.ownership.journal._asked_store import PatientStore, StoppableStore
 from streamhouse.storage_service.ownership.journal.epochs import SealReason, find_seal, take
 from streamhouse.storage_service.ownership.journal.lease import (
     LeaseWatch,
@@ -28,7 +28,7 @@ from streamhouse.storage_service.ownership.journal.lease import (
 )
 from streamhouse.storage_service.ownership.journal.names import ShardNames
 from streamhouse.storage_service.ownership.journal.object_format import NONCE_BYTES
-from streamhouse.storage_service.ownership.journal.restore.start import Begun, JournalStart
+from streamhouse.storage_service.ownership.journal.restore._start import Begun, JournalStart
 from streamhouse.storage_service.ownership.journal.steps import Steps, run_on
 from streamhouse.storage_service.ownership.journal.store.object_store import (
     ObjectStore,
@@ -39,8 +39,8 @@ from streamhouse.storage_service.ownership.journal.store.store_opening import (
     probe,
     refuse_within,
 )
-from streamhouse.storage_service.ownership.roles.boot_clock import boot_clock_s
-from streamhouse.storage_service.ownership.roles.owned_shard import OwnedShard
+from streamhouse.storage_service.ownership.roles._boot_clock import boot_clock_s
+from streamhouse.storage_service.ownership.roles._owned_shard import OwnedShard
 from streamhouse.storage_service.ownership.roles.role import Standing
 from streamhouse.storage_service.ownership.shards.chain import DirectoryObjects
 from streamhouse.storage_service.ownership.shards.directory import known_service_id

@@ -17,8 +17,8 @@ from streamhouse.core.errors import CorruptDataError, InvalidRequestError
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.engine.keys.warm_rows import WarmRows
+from streamhouse.storage_service.ownership.journal._followed_directory import FollowedDirectory
 from streamhouse.storage_service.ownership.journal.epochs import SealReason, read_open
-from streamhouse.storage_service.ownership.journal.followed_directory import FollowedDirectory
 from streamhouse.storage_service.ownership.journal.names import Place
 from streamhouse.storage_service.ownership.journal.object_format import (
     JournalObject,
@@ -26,12 +26,12 @@ from streamhouse.storage_service.ownership.journal.object_format import (
     journal_identity,
 )
 from streamhouse.storage_service.ownership.journal.reader import JournalReader, TrimmedError
-from streamhouse.storage_service.ownership.journal.restore.followed_tree import FollowedTree
+from streamhouse.storage_service.ownership.journal.restore._followed_tree import FollowedTree
+from streamhouse.storage_service.ownership.journal.restore._start import Begun
 from streamhouse.storage_service.ownership.journal.restore.journalled_state import newest_manifest
-from streamhouse.storage_service.ownership.journal.restore.start import Begun
 from streamhouse.storage_service.ownership.journal.steps import run_on
-from streamhouse.storage_service.ownership.roles.boot_clock import boot_clock_s
-from streamhouse.storage_service.ownership.roles.owned_shard import OwnedShard
+from streamhouse.storage_service.ownership.roles._boot_clock import boot_clock_s
+from streamhouse.storage_service.ownership.roles._owned_shard import OwnedShard
 from streamhouse.storage_service.ownership.roles.role import Lag
 from streamhouse.storage_service.ownership.roles.shard_start import ShardStart
 

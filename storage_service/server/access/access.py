@@ -29,7 +29,7 @@ from typing import Final
 from streamhouse.core.errors import ForbiddenError, UnauthorizedError
 from streamhouse.storage_service.config import ANY_HOST, ServiceConfig
 from streamhouse.storage_service.kafka.registry.subjects import REGISTRY_PATH
-from streamhouse.storage_service.server.access.grants import Grants
+from streamhouse.storage_service.server.access._grants import Grants
 from streamhouse.storage_service.server.caller import OWNER, Caller, Level, Need
 from streamhouse.storage_service.server.exchange import Exchange
 from streamhouse.storage_service.server.http.fair_shares import SHARE

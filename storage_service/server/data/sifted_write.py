@@ -51,20 +51,20 @@ from streamhouse.core.wire.request_stream import open_request
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
-from streamhouse.storage_service.server.companions import kept_companion
+from streamhouse.storage_service.server._companions import kept_companion
+from streamhouse.storage_service.server.data._stage_route import read_staged
 from streamhouse.storage_service.server.data.row_routing import (
     RowsRequest,
     routed_batches,
     routed_writes,
     written_to,
 )
-from streamhouse.storage_service.server.data.stage_route import read_staged
+from streamhouse.storage_service.server.http._parameters import integer, written_version
 from streamhouse.storage_service.server.http.http_exchange import (
     ARROW_STREAM,
     Body,
     HttpExchange,
 )
-from streamhouse.storage_service.server.http.parameters import integer, written_version
 from streamhouse.storage_service.server.service import Service
 
 __all__ = [

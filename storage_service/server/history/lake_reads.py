@@ -23,8 +23,8 @@ from streamhouse.core.model.lake.older_rows import LakeHistory, OlderRows, Writt
 from streamhouse.core.model.table import TableInfo
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.tiering_desk.lake_history import check_history
+from streamhouse.storage_service.server.history._lake_cursors import LakeCursors
 from streamhouse.storage_service.server.history.failures import failure_of
-from streamhouse.storage_service.server.history.lake_cursors import LakeCursors
 
 __all__ = ["LakeReads", "Older", "OlderReads"]
 

@@ -32,9 +32,9 @@ from streamhouse.core.errors import (
     UnauthorizedError,
 )
 from streamhouse.storage_service.server.caller import EVERYTHING, UNKNOWN, Level, Need
+from streamhouse.storage_service.server.http._own_task import own_task
 from streamhouse.storage_service.server.http.answer_memory import AnswerHold
 from streamhouse.storage_service.server.http.body_memory import HeldBody
-from streamhouse.storage_service.server.http.own_task import own_task
 
 if TYPE_CHECKING:
     from streamhouse.core.traces.spans import FollowedCall

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.cdc_source.change_rows import ChangeBuffer, Key, RowShape
-from streamhouse.cdc_source.source_types import WireType
+from streamhouse.cdc_source._change_rows import ChangeBuffer, Key, RowShape
+from streamhouse.cdc_source._source_types import WireType
 from streamhouse.core.errors import SchemaMismatchError
 from streamhouse.core.model.records.unavailable_value import UnavailableValue
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.cdc_source.progress import FollowedTable
+from streamhouse.cdc_source._progress import FollowedTable
+from streamhouse.cdc_source._target_table import SourceTable
 from streamhouse.cdc_source.stream_options import StreamOptions
-from streamhouse.cdc_source.target_table import SourceTable
 from streamhouse.core.errors import InvalidRequestError
 
 

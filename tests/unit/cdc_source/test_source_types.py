@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.cdc_source.array_texts import array_items
-from streamhouse.cdc_source.source_types import (
+from streamhouse.cdc_source._array_texts import array_items
+from streamhouse.cdc_source._source_types import (
     SourceColumn,
     WireType,
     is_known_type,

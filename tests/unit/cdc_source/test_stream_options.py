@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import pytest
 
-from streamhouse.cdc_source.source_types import SourceColumn
+from streamhouse.cdc_source._source_types import SourceColumn
+from streamhouse.cdc_source._target_table import OldRows, SourceTable
 from streamhouse.cdc_source.stream_options import StreamOptions
-from streamhouse.cdc_source.target_table import OldRows, SourceTable
 from streamhouse.core.errors import InvalidRequestError, SchemaMismatchError
 
 OPTIONS: Final = StreamOptions(patterns=["public.*"], database="db", name="db")

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from streamhouse.client import StorageClient
-from streamhouse.client.http.transport import HttpTransport
+from streamhouse.client.http._transport import HttpTransport
 from streamhouse.core.backoff import Backoff
 from streamhouse.core.errors import (
     NotFoundError,

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from streamhouse.connector.stream.stream_reader import StreamhouseStreamReader
+from streamhouse.connector.stream._stream_reader import StreamhouseStreamReader
 from streamhouse.core.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,

@@ -9,7 +9,7 @@ import struct
 import pytest
 from pyspark.sql.worker import data_source_pushdown_filters as worker
 
-from streamhouse.connector.partition_reader import accept_offered_values
+from streamhouse.connector._partition_reader import accept_offered_values
 
 YEAR_10000_US = 253_402_318_799_000_000
 

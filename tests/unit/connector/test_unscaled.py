@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import DecimalType, IntegerType, LongType, StructField, StructType
 
-from streamhouse.connector.format.decimal_numbers import as_numbers, stored_schema
-from streamhouse.connector.partition_reader import in_schema, unscaled
+from streamhouse.connector._partition_reader import in_schema, unscaled
+from streamhouse.connector.format._decimal_numbers import as_numbers, stored_schema
 
 _WHOLE = st.integers(-(10**18 - 1), 10**18 - 1)
 

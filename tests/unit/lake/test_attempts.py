@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from streamhouse.lake.attempts import (
+from streamhouse.lake._attempts import (
     Answer,
     Fate,
     Seen,

@@ -20,7 +20,7 @@ from streamhouse.core.model.lake.facts import (
     LAKE_SYSTEM_FIELDS,
     SERVICE_ID_PROPERTY,
 )
-from streamhouse.lake.policy import (
+from streamhouse.lake._policy import (
     KEPT_PROPERTIES,
     REFUSED_PROPERTIES,
     Warehouse,

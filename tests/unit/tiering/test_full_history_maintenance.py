@@ -9,7 +9,7 @@ import pytest
 from pyiceberg.table.snapshots import Operation
 
 from streamhouse.core.errors import StorageFailedError
-from streamhouse.tiering.maintain.maintenance import Maintainer
+from streamhouse.tiering.maintain._maintenance import Maintainer
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.tiering_world import Killed
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from streamhouse.core.model.table_state import TieringAssignment
-from streamhouse.tiering.maintain.maintenance import IDLE_PAUSE_MS, Maintainer
+from streamhouse.tiering.maintain._maintenance import IDLE_PAUSE_MS, Maintainer
 from tests.support.log_table_world import LogTableWorld
 
 HOUR_MS = 3_600_000

@@ -14,7 +14,7 @@ from streamhouse.core.model.lake.facts import (
     TIERED_OFFSETS_PROPERTY,
 )
 from streamhouse.core.model.table_state import TieringAssignment
-from streamhouse.tiering.maintain.maintenance import Maintainer
+from streamhouse.tiering.maintain._maintenance import Maintainer
 from streamhouse.tiering.maintain.maintenance_report import plan_text, report_text
 from tests.support.key_table_world import Address
 from tests.support.log_table_world import LogTableWorld

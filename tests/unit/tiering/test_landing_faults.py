@@ -13,7 +13,7 @@ from pyiceberg.table import CommitTableResponse
 
 from streamhouse.core.errors import StreamhouseError, UnknownOutcomeError
 from streamhouse.core.model.table_state import TieringAssignment
-from streamhouse.tiering.maintain.maintenance_policy import Claim, MaintenancePolicy
+from streamhouse.tiering.maintain._maintenance_policy import Claim, MaintenancePolicy
 from tests.support.faulty_catalog import (
     Commit,
     FaultyCatalog,

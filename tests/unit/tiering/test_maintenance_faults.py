@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streamhouse.core.errors import StreamhouseError
-from streamhouse.tiering.maintain.maintenance import Maintainer
+from streamhouse.tiering.maintain._maintenance import Maintainer
 from tests.support.faulty_catalog import (
     Commit,
     FaultyCatalog,

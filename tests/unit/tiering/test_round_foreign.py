@@ -13,7 +13,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.core.model.schema_change import change_schema
-from streamhouse.lake.tables.evolution import evolve_lake_table
+from streamhouse.lake.tables._evolution import evolve_lake_table
 from tests.support.tiering_world import SCHEMA, TieringWorld, rows
 
 

@@ -6,8 +6,8 @@ batches that go on for ever makes a source of them. `Standing` says how far a na
 
 from __future__ import annotations
 
-from streamhouse.client.following.source import Source
-from streamhouse.client.following.standing import Standing
+from streamhouse.client.following._source import Source
+from streamhouse.client.following._standing import Standing
 from streamhouse.client.following.subscription import (
     TABLES_MAX,
     Subscription,

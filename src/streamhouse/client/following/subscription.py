@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from streamhouse.client.following.source import Source
+from streamhouse.client.following._source import Source
 from streamhouse.core.errors import InvalidRequestError
 
 __all__ = ["TABLES_MAX", "Subscription", "taken_now"]

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from streamhouse.client.writing.rejects import Rejects, RejectsClient
+from streamhouse.client.writing._rejects import Rejects, RejectsClient
 from streamhouse.client.writing.transactions import StagedRejects
 from streamhouse.core.errors import TableNotFoundError
 from streamhouse.core.model.rejected.companion import ID_COLUMN, rejected_path

@@ -11,7 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from streamhouse.client.http.transport import HttpTransport
+from streamhouse.client.http._transport import HttpTransport
+from streamhouse.client.values._python_rows import rows_as_arrow
 from streamhouse.client.values.forms import (
     Arrow,
     PythonRows,
@@ -20,8 +21,7 @@ from streamhouse.client.values.forms import (
     is_arrow,
     taken,
 )
-from streamhouse.client.values.python_rows import rows_as_arrow
-from streamhouse.client.writing.request_batches import (
+from streamhouse.client.writing._request_batches import (
     bounded_batches,
     check_row_sizes,
     rows_by_bucket,

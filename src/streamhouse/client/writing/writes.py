@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from streamhouse.client.http.transport import HttpTransport
+from streamhouse.client.http._transport import HttpTransport
+from streamhouse.client.values._python_rows import rows_as_arrow
 from streamhouse.client.values.forms import PythonRows
-from streamhouse.client.values.python_rows import rows_as_arrow
-from streamhouse.client.writing.request_batches import (
+from streamhouse.client.writing._request_batches import (
     REQUEST_BYTES_TARGET,
     bounded_batches,
     check_row_sizes,

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamhouse.core.model.hashing.murmur import iceberg_hashes
+from streamhouse.core.model.hashing._murmur import iceberg_hashes
 from streamhouse.core.model.partitioning import is_bucketable
 from streamhouse.core.model.values.calendar import as_days, as_microseconds
 

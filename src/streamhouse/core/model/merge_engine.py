@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from streamhouse.core.errors import InvalidSchemaError, UnknownOptionError, suggestion
 from streamhouse.core.model.schema import Column, Schema
-from streamhouse.core.model.values.property_choice import property_choice
+from streamhouse.core.model.values._property_choice import property_choice
 
 __all__ = [
     "MERGE_PROPERTY_HELP",

@@ -23,7 +23,7 @@ import pyarrow.json
 
 from streamhouse.core.errors import RequestTooLargeError, SchemaMismatchError
 from streamhouse.core.model.rejected.division import Arranged, arranged
-from streamhouse.core.text.json_marks import has_far_exponents, is_strict_json
+from streamhouse.core.text._json_marks import has_far_exponents, is_strict_json
 from streamhouse.core.text.json_reading import (
     JSON_DEPTH_MAX,
     is_of,

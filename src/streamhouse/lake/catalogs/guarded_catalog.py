@@ -49,8 +49,7 @@ from pyiceberg.table.update import (
 
 from streamhouse.core.errors import CorruptDataError, ForbiddenError
 from streamhouse.core.model.lake.facts import LAKE_PATHS_PROPERTY
-from streamhouse.lake.files.bounded_io import bind, only_own
-from streamhouse.lake.policy import (
+from streamhouse.lake._policy import (
     FILE,
     Bounds,
     Place,
@@ -63,6 +62,7 @@ from streamhouse.lake.policy import (
     place_of,
     places_of,
 )
+from streamhouse.lake.files._bounded_io import bind, only_own
 
 __all__ = [
     "GuardedCatalog",

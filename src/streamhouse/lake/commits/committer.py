@@ -23,22 +23,26 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.lake.facts import LakeDebt, LakeRole
 from streamhouse.core.model.table import TableInfo
-from streamhouse.lake.commits.staged_snapshot import (
+from streamhouse.lake._landing import StagedChange, land_snapshot
+from streamhouse.lake.commits._staged_snapshot import (
     Operation,
     SnapshotChanges,
     stage_snapshot,
 )
 from streamhouse.lake.errors import lake_errors
+from streamhouse.lake.files._written_files import data_files, position_delete_files
 from streamhouse.lake.files.name_mapping import NameMapping
 from streamhouse.lake.files.parquet_writer import WrittenFile
 from streamhouse.lake.files.position_deletes import WrittenDeletes
-from streamhouse.lake.files.written_files import data_files, position_delete_files
-from streamhouse.lake.landing import StagedChange, land_snapshot
-from streamhouse.lake.snapshots.coverage import (
+from streamhouse.lake.snapshots._coverage import (
     CoveredOffsets,
     covered_offsets,
     round_properties,
     table_properties,
+)
+from streamhouse.lake.snapshots._outside_changes import (
+    outside_problem,
+    outside_properties,
 )
 from streamhouse.lake.snapshots.inventory import Head, head_of
 from streamhouse.lake.snapshots.live_files import (
@@ -46,12 +50,8 @@ from streamhouse.lake.snapshots.live_files import (
     LiveFilesCache,
     live_data_files,
 )
-from streamhouse.lake.snapshots.outside_changes import (
-    outside_problem,
-    outside_properties,
-)
-from streamhouse.lake.tables.column_types import name_mapping_of
-from streamhouse.lake.tables.creation import LakeLayout, lake_identifier, layout_of
+from streamhouse.lake.tables._column_types import name_mapping_of
+from streamhouse.lake.tables._creation import LakeLayout, lake_identifier, layout_of
 from streamhouse.lake.tables.schema import description_properties
 
 __all__ = ["IcebergLakeTable", "LakeCommit"]

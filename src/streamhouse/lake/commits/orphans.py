@@ -17,6 +17,7 @@ from typing import Final
 from pyiceberg.table import Table
 
 from streamhouse.core.errors import StreamhouseError
+from streamhouse.lake._landing import reload
 from streamhouse.lake.commits.expiry import reachable_files
 from streamhouse.lake.errors import lake_errors
 from streamhouse.lake.files.lake_filesystem import (
@@ -24,8 +25,7 @@ from streamhouse.lake.files.lake_filesystem import (
     ListedFile,
     file_identity,
 )
-from streamhouse.lake.landing import reload
-from streamhouse.lake.snapshots.table_files import check_alone
+from streamhouse.lake.snapshots._table_files import check_alone
 
 __all__ = ["OrphansRemoved", "find_orphans", "remove_orphans"]
 

@@ -20,20 +20,20 @@ from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from streamhouse.core.errors import FencedError, UnavailableError
-from streamhouse.lake.commits.committer import IcebergLakeTable
-from streamhouse.lake.commits.staged_snapshot import (
+from streamhouse.lake._landing import StagedChange, land_snapshot
+from streamhouse.lake.commits._staged_snapshot import (
     Operation,
     SnapshotChanges,
     stage_snapshot,
 )
+from streamhouse.lake.commits.committer import IcebergLakeTable
+from streamhouse.lake.files._written_files import data_files, position_delete_files
 from streamhouse.lake.files.parquet_writer import WrittenFile
 from streamhouse.lake.files.position_deletes import WrittenDeletes
-from streamhouse.lake.files.written_files import data_files, position_delete_files
-from streamhouse.lake.landing import StagedChange, land_snapshot
-from streamhouse.lake.snapshots.coverage import round_properties, table_properties
+from streamhouse.lake.snapshots._coverage import round_properties, table_properties
+from streamhouse.lake.snapshots._manifests import live_entries, manifests_of
 from streamhouse.lake.snapshots.inventory import Inventory
 from streamhouse.lake.snapshots.live_files import path_bounds
-from streamhouse.lake.snapshots.manifests import live_entries, manifests_of
 
 __all__ = ["LakeReplacement", "commit_replacement", "seal"]
 

@@ -24,7 +24,7 @@ from streamhouse.core.model.lake.partition_fields import (
 )
 from streamhouse.core.model.partitioning import Clustering
 from streamhouse.core.model.schema import OFFSET_COLUMN
-from streamhouse.lake.files.field_ids import children_of
+from streamhouse.lake.files._field_ids import children_of
 from streamhouse.lake.files.lake_filesystem import (
     LakeFilesystem,
     file_name_metadata,

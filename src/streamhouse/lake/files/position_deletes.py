@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 
 from streamhouse.core.errors import StreamhouseError, UnsupportedError
 from streamhouse.core.model.schema import BUCKET_COLUMN, OFFSET_COLUMN
+from streamhouse.lake.files._field_ids import FIELD_ID_KEY
 from streamhouse.lake.files.bounds import integer_range
-from streamhouse.lake.files.field_ids import FIELD_ID_KEY
 from streamhouse.lake.files.lake_filesystem import (
     LakeFilesystem,
     file_name_metadata,

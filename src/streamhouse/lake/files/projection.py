@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamhouse.core.errors import CorruptDataError, UnsupportedError
-from streamhouse.lake.files.field_ids import FIELD_ID_KEY, children_of
+from streamhouse.lake.files._field_ids import FIELD_ID_KEY, children_of
 from streamhouse.lake.files.name_mapping import (
     MappedField,
     NameMapping,

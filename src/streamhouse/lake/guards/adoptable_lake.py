@@ -39,23 +39,23 @@ from streamhouse.core.model.lake.facts import (
     SideLakeState,
 )
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
-from streamhouse.lake.commits.staged_snapshot import (
+from streamhouse.lake._landing import StagedChange, land_snapshot
+from streamhouse.lake.commits._staged_snapshot import (
     Operation,
     SnapshotChanges,
     stage_snapshot,
 )
 from streamhouse.lake.errors import catalog_errors
 from streamhouse.lake.guards.live_tables import LiveTables
-from streamhouse.lake.landing import StagedChange, land_snapshot
-from streamhouse.lake.snapshots.coverage import (
+from streamhouse.lake.snapshots._coverage import (
     ancestors_of,
     covered_offsets,
     facts_of,
     round_properties,
     table_properties,
 )
-from streamhouse.lake.snapshots.table_files import check_taken_over
-from streamhouse.lake.tables.description import (
+from streamhouse.lake.snapshots._table_files import check_taken_over
+from streamhouse.lake.tables._description import (
     TABLE_PROPERTY,
     description_of,
     table_described_by,

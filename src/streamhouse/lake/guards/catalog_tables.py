@@ -17,10 +17,10 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 
 from streamhouse.core.errors import ForbiddenError, TableExistsError
 from streamhouse.lake.catalogs.guarded_catalog import guard_of
-from streamhouse.lake.guards.commit_guard import is_left_layout, protecting_table
+from streamhouse.lake.guards._commit_guard import is_left_layout, protecting_table
 from streamhouse.lake.guards.live_tables import LiveTables
 from streamhouse.lake.guards.table_commits import LakeMetadata, check_new_table
-from streamhouse.lake.snapshots.table_files import (
+from streamhouse.lake.snapshots._table_files import (
     check_registration,
     delete_files,
     own_files,

@@ -12,8 +12,8 @@ from pyiceberg.exceptions import NoSuchTableError
 from streamhouse.core.model.lake.facts import LakeRole
 from streamhouse.lake.errors import catalog_errors
 from streamhouse.lake.guards.live_tables import LiveTable
-from streamhouse.lake.snapshots.coverage import covered_offsets
-from streamhouse.lake.snapshots.outside_changes import outside_problem
+from streamhouse.lake.snapshots._coverage import covered_offsets
+from streamhouse.lake.snapshots._outside_changes import outside_problem
 
 __all__ = ["readable_head"]
 

@@ -29,8 +29,8 @@ from streamhouse.lake.errors import lake_errors
 from streamhouse.lake.files.deleted_positions import data_paths_of
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.partition_layout import PartitionValues
+from streamhouse.lake.snapshots._manifests import live_entries, manifests_of
 from streamhouse.lake.snapshots.live_files import SystemBounds, path_bounds
-from streamhouse.lake.snapshots.manifests import live_entries, manifests_of
 
 __all__ = [
     "Head",

@@ -29,14 +29,14 @@ from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from streamhouse.core.errors import UnsupportedError
-from streamhouse.lake.files.bounds import integer_bound
-from streamhouse.lake.files.field_ids import (
+from streamhouse.lake.files._field_ids import (
     BUCKET_FIELD_ID,
     OFFSET_FIELD_ID,
     TIMESTAMP_FIELD_ID,
 )
+from streamhouse.lake.files.bounds import integer_bound
 from streamhouse.lake.files.position_deletes import PATH_FIELD_ID, LakeFile
-from streamhouse.lake.snapshots.manifests import (
+from streamhouse.lake.snapshots._manifests import (
     ManifestRow,
     live_entries,
     live_rows,

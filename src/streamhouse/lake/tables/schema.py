@@ -37,9 +37,9 @@ from streamhouse.core.model.schema import (
     Schema,
 )
 from streamhouse.core.model.table import TableInfo
-from streamhouse.lake.files.field_ids import FieldPath, lake_arrow_schema
-from streamhouse.lake.tables.column_types import iceberg_field, nested_fields
-from streamhouse.lake.tables.description import TABLE_PROPERTY, description_of
+from streamhouse.lake.files._field_ids import FieldPath, lake_arrow_schema
+from streamhouse.lake.tables._column_types import iceberg_field, nested_fields
+from streamhouse.lake.tables._description import TABLE_PROPERTY, description_of
 
 __all__ = [
     "METADATA_PROPERTIES",

@@ -24,8 +24,8 @@ from streamhouse.core.errors import (
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.reading.duckdb.queried_tables import TableDataset, counted
-from streamhouse.reading.duckdb.statement_names import (
+from streamhouse.reading.duckdb._queried_tables import TableDataset, counted
+from streamhouse.reading.duckdb._statement_names import (
     NameOfTable,
     columns_named,
     has_joins,

@@ -28,8 +28,8 @@ from streamhouse.core.model.schema import (
 from streamhouse.core.model.table import TableInfo
 from streamhouse.lake.errors import metadata_errors
 from streamhouse.lake.opened_table import OpenedTable, open_table
-from streamhouse.reading.files.file_planner import FilePlanner
-from streamhouse.reading.files.pruning import LakeQuery
+from streamhouse.reading.files._file_planner import FilePlanner
+from streamhouse.reading.files._pruning import LakeQuery
 from streamhouse.reading.scan.scan import LakeFile
 
 __all__ = ["LakeTable", "older_lake", "open_lake_table"]

@@ -27,9 +27,9 @@ from streamhouse.core.model.values.notebook import html_of_rows
 from streamhouse.reading.follow.stream_position import StreamPosition
 from streamhouse.reading.follow.table_follower import TableFollower, high_watermarks
 from streamhouse.reading.options.options import STREAM, ReadOptions, ShapeOptions, read_options
+from streamhouse.reading.plan._splits_read import read_splits
 from streamhouse.reading.plan.row_form import check_columns, shape_columns, stream_form
 from streamhouse.reading.plan.scan_schema import SYSTEM_COLUMNS
-from streamhouse.reading.plan.splits_read import read_splits
 from streamhouse.reading.plan.tier_plan import read_context
 
 __all__ = ["TableBatch", "subscribe_full"]

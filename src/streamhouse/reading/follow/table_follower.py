@@ -21,9 +21,9 @@ from streamhouse.client import PositionReports, StorageClient
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.core.model.offsets import offsets_in
 from streamhouse.core.model.table_state import TableState
-from streamhouse.reading.follow.stream_plan import plan_bootstrap_range, plan_stream_range
+from streamhouse.reading.follow._stream_plan import plan_bootstrap_range, plan_stream_range
+from streamhouse.reading.follow._stream_start import SnapshotPin, start_of_stream
 from streamhouse.reading.follow.stream_position import StreamPosition, advance
-from streamhouse.reading.follow.stream_start import SnapshotPin, start_of_stream
 from streamhouse.reading.options.connection import LOG
 from streamhouse.reading.options.options import ReadOptions
 from streamhouse.reading.plan.tier_plan import ReadPlan

@@ -27,8 +27,8 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.progress import NO_PROGRESS, Progress
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableInfo, TablePath
-from streamhouse.reading.imports.import_origin import ImportOrigin
-from streamhouse.reading.imports.import_progress import last_position, steps, version_of
+from streamhouse.reading.imports._import_origin import ImportOrigin
+from streamhouse.reading.imports._import_progress import last_position, steps, version_of
 from streamhouse.reading.options.connection import ICEBERG, TableName
 from streamhouse.reading.options.options import STREAM, ReadOptions, read_options
 from streamhouse.reading.plan.iceberg_read import (

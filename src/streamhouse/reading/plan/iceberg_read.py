@@ -20,7 +20,7 @@ from streamhouse.core.model.table_state import TableState
 from streamhouse.lake.files.lake_filesystem import lake_file_properties
 from streamhouse.reading.options.connection import TableName
 from streamhouse.reading.options.options import ReadOptions
-from streamhouse.reading.plan.read_plan import lake_pieces, pack
+from streamhouse.reading.plan._read_plan import lake_pieces, pack
 from streamhouse.reading.plan.tier_plan import ReadPlan, read_context, split_sizes
 from streamhouse.reading.scan.scan import ScanColumn, ScanContext
 

@@ -19,11 +19,11 @@ from streamhouse.lake.files.lake_filesystem import (
     LakeFilesystem,
     lake_file_properties,
 )
+from streamhouse.reading.files._pruning import LakeQuery
 from streamhouse.reading.files.planner import older_lake, open_lake_table
-from streamhouse.reading.files.pruning import LakeQuery
-from streamhouse.reading.plan.read_plan import lake_pieces
+from streamhouse.reading.plan._read_plan import lake_pieces
 from streamhouse.reading.plan.scan_schema import output_columns, scan_context, with_field_ids
-from streamhouse.reading.scan.lake_scan import read_lake_piece
+from streamhouse.reading.scan._lake_scan import read_lake_piece
 from streamhouse.reading.scan.scan import LakePiece, ScanContext
 
 __all__ = ["BucketRows", "lake_bucket_rows"]

@@ -22,8 +22,8 @@ from streamhouse.lake.files.lake_filesystem import (
     LakeFilesystem,
     lake_file_properties,
 )
+from streamhouse.reading.files._pruning import LakeQuery
 from streamhouse.reading.files.planner import LakeTable, open_lake_table
-from streamhouse.reading.files.pruning import LakeQuery
 from streamhouse.reading.plan.lake_bucket import lake_bucket_rows
 
 __all__ = ["lake_problems"]

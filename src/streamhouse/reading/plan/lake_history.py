@@ -44,9 +44,9 @@ from streamhouse.lake.files.lake_filesystem import (
     LakeFilesystem,
     lake_file_properties,
 )
+from streamhouse.reading.files._pruning import LakeQuery
 from streamhouse.reading.files.planner import open_lake_table
-from streamhouse.reading.files.pruning import LakeQuery
-from streamhouse.reading.plan.read_plan import lake_pieces
+from streamhouse.reading.plan._read_plan import lake_pieces
 from streamhouse.reading.plan.scan_schema import (
     SYSTEM_COLUMNS,
     change_type_column,
@@ -54,9 +54,9 @@ from streamhouse.reading.plan.scan_schema import (
     scan_context,
     with_field_ids,
 )
-from streamhouse.reading.scan.ordered_rows import FILES_OPEN_MAX, WINDOW_ROWS, OrderedRows
+from streamhouse.reading.scan._ordered_rows import FILES_OPEN_MAX, WINDOW_ROWS, OrderedRows
 from streamhouse.reading.scan.scan import LakeFile, ScanContext
-from streamhouse.reading.where.evaluation import integer_values
+from streamhouse.reading.where._evaluation import integer_values
 
 __all__ = ["IcebergHistory"]
 

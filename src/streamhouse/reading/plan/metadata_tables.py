@@ -136,7 +136,7 @@ def _files(client: StorageClient, state: TableState) -> list[dict[str, Any]]:
     if state.lake.snapshot_id is None:
         return []
     require("lake", f"'{state.table.path}${FILES}'")
-    from streamhouse.reading.files.pruning import LakeQuery
+    from streamhouse.reading.files._pruning import LakeQuery
     from streamhouse.reading.plan.tier_plan import open_lake
 
     lake = open_lake(client.lake_catalog(), state)

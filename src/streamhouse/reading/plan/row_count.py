@@ -15,7 +15,7 @@ from typing import Final
 from streamhouse.client import StorageClient
 from streamhouse.core.model.table_state import TableState
 from streamhouse.reading.options.options import ReadOptions
-from streamhouse.reading.plan.read_plan import pack
+from streamhouse.reading.plan._read_plan import pack
 from streamhouse.reading.plan.row_form import table_columns
 from streamhouse.reading.plan.scan_schema import cheapest_column
 from streamhouse.reading.plan.tier_plan import split_sizes

@@ -20,7 +20,7 @@ from streamhouse.lake.files.lake_filesystem import lake_file_properties
 from streamhouse.lake.files.partition_layout import lake_clustering
 from streamhouse.reading.options.connection import LAKE
 from streamhouse.reading.options.options import ReadOptions
-from streamhouse.reading.plan.read_plan import (
+from streamhouse.reading.plan._read_plan import (
     FILE_OPEN_BYTES,
     SplitSizes,
     lake_pieces,
@@ -28,8 +28,8 @@ from streamhouse.reading.plan.read_plan import (
     one_split_a_bucket,
     pack,
 )
+from streamhouse.reading.plan._tier_ranges import TierRanges
 from streamhouse.reading.plan.scan_schema import scan_context, with_field_ids
-from streamhouse.reading.plan.tier_ranges import TierRanges
 from streamhouse.reading.scan.scan import LakePiece, Piece, ScanColumn, ScanContext, Split
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def plan_lake(
     lake has another history than that.
     """
     require("lake", "reading rows that were tiered")
-    from streamhouse.reading.files.pruning import LakeQuery
+    from streamhouse.reading.files._pruning import LakeQuery
 
     catalog = client.lake_catalog()
     if context.lake_is_changelog:

@@ -16,18 +16,9 @@ from streamhouse.core.model.offsets import OffsetRange
 from streamhouse.core.model.table_state import TableState
 from streamhouse.reading.options.connection import LAKE, LOG
 from streamhouse.reading.options.options import ReadOptions
-from streamhouse.reading.plan.iceberg_read import plan_source_read
-from streamhouse.reading.plan.key_table_read import plan_key_table_rows
-from streamhouse.reading.plan.read_plan import LOG_ROW_BYTES, pack
-from streamhouse.reading.plan.row_form import RowForm, batch_form, check_columns
-from streamhouse.reading.plan.tier_plan import (
-    ReadPlan,
-    plan_lake,
-    plan_ranges,
-    read_context,
-    split_sizes,
-)
-from streamhouse.reading.plan.tier_ranges import (
+from streamhouse.reading.plan._key_table_read import plan_key_table_rows
+from streamhouse.reading.plan._read_plan import LOG_ROW_BYTES, pack
+from streamhouse.reading.plan._tier_ranges import (
     TierRanges,
     check_asked,
     cut_by_tier,
@@ -36,6 +27,15 @@ from streamhouse.reading.plan.tier_ranges import (
     refuse_loss,
     resolve_starts,
     wanted_ranges,
+)
+from streamhouse.reading.plan.iceberg_read import plan_source_read
+from streamhouse.reading.plan.row_form import RowForm, batch_form, check_columns
+from streamhouse.reading.plan.tier_plan import (
+    ReadPlan,
+    plan_lake,
+    plan_ranges,
+    read_context,
+    split_sizes,
 )
 from streamhouse.reading.scan.scan import ScanColumn, ScanContext
 

@@ -15,8 +15,8 @@ from streamhouse.client import StorageClient
 from streamhouse.core.errors import TableNotFoundError
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.reading.options.connection import client_for
-from streamhouse.reading.scan.lake_scan import read_lake_piece
-from streamhouse.reading.scan.log_scan import read_log_piece
+from streamhouse.reading.scan._lake_scan import read_lake_piece
+from streamhouse.reading.scan._log_scan import read_log_piece
 from streamhouse.reading.scan.scan import (
     LakePiece,
     LogPiece,
@@ -25,7 +25,7 @@ from streamhouse.reading.scan.scan import (
     ScanContext,
     Split,
 )
-from streamhouse.reading.where.evaluation import filter_batch
+from streamhouse.reading.where._evaluation import filter_batch
 
 __all__ = ["coalesce", "read_split"]
 

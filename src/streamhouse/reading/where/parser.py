@@ -16,8 +16,9 @@ from sqlglot.errors import ParseError, SqlglotError
 from streamhouse.core.errors import InvalidPredicateError
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.values.zone import UTC, Zone
-from streamhouse.reading.where.literal import Literal, Subject, compare, fold, in_list
-from streamhouse.reading.where.operand import Operand, Operands, check_arguments, piece
+from streamhouse.reading.where._literal import Literal, Subject, compare, fold, in_list
+from streamhouse.reading.where._operand import Operand, Operands, check_arguments, piece
+from streamhouse.reading.where._text import refuse, unescape
 from streamhouse.reading.where.predicate import (
     FLIPPED_OPERATOR,
     And,
@@ -34,7 +35,6 @@ from streamhouse.reading.where.predicate import (
     PredicateColumn,
     comparison_type,
 )
-from streamhouse.reading.where.text import refuse, unescape
 
 __all__ = ["parse_predicate"]
 

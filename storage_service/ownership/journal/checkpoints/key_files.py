@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from streamhouse.core.errors import StorageFailedError
+from streamhouse.storage_service.ownership.journal._file_checksum import check_next
 from streamhouse.storage_service.ownership.journal.checkpoints.manifest import KeyFile, KeyRows
 from streamhouse.storage_service.ownership.journal.checkpoints.packs import PackWriter
-from streamhouse.storage_service.ownership.journal.file_checksum import check_next
 from streamhouse.storage_service.ownership.journal.tree import Packed
 
 __all__ = ["KeyCopy", "KeyPacker", "SeenCopy"]

@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from streamhouse.core.errors import CorruptDataError
 from streamhouse.storage_service.log.filesystem import Buffer
-from streamhouse.storage_service.ownership.journal.file_checksum import READ_BYTES
+from streamhouse.storage_service.ownership.journal._file_checksum import READ_BYTES
 from streamhouse.storage_service.ownership.journal.names import ShardNames
 from streamhouse.storage_service.ownership.journal.store.object_store import (
     ObjectNotFoundError,

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamhouse.core.errors import CorruptDataError
+from streamhouse.storage_service.ownership.journal.checkpoints._trim import list_all
 from streamhouse.storage_service.ownership.journal.checkpoints.manifest import (
     Manifest,
     decode_manifest,
 )
-from streamhouse.storage_service.ownership.journal.checkpoints.trim import list_all
 from streamhouse.storage_service.ownership.journal.epochs import SealReason, newest_epoch
 from streamhouse.storage_service.ownership.journal.names import Place, ShardNames
 from streamhouse.storage_service.ownership.journal.object_format import (

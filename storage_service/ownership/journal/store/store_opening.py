@@ -10,7 +10,8 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from streamhouse.core.errors import InvalidRequestError
-from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store._s3_store import S3ObjectStore
 from streamhouse.storage_service.ownership.journal.store.object_store import (
     LIST_COUNT_MAX,
     ObjectExistsError,
@@ -19,7 +20,6 @@ from streamhouse.storage_service.ownership.journal.store.object_store import (
     ObjectStoreError,
     StoreUnavailableError,
 )
-from streamhouse.storage_service.ownership.journal.store.s3_store import S3ObjectStore
 
 __all__ = ["open_store", "probe", "refuse_within"]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.client.following.starts import Starts, offsets_of, starts_of
+from streamhouse.client.following._starts import Starts, offsets_of, starts_of
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.model.offsets import BucketPositions
 from streamhouse.reading.options.options import as_options, read_options

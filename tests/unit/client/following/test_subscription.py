@@ -11,8 +11,8 @@ from queue import Queue
 import pytest
 
 from streamhouse.client.following import Source, Standing, Subscription
-from streamhouse.client.http.stop_signal import STOP, StopSignal
-from streamhouse.client.positions.position_reports import PositionReports
+from streamhouse.client.http._stop_signal import STOP, StopSignal
+from streamhouse.client.positions._position_reports import PositionReports
 from streamhouse.core.errors import InvalidRequestError, UnavailableError
 
 WAIT_S = 60

@@ -16,14 +16,14 @@ from typing import Final
 import pytest
 
 from streamhouse.client import StorageClient
-from streamhouse.client.http.connection import BrokenConnectionError
-from streamhouse.client.http.connection_pool import (
+from streamhouse.client.http._connection import BrokenConnectionError
+from streamhouse.client.http._connection_pool import (
     CONNECTIONS_KEPT_MAX,
     Node,
 )
+from streamhouse.client.http._stop_signal import StopSignal
+from streamhouse.client.http._transport import HttpTransport
 from streamhouse.client.http.endpoint import Endpoint
-from streamhouse.client.http.stop_signal import StopSignal
-from streamhouse.client.http.transport import HttpTransport
 from streamhouse.core.errors import (
     InvalidRequestError,
     RequestTooLargeError,
@@ -275,7 +275,7 @@ def test_many_threads_have_their_own_answers() -> None:
 def test_a_forked_process_leaves_its_parents_connections_alone() -> None:
     program = """
 import os, sys
-from streamhouse.client.http.transport import HttpTransport
+from streamhouse.client.http._transport import HttpTransport
 transport = HttpTransport(sys.argv[1], token=None, timeout_s=60)
 transport.request("GET", "/parent", is_repeatable=False)
 child = os.fork()

@@ -10,7 +10,7 @@ from queue import Queue
 
 import pytest
 
-from streamhouse.client.positions.position_reports import PositionReports
+from streamhouse.client.positions._position_reports import PositionReports
 from streamhouse.core.errors import UnavailableError
 
 TIMEOUT_S = 60

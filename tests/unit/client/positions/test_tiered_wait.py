@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.client.positions.tiered_wait import TieredWait, how_rounds_stand
+from streamhouse.client.positions._tiered_wait import TieredWait, how_rounds_stand
 from streamhouse.core.errors import (
     HistoryDivergedError,
     InvalidRequestError,

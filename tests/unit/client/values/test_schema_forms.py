@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.client.values.ddl import schema_of_ddl
-from streamhouse.client.values.schema_forms import arrow_schema, arrow_type
+from streamhouse.client.values._ddl import schema_of_ddl
+from streamhouse.client.values._schema_forms import arrow_schema, arrow_type
 from streamhouse.core.errors import InvalidNameError, InvalidSchemaError
 from streamhouse.core.model.schema import Schema, type_name
 

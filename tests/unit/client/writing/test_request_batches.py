@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamhouse.client.writing.request_batches import (
+from streamhouse.client.writing._request_batches import (
     BATCH_ROWS_MAX,
     REQUEST_BYTES_TARGET,
     bounded_batches,

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from streamhouse.client import CommitResult
-from streamhouse.connector.changes.commit import committed
-from streamhouse.connector.write.write_jobs import StagedRows
+from streamhouse.connector.changes._commit import committed
+from streamhouse.connector.write._write_jobs import StagedRows
 from streamhouse.core.errors import (
     CommitConflictError,
     InvalidRequestError,

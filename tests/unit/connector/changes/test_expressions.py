@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.connector.changes.expressions import key_equalities
+from streamhouse.connector.changes._expressions import key_equalities
 
 
 @pytest.mark.parametrize(

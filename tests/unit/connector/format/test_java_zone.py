@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.connector.format.java_zone import handed_over, parse_transitions
+from streamhouse.connector.format._java_zone import handed_over, parse_transitions
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.model.values.calendar import DAY_US, days_of
 from streamhouse.core.model.values.zone import (

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from streamhouse.connector.lookup.shared_tables import SharedTables
-from streamhouse.connector.lookup.table_cut import PlannedTable
-from streamhouse.connector.lookup.whole_rows import SharedCut
+from streamhouse.connector.lookup._shared_tables import SharedTables
+from streamhouse.connector.lookup._table_cut import PlannedTable
+from streamhouse.connector.lookup._whole_rows import SharedCut
 from streamhouse.core.model.table_state import TableState
 from tests.support.lookup_life import KEYS, ROWS, LookupLife
 

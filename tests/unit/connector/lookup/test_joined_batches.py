@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.connector.lookup.joined_batches import (
+from streamhouse.connector.lookup._joined_batches import (
     joined,
     joined_structs,
     joined_values,
     looked_up_by,
 )
-from streamhouse.connector.lookup.row_source import RowSource
+from streamhouse.connector.lookup._row_source import RowSource
 from streamhouse.core.errors import RequestTooLargeError, SchemaMismatchError
 from tests.support.held_step import lower
 from tests.support.lookup_world import FakeTable, plan_of

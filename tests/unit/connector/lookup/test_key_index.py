@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamhouse.connector.lookup.key_index import KeyIndex, Words
+from streamhouse.connector.lookup._key_index import KeyIndex, Words
 
 COUNT = 100_000
 KEYS: dict[str, Words] = {

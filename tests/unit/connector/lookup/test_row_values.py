@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamhouse.connector.lookup.row_values import RowValues
+from streamhouse.connector.lookup._row_values import RowValues
 
 COUNT = 100_000
 

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamhouse.connector.lookup.joined_batches import joined
-from streamhouse.connector.lookup.key_rows import KeyRows, Keys
-from streamhouse.connector.lookup.row_source import RowSource
-from streamhouse.connector.lookup.shared_tables import SharedTables, shared_by_executor
+from streamhouse.connector.lookup._joined_batches import joined
+from streamhouse.connector.lookup._key_rows import KeyRows, Keys
+from streamhouse.connector.lookup._row_source import RowSource
+from streamhouse.connector.lookup._shared_tables import SharedTables, shared_by_executor
 from streamhouse.core.errors import UnavailableError
 from tests.support.lookup_world import FakeTable, plan_of
 

@@ -7,8 +7,8 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from streamhouse.connector.lookup.key_rows import KeyRows, Keys
-from streamhouse.connector.lookup.text_words import are_short_texts, text_words
+from streamhouse.connector.lookup._key_rows import KeyRows, Keys
+from streamhouse.connector.lookup._text_words import are_short_texts, text_words
 
 
 def test_words_of_texts_differ_as_the_texts_do() -> None:

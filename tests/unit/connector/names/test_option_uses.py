@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.connector.names.option_uses import is_defined_in, plain_uses, uses_with_options
+from streamhouse.connector.names._option_uses import is_defined_in, plain_uses, uses_with_options
 
 
 @pytest.mark.parametrize(

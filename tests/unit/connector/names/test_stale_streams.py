@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.connector.names.stale_streams import stale_relations
+from streamhouse.connector.names._stale_streams import stale_relations
 
 RELATION = "RelationV2[id#3L, region#4] spark_catalog.default.Users"
 STREAM = "~StreamingRelationV2 org.apache.spark.X@1, streamhouse, [path=a.b], [id#0L], name=<U>"

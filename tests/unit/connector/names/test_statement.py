@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from streamhouse.connector.names.alteration import alteration_of
-from streamhouse.connector.names.definition import definition_of
-from streamhouse.connector.names.statement import (
+from streamhouse.connector.names._alteration import alteration_of
+from streamhouse.connector.names._definition import definition_of
+from streamhouse.connector.names._statement import (
     Statement,
     name_parts,
     statement_of,

@@ -11,8 +11,8 @@ from pyspark.sql.connect import functions as F
 from pyspark.sql.connect import plan
 from pyspark.sql.connect.column import Column
 
-from streamhouse.connector.query.plan_needs import ScanNeeds
-from streamhouse.connector.query.relation_needs import RelationTable, needs_of_relation
+from streamhouse.connector.query._plan_needs import ScanNeeds
+from streamhouse.connector.query._relation_needs import RelationTable, needs_of_relation
 
 ALIAS = "streamhouse_" + "a" * 32
 COLUMNS = ("id", "price", "Name", "at", "odd name", "größe")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.connector.query.statement import Statement
+from streamhouse.connector.query._statement import Statement
 
 
 def _filled(text: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.connector.query.plan_needs import PlanNeeds, ScanNeeds
-from streamhouse.connector.query.statement import Statement
-from streamhouse.connector.query.text_needs import TextTable, needs_of_text
+from streamhouse.connector.query._plan_needs import PlanNeeds, ScanNeeds
+from streamhouse.connector.query._statement import Statement
+from streamhouse.connector.query._text_needs import TextTable, needs_of_text
 
 _COLUMNS = ("id", "k", "word", "day", "place", "odd name")
 

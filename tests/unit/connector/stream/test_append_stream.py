@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, StructType, UUIDType
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from streamhouse.connector.stream.append_stream import AppendStreamReader
+from streamhouse.connector.stream._append_stream import AppendStreamReader
 from streamhouse.core.errors import (
     CorruptDataError,
     InvalidRequestError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from streamhouse.connector.format.spark_readers import mark_streams
+from streamhouse.connector.format._spark_readers import mark_streams
 from streamhouse.reading.options.options import STREAM_MARK, ZONE_MARK, shape_options
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from streamhouse.connector.stream.stream_reader import RefusedStreamReader, StreamhouseStreamReader
+from streamhouse.connector.stream._stream_reader import RefusedStreamReader, StreamhouseStreamReader
 from streamhouse.core.errors import (
     LogCutError,
     OffsetOutOfRangeError,
@@ -19,7 +19,7 @@ from streamhouse.core.errors import (
     TableNotFoundError,
     UnsupportedError,
 )
-from streamhouse.reading.follow.stream_plan import LOG_ROWS_PREFERRED_MAX
+from streamhouse.reading.follow._stream_plan import LOG_ROWS_PREFERRED_MAX
 from streamhouse.reading.options.options import STREAM, read_options
 from streamhouse.reading.plan.scan_schema import output_columns
 from streamhouse.reading.scan.split_reader import read_split

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from streamhouse.connector.write.write_options import write_options
-from streamhouse.connector.write.write_target import WriteTarget, resolve_target
+from streamhouse.connector.write._write_options import write_options
+from streamhouse.connector.write._write_target import WriteTarget, resolve_target
 from streamhouse.core.errors import (
     InvalidRequestError,
     SchemaMismatchError,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.connector.write.write_jobs import SequenceCheck, SequenceSpan, tasks_in_sequence
+from streamhouse.connector.write._write_jobs import SequenceCheck, SequenceSpan, tasks_in_sequence
 from streamhouse.core.errors import InvalidRequestError, SchemaMismatchError
 
 

@@ -14,7 +14,7 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from streamhouse.connector.write.spark_types import arrow_columns
+from streamhouse.connector.write._spark_types import arrow_columns
 from streamhouse.core.errors import InvalidSchemaError
 from streamhouse.core.model.schema import Schema
 

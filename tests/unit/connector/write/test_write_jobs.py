@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
-from streamhouse.connector.write.write_jobs import StagedRows, StreamJob, TransactionJob
-from streamhouse.connector.write.write_options import write_options
-from streamhouse.connector.write.write_target import WriteTarget, resolve_target
+from streamhouse.connector.write._write_jobs import StagedRows, StreamJob, TransactionJob
+from streamhouse.connector.write._write_options import write_options
+from streamhouse.connector.write._write_target import WriteTarget, resolve_target
 from streamhouse.core.errors import (
     InvalidRequestError,
     SchemaMismatchError,

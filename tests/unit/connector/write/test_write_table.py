@@ -7,8 +7,8 @@ import logging
 import pyarrow as pa
 import pytest
 
-from streamhouse.connector.write.write_options import write_options
-from streamhouse.connector.write.write_table import existing_or_created
+from streamhouse.connector.write._write_options import write_options
+from streamhouse.connector.write._write_table import existing_or_created
 from streamhouse.core.errors import InvalidRequestError, TableNotFoundError
 from streamhouse.core.model.table import TableInfo
 from tests.support.described_tables import DescribedTables

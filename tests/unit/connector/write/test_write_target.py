@@ -7,8 +7,8 @@ import pickle
 import pyarrow as pa
 import pytest
 
-from streamhouse.connector.write.write_options import WriteMode, write_options
-from streamhouse.connector.write.write_target import WriteTarget, resolve_target
+from streamhouse.connector.write._write_options import WriteMode, write_options
+from streamhouse.connector.write._write_target import WriteTarget, resolve_target
 from streamhouse.core.errors import StreamhouseError
 from tests.support.described_tables import DescribedTables
 

@@ -19,13 +19,13 @@ from streamhouse.core.model.lake.facts import (
     LakeCatalog,
     is_rest_catalog,
 )
+from streamhouse.lake.catalogs._sql_catalog import open_catalog
 from streamhouse.lake.catalogs.open_catalog import OpenCatalog
 from streamhouse.lake.catalogs.rest_catalog import (
     LakeRestCatalog,
     passed_through,
     with_rest_catalog,
 )
-from streamhouse.lake.catalogs.sql_catalog import open_catalog
 from streamhouse.lake.errors import catalog_errors
 from tests.support.held_step import around
 from tests.support.silent_server import SilentServer

@@ -14,13 +14,13 @@ from pyiceberg.table import Table
 
 from streamhouse.core.errors import UnsupportedError
 from streamhouse.core.model.lake.facts import LakeCatalog
-from streamhouse.lake.catalogs.sql_catalog import LakeSqlCatalog, open_catalog
-from streamhouse.lake.commits.staged_snapshot import (
+from streamhouse.lake._landing import StagedChange
+from streamhouse.lake.catalogs._sql_catalog import LakeSqlCatalog, open_catalog
+from streamhouse.lake.commits._staged_snapshot import (
     Operation,
     SnapshotChanges,
     stage_snapshot,
 )
-from streamhouse.lake.landing import StagedChange
 
 NAME = "db.t"
 

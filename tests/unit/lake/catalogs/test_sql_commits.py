@@ -12,7 +12,7 @@ from pyiceberg.table.update import AssertTableUUID, SetPropertiesUpdate
 from sqlalchemy import event
 
 from streamhouse.core.errors import UnknownOutcomeError
-from streamhouse.lake.catalogs.sql_commits import StagedCommit, commit_staged
+from streamhouse.lake.catalogs._sql_commits import StagedCommit, commit_staged
 from tests.support.iceberg_world import IcebergWorld, numbered
 
 

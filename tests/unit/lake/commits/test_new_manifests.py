@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyiceberg.manifest import ManifestEntryStatus
 
-from streamhouse.lake.commits import new_manifests as iceberg_manifests
+from streamhouse.lake.commits import _new_manifests as iceberg_manifests
 from tests.support.held_step import lower
 from tests.support.tiering_world import TieringWorld, rows
 

@@ -11,7 +11,7 @@ from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntryStatus
 from pyiceberg.table import Table
 
 from streamhouse.core.errors import FencedError
-from streamhouse.lake.commits.staged_snapshot import (
+from streamhouse.lake.commits._staged_snapshot import (
     Operation,
     SnapshotChanges,
     stage_snapshot,

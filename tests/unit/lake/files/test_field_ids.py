@@ -7,7 +7,7 @@ import pytest
 
 from streamhouse.core.errors import InvalidSchemaError
 from streamhouse.core.model.schema import Column, Schema
-from streamhouse.lake.files.field_ids import (
+from streamhouse.lake.files._field_ids import (
     FIELD_ID_KEY,
     NESTED_FIELD_ID_FIRST,
     assign_nested_ids,

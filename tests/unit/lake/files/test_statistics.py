@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 from pyiceberg.types import ListType, LongType, NestedField, StringType
 
-from streamhouse.lake.files.statistics import (
+from streamhouse.lake.files._statistics import (
     StatisticsPlan,
     text_at_least,
     text_at_most,

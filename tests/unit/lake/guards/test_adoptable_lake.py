@@ -30,7 +30,7 @@ from streamhouse.lake.guards.adoptable_lake import (
     find_adoptable,
 )
 from streamhouse.lake.guards.live_tables import LiveTable
-from streamhouse.lake.tables.description import TABLE_PROPERTY
+from streamhouse.lake.tables._description import TABLE_PROPERTY
 from tests.support.faulty_catalog import missing_files
 from tests.support.held_step import lower
 from tests.support.rest_world import RestWorld

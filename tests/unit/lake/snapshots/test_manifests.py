@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from streamhouse.core.errors import CorruptDataError
-from streamhouse.lake.snapshots.manifests import (
+from streamhouse.lake.snapshots._manifests import (
     EntryFacts,
     check_manifest,
     entry_form,

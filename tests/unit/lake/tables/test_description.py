@@ -12,7 +12,7 @@ from streamhouse.core.model.partitioning import PartitionField
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.schema_change import change_schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
-from streamhouse.lake.tables.description import (
+from streamhouse.lake.tables._description import (
     description_of,
     table_described_by,
 )

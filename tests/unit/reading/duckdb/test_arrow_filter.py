@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from streamhouse.reading.duckdb.arrow_filter import Condition, condition_of
+from streamhouse.reading.duckdb._arrow_filter import Condition, condition_of
 
 SCHEMA = pa.schema(
     [

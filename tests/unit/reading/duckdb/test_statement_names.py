@@ -8,7 +8,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from streamhouse.reading.duckdb.statement_names import columns_named, has_joins, tables_named
+from streamhouse.reading.duckdb._statement_names import columns_named, has_joins, tables_named
 
 T, U = ("db", "t"), ("", "u")
 COLUMNS = {T: ("id", "a", "b", "place", "x"), U: ("id", "c", "d")}

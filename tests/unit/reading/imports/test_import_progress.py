@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pyiceberg.exceptions import ResolveError
 
 from streamhouse.reading.files.appends import SourceTable
-from streamhouse.reading.imports.import_origin import ImportOrigin
-from streamhouse.reading.imports.import_progress import (
+from streamhouse.reading.imports._import_origin import ImportOrigin
+from streamhouse.reading.imports._import_progress import (
     _last_true,
     last_position,
     steps,

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from streamhouse.connector.write.write_options import write_options
+from streamhouse.connector.write._write_options import write_options
 from streamhouse.core.errors import InvalidRequestError, UnknownOptionError
 from streamhouse.core.model.values.positions import EARLIEST, LATEST
 from streamhouse.reading.options.connection import connection_options

@@ -8,7 +8,7 @@ import pytest
 
 from streamhouse.core.model.offsets import OffsetRange
 from streamhouse.reading.plan.row_count import exact_rows
-from streamhouse.reading.scan.retraction import UPSERTS
+from streamhouse.reading.scan._retraction import UPSERTS
 from streamhouse.reading.scan.scan import (
     DeleteFile,
     LakePiece,

@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from streamhouse.reading.scan.retraction import (
+from streamhouse.reading.scan._retraction import (
     change_type_array,
     change_type_mask,
     retracted_mask,

@@ -11,7 +11,7 @@ import pytest
 
 from streamhouse.core.errors import SchemaMismatchError, UnknownColumnError
 from streamhouse.core.model.schema import Schema
-from streamhouse.reading.where.evaluation import filter_batch
+from streamhouse.reading.where._evaluation import filter_batch
 from streamhouse.reading.where.parser import parse_predicate
 from tests.support.predicate_model import truth_values
 

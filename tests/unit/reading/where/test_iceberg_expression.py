@@ -27,7 +27,7 @@ from pyiceberg.expressions import (
 from pyiceberg.expressions.literals import DateLiteral, FloatLiteral, TimestampLiteral
 
 from streamhouse.core.model.schema import Schema
-from streamhouse.reading.where.iceberg_expression import to_iceberg_expression
+from streamhouse.reading.where._iceberg_expression import to_iceberg_expression
 from streamhouse.reading.where.parser import parse_predicate
 
 SCHEMA = Schema.from_arrow(

@@ -66,7 +66,7 @@ def test_statistics_keys_tell_a_dotted_name_from_a_nested_field() -> None:
 
 def test_evaluation_needs_neither_the_parser_nor_heavy_libraries() -> None:
     program = (
-        "import sys, streamhouse.reading.where.evaluation;"
+        "import sys, streamhouse.reading.where._evaluation;"
         "print(*{'sqlglot', 'pyiceberg', 'pyspark', 'pyarrow.dataset', 'pyarrow.parquet'}"
         " & set(sys.modules))"
     )

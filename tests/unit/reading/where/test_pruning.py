@@ -16,8 +16,8 @@ import pytest
 
 from streamhouse.core.model.schema import Schema
 from streamhouse.lake.files.bounds import ColumnStatistics, row_group_statistics
+from streamhouse.reading.where._pruning import may_match
 from streamhouse.reading.where.parser import parse_predicate
-from streamhouse.reading.where.pruning import may_match
 
 SCHEMA = Schema.from_arrow(
     pa.schema(

@@ -19,7 +19,7 @@ from streamhouse.storage_service.engine.open_table import Appended, LogTable, Op
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
 from streamhouse.storage_service.log.replica import Replication
-from streamhouse.storage_service.ownership.journal.journaled_filesystem import JournaledFilesystem
+from streamhouse.storage_service.ownership.journal._journaled_filesystem import JournaledFilesystem
 from streamhouse.storage_service.ownership.journal.operations import Operation, is_journalled
 from tests.support.in_process_service import (
     begin,

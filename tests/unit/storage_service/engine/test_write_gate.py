@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from streamhouse.core.errors import StorageFailedError
-from streamhouse.storage_service.engine.write_gate import WriteGate
+from streamhouse.storage_service.engine._write_gate import WriteGate
 
 
 async def _settle() -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault
+from streamhouse.storage_service.kafka.records._compression import compress, decompress
 from streamhouse.storage_service.kafka.records.batches import (
     Compression,
     ReadBatch,
@@ -23,7 +24,6 @@ from streamhouse.storage_service.kafka.records.columns import (
     TIMESTAMP_MS_MAX,
     RecordColumns,
 )
-from streamhouse.storage_service.kafka.records.compression import compress, decompress
 from tests.support.record_batch_model import (
     Batch,
     Record,

@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.kafka.groups.coordinator import GroupLimits
-from streamhouse.storage_service.server.access.grants import token_hash
+from streamhouse.storage_service.server.access._grants import token_hash
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.http.tls import Certificate
 from tests.support.certificates import make_certificates

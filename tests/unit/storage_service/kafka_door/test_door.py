@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from streamhouse.storage_service.kafka.messages import answers, shapes
 from streamhouse.storage_service.kafka.messages.requests import request_class, response_class
-from streamhouse.storage_service.kafka_door.apis import APIS
+from streamhouse.storage_service.kafka_door._apis import APIS
 from tests.support.in_process_service import until
 from tests.support.kafka_world import KafkaClient, kafka_world, request_bytes
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from streamhouse.storage_service.kafka_door.api import Api
-from streamhouse.storage_service.kafka_door.apis import APIS
-from streamhouse.storage_service.server.access.grants import token_hash
+from streamhouse.storage_service.kafka_door._api import Api
+from streamhouse.storage_service.kafka_door._apis import APIS
+from streamhouse.storage_service.server.access._grants import token_hash
 from tests.support.fetch_world import MemoryHistory, tiered_clicks
 from tests.support.held_step import around, lower
 from tests.support.in_process_service import event_rows

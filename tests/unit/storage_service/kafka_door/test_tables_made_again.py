@@ -16,8 +16,8 @@ from kio.schema.errors import ErrorCode
 from streamhouse.core.model.records.record_format import RAW_TOPIC
 from streamhouse.storage_service.kafka.messages.requests import request_class
 from streamhouse.storage_service.kafka.messages.shapes import shape_of
-from streamhouse.storage_service.kafka_door.apis import APIS
-from streamhouse.storage_service.kafka_door.topics.table_identity import epoch_of
+from streamhouse.storage_service.kafka_door._apis import APIS
+from streamhouse.storage_service.kafka_door.topics._table_identity import epoch_of
 from tests.support.fetch_world import (
     FETCH,
     LIST_OFFSETS,

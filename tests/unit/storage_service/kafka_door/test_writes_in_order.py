@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from streamhouse.storage_service.kafka_door.api import Api, ConnectionEnded
-from streamhouse.storage_service.kafka_door.apis import APIS
-from streamhouse.storage_service.kafka_door.exchange import KafkaExchange
+from streamhouse.storage_service.kafka_door._api import Api, ConnectionEnded
+from streamhouse.storage_service.kafka_door._apis import APIS
+from streamhouse.storage_service.kafka_door._exchange import KafkaExchange
 from tests.support.in_process_service import until
 from tests.support.kafka_world import kafka_world
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.core.errors import CorruptDataError
-from streamhouse.storage_service.kv.rocksdb_files import problem_of
+from streamhouse.storage_service.kv._rocksdb_files import problem_of
 from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore, is_damage
 
 

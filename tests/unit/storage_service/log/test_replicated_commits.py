@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamhouse.core.errors import OverloadedError, UnknownOutcomeError
+from streamhouse.storage_service.log._stored_in_order import ReplicaLag
 from streamhouse.storage_service.log.append_queue import RoutedBatch
 from streamhouse.storage_service.log.group_commit import (
     CommitGroup,
@@ -17,8 +18,7 @@ from streamhouse.storage_service.log.group_commit import (
     GroupCommitter,
 )
 from streamhouse.storage_service.log.replica import Replication
-from streamhouse.storage_service.log.stored_in_order import ReplicaLag
-from streamhouse.storage_service.ownership.journal.journaled_filesystem import JournaledFilesystem
+from streamhouse.storage_service.ownership.journal._journaled_filesystem import JournaledFilesystem
 from streamhouse.storage_service.ownership.journal.operations import Append
 from tests.support.crash_filesystem import CrashFilesystem
 from tests.support.late_journal import LateJournal

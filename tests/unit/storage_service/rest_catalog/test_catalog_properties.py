@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.storage_service.rest_catalog.catalog_properties import HiddenValues
+from streamhouse.storage_service.rest_catalog._catalog_properties import HiddenValues
 
 
 @pytest.mark.parametrize(

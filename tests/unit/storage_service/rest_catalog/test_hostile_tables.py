@@ -18,7 +18,7 @@ from pyiceberg.table import CommitTableResponse, Table
 from streamhouse.core.errors import ForbiddenError, StreamhouseError
 from streamhouse.lake.catalogs.guarded_catalog import guarded
 from streamhouse.lake.opened_table import load_table
-from streamhouse.lake.snapshots.manifests import entries_of, manifests_of
+from streamhouse.lake.snapshots._manifests import entries_of, manifests_of
 from tests.support.hostile_metadata import (
     HOSTILE_PROPERTIES,
     assert_create,

@@ -14,14 +14,14 @@ from pyiceberg.table import Table
 from streamhouse.core.errors import ForbiddenError
 from streamhouse.core.model.lake.facts import LAKE_PATHS_PROPERTY, LakeCatalog
 from streamhouse.core.model.table import TablePath
-from streamhouse.lake.catalogs.sql_catalog import open_catalog
+from streamhouse.lake.catalogs._sql_catalog import open_catalog
 from streamhouse.lake.commits.orphans import find_orphans
-from streamhouse.lake.files.bounded_io import only_own
+from streamhouse.lake.files._bounded_io import only_own
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.guards.adoptable_lake import find_adoptable
 from streamhouse.lake.opened_table import load_table
+from streamhouse.lake.snapshots._manifests import manifests_of
 from streamhouse.lake.snapshots.live_files import data_files
-from streamhouse.lake.snapshots.manifests import manifests_of
 from tests.support.hostile_metadata import rewrite_metadata
 from tests.support.rest_world import RestWorld
 from tests.support.tiering_world import rows

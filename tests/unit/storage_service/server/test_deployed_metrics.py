@@ -13,9 +13,9 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from streamhouse.storage_service.ownership.journal.writer import JournalWriter
+from streamhouse.storage_service.ownership.journal._writer import JournalWriter
 from streamhouse.storage_service.ownership.roles.role import Role, Standing
-from streamhouse.storage_service.server.gauges import read_state
+from streamhouse.storage_service.server._gauges import read_state
 from tests.support.in_process_service import in_process_service
 from tests.support.journal_world import taken
 from tests.support.memory_store import MemoryStore

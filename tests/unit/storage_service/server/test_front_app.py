@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.ownership.roles.boot_clock import boot_clock_s
+from streamhouse.storage_service.ownership.roles._boot_clock import boot_clock_s
 from streamhouse.storage_service.ownership.roles.role import Lag, Role, Standing
-from streamhouse.storage_service.server.front_app import FrontApp
+from streamhouse.storage_service.server._front_app import FrontApp
 from streamhouse.storage_service.server.http.http_exchange import Receive, Scope, Send
-from streamhouse.storage_service.server.status.metrics import ServiceMetrics
+from streamhouse.storage_service.server.status._metrics import ServiceMetrics
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
 
 OWNER = "http://other:8765"

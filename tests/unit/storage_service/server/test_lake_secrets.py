@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from streamhouse.core.secret_sources import WITHHELD_PROPERTY
-from streamhouse.storage_service.server.access.grants import token_hash
+from streamhouse.storage_service.server.access._grants import token_hash
 from tests.support.in_process_service import InProcessService, in_process_service
 
 OWNER_TOKEN = "owner-token"

@@ -9,10 +9,10 @@ import pytest
 from starlette.routing import Route as StarletteRoute
 
 from streamhouse.core.errors import InvalidNameError
-from streamhouse.storage_service.server.app import DATA_ANSWERS
+from streamhouse.storage_service.server._app import DATA_ANSWERS
 from streamhouse.storage_service.server.caller import Level
-from streamhouse.storage_service.server.control.control_plane import build_control_plane
-from streamhouse.storage_service.server.control.iceberg_route import IcebergRoutes
+from streamhouse.storage_service.server.control._control_plane import build_control_plane
+from streamhouse.storage_service.server.control._iceberg_route import IcebergRoutes
 from streamhouse.storage_service.server.routes import OPEN, OPEN_PAGES, ROUTES, Answer, Route, find
 from tests.support.in_process_service import in_process_service
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 from streamhouse.storage_service.ownership.shards.chain import DirectoryObjects
 from streamhouse.storage_service.ownership.shards.directory import ShardDirectory, ShardRecord
 from streamhouse.storage_service.ownership.shards.owners import Owner

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streamhouse.lake.snapshots.inventory import LiveDeletes, LiveFile
-from streamhouse.tiering.maintain.maintenance_plan import (
+from streamhouse.tiering.maintain._maintenance_plan import (
     RewriteLimits,
     RewritePlan,
     merge_runs,

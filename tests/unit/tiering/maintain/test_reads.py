@@ -17,9 +17,9 @@ from streamhouse.lake.snapshots.inventory import (
     LiveDeletes,
     LiveFile,
 )
-from streamhouse.tiering.maintain.due import TableMemory
-from streamhouse.tiering.maintain.maintenance_plan import RewriteLimits, RewritePlan, plan_rewrite
-from streamhouse.tiering.maintain.reads import FILE_ROWS, least_files, plan_for_reads
+from streamhouse.tiering.maintain._due import TableMemory
+from streamhouse.tiering.maintain._maintenance_plan import RewriteLimits, RewritePlan, plan_rewrite
+from streamhouse.tiering.maintain._reads import FILE_ROWS, least_files, plan_for_reads
 from tests.support.examples import examples
 from tests.support.key_table_world import KeyTableWorld
 

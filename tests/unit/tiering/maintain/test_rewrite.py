@@ -11,7 +11,7 @@ from pyiceberg.types import LongType
 
 from streamhouse.core.errors import CorruptDataError, FencedError, UnavailableError
 from streamhouse.core.model.lake.facts import TIERED_OFFSETS_PROPERTY
-from streamhouse.tiering.maintain.maintenance import Claim
+from streamhouse.tiering.maintain._maintenance import Claim
 from tests.support.log_table_world import LogTableWorld
 
 

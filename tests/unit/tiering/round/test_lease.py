@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from streamhouse.core.errors import FencedError, UnavailableError
-from streamhouse.tiering.ports import SilentObserver
-from streamhouse.tiering.round.lease import Lease, RoundTracker
+from streamhouse.tiering._ports import SilentObserver
+from streamhouse.tiering.round._lease import Lease, RoundTracker
 
 
 class _Service:

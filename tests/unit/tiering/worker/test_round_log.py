@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from streamhouse.client import TieringIdle
-from streamhouse.tiering.round.round import RoundResult
-from streamhouse.tiering.worker.round_log import IdleLog, RoundLog
+from streamhouse.tiering.round._round import RoundResult
+from streamhouse.tiering.worker._round_log import IdleLog, RoundLog
 
 
 class _Clock:

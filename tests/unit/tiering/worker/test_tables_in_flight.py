@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from streamhouse.core.model.table_state import TieringAssignment
-from streamhouse.tiering.worker.service import TieringService
-from streamhouse.tiering.worker.tables_in_flight import TablesInFlight
+from streamhouse.tiering.worker._service import TieringService
+from streamhouse.tiering.worker._tables_in_flight import TablesInFlight
 from tests.support.held_step import around
 from tests.support.tiering_world import TieringWorld, rows
 

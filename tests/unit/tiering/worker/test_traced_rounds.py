@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.trace import StatusCode
 
-from streamhouse.tiering.round.round import ROUND_STEPS
+from streamhouse.tiering.round._round import ROUND_STEPS
 from tests.support.span_world import KeptSpans, names
 from tests.support.tiering_world import TieringWorld, rows
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from streamhouse.core.errors import InvalidSchemaError
 from streamhouse.core.model.schema import Schema
-from streamhouse.core.model.values.property_choice import property_choice
+from streamhouse.core.model.values._property_choice import property_choice
 
 __all__ = [
     "RAW_TOPIC",

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.engine.keys.key_planner import KeyPlanner, KeyRequest
+from streamhouse.storage_service.engine.keys._key_planner import KeyPlanner, KeyRequest
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite, delete_of

@@ -28,7 +28,7 @@ from streamhouse.storage_service.engine.keys.key_bucket import mark_damaged
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery, LakeBucket
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.upkeep.retention import apply_retention
+from streamhouse.storage_service.engine.upkeep._retention import apply_retention
 from streamhouse.storage_service.kv.plan.write_plan import KeyWrite
 from streamhouse.storage_service.kv.rocksdb_store import Marker, RocksdbStore
 from streamhouse.storage_service.log.log_tablet import LogTablet

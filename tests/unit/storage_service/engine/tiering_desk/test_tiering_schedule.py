@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.storage_service.engine.tiering_desk.tiering_schedule import due
+from streamhouse.storage_service.engine.tiering_desk._tiering_schedule import due
 
 
 @pytest.mark.parametrize(

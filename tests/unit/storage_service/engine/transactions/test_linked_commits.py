@@ -23,7 +23,7 @@ from streamhouse.core.model.transaction import (
     TransactionStatus,
 )
 from streamhouse.storage_service.engine.manager import TabletManager
-from streamhouse.storage_service.engine.transactions.transaction_commit import TransactionCommit
+from streamhouse.storage_service.engine.transactions._transaction_commit import TransactionCommit
 from streamhouse.storage_service.engine.transactions.transaction_files import (
     Decision,
     TransactionFiles,

@@ -14,14 +14,14 @@ from streamhouse.core.model.transaction import (
     TransactionStatus,
 )
 from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.transactions._transaction_outcomes import (
+    TransactionOutcomes,
+    new_transaction_id,
+)
 from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
 from streamhouse.storage_service.engine.transactions.transaction_files import (
     Decision,
     TransactionSpec,
-)
-from streamhouse.storage_service.engine.transactions.transaction_outcomes import (
-    TransactionOutcomes,
-    new_transaction_id,
 )
 from tests.support.in_process_service import begin, make_table, open_manager, write_alone
 

@@ -9,7 +9,7 @@ from streamhouse.core.model.lake.facts import SideLakeState
 from streamhouse.core.model.table_state import TieringReport
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.upkeep.retention import apply_retention, retain
+from streamhouse.storage_service.engine.upkeep._retention import apply_retention, retain
 from tests.support.in_process_service import (
     event_rows,
     later,

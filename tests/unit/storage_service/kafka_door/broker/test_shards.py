@@ -21,9 +21,9 @@ from streamhouse.core.model.records.record_sequence import (
 from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.kafka.groups.placement import coordinator_of
 from streamhouse.storage_service.kafka.topics import node_id_of
-from streamhouse.storage_service.kafka_door.broker.group_desk import GroupDesk
-from streamhouse.storage_service.kafka_door.broker.other_brokers import OtherBrokers
-from streamhouse.storage_service.kafka_door.broker.producers import RefusedPlaces
+from streamhouse.storage_service.kafka_door.broker._group_desk import GroupDesk
+from streamhouse.storage_service.kafka_door.broker._other_brokers import OtherBrokers
+from streamhouse.storage_service.kafka_door.broker._producers import RefusedPlaces
 from streamhouse.storage_service.ownership.journal.store.object_store import ObjectEntry
 from streamhouse.storage_service.server.peers import PeerAnswer, PeerRequest, Peers
 from tests.support.in_process_service import ids_of

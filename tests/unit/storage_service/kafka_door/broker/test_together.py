@@ -13,7 +13,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from streamhouse.core.wire.arrow_body import decode_payload
-from streamhouse.storage_service.kafka_door.broker.together import Together
+from streamhouse.storage_service.kafka_door.broker._together import Together
 from tests.support.kafka_batches import produced, records
 from tests.support.kafka_world import kafka_world, request_bytes
 

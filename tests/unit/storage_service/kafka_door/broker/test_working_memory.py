@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from streamhouse.storage_service.kafka_door.broker.working_memory import WorkingMemory
+from streamhouse.storage_service.kafka_door.broker._working_memory import WorkingMemory
 
 
 class Readers:

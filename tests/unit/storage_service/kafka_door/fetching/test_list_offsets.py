@@ -8,7 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from streamhouse.core.model.records.record_format import RAW_TOPIC
-from streamhouse.storage_service.kafka_door.topics.table_identity import epoch_of
+from streamhouse.storage_service.kafka_door.topics._table_identity import epoch_of
 from tests.support.fetch_world import TIMES_US, MemoryHistory, list_offsets, tiered_clicks
 from tests.support.held_step import lower
 from tests.support.kafka_world import kafka_world

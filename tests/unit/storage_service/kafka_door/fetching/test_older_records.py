@@ -17,7 +17,7 @@ from streamhouse.core.errors import SnapshotNotFoundError, UnavailableError
 from streamhouse.core.model.lake.coverage import CoveredOffsets
 from streamhouse.core.model.lake.facts import LakeState, SideLakeState
 from streamhouse.core.model.records.record_format import RAW_TOPIC
-from streamhouse.storage_service.kafka_door.fetching.partition_records import TableRecords
+from streamhouse.storage_service.kafka_door.fetching._partition_records import TableRecords
 from tests.support.fetch_world import (
     ROWS,
     TIMES_US,

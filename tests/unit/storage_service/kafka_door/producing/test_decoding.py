@@ -12,7 +12,7 @@ from streamhouse.core.model.records.record_format import RAW_TOPIC
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault
 from streamhouse.storage_service.kafka.records.batches import Compression
-from streamhouse.storage_service.kafka_door.producing.decoding import (
+from streamhouse.storage_service.kafka_door.producing._decoding import (
     decoded,
     decoded_inline,
     inline_bounds,

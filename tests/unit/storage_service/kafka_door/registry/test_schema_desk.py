@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.kafka_door.registry.schema_desk import keep_reading_schemas
+from streamhouse.storage_service.kafka_door.registry._schema_desk import keep_reading_schemas
 from tests.support.held_step import around
 from tests.support.in_process_service import InProcessService, in_process_service
 from tests.support.registry_world import ORDER, ask, register, with_field

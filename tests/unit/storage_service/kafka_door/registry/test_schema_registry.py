@@ -12,7 +12,7 @@ import pytest
 
 from streamhouse.core.model.records.record_format import RAW_TOPIC
 from streamhouse.storage_service.operations.check_directory import check_directory
-from streamhouse.storage_service.server.access.grants import token_hash
+from streamhouse.storage_service.server.access._grants import token_hash
 from tests.support.in_process_service import (
     InProcessService,
     append_body,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from streamhouse.storage_service.kafka_door.apis import APIS
+from streamhouse.storage_service.kafka_door._apis import APIS
 
 _DOCUMENT = Path(__file__).resolve().parents[5] / "docs" / "kafka_limits.md"
 _VERSIONS = re.compile(r"(\d+)(?: to (\d+))?")

@@ -25,7 +25,7 @@ from streamhouse.storage_service.kafka.topics import (
     table_paths_of,
     topic_name_of,
 )
-from streamhouse.storage_service.server.access.grants import token_hash
+from streamhouse.storage_service.server.access._grants import token_hash
 from tests.support.fetch_world import fetch, fetched
 from tests.support.in_process_service import InProcessService, table_descriptor
 from tests.support.kafka_batches import produced, records

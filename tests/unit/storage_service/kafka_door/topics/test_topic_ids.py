@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from streamhouse.storage_service.server.access.grants import token_hash
+from streamhouse.storage_service.server.access._grants import token_hash
 from tests.support.kafka_world import KafkaClient, kafka_door, kafka_world
 from tests.support.memory_store import MemoryStore
 from tests.support.shard_world import ShardWorld

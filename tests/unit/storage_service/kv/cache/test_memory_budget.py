@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from streamhouse.storage_service.kv.cache.memory_budget import KvOptions, MemoryBudget
+from streamhouse.storage_service.kv.cache._memory_budget import KvOptions, MemoryBudget
 from streamhouse.storage_service.kv.kv_tablet import KvTablet
 from tests.support.kv_world import looked_up, simple_rules
 

@@ -7,7 +7,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.kv.cache.planned_rows import FEW_ROWS, PlannedRows
+from streamhouse.storage_service.kv.cache._planned_rows import FEW_ROWS, PlannedRows
 
 
 def key(number: int) -> bytes:

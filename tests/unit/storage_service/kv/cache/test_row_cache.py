@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.core.model.hashing.key_hash import PROCESS_HASHER, KeyHasher
-from streamhouse.storage_service.kv.cache.row_arena import RowArena
-from streamhouse.storage_service.kv.cache.row_cache import RowCache
+from streamhouse.storage_service.kv.cache._row_arena import RowArena
+from streamhouse.storage_service.kv.cache._row_cache import RowCache
 
 UNKNOWN = "unknown"
 

@@ -7,7 +7,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.kv.cache.write_behind import Piece, WriteBacklog
+from streamhouse.storage_service.kv.cache._write_behind import Piece, WriteBacklog
 from streamhouse.storage_service.kv.rocksdb_store import Marker
 
 KIB = 1 << 10

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.core.model.hashing.key_hash import PROCESS_HASHER
-from streamhouse.storage_service.kv.plan.key_chains import chains_of
+from streamhouse.storage_service.kv.plan._key_chains import chains_of
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 9, 300, 5_000])

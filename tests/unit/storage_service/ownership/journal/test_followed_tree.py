@@ -17,7 +17,7 @@ from streamhouse.storage_service.ownership.journal.operations import (
     Operation,
     Replace,
 )
-from streamhouse.storage_service.ownership.journal.restore.followed_tree import FollowedTree
+from streamhouse.storage_service.ownership.journal.restore._followed_tree import FollowedTree
 from streamhouse.storage_service.ownership.journal.tree import (
     Held,
     JournalTree,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from streamhouse.storage_service.log.filesystem import Buffer
+from streamhouse.storage_service.ownership.journal._writer import JournalWriter
 from streamhouse.storage_service.ownership.journal.lease import (
     LeaseKeeper,
     LeaseWatch,
@@ -18,7 +19,6 @@ from streamhouse.storage_service.ownership.journal.lease import (
 )
 from streamhouse.storage_service.ownership.journal.names import Place
 from streamhouse.storage_service.ownership.journal.store.object_store import StoreUnavailableError
-from streamhouse.storage_service.ownership.journal.writer import JournalWriter
 from tests.support.journal_world import NAMES, taken
 from tests.support.memory_store import MemoryStore
 

@@ -14,7 +14,7 @@ from streamhouse.storage_service.log.segments.segment_format import (
     segment_path,
 )
 from streamhouse.storage_service.ownership.journal.operations import Replace
-from streamhouse.storage_service.ownership.journal.restore.local_copy import compare
+from streamhouse.storage_service.ownership.journal.restore._local_copy import compare
 from streamhouse.storage_service.ownership.journal.tree import JournalTree, Packed, TreeFile
 
 _PATH = "tables/1/bucket-0/durable.mark"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from streamhouse.storage_service.ownership.journal._pipeline import Pipeline
 from streamhouse.storage_service.ownership.journal.epochs import SealReason
 from streamhouse.storage_service.ownership.journal.names import Place
-from streamhouse.storage_service.ownership.journal.pipeline import Pipeline
 from streamhouse.storage_service.ownership.journal.reader import JournalReader
 from streamhouse.storage_service.ownership.journal.steps import do, run
 from tests.support.journal_world import NAMES, numbered, taken

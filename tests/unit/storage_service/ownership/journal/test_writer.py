@@ -12,10 +12,10 @@ import pytest
 
 from streamhouse.core.errors import CorruptDataError, NotOwnerError
 from streamhouse.storage_service.log.filesystem import Buffer
+from streamhouse.storage_service.ownership.journal._writer import JournalWriter, WriterOptions
 from streamhouse.storage_service.ownership.journal.names import Place
 from streamhouse.storage_service.ownership.journal.object_format import BODY_BYTES_MAX
 from streamhouse.storage_service.ownership.journal.operations import Replace
-from streamhouse.storage_service.ownership.journal.writer import JournalWriter, WriterOptions
 from tests.support.journal_world import NAMES, numbered, numbers_in, taken
 from tests.support.memory_store import FaultyMemoryStore, MemoryStore
 

@@ -12,9 +12,9 @@ import pytest
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.ownership.journal.restore._start import JournalStart
 from streamhouse.storage_service.ownership.journal.restore.journal_file import JournalFile
-from streamhouse.storage_service.ownership.journal.restore.start import JournalStart
-from streamhouse.storage_service.ownership.roles.owned_shard import OwnedShard
+from streamhouse.storage_service.ownership.roles._owned_shard import OwnedShard
 from streamhouse.storage_service.ownership.roles.role import Standing
 from streamhouse.storage_service.ownership.roles.shard_start import ShardStart
 from streamhouse.storage_service.ownership.roles.standby import Standby

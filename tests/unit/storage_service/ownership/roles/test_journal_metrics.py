@@ -11,8 +11,8 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from streamhouse.storage_service.ownership.journal._writer import JournalWriter
 from streamhouse.storage_service.ownership.journal.operations import Append
-from streamhouse.storage_service.ownership.journal.writer import JournalWriter
 from streamhouse.storage_service.ownership.roles.role import Standing
 from tests.support.journal_world import taken
 from tests.support.memory_store import MemoryStore

@@ -19,7 +19,7 @@ from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.directory.runtime import Runtime
-from streamhouse.storage_service.engine.keys.key_copies import key_copier
+from streamhouse.storage_service.engine.keys._key_copies import key_copier
 from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.keys.warm_rows import WarmRows
@@ -30,11 +30,11 @@ from streamhouse.storage_service.log.filesystem import Buffer
 from streamhouse.storage_service.ownership.journal.epochs import TakenByOtherError, find_seal
 from streamhouse.storage_service.ownership.journal.steps import do, run
 from streamhouse.storage_service.ownership.journal.store.object_store import StoreUnavailableError
-from streamhouse.storage_service.ownership.roles.owned_shard import OwnedShard
+from streamhouse.storage_service.ownership.roles._owned_shard import OwnedShard
 from streamhouse.storage_service.ownership.roles.role import Standing
 from streamhouse.storage_service.ownership.roles.shard_start import ShardStart
 from streamhouse.storage_service.ownership.roles.standby import Standby, TakenOver
-from streamhouse.storage_service.server.status.metrics import ServiceMetrics
+from streamhouse.storage_service.server.status._metrics import ServiceMetrics
 from tests.support.in_process_service import EVENTS, event_rows, routed, table_descriptor
 from tests.support.kv_world import looked_up
 from tests.support.memory_store import MemoryStore

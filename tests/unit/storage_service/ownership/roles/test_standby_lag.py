@@ -10,7 +10,7 @@ import pytest
 
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
-from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 from streamhouse.storage_service.ownership.roles.role import Lag, Role, Standing
 from streamhouse.storage_service.ownership.roles.taking import ShardTaker
 from tests.support.journal_world import taken

@@ -15,7 +15,7 @@ from streamhouse.storage_service.ownership.journal.epochs import (
     seal_epoch,
 )
 from streamhouse.storage_service.ownership.journal.steps import do, run
-from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 from streamhouse.storage_service.ownership.roles.role import Standing
 from streamhouse.storage_service.ownership.roles.shard_start import ShardStart
 from streamhouse.storage_service.ownership.roles.standby import Standby

@@ -14,12 +14,12 @@ from streamhouse.storage_service.directory.service_state import KnownTable, Serv
 from streamhouse.storage_service.directory.state_file import StateIdentity, seal
 from streamhouse.storage_service.operations.check_service import ServiceReport, check_service
 from streamhouse.storage_service.operations.findings import Severity
+from streamhouse.storage_service.ownership.journal._writer import JournalWriter, WriterOptions
 from streamhouse.storage_service.ownership.journal.epochs import newest_epoch, take
 from streamhouse.storage_service.ownership.journal.names import ShardNames
 from streamhouse.storage_service.ownership.journal.operations import Replace
 from streamhouse.storage_service.ownership.journal.steps import do, run
-from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
-from streamhouse.storage_service.ownership.journal.writer import JournalWriter, WriterOptions
+from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 from streamhouse.storage_service.ownership.shards.chain import DirectoryObjects
 from streamhouse.storage_service.ownership.shards.directory import ShardDirectory, ShardRecord
 

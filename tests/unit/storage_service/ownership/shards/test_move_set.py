@@ -12,7 +12,7 @@ import pytest
 from streamhouse.core.errors import CorruptDataError, UnavailableError
 from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.log.filesystem import LocalFilesystem
-from streamhouse.storage_service.ownership.journal.journaled_filesystem import JournaledFilesystem
+from streamhouse.storage_service.ownership.journal._journaled_filesystem import JournaledFilesystem
 from streamhouse.storage_service.ownership.journal.operations import (
     Append,
     Operation,

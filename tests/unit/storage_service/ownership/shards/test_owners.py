@@ -9,7 +9,7 @@ from typing import Any
 from streamhouse.storage_service.ownership.journal.epochs import take
 from streamhouse.storage_service.ownership.journal.names import ShardNames
 from streamhouse.storage_service.ownership.journal.steps import do, run
-from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 from streamhouse.storage_service.ownership.shards.owners import LeaseOwners, Owner
 
 LEASE_MS = 10_000

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.server.access.grants import token_hash
+from streamhouse.storage_service.server.access._grants import token_hash
 from streamhouse.storage_service.server.routes import OPEN_PAGES, ROUTES, Answer, find
 from tests.support.in_process_service import (
     EVENTS,

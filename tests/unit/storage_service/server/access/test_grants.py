@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamhouse.core.errors import InvalidRequestError
-from streamhouse.storage_service.server.access.grants import Grants, load_grants, token_hash
+from streamhouse.storage_service.server.access._grants import Grants, load_grants, token_hash
 from streamhouse.storage_service.server.caller import Caller, Grant, Level
 
 HASH = token_hash(b"t0ken")

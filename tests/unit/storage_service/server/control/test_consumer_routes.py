@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from streamhouse.storage_service.server.gauges import CONSUMERS_MAX
-from streamhouse.storage_service.server.status.status import CONSUMERS_SHOWN_MAX
+from streamhouse.storage_service.server._gauges import CONSUMERS_MAX
+from streamhouse.storage_service.server.status._status import CONSUMERS_SHOWN_MAX
 from tests.support.in_process_service import InProcessService, event_rows, in_process_service
 
 CONSUMERS = "/v1/tables/events/consumers"

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.client import StorageClient, reads
-from streamhouse.client.http.transport import HttpTransport
-from streamhouse.client.positions.reached_offsets import ReachedOffsets
+from streamhouse.client.http._transport import HttpTransport
+from streamhouse.client.positions._reached_offsets import ReachedOffsets
 from streamhouse.core.errors import LogCutError
 from streamhouse.core.wire.arrow_body import decode_fetch_body
 from streamhouse.storage_service.log.replica import Replication

@@ -18,7 +18,7 @@ from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.core.model.lake.older_rows import OlderRows, WrittenAt
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
-from streamhouse.storage_service.server.history.lake_cursors import LakeCursors
+from streamhouse.storage_service.server.history._lake_cursors import LakeCursors
 
 END = 100
 INFO = TableInfo(

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamhouse.core.errors import OverloadedError
+from streamhouse.storage_service.server.http._memory_return import MemoryReturn, give_back
 from streamhouse.storage_service.server.http.answer_memory import (
     SMALL_ANSWER_BYTES,
     AnswerHold,
     AnswerMemory,
 )
-from streamhouse.storage_service.server.http.memory_return import MemoryReturn, give_back
 
 KIB = 1 << 10
 ALL = 1_024 * KIB

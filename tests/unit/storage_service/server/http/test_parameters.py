@@ -13,7 +13,7 @@ from streamhouse.core.errors import (
     UnknownColumnError,
 )
 from streamhouse.core.model.table import TableInfo
-from streamhouse.storage_service.server.http.parameters import column_names, integer, offsets
+from streamhouse.storage_service.server.http._parameters import column_names, integer, offsets
 from tests.support.in_process_service import table_descriptor
 
 TABLE = TableInfo(descriptor=table_descriptor(bucket_count=2), table_id=1, created_at_us=0)

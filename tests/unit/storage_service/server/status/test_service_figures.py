@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamhouse.core.model.lake.facts import LakeDebt
-from streamhouse.storage_service.server.status.service_figures import quantile_ms
-from streamhouse.storage_service.server.status.status import CONSUMERS_TOLD_MAX, has_much_debt
+from streamhouse.storage_service.server.status._service_figures import quantile_ms
+from streamhouse.storage_service.server.status._status import CONSUMERS_TOLD_MAX, has_much_debt
 from tests.support.in_process_service import InProcessService, event_rows, in_process_service
 
 BOUNDS = (0.001, 0.01, 0.1, 1.0, float("inf"))

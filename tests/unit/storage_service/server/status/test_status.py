@@ -7,7 +7,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from streamhouse.storage_service.server.status.table_history import SAMPLES_MAX
+from streamhouse.storage_service.server.status._table_history import SAMPLES_MAX
 from tests.support.in_process_service import event_rows, in_process_service
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.server.status.table_history import (
+from streamhouse.storage_service.server.status._table_history import (
     SAMPLES_MAX,
     SPARK_SAMPLES,
     TableHistory,

@@ -17,7 +17,7 @@ from streamhouse.storage_service.ownership.journal.restore.journalled_state impo
     list_checkpoints,
     load_manifest,
 )
-from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 from tests.support.restore_world import NAMES, Owner, files
 from tests.support.seen_progress import SeenProgress
 

@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 from streamhouse.core.errors import StorageFailedError
 from streamhouse.storage_service.log.filesystem import Buffer
-from streamhouse.storage_service.ownership.journal.checkpoints.checkpoint import (
+from streamhouse.storage_service.ownership.journal.checkpoints._checkpoint import (
     CheckpointTaker,
     TreeAtPlace,
 )
@@ -29,7 +29,7 @@ from streamhouse.storage_service.ownership.journal.operations import (
     Remove,
     Replace,
 )
-from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 from streamhouse.storage_service.ownership.journal.store.object_store import ObjectEntry
 from streamhouse.storage_service.ownership.journal.tree import (
     FileAtPlace,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from streamhouse.storage_service.ownership.journal.restore._start import JournalStart
 from streamhouse.storage_service.ownership.journal.restore.journal_file import JournalFile, Phase
-from streamhouse.storage_service.ownership.journal.restore.start import JournalStart
-from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 from tests.support.restore_world import Owner, files
 
 _LOG = "tables/1/bucket-0/00000000000000000000.log"

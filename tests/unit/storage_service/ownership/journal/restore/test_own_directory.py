@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from streamhouse.core.errors import InvalidRequestError
+from streamhouse.storage_service.ownership.journal.restore._start import JournalStart
 from streamhouse.storage_service.ownership.journal.restore.journal_file import (
     refuse_without_journal,
 )
-from streamhouse.storage_service.ownership.journal.restore.start import JournalStart
-from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 from tests.support.restore_world import Owner, files, take_epoch
 
 _LOG = "tables/1/bucket-0/00000000000000000000.log"

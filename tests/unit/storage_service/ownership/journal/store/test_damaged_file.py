@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 from tests.support.restore_world import Owner, files
 
 LOG = "tables/1/bucket-0/00000000000000000000.log"

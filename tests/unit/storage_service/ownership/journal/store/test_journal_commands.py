@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from streamhouse.cli.server_commands import backup, check, restore
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.model.table import TablePath
-from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 from streamhouse.storage_service.ownership.journal.store.object_store import StoreUnavailableError
 from tests.support.in_process_service import event_rows, make_table, routed
 from tests.support.journalled_engine import journalled_engine, logged_ids

@@ -116,7 +116,7 @@ def test_a_good_store_passes_the_probe_and_nothing_is_left(store: ObjectStore) -
 
 
 def test_a_store_that_overwrites_fails_the_probe(tmp_path: Path) -> None:
-    from streamhouse.storage_service.ownership.journal.store.file_store import FileObjectStore
+    from streamhouse.storage_service.ownership.journal.store._file_store import FileObjectStore
 
     class Overwriting(FileObjectStore):
         def create(self, key: str, buffers: object) -> None:

@@ -1,0 +1,287 @@
+"""Rows that Spark computes from a table, written to it in one transaction, once.
+
+The table's positions are taken first, then the table is read, and the commit names the positions:
+the service refuses it if somebody has changed the rows with its keys since. Then everything is done
+anew, from a new read. So what was computed is what it would have been at the moment of the commit.
+
+A frame of changes has the columns to write (`assigned_values.py` says in which types),
+`__change_type` (`+I`, `+U`, `-D`, or `=` for a row that stays) and `PROBLEM_COLUMN`: a sentence
+where the row must not be written, else null.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from streamhouse.client import CommitResult, StorageClient
+from streamhouse.connector._partition_reader import spark_iterator_errors
+from streamhouse.connector.changes._assigned_values import settled, settled_schema
+from streamhouse.connector.write._write_jobs import StagedRows, TransactionJob
+from streamhouse.connector.write._write_options import WriteOptions
+from streamhouse.connector.write._write_target import WriteTarget, resolve_target
+from streamhouse.core.errors import (
+    CommitConflictError,
+    InvalidRequestError,
+    StreamhouseError,
+    TransactionNotFoundError,
+    UnknownOutcomeError,
+)
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.transaction import TransactionStatus
+from streamhouse.reading.options.connection import client_for
+
+__all__ = [
+    "DELETED",
+    "INSERTED",
+    "KEPT",
+    "PROBLEM_COLUMN",
+    "UPDATED",
+    "Changes",
+    "Committing",
+    "commit_changes",
+    "committed",
+]
+
+INSERTED: Final = "+I"
+UPDATED: Final = "+U"
+DELETED: Final = "-D"
+KEPT: Final = "="
+PROBLEM_COLUMN: Final = "__problem"
+
+_ATTEMPTS: Final = 10
+_STAGED: Final = (
+    "transaction_id string, parts array<string>, inserted long, updated long, deleted long,"
+    " refusal string"
+)
+_ARROW_STAGED: Final = pa.schema(
+    [
+        ("transaction_id", pa.string()),
+        ("parts", pa.list_(pa.string())),
+        ("inserted", pa.int64()),
+        ("updated", pa.int64()),
+        ("deleted", pa.int64()),
+        ("refusal", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a call changed. `is_skipped`: nothing, because its version was committed before."""
+
+    rows_inserted: int = 0
+    rows_updated: int = 0
+    rows_deleted: int = 0
+    attempts: int = 1
+    is_skipped: bool = False
+
+
+def commit_changes(
+    options: WriteOptions,
+    compute: Callable[[TableInfo], DataFrame],
+    *,
+    isolation: str,
+    is_overwrite: bool = False,
+) -> Changes:
+    """Write what `compute` makes of the table, read anew; raises `CommitConflictError` at last.
+
+    With `is_overwrite` its rows replace all rows of the table.
+    """
+    conflict: CommitConflictError | None = None
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return _attempt(options, compute, isolation, is_overwrite, attempt)
+        except CommitConflictError as error:
+            conflict = error
+    assert conflict is not None
+    raise CommitConflictError(
+        f"table '{options.connection.name.path}': others changed the rows of this change in each of"
+        f" its {_ATTEMPTS} attempts, and nothing was written; run it while fewer write, or for"
+        f" fewer rows at a time. The last time: {conflict.message}"
+    )
+
+
+def _attempt(
+    options: WriteOptions,
+    compute: Callable[[TableInfo], DataFrame],
+    isolation: str,
+    is_overwrite: bool,
+    attempt: int,
+) -> Changes:
+    client = client_for(options.connection.endpoint, options.connection.token)
+    # Before anything is read: what is read later and unchanged since is what this cut has.
+    state = client.table_state(str(options.connection.name.path))
+    frame = compute(state.table)
+    # What was read names columns by this version.
+    options = dataclasses.replace(options, schema_id=state.table.schema_id)
+    job = _begun(client, options, frame, state.table, is_overwrite=is_overwrite)
+    if job.is_skipped:
+        return Changes(attempts=attempt, is_skipped=True)
+    if job.target.table_id != state.table.table_id:
+        raise CommitConflictError("the table was dropped and made again meanwhile")
+    try:
+        messages, counts = _staged(frame, job)
+    except BaseException:
+        job.abort([])
+        raise
+    read_offsets = {b: at.high_watermark for b, at in state.positions.items()}
+    result = committed(job, messages, read_offsets=read_offsets, isolation=isolation)
+    if result.is_skipped:
+        return Changes(attempts=attempt, is_skipped=True)
+    return Changes(
+        rows_inserted=counts[INSERTED],
+        rows_updated=counts[UPDATED],
+        rows_deleted=counts[DELETED],
+        attempts=attempt,
+    )
+
+
+class Committing(Protocol):
+    """What is asked of a `TransactionJob`."""
+
+    @property
+    def transaction_id(self) -> str:
+        """What `Table.history` calls the transaction."""
+        ...
+
+    def commit_if_unchanged(
+        self, messages: Sequence[StagedRows], *, read_offsets: Mapping[int, int], isolation: str
+    ) -> CommitResult:
+        """Commit; repeating it is answered alike."""
+        ...
+
+    def end(self) -> TransactionStatus:
+        """Abort it unless it is decided; return what it is then."""
+        ...
+
+
+def committed(
+    job: Committing,
+    messages: Sequence[StagedRows],
+    *,
+    read_offsets: Mapping[int, int],
+    isolation: str,
+) -> CommitResult:
+    """Commit; if that fails find out what became of it, and raise only if nothing was written.
+
+    Where that cannot be found out it raises `UnknownOutcomeError`, which says how to learn it.
+    """
+    try:
+        return job.commit_if_unchanged(messages, read_offsets=read_offsets, isolation=isolation)
+    except (CommitConflictError, TransactionNotFoundError):
+        raise
+    except StreamhouseError as error:
+        try:
+            status = job.end()
+        except StreamhouseError:
+            raise UnknownOutcomeError(
+                f"it is not known whether this change was committed ({error.message}):"
+                f" Table.history() shows transaction {job.transaction_id} if it was; a call with"
+                " app_id and app_version may be repeated, and happens once"
+            ) from error
+        if status is TransactionStatus.ABORTED or not error.retriable:
+            raise
+    except BaseException:
+        # What is committed stays; of anything else nothing is left.
+        with contextlib.suppress(StreamhouseError):
+            job.end()
+        raise
+    # It is decided, so it happens: a repetition waits for it, and is answered alike.
+    return job.commit_if_unchanged(messages, read_offsets=read_offsets, isolation=isolation)
+
+
+def _begun(
+    client: StorageClient,
+    options: WriteOptions,
+    frame: DataFrame,
+    info: TableInfo,
+    *,
+    is_overwrite: bool,
+) -> TransactionJob:
+    left_out = {PROBLEM_COLUMN, CHANGE_TYPE_COLUMN} if is_overwrite else {PROBLEM_COLUMN}
+    schema = to_arrow_schema(frame.schema, timezone="UTC")
+    types = {column.name: column.type for column in info.schema.columns}
+    schema = settled_schema(pa.schema([f for f in schema if f.name not in left_out]), types)
+    target = resolve_target(client, options, schema, is_stream=False, is_overwrite=is_overwrite)
+    return TransactionJob.begun(
+        client,
+        target,
+        app_id=options.app_id,
+        version=options.app_version,
+        timeout_ms=options.timeout_ms,
+        source=options.query_id,
+        run=options.run_id,
+    )
+
+
+def _staged(frame: DataFrame, job: TransactionJob) -> tuple[list[StagedRows], Counter[str]]:
+    """Let the tasks of `frame` stage its rows; of a repeated task one attempt is named."""
+
+    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from _stage_task(job, batches)
+
+    messages = []
+    counts: Counter[str] = Counter()
+    for row in frame.mapInArrow(stage, _STAGED).collect():
+        if row.refusal is not None:
+            raise InvalidRequestError(row.refusal)
+        counts.update({INSERTED: row.inserted, UPDATED: row.updated, DELETED: row.deleted})
+        messages.append(StagedRows(transaction_id=row.transaction_id, parts=tuple(row.parts)))
+    return messages, counts
+
+
+@spark_iterator_errors
+def _stage_task(job: TransactionJob, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    counts: Counter[str] = Counter()
+    refusal = None
+    staged = StagedRows()
+    try:
+        staged = job.run(_counted(batches, counts, job.target))
+    except StreamhouseError as error:
+        if error.retriable:
+            raise
+        # As an answer it reaches the caller as one sentence, and no task is tried again.
+        refusal = error.message
+        for _ in batches:
+            pass
+    values = [
+        staged.transaction_id,
+        list(staged.parts),
+        *(counts[kind] for kind in (INSERTED, UPDATED, DELETED)),
+        refusal,
+    ]
+    columns = [pa.array([v], f.type) for v, f in zip(values, _ARROW_STAGED, strict=True)]
+    yield pa.RecordBatch.from_arrays(columns, schema=_ARROW_STAGED)
+
+
+def _counted(
+    batches: Iterator[pa.RecordBatch], counts: Counter[str], target: WriteTarget
+) -> Iterator[pa.RecordBatch]:
+    """Yield what is to be staged, and count it; raises for the first row with a problem."""
+    types = {field.name: field.type for field in target.shape.types}
+    for batch in batches:
+        problems = batch.column(PROBLEM_COLUMN).drop_null()
+        if len(problems):
+            raise InvalidRequestError(problems[0].as_py())
+        kinds = batch.column(CHANGE_TYPE_COLUMN)
+        counts.update(_count_of(kinds))
+        rows = settled(batch.drop_columns([PROBLEM_COLUMN]), types, zone=target.shape.zone)
+        if target.is_overwrite:
+            rows = rows.filter(pc.not_equal(kinds, DELETED)).drop_columns([CHANGE_TYPE_COLUMN])
+        yield rows
+
+
+def _count_of(kinds: pa.Array) -> Mapping[str, int]:
+    found = pc.value_counts(kinds)
+    return dict(zip(found.field(0).to_pylist(), found.field(1).to_pylist(), strict=True))

@@ -1,0 +1,201 @@
+"""What `register` adds to Spark's readers of our format: what Spark does not tell a source.
+
+Both kinds of load get the session's time zone, in which Spark reads times that name none. A load of
+`readStream` is marked, because a source learns too late whether it is a stream's. A load of `read`
+gets one more column, `PLANNED_COLUMN`, which is always true, and a filter on it. That
+filter is there for its effect on Spark's planner. PySpark 4.3 asks a Python source for its
+partitions once a relation and keeps them for good, with one exception: with
+`spark.sql.python.filterPushdown.enabled` it asks again each time it plans a scan that has a filter
+to offer. (`PythonScanBuilder.pushFilters` then replaces what the relation read before.) So each
+statement, and each micro-batch of a stream that joins the DataFrame, reads the table as it is when
+it is planned. All scans of one relation in one statement share what was planned last, and so one
+cut of the table. The filter itself is never used: what Spark offers goes to every scan of the
+relation, also to those without it.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import BooleanType, StructField, StructType
+
+from streamhouse.connector.format._decimal_numbers import shown
+from streamhouse.connector.format._java_zone import with_java_rules
+from streamhouse.connector.names._asked_first import (
+    has_jvm,
+    own_method,
+    put_around,
+    session_of,
+)
+from streamhouse.reading.options.options import (
+    FORMAT,
+    NUMBERS_MARK,
+    PLANNED_COLUMN,
+    PLANNED_MARK,
+    QUERY_MARK,
+    RUN_MARK,
+    STREAM_MARK,
+    ZONE_MARK,
+)
+
+__all__ = [
+    "QUERY_ID",
+    "hand_over_zone",
+    "mark_streams",
+    "plan_reads_afresh",
+    "session_zone",
+    "stream_marks",
+    "warn_if_reads_are_kept",
+]
+
+PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+_ZONE: Final = "spark.sql.session.timeZone"
+QUERY_ID: Final = "sql.streaming.queryId"
+"""Spark's name of the property that says for which stream a thread works."""
+_JOB_GROUP: Final = "spark.jobGroup.id"
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_OWN: Final = "_without_streamhouse"
+"""The mark of what is put around methods here."""
+
+
+def session_zone(spark: SparkSession) -> dict[str, str]:
+    """Return the option that tells a read the time zone of the session, as Java has it."""
+    return {ZONE_MARK: with_java_rules(spark, spark.conf.get(_ZONE) or "UTC")}
+
+
+def stream_marks(spark: SparkSession) -> dict[str, str]:
+    """Return the options that tell a write in foreachBatch its stream, and the run of that."""
+    if not has_jvm(spark):
+        return {}
+    context = spark.sparkContext
+    query_id, group = (context.getLocalProperty(key) for key in (QUERY_ID, _JOB_GROUP))
+    if query_id is None:
+        return {}
+    # A stream's jobs are a group that is called as its run is, unless the program named another.
+    run = {RUN_MARK: group} if group is not None and _UUID.fullmatch(group) else {}
+    return {QUERY_MARK: query_id} | run
+
+
+def mark_streams(reader_class: Any) -> None:
+    """Let `reader_class`, Spark's `DataStreamReader`, mark its loads; again changes nothing."""
+
+    def marked_format(self: Any, choose: Any, source: str) -> Any:
+        _mark_stream(self, source)
+        return choose(self, source)
+
+    def marked_load(self: Any, load: Any, *arguments: Any, **options: Any) -> Any:
+        _mark_stream(self, _format_of_load(arguments, options))
+        return load(self, *arguments, **options)
+
+    put_around(reader_class, "format", marked_format, mark=_OWN)
+    put_around(reader_class, "load", marked_load, mark=_OWN)
+
+
+def plan_reads_afresh(spark: SparkSession) -> None:
+    """Let the DataFrames of this session's `read` be planned afresh by every statement.
+
+    Spark's setting `PUSHDOWN` is switched on for it. A session that switches it off afterwards
+    gets DataFrames that keep the rows of their first use, and a warning that says so.
+    """
+    # A declarative pipeline sets it in its specification: its definitions may set nothing.
+    if spark.conf.get(PUSHDOWN, None) != "true":
+        spark.conf.set(PUSHDOWN, "true")
+    _change(type(spark.read))
+
+
+def hand_over_zone(writer_class: Any) -> None:
+    """Let `writer_class`, one of Spark's two kinds of writers, tell our format the session's zone.
+
+    A date that is written to a timestamp begins at its midnight there. In foreachBatch it tells the
+    stream, too.
+    """
+
+    def zoned_format(self: Any, choose: Any, source: str) -> Any:
+        if _is_ours(source):
+            spark = session_of(self)
+            self.options(**session_zone(spark), **stream_marks(spark))
+        return choose(self, source)
+
+    put_around(writer_class, "format", zoned_format, mark=_OWN)
+
+
+def _change(reader_class: Any) -> None:
+    own_schema = own_method(reader_class, "schema", mark=_OWN)
+
+    def noted_format(self: Any, choose: Any, source: str) -> Any:
+        self._streamhouse_format = _is_ours(source)
+        return choose(self, source)
+
+    def noted_schema(self: Any, choose_schema: Any, schema: Any) -> Any:
+        self._streamhouse_schema = schema
+        return choose_schema(self, schema)
+
+    def planned_load(self: Any, load: Any, *arguments: Any, **options: Any) -> Any:
+        named = _format_of_load(arguments, options)
+        is_ours = getattr(self, "_streamhouse_format", False) if named is None else _is_ours(named)
+        if is_ours:
+            self.options(**session_zone(session_of(self)))
+        if not is_ours or not _is_pushdown_on(self):
+            return load(self, *arguments, **options)
+        given = arguments[2] if len(arguments) > 2 else options.get("schema")
+        given = getattr(self, "_streamhouse_schema", None) if given is None else given
+        if given is not None:
+            arguments, options = arguments[:2], {k: v for k, v in options.items() if k != "schema"}
+            own_schema(self, _with_planned(given))
+        elif has_jvm(session_of(self)):
+            self.option(NUMBERS_MARK, "true")
+        self.option(PLANNED_MARK, "true")
+        frame: DataFrame = load(self, *arguments, **options)
+        return shown(frame.filter(PLANNED_COLUMN))
+
+    put_around(reader_class, "format", noted_format, mark=_OWN)
+    put_around(reader_class, "schema", noted_schema, mark=_OWN)
+    put_around(reader_class, "load", planned_load, mark=_OWN)
+
+
+def warn_if_reads_are_kept(spark: Any, name: str) -> None:
+    """Warn that what reads an attached name may keep its first rows, where `PUSHDOWN` is off."""
+    if not _is_on(spark):
+        warnings.warn(
+            f"{PUSHDOWN} is off in this session: a stream that joins '{name}', and a DataFrame of"
+            " it, keep the rows of their first use; set it to true",
+            stacklevel=2,
+        )
+
+
+def _is_on(spark: Any) -> bool:
+    return bool((spark.conf.get(PUSHDOWN, "false") or "").lower() == "true")
+
+
+def _is_pushdown_on(reader: Any) -> bool:
+    if _is_on(session_of(reader)):
+        return True
+    warnings.warn(
+        f"{PUSHDOWN} is off in this session: the DataFrame keeps the rows of its first use, also"
+        " where a stream joins it; set it to true, or load again to see newer rows",
+        # This function, the one in the place of `load`, what calls that one.
+        stacklevel=4,
+    )
+    return False
+
+
+def _with_planned(schema: StructType | str) -> StructType | str:
+    if isinstance(schema, str):
+        return f"{schema}, {PLANNED_COLUMN} boolean"
+    return StructType([*schema.fields, StructField(PLANNED_COLUMN, BooleanType())])
+
+
+def _mark_stream(reader: Any, source: Any) -> None:
+    if _is_ours(source):
+        reader.options(**{STREAM_MARK: "true"}, **session_zone(session_of(reader)))
+
+
+def _format_of_load(arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return arguments[1] if len(arguments) > 1 else options.get("format")
+
+
+def _is_ours(source: Any) -> bool:
+    return isinstance(source, str) and source.lower() == FORMAT

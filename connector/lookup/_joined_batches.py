@@ -1,0 +1,318 @@
+"""What a task does: batches of rows in, the same rows with what was looked up for them out.
+
+While the joined rows of a window go to Spark, one thread asks for the keys of the next window that
+are not known yet. A key is asked for once a task: what is known is kept until the task ends, or as
+long as the plan's `cache_ms` says, as far as `cache_bytes` reaches. So a row is never older than
+its task, or than `cache_ms`; and whatever was written before the task began is seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.connector.lookup._key_rows import KeyRows, Keys, Numbers
+from streamhouse.connector.lookup._lookup_plan import INNER, LEFT, LookupPlan
+from streamhouse.connector.lookup._row_source import Found, RowSource
+from streamhouse.connector.lookup._row_values import RowValues
+from streamhouse.connector.lookup._shared_tables import shared_by_executor
+from streamhouse.connector.lookup._table_cut import PlannedTable
+from streamhouse.core.errors import SchemaMismatchError
+from streamhouse.core.model.casts.lossless import fitted, may_fit
+from streamhouse.reading.options.connection import client_for
+from streamhouse.reading.scan.split_reader import coalesce
+
+__all__ = ["joined", "joined_structs", "joined_values", "looked_up_by"]
+
+_WINDOW_ROWS: Final = 65_536
+"""Rows whose keys are looked for at once; Spark's own batches have 10,000."""
+_PIECE_BYTES: Final = 128 << 20
+_KEPT_PLANS_MAX: Final = 8
+
+
+class _Window(NamedTuple):
+    """Rows whose keys are being looked up; without `valid` no key is null."""
+
+    batch: pa.RecordBatch
+    valid: Numbers | None
+    keys: Keys
+    numbers: Numbers
+    asked: Future[Found | KeyRows] | None
+    asked_s: float
+
+
+class _Matched(NamedTuple):
+    """Rows, and where their looked-up rows are in `values`: `counts` of them from `starts` on."""
+
+    batch: pa.RecordBatch
+    values: RowValues
+    starts: Numbers
+    counts: Numbers
+
+
+def looked_up_by(plan: LookupPlan) -> RowSource:
+    """Return what answers this process's keys: it has one connection to the service."""
+    client = client_for(plan.endpoint, plan.token)
+    shared = shared_by_executor() if plan.may_write_files else None
+    return RowSource(plan, client, PlannedTable(plan, client), shared=shared)
+
+
+def joined(
+    batches: Iterable[pa.RecordBatch],
+    plan: LookupPlan,
+    source: RowSource,
+    *,
+    window_rows: int = _WINDOW_ROWS,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows with the columns that were looked up behind their own, in their order.
+
+    Rows for which nothing is found have nulls there, or are left out of an inner join.
+    """
+    for matched in _matched(batches, plan, source, window_rows=window_rows, clock=clock):
+        yield from _pieces(matched, plan)
+
+
+def joined_structs(
+    batches: Iterable[pa.RecordBatch],
+    plan: LookupPlan,
+    source: RowSource,
+    *,
+    window_rows: int = _WINDOW_ROWS,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[pa.Array]:
+    """Yield one struct a row, null where nothing is found; keys are whole ones."""
+    fields = [field.with_nullable(True) for field in plan.row_schema]
+    for columns, is_absent in _columns(batches, plan, source, window_rows=window_rows, clock=clock):
+        mask = pa.array(is_absent) if is_absent.any() else None
+        yield pa.StructArray.from_arrays(columns, fields=fields, mask=mask)
+
+
+def joined_values(
+    batches: Iterable[pa.RecordBatch],
+    plan: LookupPlan,
+    source: RowSource,
+    *,
+    window_rows: int = _WINDOW_ROWS,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[pa.Array]:
+    """Yield one value a row, of the plan's first column, null also where nothing is found."""
+    for columns, _ in _columns(batches, plan, source, window_rows=window_rows, clock=clock):
+        yield columns[0]
+
+
+def _columns(
+    batches: Iterable[pa.RecordBatch],
+    plan: LookupPlan,
+    source: RowSource,
+    *,
+    window_rows: int,
+    clock: Callable[[], float],
+) -> Iterator[tuple[list[pa.Array], npt.NDArray[np.bool_]]]:
+    """Yield what is found, in pieces, and where that is nothing."""
+    for batch, values, starts, counts in _matched(
+        batches, plan, source, window_rows=window_rows, clock=clock
+    ):
+        step = _piece_rows(values)
+        for first in range(0, batch.num_rows, step):
+            part = slice(first, first + step)
+            is_absent = counts[part] == 0
+            yield values.at(starts[part], is_absent), is_absent
+
+
+def _matched(
+    batches: Iterable[pa.RecordBatch],
+    plan: LookupPlan,
+    source: RowSource,
+    *,
+    window_rows: int = _WINDOW_ROWS,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[_Matched]:
+    memory = _memory_of(plan, clock())
+    with ThreadPoolExecutor(1, thread_name_prefix="streamhouse-lookup") as asking:
+        waiting: _Window | None = None
+        for batch in _windows(batches, window_rows):
+            done = None if waiting is None else _answered(waiting, memory)
+            waiting = _begun(batch, memory, plan, source, asking, clock())
+            if done is not None:
+                yield done
+        if waiting is not None:
+            yield _answered(waiting, memory)
+    _keep(plan, memory)
+
+
+def _windows(batches: Iterable[pa.RecordBatch], window_rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the first batch alone, which tells how large rows are, then larger ones."""
+    rows = (batch for batch in batches if batch.num_rows)
+    first = next(rows, None)
+    if first is not None:
+        yield first
+        yield from coalesce(rows, rows_max=window_rows)
+
+
+def _begun(
+    batch: pa.RecordBatch,
+    memory: _Memory,
+    plan: LookupPlan,
+    source: RowSource,
+    asking: ThreadPoolExecutor,
+    now_s: float,
+) -> _Window:
+    keys, valid = _keys_of(batch, plan)
+    numbers = memory.known(now_s).find(keys)
+    is_unknown = numbers < 0
+    asked = None
+    if is_unknown.any():
+        positions = np.flatnonzero(is_unknown)
+        unknown = keys if len(positions) == len(keys) else keys.at(positions)
+        asked = asking.submit(lambda: source.answer(unknown.distinct()))
+    return _Window(batch, valid, keys, numbers, asked, now_s)
+
+
+def _answered(window: _Window, memory: _Memory) -> _Matched:
+    """Wait for what was asked for the window; return its rows with what is known of them."""
+    numbers = window.numbers
+    if window.asked is not None:
+        memory.learn(window.asked.result(), window.asked_s)
+        numbers = memory.rows.find(window.keys)
+    if window.valid is not None:
+        all_numbers = np.zeros(window.batch.num_rows, dtype=np.int64)
+        all_numbers[window.valid] = numbers
+        numbers = all_numbers
+    return _Matched(window.batch, memory.rows.values, *memory.rows.runs(numbers))
+
+
+def _keys_of(batch: pa.RecordBatch, plan: LookupPlan) -> tuple[Keys, Numbers | None]:
+    """Return the keys of the rows, and which rows these are if some have a null in theirs."""
+    arrays = [
+        _as_key(batch.column(name), name, field, plan)
+        for name, field in zip(plan.given, plan.key_schema, strict=True)
+    ]
+    if not any(array.null_count for array in arrays):
+        return Keys(arrays), None
+    is_valid = functools.reduce(pc.and_, [array.is_valid() for array in arrays])
+    valid = np.flatnonzero(is_valid.to_numpy(zero_copy_only=False))
+    return Keys(arrays).at(valid), valid
+
+
+def _as_key(column: pa.Array, name: str, field: pa.Field, plan: LookupPlan) -> pa.Array:
+    """Return values as those of a key column; raises for the first that would be another one."""
+    if column.type == field.type:
+        return column
+    if not may_fit(column.type, field.type):
+        raise SchemaMismatchError(
+            f"table '{plan.table}': '{name}' does not fit its column '{field.name}', which is"
+            f" {field.type}: it is {column.type}; cast it"
+        )
+    rows = pa.RecordBatch.from_arrays([column], names=[name])
+    return fitted(rows, {name: field.type}, table=plan.table).column(0)
+
+
+def _pieces(matched: _Matched, plan: LookupPlan) -> Iterator[pa.RecordBatch]:
+    """Yield the joined rows, in batches that are not much larger than a window."""
+    batch, values, starts, counts = matched
+    is_inner = plan.how == INNER
+    if plan.is_whole_key and batch.num_rows <= _piece_rows(values):
+        is_absent = counts == 0
+        if is_inner and is_absent.any():
+            kept = np.flatnonzero(counts)
+            batch, starts, is_absent = batch.take(pa.array(kept)), starts[kept], is_absent[kept]
+        yield _joined(batch, values, starts, is_absent, plan)
+        return
+    lengths = counts if is_inner else np.maximum(counts, 1)
+    ends = np.cumsum(lengths)
+    step = min(_WINDOW_ROWS, _piece_rows(values))
+    first = 0
+    while first < len(ends):
+        begun = int(ends[first - 1]) if first else 0
+        # At least one row, however many it matches.
+        last = max(int(np.searchsorted(ends, begun + step, side="right")), first + 1)
+        part = lengths[first:last]
+        left = np.repeat(np.arange(first, last), part)
+        within = np.arange(len(left)) - np.repeat(np.cumsum(part) - part, part)
+        piece = batch.take(pa.array(left))
+        if len(left):
+            yield _joined(piece, values, starts[left] + within, counts[left] == 0, plan)
+        first = last
+
+
+def _piece_rows(values: RowValues) -> int:
+    """Return how many rows a piece may have that shows some of these rows."""
+    row_bytes = values.nbytes // max(int(values.rows.num_rows), 1) + 1
+    return max(1, _PIECE_BYTES // row_bytes)
+
+
+def _joined(
+    batch: pa.RecordBatch,
+    values: RowValues,
+    positions: Numbers,
+    is_absent: Any,
+    plan: LookupPlan,
+) -> pa.RecordBatch:
+    if not plan.shows_columns:
+        return batch
+    is_inner = plan.how == INNER
+    fields = [f if is_inner else f.with_nullable(True) for f in plan.row_schema]
+    columns = [*batch.columns, *values.at(positions, is_absent)]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*batch.schema, *fields]))
+
+
+# -- what is known beyond a task -------------------------------------------------------------------
+
+
+class _Memory:
+    """What is known of a plan's keys, bounded in bytes and, with `cache_ms`, in age."""
+
+    def __init__(self, plan: LookupPlan, now_s: float) -> None:
+        self._plan: Final = plan
+        self._forget(now_s)
+
+    def _forget(self, now_s: float) -> None:
+        self.rows = KeyRows(self._plan.row_schema, has_runs=not self._plan.is_whole_key)
+        self._since_s = now_s
+
+    def known(self, now_s: float) -> KeyRows:
+        """Return what may be used now: all of it is as old as the oldest."""
+        is_old = self._plan.cache_ms and (now_s - self._since_s) * 1000 >= self._plan.cache_ms
+        if is_old or self.rows.nbytes > self._plan.cache_bytes:
+            self._forget(now_s)
+        return self.rows
+
+    def learn(self, answer: Found | KeyRows, asked_s: float) -> None:
+        """Take in what was asked at that time."""
+        if isinstance(answer, KeyRows):
+            self.rows, self._since_s = answer, asked_s
+        else:
+            self.rows.add(answer.keys, answer.counts, answer.rows)
+
+
+_kept: Final[dict[Any, _Memory]] = {}
+
+
+def _plan_key(plan: LookupPlan) -> Any:
+    # Spark forks its workers, and a plan is another object in each task.
+    return os.getpid(), replace(plan, how=LEFT, given=())
+
+
+def _memory_of(plan: LookupPlan, now_s: float) -> _Memory:
+    """Return what earlier tasks of this process left, for this task alone, or nothing."""
+    kept = _kept.pop(_plan_key(plan), None) if plan.cache_ms else None
+    return _Memory(plan, now_s) if kept is None else kept
+
+
+def _keep(plan: LookupPlan, memory: _Memory) -> None:
+    """Leave what is known to later tasks of this process."""
+    if plan.cache_ms:
+        while len(_kept) >= _KEPT_PLANS_MAX:
+            del _kept[next(iter(_kept))]
+        _kept[_plan_key(plan)] = memory

@@ -1,0 +1,396 @@
+"""What is known of keys: which rows each has, found for many keys at once.
+
+Integers are compared as they are; those that lie close together are found by their value alone. So
+are short texts, if a whole table has no others (`text_words.py`). Other keys are compared by the
+128-bit hashes that the service's own rows in memory go by (`model/hashing/key_hash.py`): two
+different keys with the same hash do not happen by chance, nor on purpose.
+
+A number stands for a key's rows. 0 is a key that has none, and -1 one that was never asked for. Of
+a whole primary key there is one row, which is at position number - 1. By the first columns of a key
+there is a run of rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from streamhouse.connector.lookup._key_index import KeyIndex, Words
+from streamhouse.connector.lookup._row_values import RowValues
+from streamhouse.connector.lookup._text_words import are_short_texts, text_words
+from streamhouse.core.model.bucketing import encode_key
+from streamhouse.core.model.hashing.key_hash import PROCESS_HASHER, Hashes, KeyHasher
+from streamhouse.core.model.schema import empty_batch
+
+__all__ = ["KeyRows", "KeyRowsParts", "Keys", "Numbers", "key_runs"]
+
+UNKNOWN: Final = -1
+_INTEGERS: Final = {
+    pa.int8(): pa.int8(),
+    pa.int16(): pa.int16(),
+    pa.int32(): pa.int32(),
+    pa.int64(): pa.int64(),
+    pa.date32(): pa.int32(),
+    pa.timestamp("us"): pa.int64(),
+    pa.timestamp("us", tz="UTC"): pa.int64(),
+}
+_DENSE_SHARE: Final = 4
+"""A table by value may be so many times as long as there are values."""
+_DENSE_MIN: Final = 1_024
+_UNUSED_SHARE: Final = 8
+"""Of so many rows that were read one may have been replaced."""
+_AT_ONCE: Final = 1 << 16
+"""What a pass over so many keys works on stays in the processor's cache."""
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Keys:
+    """Keys without nulls, one array a column, of exactly the types of the table."""
+
+    def __init__(self, arrays: Sequence[pa.Array]) -> None:
+        self.arrays: Final = tuple(arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    @functools.cached_property
+    def hashed(self) -> tuple[Hashes, Hashes]:
+        """The keys' hashes: two of each."""
+        return self.hashed_by(PROCESS_HASHER)
+
+    def hashed_by(self, hasher: KeyHasher) -> tuple[Hashes, Hashes]:
+        """Return the keys' hashes by the seeds of a hasher."""
+
+        def hashes(start: int) -> tuple[Hashes, Hashes]:
+            return _hashes([array.slice(start, _AT_ONCE) for array in self.arrays], hasher)
+
+        return self._in_parts(hashes)
+
+    @property
+    def are_short_texts(self) -> bool:
+        """Whether they are of one column, and all of them short."""
+        return len(self.arrays) == 1 and are_short_texts(self.arrays[0])
+
+    def text_words(self) -> tuple[Words, Words]:
+        """Return two words of each key, which are texts: no other short one has the same."""
+        return self._in_parts(lambda start: text_words(self.arrays[0].slice(start, _AT_ONCE)))
+
+    def _in_parts(self, made_from: Callable[[int], tuple[Words, Words]]) -> tuple[Words, Words]:
+        parts = [made_from(start) for start in range(0, max(len(self), 1), _AT_ONCE)]
+        if len(parts) == 1:
+            return parts[0]
+        first, second = zip(*parts, strict=True)
+        return np.concatenate(first), np.concatenate(second)
+
+    @functools.cached_property
+    def words(self) -> Numbers | None:
+        """The keys as integers, if they are of one column that is stored as integers."""
+        stored = _INTEGERS.get(self.arrays[0].type)
+        if len(self.arrays) > 1 or stored is None:
+            return None
+        values = self.arrays[0].view(stored).to_numpy(zero_copy_only=False)
+        return np.asarray(values, dtype=np.int64)
+
+    def at(self, positions: Numbers) -> Keys:
+        """Return those at some positions."""
+        taken = pa.array(positions)
+        return Keys([array.take(taken) for array in self.arrays])
+
+    def distinct(self) -> Keys:
+        """Return each key once."""
+        if self.words is not None:
+            _, firsts = np.unique(self.words, return_index=True)
+            return self if len(firsts) == len(self) else self.at(np.sort(firsts))
+        first, second = self.hashed
+        order = np.lexsort((second, first))
+        is_new = np.ones(len(order), dtype=np.bool_)
+        a, b = first[order], second[order]
+        is_new[1:] = (a[1:] != a[:-1]) | (b[1:] != b[:-1])
+        return self if is_new.all() else self.at(np.sort(order[is_new]))
+
+
+def _hashes(arrays: Sequence[pa.Array], hasher: KeyHasher) -> tuple[Hashes, Hashes]:
+    data_type = arrays[0].type
+    if len(arrays) == 1 and (pa.types.is_string(data_type) or pa.types.is_binary(data_type)):
+        # One text is told from another by its own bytes, without those that order keys.
+        return hasher.many(arrays[0], skipped=0)
+    return hasher.many(encode_key(arrays))
+
+
+class _ByValue:
+    """Numbers of integers, in a table that is read at value - least."""
+
+    def __init__(self, least: int, numbers: npt.NDArray[np.int32]) -> None:
+        self.least: Final = np.int64(least)
+        # After the last value comes one for all others.
+        self.numbers: Final = numbers
+        self._others: Final = np.uint64(len(numbers) - 1)
+
+    @classmethod
+    def of(cls, words: Numbers, numbers: Numbers) -> _ByValue:
+        least = int(words.min())
+        by_value = np.zeros(int(words.max()) - least + 2, dtype=np.int32)
+        by_value[words - least] = numbers
+        return cls(least, by_value)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numbers.nbytes
+
+    @staticmethod
+    def fits(words: Numbers | None) -> bool:
+        """Whether the table would not be much longer than the values are many."""
+        if words is None or len(words) == 0:
+            return False
+        span = int(words.max()) - int(words.min())
+        return span < _DENSE_SHARE * len(words) + _DENSE_MIN
+
+    def spanning(self, words: Numbers) -> _ByValue | None:
+        """Return a table that has these values too; None if it would be much too long."""
+        if not len(words):
+            return self
+        least = min(int(words.min()), int(self.least))
+        end = max(int(words.max()) + 1, int(self.least) + len(self.numbers) - 1)
+        length = end - least + 1
+        if length == len(self.numbers):
+            return self
+        known = int(np.count_nonzero(self.numbers)) + len(words)
+        if length > _DENSE_SHARE * known + _DENSE_MIN:
+            return None
+        numbers = np.zeros(length, dtype=np.int32)
+        first = int(self.least) - least
+        numbers[first : first + len(self.numbers)] = self.numbers
+        return _ByValue(least, numbers)
+
+    def put(self, words: Numbers, numbers: Numbers) -> None:
+        """Give values within the span these numbers."""
+        self.numbers[words - self.least] = numbers
+
+    def forget(self, words: Numbers) -> None:
+        """Let values, of which some may not be there, be found no more."""
+        # Of those that are not there only the one for all others changes, which has 0 already.
+        self.numbers[self._places(words)] = 0
+
+    def _places(self, words: Numbers) -> Numbers:
+        # What is below the least wraps around, to far above the last.
+        with np.errstate(over="ignore"):
+            places = (words - self.least).view(np.uint64)
+        np.minimum(places, self._others, out=places)
+        return places.view(np.int64)
+
+    def find(self, words: Numbers) -> Numbers:
+        found: Numbers = self.numbers[self._places(words)].astype(np.int64)
+        return found
+
+
+class KeyRowsParts(NamedTuple):
+    """A table that is complete, in forms that a file can have: facts are numbers of JSON."""
+
+    facts: dict[str, Any]
+    arrays: list[npt.NDArray[Any]]
+    rows: pa.RecordBatch
+
+
+class KeyRows:
+    """Keys with their rows; of a table that `is_complete` a key that is not there has no rows."""
+
+    def __init__(self, row_schema: pa.Schema, *, has_runs: bool) -> None:
+        self._has_runs: Final = has_runs
+        self._index: KeyIndex | None = None
+        self._has_short_texts = False
+        self._hasher = PROCESS_HASHER
+        self._by_value: _ByValue | None = None
+        # By what the index has for a key, which is 0 if it is not there.
+        self._numbers: Numbers = np.full(1, UNKNOWN)
+        self.values = RowValues(empty_batch(row_schema))
+        # By number: where the run begins and how long it is.
+        self._starts = np.zeros(1, dtype=np.int64)
+        self._counts = np.zeros(1, dtype=np.int64)
+        self.is_complete = False
+        # How many rows of a complete table were read as a whole.
+        self._read_rows = 0
+
+    @property
+    def nbytes(self) -> int:
+        """What all of it takes in memory."""
+        index = 0 if self._index is None else self._index.memory_bytes
+        by_value = 0 if self._by_value is None else self._by_value.nbytes
+        runs = self._starts.nbytes + self._counts.nbytes + self._numbers.nbytes
+        return self.values.nbytes + index + by_value + runs
+
+    def find(self, keys: Keys) -> Numbers:
+        """Return the number of each key."""
+        if self._by_value is not None:
+            words = keys.words
+            assert words is not None, "keys have one type"
+            return self._by_value.find(words)
+        if self._index is None:
+            return np.full(len(keys), 0 if self.is_complete else UNKNOWN)
+        found = self._index.find(*self._indexed(keys))
+        # A table that is complete has keys and rows in one order.
+        return found if self.is_complete else self._numbers[found]
+
+    def runs(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
+        """Return where the rows of each number begin, and how many they are."""
+        if not self._has_runs:
+            return np.maximum(numbers - 1, 0), (numbers > 0).astype(np.int64)
+        return self._starts[numbers], self._counts[numbers]
+
+    def add(self, keys: Keys, counts: Numbers, rows: pa.RecordBatch) -> None:
+        """Add keys that are not there, each once, and their rows, key after key."""
+        known = self.values.rows
+        base = known.num_rows
+        self._numbers = np.concatenate([self._numbers, self._numbered(counts, base)])
+        self._put_in(keys)
+        self.values = RowValues(pa.concat_batches([known, rows]) if base else rows)
+
+    def take_in(self, deleted: Keys, keys: Keys, rows: pa.RecordBatch) -> bool:
+        """Take keys out of a complete table, then put others in, each once, with these rows.
+
+        Return whether it could; a table that could not is the one it was.
+        """
+        assert self.is_complete, "of a key that is not there nothing may be known"
+        assert not self._has_runs, "a key has one row"
+        known = self.values.rows
+        if (known.num_rows + len(keys) - self._read_rows) * _UNUSED_SHARE > self._read_rows:
+            return False
+        numbers = known.num_rows + 1 + np.arange(len(keys))
+        if self._by_value is not None:
+            gone, words = deleted.words, keys.words
+            assert gone is not None, "keys have one type"
+            assert words is not None, "keys have one type"
+            by_value = self._by_value.spanning(words)
+            if by_value is None:
+                return False
+            by_value.forget(gone)
+            by_value.put(words, numbers)
+            self._by_value = by_value
+        elif self._has_short_texts and not keys.are_short_texts:
+            return False
+        else:
+            self._renumber(deleted, keys, numbers.view(np.uint64))
+        if len(keys):
+            self.values = RowValues(pa.concat_batches([known, rows]), kept=True)
+        return True
+
+    def _renumber(self, deleted: Keys, keys: Keys, numbers: Words) -> None:
+        assert self._index is not None, "it has all keys"
+        if len(deleted):
+            self._index.forget(*self._indexed(deleted))
+        if len(keys):
+            words = self._indexed(keys)
+            is_new = self._index.renumber(*words, numbers=numbers)
+            if is_new.any():
+                self._index.add(*(each[is_new] for each in words), numbers=numbers[is_new])
+
+    def _put_in(self, keys: Keys) -> None:
+        words = self._indexed(keys)
+        if self._index is None:
+            self._index = KeyIndex(len(words))
+        self._index.add(*words)
+
+    def _indexed(self, keys: Keys) -> tuple[Words, ...]:
+        """Return what tells one key from another."""
+        if keys.words is not None:
+            return (keys.words.view(np.uint64),)
+        if self._has_short_texts:
+            return keys.text_words()
+        return keys.hashed if self._hasher is PROCESS_HASHER else keys.hashed_by(self._hasher)
+
+    @classmethod
+    def complete(
+        cls, row_schema: pa.Schema, keys: Keys, rows: pa.RecordBatch, *, has_runs: bool
+    ) -> KeyRows:
+        """Return all rows of a table, which have these keys."""
+        made = cls(row_schema, has_runs=has_runs)
+        made.is_complete = True
+        if has_runs and len(keys):
+            keys, counts, order = key_runs(keys)
+            rows = rows.take(pa.array(order))
+        else:
+            counts = np.ones(len(keys), dtype=np.int64)
+        made.values = RowValues(rows, kept=True)
+        made._read_rows = rows.num_rows
+        numbers = made._numbered(counts, 0)
+        words = keys.words
+        if words is not None and _ByValue.fits(words):
+            made._by_value = _ByValue.of(words, numbers)
+        else:
+            made._has_short_texts = keys.are_short_texts
+            made._put_in(keys)
+        return made
+
+    # -- in another process ------------------------------------------------------------------------
+
+    def parts(self) -> KeyRowsParts:
+        """Return what a complete table is made of."""
+        facts: dict[str, Any] = {
+            "has_runs": self._has_runs,
+            "has_short_texts": self._has_short_texts,
+            "hasher": self._hasher.seeds,
+            "read_rows": self._read_rows,
+        }
+        arrays: list[npt.NDArray[Any]] = [self._starts, self._counts]
+        if self._by_value is not None:
+            facts["least"] = int(self._by_value.least)
+            arrays.append(self._by_value.numbers)
+        elif self._index is not None:
+            facts |= {
+                "seed": self._index.seed,
+                "count": self._index.count,
+                "has_forgotten": self._index.has_forgotten,
+            }
+            arrays += self._index.levels
+        return KeyRowsParts(facts, arrays, self.values.rows)
+
+    @classmethod
+    def of_parts(cls, parts: KeyRowsParts) -> KeyRows:
+        """Return the complete table that has these parts."""
+        facts = parts.facts
+        made = cls(parts.rows.schema, has_runs=facts["has_runs"])
+        made.is_complete = True
+        made.values = RowValues(parts.rows, kept=True)
+        made._has_short_texts = facts["has_short_texts"]
+        made._hasher = KeyHasher(tuple(facts["hasher"]))
+        made._read_rows = facts["read_rows"]
+        made._starts, made._counts, *found_by = parts.arrays
+        if "least" in facts:
+            made._by_value = _ByValue(facts["least"], *found_by)
+        elif "seed" in facts:
+            made._index = KeyIndex(
+                found_by[0].shape[1] - 1,
+                seed=facts["seed"],
+                levels=found_by,
+                count=facts["count"],
+                has_forgotten=facts["has_forgotten"],
+            )
+        return made
+
+    def _numbered(self, counts: Numbers, base: int) -> Numbers:
+        """Return the numbers of new keys, whose rows begin at `base`."""
+        starts = base + np.cumsum(counts) - counts
+        if not self._has_runs:
+            return np.where(counts > 0, starts + 1, 0)
+        numbers = len(self._starts) + np.arange(len(counts))
+        self._starts = np.concatenate([self._starts, starts])
+        self._counts = np.concatenate([self._counts, counts])
+        return numbers
+
+
+def key_runs(keys: Keys) -> tuple[Keys, Numbers, Numbers]:
+    """Return each key once, how often it is there, and an order in which equal keys are together.
+
+    The keys come in that order.
+    """
+    first, second = keys.hashed
+    order = np.lexsort((second, first))
+    a, b = first[order], second[order]
+    heads = np.flatnonzero(np.r_[True, (a[1:] != a[:-1]) | (b[1:] != b[:-1])])
+    counts = np.diff(np.append(heads, len(order)))
+    return keys.at(order[heads]), counts, order

@@ -1,0 +1,174 @@
+"""`ALTER TABLE` on an attached name, as changes of the table itself.
+
+Spark would change the columns that its catalog remembers, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from streamhouse.connector.names._statement import Statement, Token, name_at, unquoted
+from streamhouse.core.errors import UnsupportedError
+
+__all__ = ["Alteration", "alteration_of", "commented"]
+
+_CAN: Final = (
+    "ADD COLUMNS (name type, column.field type), DROP COLUMN name, RENAME COLUMN old TO new,"
+    " ALTER COLUMN name[.field] TYPE type, ALTER COLUMN name COMMENT 'text', ALTER COLUMN name"
+    " DROP NOT NULL, SET TBLPROPERTIES, UNSET TBLPROPERTIES"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alteration:
+    """What to change: the schema, in the form of `alter_schema`, or properties."""
+
+    changes: tuple[dict[str, Any], ...] = ()
+    updates: dict[str, str] = field(default_factory=dict)
+    removals: tuple[str, ...] = ()
+
+
+def alteration_of(statement: Statement, *, type_of: Callable[[str], Any]) -> Alteration:
+    """Return what an `ALTER TABLE` asks for; `type_of` reads a type as Spark writes it.
+
+    Raises `UnsupportedError` for what a table has not, with what can be altered.
+    """
+    words = [token.word for token in statement.rest]
+    rest = list(statement.rest)
+    if words[:1] == ["ADD"] and words[1:2] in (["COLUMN"], ["COLUMNS"]):
+        specs = list(_listed(rest[2:]))
+        return Alteration(changes=tuple(_added(spec, statement, type_of=type_of) for spec in specs))
+    if _is_of_field(rest, words):
+        raise UnsupportedError(
+            f"ALTER TABLE {'.'.join(statement.name)} {' '.join(words[:2])}: a field inside a column"
+            " can be added and widened, and nothing else; add one more field or column, and write"
+            " the values there"
+        )
+    if words[:1] == ["DROP"] and words[1:2] in (["COLUMN"], ["COLUMNS"]):
+        names = [spec[0] for spec in _listed(rest[2:]) if len(spec) == 1]
+        if names and len(names) == len(list(_listed(rest[2:]))):
+            return Alteration(
+                changes=tuple({"drop": unquoted(n), "confirm": unquoted(n)} for n in names)
+            )
+    if words[:2] == ["RENAME", "COLUMN"] and len(words) == 5 and words[3] == "TO":
+        return Alteration(changes=({"rename": unquoted(rest[2]), "to": unquoted(rest[4])},))
+    if words[:1] in (["ALTER"], ["CHANGE"]):
+        return Alteration(changes=(_column(rest[1:], statement, type_of=type_of),))
+    if words[:2] in (["SET", "TBLPROPERTIES"], ["UNSET", "TBLPROPERTIES"]):
+        given = list(_listed(rest[2:]))
+        if words[0] == "SET":
+            pairs = (_property(spec, statement) for spec in given)
+            return Alteration(updates=dict(pairs))
+        return Alteration(removals=tuple("".join(map(unquoted, spec)) for spec in given))
+    raise _cannot(statement)
+
+
+def commented(column: str, statement: Statement) -> Alteration:
+    """Return what a `COMMENT ON COLUMN ... IS 'text' | NULL` asks for."""
+    rest = [token for token in statement.rest if token.text != ";"]
+    if len(rest) != 2 or rest[0].word != "IS" or not (rest[1].is_string or rest[1].word == "NULL"):
+        raise UnsupportedError(
+            f"COMMENT ON COLUMN {'.'.join(statement.name)}: write IS 'text', or IS NULL"
+        )
+    text = unquoted(rest[1]) if rest[1].is_string else ""
+    return Alteration(changes=({"comment": column, "to": text},))
+
+
+def _is_of_field(rest: Sequence[Token], words: Sequence[str]) -> bool:
+    """Whether what is altered, dropped or renamed is a field, and no type is widened.
+
+    A field's name has a dot outside of backticks.
+    """
+    if words[:1] not in (["ALTER"], ["CHANGE"], ["DROP"], ["RENAME"]):
+        return False
+    at = 2 if words[1:2] in (["COLUMN"], ["COLUMNS"]) else 1
+    at += words[at : at + 1] == ["("]
+    path, behind = name_at(rest, at)
+    return len(path) > 1 and words[behind : behind + 1] != ["TYPE"]
+
+
+def _cannot(statement: Statement) -> UnsupportedError:
+    what = " ".join(token.text for token in statement.rest[:3])
+    return UnsupportedError(
+        f"ALTER TABLE {'.'.join(statement.name)} {what} ...: that cannot be done to a Streamhouse"
+        f" table; what can be is {_CAN}"
+    )
+
+
+def _listed(tokens: Sequence[Token]) -> Iterator[list[Token]]:
+    """Yield the parts of a list `(a, b)` or `a, b`."""
+    if tokens and tokens[0].text == "(" and tokens[-1].text == ")":
+        tokens = tokens[1:-1]
+    part: list[Token] = []
+    depth = 0
+    for token in tokens:
+        depth += {"(": 1, "<": 1, ")": -1, ">": -1}.get(token.text, 0)
+        if token.text == "," and not depth:
+            yield part
+            part = []
+        else:
+            part.append(token)
+    if part:
+        yield part
+
+
+def _added(
+    spec: list[Token], statement: Statement, *, type_of: Callable[[str], Any]
+) -> dict[str, Any]:
+    """Return the change for `name[.field] type [COMMENT 'text'] [FIRST | AFTER column]`."""
+    end = len(spec)
+    change: dict[str, Any] = {}
+    while end > 2:
+        words = [token.word for token in spec[:end]]
+        if words[-1] == "FIRST":
+            change["first"], end = True, end - 1
+        elif words[-2] == "AFTER":
+            change["after"], end = unquoted(spec[end - 1]), end - 2
+        elif words[-2] == "COMMENT":
+            change["comment"], end = unquoted(spec[end - 1]), end - 2
+        else:
+            break
+    words = [token.word for token in spec[:end]]
+    path, behind = name_at(spec[:end], 0) if end > 2 and words[1] == "." else ((), 0)
+    name: str | list[str] = list(path)
+    if not path and spec:
+        name, behind = unquoted(spec[0]), 1
+    if end <= behind or words[-2:] == ["NOT", "NULL"] or "DEFAULT" in words:
+        raise _cannot(statement)
+    return {"add": name, "type": type_of(_text(spec[behind:end], statement)), **change}
+
+
+def _column(
+    rest: list[Token], statement: Statement, *, type_of: Callable[[str], Any]
+) -> dict[str, Any]:
+    """Return the change for `[COLUMN] name TYPE type | COMMENT 'text' | DROP NOT NULL`.
+
+    A field has a type, too: `name.field`.
+    """
+    if rest and rest[0].word == "COLUMN":
+        rest = rest[1:]
+    words = [token.word for token in rest]
+    path, behind = name_at(rest, 0)
+    if words[behind : behind + 1] == ["TYPE"] and len(rest) > behind + 1:
+        widened = path[0] if len(path) == 1 else list(path)
+        return {"widen": widened, "to": type_of(_text(rest[behind + 1 :], statement))}
+    if words[1:2] == ["COMMENT"] and len(rest) == 3:
+        return {"comment": unquoted(rest[0]), "to": unquoted(rest[2])}
+    if words[1:] == ["DROP", "NOT", "NULL"]:
+        return {"drop_not_null": unquoted(rest[0])}
+    raise _cannot(statement)
+
+
+def _property(spec: list[Token], statement: Statement) -> tuple[str, str]:
+    """Return the pair of `'key' = 'value'`; the key may be written without quotes."""
+    texts = [token.text for token in spec]
+    if "=" not in texts:
+        raise _cannot(statement)
+    at = texts.index("=")
+    return "".join(map(unquoted, spec[:at])), "".join(map(unquoted, spec[at + 1 :]))
+
+
+def _text(tokens: Sequence[Token], statement: Statement) -> str:
+    return statement.text[tokens[0].start : tokens[-1].end]

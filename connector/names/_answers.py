@@ -1,0 +1,274 @@
+"""What a statement does that names our format or an attached name: it is done, refused, or Spark's.
+
+Spark 4.3 would answer OK to most of them and change nothing but an entry of its catalog.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from pyspark.sql.types import StructType
+
+from streamhouse.connector.names._alteration import alteration_of, commented
+from streamhouse.connector.names._attached_names import (
+    AttachedName,
+    attached,
+    refresh,
+    run_as_spark,
+)
+from streamhouse.connector.names._definition import Definition, definition_of
+from streamhouse.connector.names._shared_options import check_plan, check_statement
+from streamhouse.connector.names._statement import Statement
+from streamhouse.connector.write._spark_types import arrow_columns
+from streamhouse.connector.write._write_options import write_options
+from streamhouse.connector.write._write_table import existing_or_created
+from streamhouse.core.errors import (
+    AlreadyExistsError,
+    InvalidRequestError,
+    NotFoundError,
+    TableExistsError,
+    UnsupportedError,
+)
+from streamhouse.core.model.schema import canonical_type, type_to_json
+from streamhouse.reading.options.connection import client_for, connection_options
+from streamhouse.reading.options.options import (
+    BATCH,
+    FORMAT,
+    PROVIDER_PREFIX,
+    STREAM,
+    WRITE,
+    applicable,
+    check_keys,
+)
+
+__all__ = ["Names", "is_ours", "no_such_definition"]
+
+_CHANGES: Final = {
+    "TRUNCATE TABLE": "truncate",
+    "DELETE": "delete",
+    "UPDATE": "update",
+    "MERGE": "merge",
+}
+
+
+def is_ours(provider: Any) -> bool:
+    """Whether a format is ours, or that of an attached name."""
+    if not isinstance(provider, str):
+        return False
+    return provider.lower() == FORMAT or provider.lower().startswith(PROVIDER_PREFIX)
+
+
+def no_such_definition(what: str, name: str) -> UnsupportedError:
+    """Return the error for a call that would define a table in Spark's catalog only."""
+    return UnsupportedError(
+        f"{what} would make '{name}' a name in Spark's catalog that knows no table: write by"
+        f" .format('{FORMAT}').mode('append').save('database.table') (a stream: .start), which"
+        f" creates the table, then streamhouse.attach(spark, 'database.table', '{name}'); or use"
+        f" SQL, CREATE TABLE {name} (...) USING {FORMAT}"
+    )
+
+
+class Names:
+    """Answers statements of one session.
+
+    `attach` makes a name: (table, name, options).
+    """
+
+    def __init__(self, spark: Any, attach: Callable[..., Any]) -> None:
+        self._spark = spark
+        self._attach = attach
+
+    def answer(self, statement: Statement) -> bool:
+        """Do what the statement asks for, and say so; False leaves it to Spark.
+
+        Raises `UnsupportedError` for what cannot be, with what to use.
+        """
+        name = ".".join(statement.name)
+        if is_ours(statement.provider):
+            if statement.verb == "CREATE TABLE":
+                self._define(definition_of(statement))
+                return True
+            raise _no_replacement(statement, name)
+        if statement.like is not None and attached(self._spark, statement.like) is not None:
+            raise UnsupportedError(
+                f"CREATE TABLE {name} LIKE {'.'.join(statement.like)}: the new name would stand for"
+                " the same table; make a table with CREATE TABLE ... USING streamhouse AS SELECT"
+                " ... WHERE false"
+            )
+        if statement.verb in ("CREATE TABLE", "CREATE VIEW"):
+            return False
+        if statement.verb == "COMMENT ON COLUMN":
+            return self._comment(statement, name)
+        found = attached(self._spark, statement.name)
+        return found is not None and self._answer_for(found, statement, name)
+
+    def refuse(self, within: Iterable[Statement]) -> None:
+        """Refuse the statements of a script that Spark would execute without asking us."""
+        for statement in within:
+            verb, of = statement.verb, statement.like or statement.name
+            if verb == "COMMENT ON COLUMN":
+                of = of[:-1]
+            is_sparks = verb == "REFRESH TABLE" or (
+                verb in ("CREATE TABLE", "CREATE VIEW") and statement.like is None
+            )
+            if not is_ours(statement.provider) and (is_sparks or attached(self._spark, of) is None):
+                continue
+            raise UnsupportedError(
+                f"{statement.verb} {'.'.join(statement.name)} within BEGIN ... END or EXECUTE"
+                " IMMEDIATE would change Spark's catalog and nothing else, because Spark asks no"
+                " Python source about such statements: give the statement to spark.sql by itself"
+            )
+
+    def _answer_for(self, found: AttachedName, statement: Statement, name: str) -> bool:
+        table = found.connection.name
+        verb = statement.verb
+        if verb == "REFRESH TABLE":
+            refresh(self._spark, found, is_forced=True)
+            return False
+        if verb == "REPLACE TABLE":
+            raise _no_replacement(statement, name)
+        if table.part:
+            raise UnsupportedError(
+                f"{verb} {name}: the name stands for '{table}', which can only be read; attach"
+                f" '{table.path}'"
+            )
+        if verb in _CHANGES:
+            raise UnsupportedError(
+                f"{verb} {name}: PySpark lets no Python source change rows by SQL; use"
+                f" streamhouse.Table(spark, '{table}').{_CHANGES[verb]}(...), or INSERT OVERWRITE"
+                " to replace all rows"
+            )
+        if verb == "COMMENT ON TABLE":
+            raise UnsupportedError(
+                f"COMMENT ON TABLE {name}: a Streamhouse table has no comment, its columns have:"
+                f" COMMENT ON COLUMN {name}.column IS 'text'"
+            )
+        words = [token.word for token in statement.rest[:2]]
+        if words == ["RENAME", "TO"]:
+            raise UnsupportedError(
+                f"ALTER TABLE {name} RENAME TO: a table keeps its name '{table}' for life; for"
+                f" another name in Spark use streamhouse.attach(spark, '{table}', 'new_name')"
+            )
+        self._alter(found, statement)
+        return True
+
+    def _comment(self, statement: Statement, name: str) -> bool:
+        """Comment a column of an attached name."""
+        # A table's name has three parts at most; what is behind it is a column, or a field in one.
+        for end in range(1, min(4, len(statement.name))):
+            found = attached(self._spark, statement.name[:end])
+            if found is None:
+                continue
+            table, column = found.connection.name, statement.name[end:]
+            if table.part or len(column) > 1:
+                what = f"'{table}' can only be read" if table.part else "a field has no comment"
+                raise UnsupportedError(
+                    f"COMMENT ON COLUMN {name}: {what}; comment a column of '{table.path}'"
+                )
+            alteration = commented(column[0], statement)
+            found.client.alter_schema(str(table.path), alteration.changes)
+            refresh(self._spark, found)
+            return True
+        return False
+
+    def _alter(self, found: AttachedName, statement: Statement) -> None:
+        path = str(found.connection.name.path)
+        alteration = alteration_of(statement, type_of=functools.partial(_type_of, table=path))
+        if alteration.changes:
+            found.client.alter_schema(path, alteration.changes)
+        else:
+            found.client.alter_properties(
+                path, updates=alteration.updates, removals=alteration.removals
+            )
+        refresh(self._spark, found)
+
+    def _define(self, definition: Definition) -> None:
+        """Make a table, if columns or a query are given, and attach it."""
+        sql_name = ".".join(definition.name)
+        if self._spark.catalog.tableExists(sql_name):
+            if definition.only_if_absent:
+                return
+            raise AlreadyExistsError(
+                f"Spark has a table or view '{sql_name}' already; DROP TABLE {sql_name} drops an"
+                " attached name and leaves its table as it is"
+            )
+        given = {key.lower(): text for key, text in definition.options.items()}
+        parts = definition.name[-2:]
+        if len(parts) == 1:
+            parts = (self._spark.catalog.currentDatabase(), *parts)
+        given.setdefault("table", ".".join(parts))
+        check_keys(given, uses=(BATCH, STREAM, WRITE))
+        if len(definition.name) > 1 and not self._spark.catalog.databaseExists(
+            ".".join(definition.name[:-1])
+        ):
+            raise InvalidRequestError(
+                f"Spark has no database '{'.'.join(definition.name[:-1])}' for the name"
+                f" '{sql_name}': CREATE DATABASE first"
+            )
+        self._make(definition, given)
+        reads = applicable(given, uses=(BATCH, STREAM))
+        table = reads.pop("table")
+        self._attach(table, sql_name, reads)
+
+    def _make(self, definition: Definition, given: dict[str, str]) -> None:
+        connection = connection_options(given)
+        client = client_for(connection.endpoint, connection.token)
+        path = str(connection.name)
+        try:
+            client.describe_table(path)
+            exists = True
+        except NotFoundError:
+            exists = False
+        if definition.columns is None and definition.query is None:
+            if not exists:
+                raise InvalidRequestError(
+                    f"there is no table '{path}' to give a name to: name its columns, or its query"
+                )
+            return
+        if exists:
+            if definition.only_if_absent:
+                return
+            raise TableExistsError(
+                f"table '{path}' exists already: CREATE TABLE {'.'.join(definition.name)} USING"
+                f" {FORMAT} without columns and query makes it a name in Spark"
+            )
+        wanted = applicable(given, uses=(WRITE,)) | {"keepnullability": "true"}
+        if definition.columns is not None:
+            if definition.query is not None:
+                raise UnsupportedError("CREATE TABLE takes columns or AS SELECT, not both")
+            schema = StructType.fromDDL(definition.columns)
+            assert isinstance(schema, StructType)
+            columns = arrow_columns(schema, table=path)
+            existing_or_created(client, write_options(wanted), columns, is_stream=False)
+            return
+        assert definition.query is not None
+        wanted.pop("keepnullability")
+        check_statement(self._spark, definition.query)
+        frame = run_as_spark(self._spark, definition.query)
+        check_plan(self._spark, frame, text=definition.query)
+        frame.write.format(FORMAT).options(**wanted).mode("append").save()
+
+
+def _no_replacement(statement: Statement, name: str) -> UnsupportedError:
+    if statement.verb == "CREATE VIEW":
+        return UnsupportedError(
+            f"a temporary view USING {FORMAT} would keep the rows of its first use: make it of a"
+            f" DataFrame, spark.read.format('{FORMAT}').load('database.table')"
+            f".createOrReplaceTempView('{name}'), or streamhouse.attach(spark, 'database.table',"
+            f" '{name}')"
+        )
+    return UnsupportedError(
+        f"REPLACE TABLE {name}: a Streamhouse table is not replaced by another definition; INSERT"
+        " OVERWRITE, or mode('overwrite'), replaces its rows, ALTER TABLE its columns, and the"
+        " client's drop_table drops it"
+    )
+
+
+def _type_of(text: str, *, table: str) -> Any:
+    """Return a type as Spark writes it in the form of a change of the schema."""
+    schema = StructType.fromDDL(f"c {text}")
+    assert isinstance(schema, StructType)
+    arrow = arrow_columns(schema, table=table).field(0).type
+    return type_to_json(canonical_type(arrow, where=text))

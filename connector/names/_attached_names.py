@@ -1,0 +1,181 @@
+"""Which SQL names stand for which tables, and what columns Spark's catalog believes they have.
+
+Spark's session catalog keeps the columns that a table had when its name was made, and PySpark 4.3
+never asks a Python source again (`PythonDataSourceV2.supportsExternalMetadata` is true). So a
+statement that mentions an attached name first compares the table's schema version with the one the
+catalog was told, and tells it anew if that is another. Names are of one Spark application.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pyspark.sql.types import StructType
+
+from streamhouse.client import StorageClient
+from streamhouse.connector.names._asked_first import own_method
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.reading.options.connection import (
+    ConnectionOptions,
+    client_for,
+    connection_options,
+)
+
+__all__ = [
+    "OWN_METHOD",
+    "AttachedName",
+    "attached",
+    "attached_in",
+    "catalog_name",
+    "has_attached",
+    "is_attached",
+    "note",
+    "noted",
+    "refresh",
+    "run_as_spark",
+]
+
+OWN_METHOD: Final = "_of_spark_alone"
+"""The mark of what `hooks.py` puts around Spark's methods."""
+SESSION_CATALOG: Final = "spark_catalog"
+_lock: Final = threading.Lock()
+_names: Final[dict[tuple[str, str], AttachedName]] = {}
+
+
+@dataclass(slots=True, kw_only=True)
+class AttachedName:
+    """One name: `database.name` in Spark, the options it stands for, and its version there.
+
+    `session` is the one in which its provider, a format of its own, is registered.
+    """
+
+    sql_name: str
+    provider: str
+    options: Mapping[str, str]
+    schema: Callable[[], StructType]
+    session: str
+    version: tuple[int, int] | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def connection(self) -> ConnectionOptions:
+        """The table, and where it is."""
+        return connection_options(self.options)
+
+    @property
+    def client(self) -> StorageClient:
+        """The service that has the table."""
+        connection = self.connection
+        return client_for(connection.endpoint, connection.token)
+
+    def asked_version(self) -> tuple[int, int] | None:
+        """Return the table's identity and schema version now; None for what has no such."""
+        name = self.connection.name
+        if name.is_iceberg or name.is_metadata:
+            return None
+        info = self.client.describe_table(str(name.path))
+        return info.table_id, info.schema_id
+
+
+def catalog_name(spark: Any, parts: Sequence[str]) -> str:
+    """Return `database.name` in lower case, as Spark's session catalog knows a name."""
+    if len(parts) == 3 and parts[0].lower() == SESSION_CATALOG:
+        parts = parts[1:]
+    if len(parts) == 1:
+        parts = (spark.catalog.currentDatabase(), *parts)
+    return ".".join(parts).lower()
+
+
+def note(spark: Any, name: AttachedName) -> None:
+    """Remember a name that was attached."""
+    name.version = name.asked_version()
+    with _lock:
+        _names[_application(spark), name.sql_name] = name
+
+
+def noted(spark: Any, sql_name: str) -> AttachedName | None:
+    """Return what `note` remembers of `database.name`, whatever became of the name since."""
+    return _names.get((_application(spark), sql_name))
+
+
+def attached(spark: Any, parts: Sequence[str]) -> AttachedName | None:
+    """Return what a name stands for, None if it is no attached one."""
+    ends = {sql_name.rpartition(".")[2] for _, sql_name in _names}
+    if not parts or parts[-1].lower() not in ends:
+        return None
+    found = _names.get((_application(spark), catalog_name(spark, parts)))
+    return found if found is not None and _is_ours(spark, found) else None
+
+
+def has_attached(spark: Any) -> bool:
+    """Whether any name was attached in this application."""
+    return bool(_names) and _application(spark) in {application for application, _ in list(_names)}
+
+
+def attached_in(spark: Any, text: str) -> list[AttachedName]:
+    """Return the attached names whose last part stands in a statement; some of them mean others."""
+    if not _names:
+        return []
+    words = set(re.findall(r"\w+", text.lower()))
+    mentioned = [key for key in list(_names) if key[1].rpartition(".")[2] in words]
+    if not mentioned:
+        return []
+    application = _application(spark)
+    return [_names[key] for key in mentioned if key[0] == application]
+
+
+def run_as_spark(spark: Any, text: str) -> Any:
+    """Run a statement without asking us."""
+    return own_method(type(spark), "sql", mark=OWN_METHOD)(spark, text)
+
+
+def refresh(spark: Any, name: AttachedName, *, is_forced: bool = False) -> None:
+    """Tell Spark's catalog the table's columns, if they are others than it was told.
+
+    `is_forced`: also if they are not, because others may have told the catalog something else.
+
+    What keeps the service from answering, the statement itself will say.
+    """
+    try:
+        version = name.asked_version()
+    except StreamhouseError:
+        return
+    if version == name.version and not is_forced:
+        return
+    with name.lock:
+        if (version == name.version and not is_forced) or not _is_ours(spark, name):
+            return
+        columns = name.schema().toDDL()
+        run_as_spark(spark, f"ALTER TABLE {_quoted(name.sql_name)} REPLACE COLUMNS ({columns})")
+        name.version = version
+
+
+def _is_ours(spark: Any, name: AttachedName) -> bool:
+    """Whether the name is still what was attached: it may have been dropped, and used again."""
+    if not spark.catalog.tableExists(_quoted(name.sql_name)):
+        return False
+    return is_attached(spark, name.sql_name)
+
+
+def is_attached(spark: Any, sql_name: str) -> bool:
+    """Whether Spark has the name as a table of a Python source."""
+    described = run_as_spark(spark, f"DESCRIBE TABLE EXTENDED {sql_name}").collect()
+    details = {row.col_name: row.data_type for row in described}
+    # Spark names the provider of every table but those of Python sources, which are entries of the
+    # catalog without data of their own. A view has no type.
+    return "Provider" not in details and details.get("Type") in ("MANAGED", "EXTERNAL")
+
+
+def _quoted(sql_name: str) -> str:
+    return ".".join(f"`{part}`" for part in sql_name.split("."))
+
+
+def _application(spark: Any) -> str:
+    try:
+        return str(spark.sparkContext.applicationId)
+    except Exception:  # noqa: BLE001 - Spark Connect has no context, and says so in its own ways
+        return str(spark.session_id)

@@ -1,0 +1,78 @@
+"""Where a statement's text names relations, and which options it gives them by `WITH (...)`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from streamhouse.connector.names._statement import Token, name_at, tokens_of, unquoted
+
+__all__ = ["Use", "is_defined_in", "plain_uses", "uses_with_options"]
+
+_RELATION_FOLLOWS: Final = ("FROM", "JOIN", "STREAM", ",", "(")
+_WRITES: Final = ("INTO", "OVERWRITE")
+
+
+class Use(NamedTuple):
+    """One use of a name as a relation, and the options of its `WITH (...)`."""
+
+    name: tuple[str, ...]
+    options: Mapping[str, str]
+
+
+def uses_with_options(text: str) -> Iterator[Use]:
+    """Yield the uses `name WITH (...)` that read, in a statement or a script."""
+    if not re.search(r"\bWITH\s*\(", text, re.IGNORECASE):
+        return
+    tokens = tokens_of(text)
+    for start, name, end in _names(tokens):
+        words = [token.word for token in tokens[end : end + 2]]
+        before = [token.word for token in tokens[max(start - 2, 0) : start]]
+        is_write = any(word in before for word in _WRITES)
+        if words == ["WITH", "("] and not is_write:
+            yield Use(name, dict(_pairs(tokens[end + 2 :])))
+
+
+def plain_uses(text: str) -> Iterator[tuple[str, ...]]:
+    """Yield the names that stand where a relation may, without options; some are columns."""
+    tokens = tokens_of(text)
+    for start, name, end in _names(tokens):
+        follows = tokens[end].word if end < len(tokens) else ""
+        if start and tokens[start - 1].word in _RELATION_FOLLOWS and follows != "WITH":
+            yield name
+
+
+def _names(tokens: Sequence[Token]) -> Iterator[tuple[int, tuple[str, ...], int]]:
+    """Yield where each dotted name starts, its parts, and where it ends."""
+    at = 0
+    while at < len(tokens):
+        name, end = ((), at) if tokens[at].is_string else name_at(tokens, at)
+        if name:
+            yield at, name, end
+        at = max(end, at + 1)
+
+
+def _pairs(tokens: Sequence[Token]) -> Iterator[tuple[str, str]]:
+    """Yield the options up to the closing parenthesis: `key = value`, or `key value`."""
+    part: list[Token] = []
+    for token in tokens:
+        if token.text not in (",", ")") or token.is_string:
+            part.append(token)
+            continue
+        if part:
+            signs = [place for place, each in enumerate(part) if each.text == "="]
+            split = signs[0] if signs else len(part) - 1
+            key = "".join(map(unquoted, part[:split])).lower()
+            yield key, " ".join(unquoted(each) for each in part[split:] if each.text != "=")
+        part = []
+        if token.text == ")":
+            return
+
+
+def is_defined_in(name: Sequence[str], text: str) -> bool:
+    """Whether a name is that of a common table expression of the statement."""
+    pattern = (
+        rf"(?:\bWITH\s+(?:RECURSIVE\s+)?|,\s*)`?{re.escape(name[0])}`?\s*(?:\([^)]*\)\s*)?AS\s*\("
+    )
+    return len(name) == 1 and re.search(pattern, text, re.IGNORECASE) is not None

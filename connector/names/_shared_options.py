@@ -1,0 +1,208 @@
+"""Uses of one name with different options in one statement: refused, as are options of a view.
+
+Spark looks a name up once a statement. All uses of it share one Python source, which is made with
+the options of the first use; the other options are in the plan, and nobody reads them. The same
+happens to a use with options of a name that is cached. A view has no options: Spark drops them.
+
+Where the JVM can be asked, the analyzed plan says which uses share a source, those within views
+and subqueries, too. Else, under Spark Connect and in scripts, the text has to do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
+from pyspark.errors import PySparkException
+
+from streamhouse.connector.names._asked_first import has_jvm
+from streamhouse.connector.names._attached_names import AttachedName, attached, has_attached
+from streamhouse.connector.names._option_uses import (
+    Use,
+    is_defined_in,
+    plain_uses,
+    uses_with_options,
+)
+from streamhouse.core.errors import UnsupportedError
+from streamhouse.reading.options.options import OPTIONS
+
+__all__ = ["check_plan", "check_statement", "check_view_options"]
+
+_COMMANDS: Final = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
+    r"(?:(?:WITH|FROM)\b.*\bINSERT|INSERT|CREATE|REPLACE|CACHE|MERGE)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Statements that store or note what a query returns, before anybody sees its plan."""
+_SCRIPTS: Final = re.compile(r"\s*(?:BEGIN|EXECUTE)\b", re.IGNORECASE)
+_VIEW: Final = "View ("
+"""What Spark's text of a plan has where a view is."""
+_READ_OPTIONS: Final = {option.key.lower() for option in OPTIONS}
+_SECRETS: Final = ("token",)
+
+
+def check_statement(spark: Any, text: str) -> None:
+    """Raise `UnsupportedError` for what can be known before Spark executes a statement.
+
+    What a query returns is checked by `check_plan`, which costs less.
+    """
+    uses = list(uses_with_options(text))
+    for use in uses:
+        if is_defined_in(use.name, text) or attached(spark, use.name) is None:
+            check_view_options(spark, use.name, use.options, is_query=is_defined_in(use.name, text))
+    if has_jvm(spark) and not _SCRIPTS.match(text):
+        if not _COMMANDS.match(text) or not has_attached(spark):
+            return
+        plan = _analyzed(spark, text)
+        if plan is not None:
+            _check_shared(spark, plan)
+            return
+    _check_text(spark, text, uses)
+    if not has_jvm(spark) and re.search(r"\bVIEW\b", text, re.IGNORECASE):
+        for use in uses:
+            if (name := attached(spark, use.name)) is not None:
+                raise UnsupportedError(
+                    f"a view of '{name.sql_name}' WITH ({_shown(use.options)}): under Spark Connect"
+                    " nobody sees whether a statement that uses the view uses the name with other"
+                    f" options, too; {_advice(name, use.options)}"
+                )
+
+
+def check_plan(spark: Any, frame: Any, *, text: str = "", has_options: bool = False) -> None:
+    """Raise `UnsupportedError` if uses of one name in a frame share a source and differ.
+
+    `text` is the statement, and `has_options` says that a reader was given some. Without either the
+    plan is looked at only if it has a view, which may hide some: each look asks the JVM.
+    """
+    if not has_jvm(spark) or not has_attached(spark):
+        return
+    plan = frame._jdf.queryExecution().analyzed()
+    if has_options or any(uses_with_options(text)) or _VIEW in plan.toString():
+        _check_shared(spark, plan)
+
+
+def check_view_options(
+    spark: Any, name: Sequence[str], options: Mapping[str, Any], *, is_query: bool = False
+) -> None:
+    """Raise `UnsupportedError` for options of a read that name a view, which Spark drops."""
+    ours = {key: str(text) for key, text in options.items() if key.lower() in _READ_OPTIONS}
+    if ours and (is_query or _is_view(spark, name)):
+        shown = ".".join(name)
+        raise UnsupportedError(
+            f"options ({_shown(ours)}) of '{shown}', which is a view or a query: Spark drops them"
+            " there; give them where the table is named, in load(...), attach(...), or behind the"
+            f" name that the view reads, or filter '{shown}'"
+        )
+
+
+def _is_view(spark: Any, name: Sequence[str]) -> bool:
+    try:
+        found = spark.catalog.getTable(".".join(f"`{part}`" for part in name))
+    except PySparkException:
+        return False
+    return found.tableType in ("TEMPORARY", "VIEW")
+
+
+# -- by the plan -----------------------------------------------------------------------------------
+
+
+def _analyzed(spark: Any, text: str) -> Any:
+    """Return the plan of a statement that is not executed; None if Spark has an objection."""
+    try:
+        state = spark._jsparkSession.sessionState()
+        skip = spark._jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
+        return state.executePlan(state.sqlParser().parsePlan(text), skip).analyzed()
+    except (Py4JError, PySparkException):
+        # Spark's own sentence says what is wrong, or there are parameters to fill in.
+        return None
+
+
+def _check_shared(spark: Any, plan: Any) -> None:
+    first: dict[int, dict[str, str]] = {}
+    for leaf, kind in _leaves(plan):
+        identifier = leaf.identifier()
+        if not identifier.isDefined():
+            # A load has a source of its own.
+            continue
+        name = str(identifier.get().toString())
+        table = spark._jvm.System.identityHashCode(leaf.table())
+        is_batch = kind == "DataSourceV2Relation"
+        options = dict((leaf.options() if is_batch else leaf.extraOptions()).asCaseSensitiveMap())
+        options = {str(key).lower(): str(text) for key, text in options.items()}
+        is_shared = options != first.setdefault(table, options)
+        if not (is_shared or options) or (found := attached(spark, tuple(name.split(".")))) is None:
+            continue
+        if is_shared:
+            raise _differing(found, first[table], options)
+        if is_batch and spark.catalog.isCached(name):
+            raise UnsupportedError(
+                f"'{found.sql_name}' is cached, so WITH ({_shown(options)}) would give the cached"
+                f" rows; UNCACHE TABLE it, or {_advice(found, options)}"
+            )
+
+
+def _leaves(plan: Any) -> Iterator[tuple[Any, str]]:
+    """Yield the relations of a plan that may be Python sources, those of its subqueries, too."""
+    # A command that stores what a query returns has the query inside.
+    plans = [plan, *_elements(plan.innerChildren())]
+    plans += [query for each in plans for query in _elements(each.subqueriesAll())]
+    for each in plans:
+        for leaf in _elements(each.collectLeaves()):
+            kind = leaf.getClass().getSimpleName()
+            if kind in ("DataSourceV2Relation", "StreamingRelationV2"):
+                yield leaf, kind
+
+
+def _elements(sequence: Any) -> list[Any]:
+    return [sequence.apply(place) for place in range(sequence.size())]
+
+
+# -- by the text -----------------------------------------------------------------------------------
+
+
+def _check_text(spark: Any, text: str, uses: Sequence[Use]) -> None:
+    options_of: dict[str, Mapping[str, str]] = {}
+    for use in uses:
+        name = attached(spark, use.name)
+        if name is None:
+            continue
+        first = options_of.setdefault(name.sql_name, use.options)
+        if first != use.options:
+            raise _differing(name, first, use.options)
+    for parts in plain_uses(text) if options_of else ():
+        name = attached(spark, parts)
+        if name is not None and name.sql_name in options_of:
+            raise _differing(name, options_of[name.sql_name], {})
+
+
+# -- what is said ----------------------------------------------------------------------------------
+
+
+def _differing(
+    name: AttachedName, first: Mapping[str, str], other: Mapping[str, str]
+) -> UnsupportedError:
+    one, two = (f"({_shown(options)})" if options else "none" for options in (first, other))
+    return UnsupportedError(
+        f"a statement uses '{name.sql_name}' with different options, {one} and {two}: Spark gives"
+        " all uses of a name in a statement the options of one of them;"
+        f" {_advice(name, other or first)}"
+    )
+
+
+def _advice(name: AttachedName, options: Mapping[str, str]) -> str:
+    given = ", ".join(f"{key!r}: {_text(key, text)!r}" for key, text in sorted(options.items()))
+    second = name.sql_name.rpartition(".")[2] + "_2"
+    return (
+        "give the table a second name with its own options: streamhouse.attach(spark,"
+        f" '{name.connection.name}', '{second}', **{{{given}}})"
+    )
+
+
+def _shown(options: Mapping[str, str]) -> str:
+    return ", ".join(f"{key} = '{_text(key, text)}'" for key, text in sorted(options.items()))
+
+
+def _text(key: str, text: str) -> str:
+    return "***" if key.lower() in _SECRETS else text

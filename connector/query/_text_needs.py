@@ -1,0 +1,186 @@
+"""What a statement needs of each table, by its own text: for where Spark's planner cannot be asked.
+
+That is so under Spark Connect, and for a statement whose plan holds only now (`current_date()`).
+Nothing is resolved as Spark resolves it; what is said here is more than enough, or nothing:
+
+- a column is needed if its name stands anywhere in the statement. All are, where a name need not
+  stand there: with `*`, NATURAL joins, PIVOT and the like
+- rows can be dropped by a comparison of the table's own columns with literals, in the WHERE of the
+  SELECT whose FROM names the table. It must be one that the option `where` understands, which gives
+  it Spark's meaning. No join of the SELECT may depend on rows that are not there
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sqlglot import exp
+
+from streamhouse.connector.query._plan_needs import MOMENTS, PlanNeeds, ScanNeeds
+from streamhouse.connector.query._statement import Statement, TableUse
+from streamhouse.reading.options.quoted_names import quoted
+
+__all__ = ["TextTable", "needs_of_text"]
+
+# Names that are not what they seem: values of settings, names made of texts, and characters that
+# are equal to others without regard to case.
+_HIDING: Final = re.compile(
+    r"\$\{|\|>|\b[iI][dD][eE][nN][tT][iI][fF][iI][eE][rR]\b|[\u017f\u212a\u0130\u0131]"
+)
+_UNLIKE_SPARK: Final = re.compile(r"[\\\"]|''")
+"""Where sqlglot may read another text than Spark does."""
+_KINDS_OF_LEFT: Final = frozenset({"", "OUTER", "SEMI", "ANTI"})
+_PLACES: Final = ("this", "table", "db", "catalog")
+"""Where sqlglot puts the parts of a column's name, the last first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """A table that a statement names: the key of its needs, and its columns."""
+
+    key: str
+    columns: tuple[str, ...]
+
+
+def needs_of_text(
+    statement: Statement, tables: Mapping[tuple[str, ...], TextTable], *, has_usual_literals: bool
+) -> PlanNeeds | None:
+    """Return what a statement needs of its tables; None if its text does not tell.
+
+    `has_usual_literals` says that the session reads literals as the option `where` does; without
+    it all rows are needed.
+    """
+    tree = statement.tree
+    if tree is None or _hides_columns(tree, statement.text, tables):
+        return None
+    text = statement.text.lower()
+    may_drop = has_usual_literals and _UNLIKE_SPARK.search(text) is None
+    scans = []
+    for use in statement.uses:
+        table = tables.get(use.name)
+        if table is None:
+            continue
+        if use.node.args.get("joins") or not isinstance(use.node.parent, exp.From | exp.Join):
+            return None
+        columns = tuple(column for column in table.columns if _is_named(column, text))
+        conditions = tuple(_conditions(use, table)) if may_drop else ()
+        scans.append(ScanNeeds(table.key, columns, conditions, bool(conditions)))
+    counted = scans[0].key if len(scans) == 1 and _only_counts(tree) else None
+    return PlanNeeds(tuple(scans), counted)
+
+
+def _hides_columns(tree: exp.Query, text: str, tables: Mapping[tuple[str, ...], TextTable]) -> bool:
+    """Whether the statement may use columns whose names do not stand in it."""
+    if _HIDING.search(text):
+        return True
+    if any(not isinstance(star.parent, exp.Count) for star in tree.find_all(exp.Star)):
+        return True
+    if any(join.method for join in tree.find_all(exp.Join)) or tree.find(exp.Pivot):
+        return True
+    if any(
+        alias.args.get("columns") and isinstance(alias.parent, exp.Table)
+        for alias in tree.find_all(exp.TableAlias)
+    ):
+        return True
+    # A session may read quoted names as patterns of names.
+    known = {column.lower() for table in tables.values() for column in table.columns}
+    known |= {part.lower() for name in tables for part in name}
+    return any(
+        not re.fullmatch(r"\w+", found.name) and found.name.lower() not in known
+        for found in tree.find_all(exp.Identifier)
+    )
+
+
+def _is_named(column: str, text: str) -> bool:
+    name = column.lower()
+    if not re.fullmatch(r"\w+", name, re.ASCII):
+        return not name.isascii() or name in text or quoted(name) in text
+    return re.search(rf"(?<!\w){name}(?!\w)", text) is not None
+
+
+def _only_counts(tree: exp.Query) -> bool:
+    """Whether a query is `SELECT count(*) FROM table`, and nothing else."""
+    given = {name for name, value in tree.args.items() if value}
+    if not isinstance(tree, exp.Select) or given != {"expressions", "from_"}:
+        return False
+    if len(tree.expressions) != 1 or tree.args["from_"].this.args.get("sample"):
+        return False
+    counted = tree.expressions[0].unalias()
+    return isinstance(counted, exp.Count) and isinstance(counted.this, exp.Star)
+
+
+def _conditions(use: TableUse, table: TextTable) -> Iterator[str]:
+    """Yield conditions that are true for each of the table's rows that matter to its SELECT."""
+    clause = use.node.parent
+    select = None if clause is None else clause.parent
+    if not isinstance(select, exp.Select) or not _keeps_order(select, clause):
+        return
+    where = select.args.get("where")
+    if where is None:
+        return
+    is_alone = not select.args.get("joins")
+    found = where.this.unnest()
+    for condition in found.flatten() if isinstance(found, exp.And) else (found,):
+        own = _own(condition, use, table, is_alone=is_alone)
+        if own is not None and not MOMENTS.search(own):
+            yield f"({own})"
+
+
+def _keeps_order(select: exp.Select, clause: exp.Expr | None) -> bool:
+    """Whether dropping rows of a table of FROM is the same before and after the joins."""
+    if select.args.get("laterals") or select.find(exp.TableSample):
+        return False
+    joins = select.args.get("joins") or []
+    return all(
+        _is_inner(join) or (isinstance(clause, exp.From) and _is_left(join)) for join in joins
+    )
+
+
+def _is_inner(join: exp.Join) -> bool:
+    return not join.side and join.kind.upper() in ("", "INNER", "CROSS")
+
+
+def _is_left(join: exp.Join) -> bool:
+    if not join.side:
+        return join.kind.upper() in ("SEMI", "ANTI")
+    return join.side.upper() == "LEFT" and join.kind.upper() in _KINDS_OF_LEFT
+
+
+def _own(condition: exp.Expr, use: TableUse, table: TextTable, *, is_alone: bool) -> str | None:
+    """Return a condition over the table's columns alone, without the table's name before them."""
+    if condition.find(exp.Query, exp.Dot):
+        return None
+    copied = exp.Paren(this=condition.copy())
+    for column in list(copied.find_all(exp.Column)):
+        path = _path(column, use, table, is_alone=is_alone)
+        if path is None:
+            return None
+        names = [exp.to_identifier(part, quoted=True) for part in reversed(path)]
+        column.replace(exp.Column(**dict(zip(_PLACES, names, strict=False))))
+    return str(copied.this.sql(dialect="spark", identify=True, comments=False))
+
+
+def _path(
+    column: exp.Column, use: TableUse, table: TextTable, *, is_alone: bool
+) -> list[str] | None:
+    """Return a column of the table and the fields in it that are named; None for another's."""
+    if any(not isinstance(part, exp.Identifier) for part in column.parts):
+        return None
+    path = [part.name for part in column.parts]
+    lowered = [part.lower() for part in path]
+    columns = {name.lower() for name in table.columns}
+    alias = use.node.alias_or_name.lower()
+    has_alias = bool(use.node.args.get("alias"))
+    full = [part.lower() for part in use.name]
+    if alias in columns or full[0] in columns or len(path) > len(_PLACES):
+        return path if len(path) == 1 and is_alone and lowered[0] in columns else None
+    if lowered[0] == alias and len(path) > 1:
+        path = path[1:]
+    elif not has_alias and len(full) > 1 and lowered[: len(full)] == full:
+        path = path[len(full) :]
+    elif not is_alone:
+        return None
+    return path if path and path[0].lower() in columns else None

@@ -1,0 +1,139 @@
+"""Spark's side of a stream of an Iceberg table: the rows it has, then those appended to it.
+
+Invariants:
+- a micro-batch is a range of whole files, which are the same whenever it is planned; so a replay
+  after a restart is the same micro-batch
+- at least one file is read at a time, however many rows it has
+- the constructor does nothing: Spark builds a second reader just to ship `read` to executors
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from streamhouse.client import StorageClient
+from streamhouse.connector._partition_reader import (
+    SplitStreamReader,
+    StreamhousePartition,
+    spark_errors,
+)
+from streamhouse.core.model.schema import Schema
+from streamhouse.reading.files.append_position import AppendPosition
+from streamhouse.reading.options.connection import client_for
+from streamhouse.reading.options.options import ReadOptions
+from streamhouse.reading.plan.iceberg_read import open_source, plan_appends
+from streamhouse.reading.scan.scan import ScanContext
+
+if TYPE_CHECKING:
+    from streamhouse.reading.files.appends import SourceTable
+
+__all__ = ["AppendStreamReader", "advanced"]
+
+
+class AppendStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
+    """Follows one Iceberg table from a snapshot's rows into what is appended after it."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        columns: Schema,
+        context: ScanContext,
+        schema: pa.Schema,
+        client: StorageClient | None = None,
+    ) -> None:
+        """Of `client`, or of the one this process has for the options' endpoint."""
+        self._given_client = client
+        self._options = options
+        self._columns = columns
+        self._context = context
+        self._schema = schema
+        self._initial: AppendPosition | None = None
+        self._newest: SourceTable | None = None
+        self._last: SourceTable | None = None
+
+    # -- offsets -------------------------------------------------------------------------------
+
+    @spark_errors
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a stream without a checkpoint starts; repeated calls agree."""
+        if self._initial is None:
+            source = self._last or self._open()
+            start = source.start(source.snapshot_id)
+            is_latest = self._options.starting.kind == "latest"
+            self._initial = start.at(start.file_count) if is_latest else start
+        return self._initial.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return how much one micro-batch reads unless its trigger says otherwise."""
+        return ReadMaxRows(self._options.max_offsets_per_trigger)
+
+    @spark_errors
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return the end of the next micro-batch; pauses briefly if there is nothing to read."""
+        source = self._last or self._open()
+        position = self._position(start, source)
+        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        end = advanced(source, position, rows_max, self._options)
+        if end == position and self._last is None:
+            # A catalog tells nobody that a table has changed: it is asked, but not all the time.
+            time.sleep(self._options.long_poll_ms / 1000)
+        return end.to_json()
+
+    @spark_errors
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix what is there now as the end of the query."""
+        self._last = self._open()
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: who owns the table decides how long its snapshots stay."""
+
+    # -- one micro-batch -----------------------------------------------------------------------
+
+    @spark_errors
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Plan the rows from `start` to `end`."""
+        source = self._newest or self._open()
+        first, last = self._position(start, source), self._position(end, source)
+        if first == last:
+            return []
+        plan = plan_appends(source, first, last, self._columns, self._context, self._options)
+        return [StreamhousePartition(split, plan.context) for split in plan.splits]
+
+    # -- the table -----------------------------------------------------------------------------
+
+    def _open(self) -> SourceTable:
+        connection = self._options.connection
+        client = self._given_client or client_for(connection.endpoint, connection.token)
+        self._newest = open_source(client, connection.name)
+        return self._newest
+
+    def _position(self, value: Mapping[str, Any], source: SourceTable) -> AppendPosition:
+        table = str(self._options.connection.name)
+        return AppendPosition.from_json(value, table=table, table_uuid=source.uuid)
+
+
+def advanced(
+    source: SourceTable, position: AppendPosition, rows_max: int | None, options: ReadOptions
+) -> AppendPosition:
+    """Return how far to read: whole files, of at most `rows_max` rows, but one file at least."""
+    end, rows = position, 0
+    until, skipped = source.snapshot_id, options.skipped_snapshots
+    for start, counts in source.unread(position, until=until, skipped=skipped):
+        taken = 0
+        for count in counts:
+            if rows and rows_max is not None and rows + count > rows_max:
+                return start.at(start.files_read + taken) if taken else end
+            rows += count
+            taken += 1
+        end = start.at(start.files_read + taken)
+    return end

@@ -1,0 +1,366 @@
+"""Everything about a write that can be settled before its first row: one value for all tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from streamhouse.client import StorageClient
+from streamhouse.connector.write._assignment import assigned, assigned_key, can_assign
+from streamhouse.connector.write._write_options import WriteMode, WriteOptions
+from streamhouse.connector.write._write_table import (
+    CHANGELOG_COLUMNS,
+    existing_or_created,
+    merge_schema,
+    missing_columns,
+)
+from streamhouse.core.errors import (
+    InvalidRequestError,
+    SchemaMismatchError,
+    UnknownColumnError,
+    UnsupportedError,
+)
+from streamhouse.core.model.casts.conform import check_schema
+from streamhouse.core.model.casts.written_rows import check_names, version_of
+from streamhouse.core.model.merge_engine import DeleteBehavior, MergeEngine
+from streamhouse.core.model.nested_fields import fields_lacking, named_like
+from streamhouse.core.model.rejected.row_splitter import castable
+from streamhouse.core.model.schema import (
+    CHANGE_TYPE_COLUMN,
+    Schema,
+    type_name,
+)
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.values.zone import Zone, spark_zone
+from streamhouse.reading.options.connection import ConnectionOptions
+
+__all__ = ["RowShape", "WriteTarget", "not_assigned", "resolve_target"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowShape:
+    """How rows leave a task: as `types` of the table's columns, without those in `dropped`.
+
+    The DataFrame's columns come in the order of `names`, which is what the table calls them.
+    `filled` are columns that the rows lack; they become null. `keys` are those of the primary key,
+    which take their values without loss. Dates are taken as midnight in `zone`
+    where a column is a timestamp.
+    """
+
+    types: pa.Schema
+    names: tuple[str, ...]
+    dropped: frozenset[str] = frozenset()
+    filled: tuple[pa.Field, ...] = ()
+    keys: frozenset[str] = frozenset()
+    zone: Zone | None = None
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the batch to send; raises `SchemaMismatchError` for a value that does not fit."""
+        arrays, fields = [], []
+        for name, array in zip(self.names, batch.columns, strict=True):
+            if name in self.dropped:
+                continue
+            position = self.types.get_field_index(name)
+            wanted = array.type if position < 0 else self.types.field(position).type
+            assign = assigned_key if name in self.keys else assigned
+            arrays.append(assign(array, wanted, column=name, zone=self.zone))
+            fields.append(pa.field(name, wanted))
+        for field in self.filled:
+            arrays.append(pa.nulls(batch.num_rows, field.type))
+            fields.append(field)
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteTarget:
+    """Where the rows go and what they do there. Small: it is pickled to every task.
+
+    Columns are named by version `schema_id` of the table's schema; `columns` are those of a partial
+    update, else None. `ordered_by` is the column in whose order
+    rows must come, when that decides which of them wins. With `is_overwrite` they replace all rows.
+    """
+
+    connection: ConnectionOptions
+    table_id: int
+    schema_id: int
+    mode: WriteMode
+    columns: tuple[str, ...] | None
+    shape: RowShape
+    ordered_by: str | None = None
+    is_overwrite: bool = False
+    rejecting: TableInfo | None = None
+    """The table whose rows are tried one by one; None: what does not fit fails the write."""
+
+    @property
+    def path(self) -> str:
+        """The table's path."""
+        return str(self.connection.name.path)
+
+
+def resolve_target(
+    client: StorageClient,
+    options: WriteOptions,
+    schema: pa.Schema,
+    *,
+    is_stream: bool,
+    is_overwrite: bool = False,
+) -> WriteTarget:
+    """Check the write as a whole against the table, which is created if there is none.
+
+    `schema` is the DataFrame's. Raises for whatever its rows could not do, by one sentence.
+    """
+    current = existing_or_created(client, options, schema, is_stream=is_stream)
+    info = current.in_version(options.schema_id)
+    own_names = schema.names
+    schema = _in_names_of(schema, info)
+    if options.schema_id is None and (is_stream or options.app_version is not None):
+        # Such a write comes again: whoever began it may have meant an earlier version.
+        how = f"set option 'schema.id' = '{info.schema_id}'"
+        check_names(info, schema.names, how=how)
+    mode = _mode(options, current)
+    ordered_by = _ordering(options, info, mode, schema, _version_column(current, info))
+    zone = None if options.time_zone is None else spark_zone(options.time_zone, name="time zone")
+    has_changes = CHANGE_TYPE_COLUMN in schema.names
+    dropped = set(CHANGELOG_COLUMNS) if has_changes else set()
+    if ordered_by is not None and ordered_by not in info.schema.names:
+        dropped.add(ordered_by)
+    columns = [name for name in schema.names if name not in dropped | {CHANGE_TYPE_COLUMN}]
+    if has_changes:
+        _check_takes_changes(info, mode)
+    data = pa.schema([field for field in schema if field.name in columns])
+    if options.merges_schema and mode is not WriteMode.DELETE:
+        info = merge_schema(client, info, data, options.properties)
+    fills = options.merges_schema or _is_earlier(info, data)
+    if options.rejects:
+        data = castable(data, info)
+    data = _assigned_types(data, info, zone, fills=fills)
+    filled = _filled(info, mode, data) if fills else ()
+    _check_columns(pa.schema([*data, *filled]), info, mode, has_changes=has_changes)
+    return WriteTarget(
+        connection=options.connection,
+        table_id=info.table_id,
+        schema_id=info.schema_id,
+        mode=mode,
+        columns=tuple(columns) if mode is WriteMode.PARTIAL else None,
+        shape=RowShape(
+            types=info.schema.to_arrow(),
+            names=tuple(schema.names),
+            dropped=frozenset(dropped),
+            filled=filled,
+            keys=frozenset(info.descriptor.primary_key),
+            zone=zone,
+        ),
+        # Rows are checked as they come, under the names they come with.
+        ordered_by=None if ordered_by is None else own_names[schema.names.index(ordered_by)],
+        is_overwrite=is_overwrite,
+        rejecting=info if options.rejects else None,
+    )
+
+
+def _in_names_of(schema: pa.Schema, info: TableInfo) -> pa.Schema:
+    """Return the DataFrame's schema with the table's names; no two of a table differ by case alone.
+
+    So it is with the fields of structs.
+
+    A column whose exact name the DataFrame has too keeps its own, which the table then lacks.
+    """
+    known = (*info.schema.names, CHANGE_TYPE_COLUMN, *CHANGELOG_COLUMNS)
+    by_lower = {name.lower(): name for name in known}
+    given = set(schema.names)
+    types = {column.name: column.type for column in info.schema.columns}
+
+    def own(field: pa.Field) -> pa.Field:
+        name = by_lower.get(field.name.lower(), field.name)
+        if name not in given:
+            field = field.with_name(name)
+        known = types.get(field.name)
+        return field if known is None else field.with_type(named_like(field.type, known))
+
+    return pa.schema([own(field) for field in schema])
+
+
+def _is_earlier(info: TableInfo, data: pa.Schema) -> bool:
+    """Whether `data` is exactly a version of the table since which columns and fields were added.
+
+    The program that writes it does not know of them.
+    """
+    return version_of(info, data, stated=info.schema_id) != info.schema_id
+
+
+def _assigned_types(
+    data: pa.Schema, info: TableInfo, zone: Zone | None, *, fills: bool
+) -> pa.Schema:
+    """Return `data` with the table's types where its values are assigned to them.
+
+    Fields that its structs lack are null, if it `fills` them.
+    """
+    wanted = {column.name: column.type for column in info.schema.columns}
+    fields = []
+    for field in data:
+        column_type = wanted.get(field.name)
+        if column_type is not None and not pa.types.is_null(field.type):
+            if not can_assign(field.type, column_type, zone=zone, fills=fills):
+                raise not_assigned(field, column_type, info)
+            field = field.with_type(column_type)
+        fields.append(field)
+    return pa.schema(fields)
+
+
+def not_assigned(field: pa.Field, wanted: pa.DataType, info: TableInfo) -> SchemaMismatchError:
+    """Return the error for a column of type `wanted` that `field` is not assigned to."""
+    begin = (
+        f"table '{info.path}': column '{field.name}' is {type_name(wanted)}, and"
+        f" {type_name(field.type)} is not assigned to it; "
+    )
+    for path, _ in fields_lacking(wanted, field.type):
+        shown = ".".join([field.name, *path])
+        return SchemaMismatchError(f"{begin}field '{shown}' is new: add it with mergeSchema")
+    for path, _ in fields_lacking(field.type, wanted):
+        shown = ".".join([field.name, *path])
+        return SchemaMismatchError(
+            f"{begin}field '{shown}' is missing: write it, or mergeSchema, which makes it null"
+        )
+    return SchemaMismatchError(f"{begin}write cast({field.name} AS {type_name(wanted)})")
+
+
+def _filled(info: TableInfo, mode: WriteMode, data: pa.Schema) -> tuple[pa.Field, ...]:
+    """Return the table's columns that rows with the columns of `data` get as nulls.
+
+    Those a DataFrame lacks that merges its schema, and those that were added to the table since a
+    program was written that has exactly the columns of an earlier version.
+    """
+    is_whole = mode in (WriteMode.APPEND, WriteMode.UPSERT)
+    if not is_whole or set(data.names) <= set(info.descriptor.primary_key):
+        return ()
+    return missing_columns(info, data)
+
+
+def _mode(options: WriteOptions, info: TableInfo) -> WriteMode:
+    mode = options.mode
+    if not info.is_primary_key_table:
+        if mode not in (None, WriteMode.APPEND):
+            raise UnsupportedError(
+                f"table '{info.path}' has no primary key, so write.mode = '{mode}' has no rows to"
+                " find; rows are appended to it: remove the option"
+            )
+        return WriteMode.APPEND
+    if mode is WriteMode.APPEND:
+        raise UnsupportedError(
+            f"table '{info.path}' has a primary key, so rows replace those with the same key; use"
+            " write.mode = 'upsert', which is its default"
+        )
+    mode = mode or WriteMode.UPSERT
+    rules = info.descriptor.merge_rules()
+    if mode is WriteMode.PARTIAL and rules.engine in (
+        MergeEngine.FIRST_ROW,
+        MergeEngine.VERSIONED,
+    ):
+        raise UnsupportedError(
+            f"table '{info.path}': table.merge-engine = {rules.engine} takes whole rows, no partial"
+            " updates"
+        )
+    if mode is WriteMode.DELETE and rules.delete_behavior is not DeleteBehavior.ALLOW:
+        raise UnsupportedError(
+            f"table '{info.path}' has table.delete.behavior = {rules.delete_behavior}, so"
+            " write.mode = 'delete' would delete nothing"
+        )
+    return mode
+
+
+def _version_column(current: TableInfo, info: TableInfo) -> str | None:
+    """Return what the column whose greater value wins is called in `info`, if there is one."""
+    name = current.descriptor.merge_rules().version_column
+    if name is None:
+        return None
+    column = current.schema.column(name, table=str(current.path))
+    return next((c.name for c in info.schema.columns if c.id == column.id), None)
+
+
+def _ordering(
+    options: WriteOptions,
+    info: TableInfo,
+    mode: WriteMode,
+    schema: pa.Schema,
+    version_column: str | None,
+) -> str | None:
+    """Return the column whose order this write must keep; None if the table keeps it itself."""
+    name = options.sequence_column
+    if name is None:
+        return None
+    name = next((known for known in schema.names if known.lower() == name.lower()), name)
+    if not info.is_primary_key_table:
+        raise InvalidRequestError(
+            f"table '{info.path}' has no primary key, so 'sequence.column' has nothing to decide;"
+            " remove the option"
+        )
+    if name not in schema.names:
+        raise UnknownColumnError(
+            f"option 'sequence.column' = '{name}': the DataFrame has no such column (columns:"
+            f" {', '.join(schema.names)})"
+        )
+    if mode is WriteMode.DELETE:
+        raise InvalidRequestError(
+            "option 'sequence.column' has no meaning for write.mode = 'delete', whose rows are"
+            " keys alone; remove it"
+        )
+    if version_column is None:
+        return name
+    if version_column != name:
+        raise InvalidRequestError(
+            f"option 'sequence.column' = '{name}': in table '{info.path}' the greater"
+            f" '{version_column}' wins already (table.merge-engine = versioned); remove the option"
+        )
+    return None
+
+
+def _check_takes_changes(info: TableInfo, mode: WriteMode) -> None:
+    if mode is WriteMode.APPEND:
+        raise UnsupportedError(
+            f"table '{info.path}' has no primary key, so changes cannot be applied to it; drop"
+            f" column '{CHANGE_TYPE_COLUMN}', or rename it to append the changes as rows"
+        )
+    if mode is WriteMode.DELETE:
+        raise InvalidRequestError(
+            f"write.mode = 'delete' takes the key columns only; drop '{CHANGE_TYPE_COLUMN}', or"
+            " remove the option to apply the changes"
+        )
+
+
+def _check_columns(data: pa.Schema, info: TableInfo, mode: WriteMode, *, has_changes: bool) -> None:
+    table = str(info.path)
+    key = info.descriptor.primary_key
+    wanted: Schema = info.schema
+    is_keys_alone = has_changes and set(data.names) == set(key)
+    if mode is WriteMode.DELETE:
+        others = [name for name in data.names if name not in key]
+        if others:
+            raise SchemaMismatchError(
+                f"table '{table}': write.mode = 'delete' takes the key columns only"
+                f" ({', '.join(key)}); drop column '{others[0]}'"
+            )
+    if mode is WriteMode.PARTIAL:
+        missing = [name for name in key if name not in data.names]
+        if missing:
+            raise SchemaMismatchError(
+                f"table '{table}': write.mode = 'partial' needs the key column '{missing[0]}'"
+                f" (given: {', '.join(data.names)})"
+            )
+        wanted = wanted.select(data.names, table=table)
+    elif mode is WriteMode.DELETE or is_keys_alone:
+        # Deletes need no more; a change that does is refused by the service, with its row.
+        wanted = wanted.select(key, table=table)
+    _check_given(data, wanted, info)
+    check_schema(data, wanted, table=table)
+
+
+def _check_given(data: pa.Schema, wanted: Schema, info: TableInfo) -> None:
+    """Raise for a column that rows must have, because it is NOT NULL, with what to do."""
+    for column in wanted.columns:
+        is_key = column.name in info.descriptor.primary_key
+        if column.name not in data.names and not column.nullable and not is_key:
+            raise SchemaMismatchError(
+                f"table '{info.path}': column '{column.name}' is missing from the data, and it was"
+                f" created NOT NULL: add it, or free it by `streamhouse alter {info.path}"
+                f" --drop-not-null {column.name}`"
+            )

@@ -1,0 +1,81 @@
+"""The tables that a client has seen: each as the service has described it last.
+
+What is remembered may be stale: a call that fails for that reason is made again with what the
+service says now.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from streamhouse.client.http._transport import HttpTransport
+from streamhouse.core.errors import (
+    ColumnDroppedError,
+    InvalidRequestError,
+    NotFoundError,
+    SchemaMismatchError,
+    UnknownColumnError,
+)
+from streamhouse.core.model.offsets import table_of_offsets
+from streamhouse.core.model.table import TableInfo, TablePath
+
+__all__ = ["KnownTables"]
+
+_T = TypeVar("_T")
+
+
+class KnownTables:
+    """What a client knows of the service's tables. Thread-safe."""
+
+    def __init__(self, transport: HttpTransport) -> None:
+        self._transport = transport
+        self._tables: dict[TablePath, TableInfo] = {}
+        self._tables_lock = threading.Lock()
+
+    def describe_table(self, path: str) -> TableInfo:
+        """Return the table's schema, bucketing, partitioning and properties."""
+        answer = self._transport.request_json("GET", f"/v1/tables/{TablePath.parse(path)}")
+        return self._remember(TableInfo.from_json(answer))
+
+    def _with_table(self, path: str, call: Callable[[TableInfo], _T]) -> _T:
+        """Call with what is remembered of the table, and again if that turns out to be stale."""
+        known = self._known(path)
+        try:
+            return call(known or self.describe_table(path))
+        except ColumnDroppedError:
+            # The same name may be another column by now, which nobody has meant yet.
+            self._forget(TablePath.parse(path))
+            raise
+        except (NotFoundError, SchemaMismatchError, UnknownColumnError, InvalidRequestError):
+            if known is None or (fresh := self.describe_table(path)) == known:
+                raise
+            return call(fresh)
+
+    def _table_of(self, path: str, offsets: Iterable[int], *, what: str) -> int | None:
+        """Return the id of the table that offsets are of; None if there is nothing below them.
+
+        Plain numbers are offsets of the table that this client knows by the name.
+        """
+        offsets = list(offsets)
+        table_id = table_of_offsets(offsets, what=what)
+        if table_id is None and any(offset > 0 for offset in offsets):
+            table_id = (self._known(path) or self.describe_table(path)).table_id
+        return table_id
+
+    def _known(self, path: str) -> TableInfo | None:
+        return self._tables.get(TablePath.parse(path))
+
+    def _remember(self, table: TableInfo) -> TableInfo:
+        with self._tables_lock:
+            self._tables[table.path] = table
+        # One process has all buckets of a table; an empty name is the one that answered.
+        node = self._transport.routes.endpoints.told(table.nodes.get(0))
+        if node is not None:
+            self._transport.routes.learn(str(table.path), node)
+        return table
+
+    def _forget(self, path: TablePath) -> None:
+        with self._tables_lock:
+            self._tables.pop(path, None)

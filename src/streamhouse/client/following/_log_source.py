@@ -1,0 +1,97 @@
+"""A table's log as the source of a subscription: where it begins, and where its reader stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from streamhouse.client.following._log_stream import follow
+from streamhouse.client.following._source import Source
+from streamhouse.client.following._standing import Standing
+from streamhouse.client.following._starts import LogStart, offsets_of
+from streamhouse.client.http._stop_signal import StopSignal
+from streamhouse.client.http._transport import HttpTransport
+from streamhouse.client.positions._position_reports import (
+    PositionReports,
+    ReportsPositions,
+)
+from streamhouse.client.positions._reached_offsets import ReachedOffsets
+from streamhouse.client.reads import LogBatch
+from streamhouse.core.errors import InvalidRequestError
+from streamhouse.core.model.offsets import (
+    BucketPositions,
+    offsets_in,
+    table_of_offsets,
+)
+from streamhouse.core.model.table import TableInfo
+
+__all__ = ["log_source"]
+
+
+class _Client(ReportsPositions, Protocol):
+    """What is asked of a client here."""
+
+    def positions(self, path: str) -> dict[int, BucketPositions]: ...
+
+    def offsets_for_timestamp(
+        self, path: str, timestamp_us: int, *, table_id: int | None = None
+    ) -> dict[int, int]: ...
+
+    def committed(self, path: str, consumer: str) -> dict[int, int] | None: ...
+
+
+def log_source(
+    client: _Client,
+    table: TableInfo,
+    start: LogStart,
+    *,
+    columns: Sequence[str] | None,
+    schema_id: int | None,
+    consumer: str | None,
+    reached: ReachedOffsets,
+    transport: HttpTransport,
+) -> Source[LogBatch]:
+    """Return what a subscription has of one table; `start` is looked up now."""
+    if consumer is not None and not consumer.strip():
+        raise InvalidRequestError("subscribe: 'consumer' is empty; give it a name, or leave it out")
+    path, by_commit = str(table.path), start == "committed"
+    committed = None
+    if by_commit:
+        if consumer is None:
+            raise InvalidRequestError("subscribe: start='committed' needs a 'consumer'")
+        committed = client.committed(path, consumer)
+    starts = offsets_of(
+        start,
+        lambda: client.positions(path),
+        at_time=lambda time_us: client.offsets_for_timestamp(
+            path, time_us, table_id=table.table_id
+        ),
+        committed=committed,
+    )
+    said = table_of_offsets(starts.offsets.values(), what="subscribe: start")
+    table.check_positions(starts.offsets, table_id=table.table_id if said is None else said)
+    if starts.anew:
+        reached.forget(path, starts.anew)
+    standing = None
+    if consumer is not None:
+        reports = PositionReports.of(client, path, consumer)
+        begin = offsets_in(table.table_id, starts.offsets)
+        standing = Standing(reports, begin, by_commit=by_commit)
+    stop = StopSignal()
+    return Source(
+        path,
+        follow(
+            transport,
+            path,
+            start=starts.offsets,
+            table_id=table.table_id,
+            columns=columns,
+            reached=reached,
+            schema_id=table.schema_id if schema_id is None else schema_id,
+            stop=stop,
+        ),
+        stop=stop,
+        note=lambda standing, batch: standing.handed(batch.bucket, batch.end_offset),
+        standing=standing,
+        no_commit=f"the subscription to '{path}' has no 'consumer' whose position to commit",
+    )

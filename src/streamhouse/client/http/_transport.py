@@ -1,0 +1,339 @@
+"""HTTP to the storage service: one request and its answer, sent again where that is safe.
+
+What breaks a connection becomes an error of ours here, once. What is retried:
+
+- every request that is safe to repeat (reads, and writes that carry a writer id and sequence), on
+  connection failures and on answers marked retriable, with growing waits, until the caller's
+  deadline; at once where the service has closed a kept connection: that says nothing of it
+- any request of which nothing was done: nobody was reached, or who was is not the owner
+
+`routes` says to which process of the service a request goes, and where it is sent next. Calls to a
+service of several endpoints, or of which a process names another as owner, are tried until they
+find the owner, or nobody was it for `failover_s`.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from collections.abc import Callable, Container, Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from streamhouse.client.http._connection import (
+    Answer,
+    AnswerStream,
+)
+from streamhouse.client.http._connection_pool import (
+    ConnectionPool,
+    ReachingError,
+    StrangerError,
+)
+from streamhouse.client.http._routes import (
+    BACKOFF,
+    Routes,
+    Search,
+    nothing_was_done,
+    table_of,
+)
+from streamhouse.client.http._stop_signal import STOP, StopSignal, pause
+from streamhouse.client.http.endpoint import parse_endpoints, tls_failure
+from streamhouse.core.backoff import Backoff
+from streamhouse.core.errors import (
+    InvalidRequestError,
+    NotOwnerError,
+    StreamhouseError,
+    UnavailableError,
+    UnknownOutcomeError,
+    error_for_code,
+)
+
+__all__ = ["HttpTransport"]
+
+_ARROW_STREAM: Final = "application/vnd.apache.arrow.stream"
+_REDIRECTS: Final = 300
+_ERROR_BYTES_MAX: Final = 1 << 20
+
+
+class HttpTransport:
+    """Requests to the processes of a service over kept connections. Thread-safe."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        token: str | None,
+        timeout_s: float,
+        backoff: Backoff = BACKOFF,
+    ) -> None:
+        endpoints = parse_endpoints(endpoint)
+        self.endpoint_text = endpoint.rstrip("/")
+        """The endpoints as they were given, with what vouches for their certificates."""
+        self.timeout_s = timeout_s
+        self.token = token
+        self.routes: Final = Routes(endpoints, backoff=backoff)
+        self._pool = ConnectionPool(endpoints, headers=_authorization(token))
+
+    @property
+    def endpoint(self) -> str:
+        """The URL that is asked for all that is no known table's."""
+        return self.routes.current
+
+    def check_open(self) -> None:
+        """Raise `InvalidRequestError` if it was closed."""
+        self._pool.check_open()
+
+    def close(self) -> None:
+        """Close all kept connections, and refuse further requests."""
+        self._pool.close()
+
+    def request_json(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        is_repeatable: bool = False,
+        table: str = "",
+        wait_s: float = 0.0,
+    ) -> Any:
+        """Send a JSON request and return the decoded JSON answer."""
+        data = self.request(
+            method,
+            path,
+            query=query,
+            body=None if body is None else json.dumps(body).encode(),
+            content_type="application/json",
+            is_repeatable=is_repeatable or method == "GET",
+            table=table,
+            wait_s=wait_s,
+        ).data
+        try:
+            return json.loads(data) if data else None
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"{self.endpoint} answered {method} {path} with something that is no JSON;"
+                " is it a Streamhouse service?"
+            ) from error
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = _ARROW_STREAM,
+        is_repeatable: bool,
+        table: str = "",
+        wait_s: float = 0.0,
+        on_repeat: Callable[[StreamhouseError], None] | None = None,
+        passed: Container[int] = (),
+    ) -> Answer:
+        """Send a request and return its answer.
+
+        Args:
+            body: bytes-like, sent as it is.
+            is_repeatable: sending it twice has the effect of sending it once.
+            table: the table that it is about, if its path does not say so.
+            wait_s: how long the service may hold the request on purpose.
+            on_repeat: called with what came of an attempt that may still arrive, before the request
+                is sent again.
+            passed: statuses of answers that are returned although they are errors.
+
+        Raises:
+            StreamhouseError: what the service answered, or `UnavailableError` when it cannot be
+                reached, or `UnknownOutcomeError` when a request that must not be repeated broke
+                after it was sent.
+        """
+        deadline = time.monotonic() + self.timeout_s + wait_s
+        url = self.routes.of(path, table)
+        search: Search | None = None
+        while True:
+            try:
+                answer = self._send(
+                    method,
+                    path,
+                    query=query,
+                    body=body,
+                    content_type=content_type,
+                    endpoint=url,
+                    read_timeout_s=self.timeout_s + wait_s,
+                    passed=passed,
+                )
+            except StreamhouseError as error:
+                if not self._may_send_again(error, is_repeatable=is_repeatable):
+                    raise
+                search = search or self.search(path, table, deadline=deadline)
+                step = search.after(url, error, now=time.monotonic())
+                if step is None:
+                    raise self._last_error(error, search, method=method, path=path) from error
+                failure = error
+            else:
+                if search is not None:
+                    search.found(url)
+                return answer
+            if on_repeat is not None and not nothing_was_done(failure):
+                on_repeat(failure)
+            pause(step.wait_s)
+            url = step.url
+
+    def search(self, path: str, table: str = "", *, deadline: float) -> Search:
+        """Return the way of a call that has failed just now."""
+        return Search(self.routes, table or table_of(path), deadline=deadline, now=time.monotonic())
+
+    def open_stream(
+        self,
+        url: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None,
+        silence_s_max: float,
+        stop: StopSignal,
+    ) -> AnswerStream:
+        """Send a GET to `url`; a read of the answer fails after `silence_s_max` without bytes.
+
+        It also fails once `stop` is set.
+        """
+        try:
+            node = self._pool.node(url)
+            head = node.request_head("GET", _target(path, query), content_type="", length=None)
+            connection = self._pool.take(node)
+            try:
+                stop.ends(connection)
+                status, stream = connection.open_stream(head, timeout_s=silence_s_max)
+                self.routes.is_reached = True
+                if status < _REDIRECTS:
+                    return stream
+                with stream:
+                    data = stream.read(_ERROR_BYTES_MAX)
+            except BaseException:
+                connection.close()
+                raise
+        except OSError as error:
+            raise _failure(error, endpoint=url, request=f"GET {path}") from error
+        raise _error_of(status, data, endpoint=url)
+
+    def _may_send_again(self, error: StreamhouseError, *, is_repeatable: bool) -> bool:
+        """Whether a request that ended so may be sent again, here or elsewhere."""
+        if not is_repeatable and not nothing_was_done(error):
+            return False
+        if not error.retriable and not isinstance(error, UnknownOutcomeError):
+            return False
+        stop = STOP.get()
+        if stop is not None and stop.is_set():
+            return False
+        # A service never seen before is more likely misspelt than restarting. Who names several
+        # endpoints expects that some are away.
+        return self.routes.is_reached or len(self.routes.endpoints.listed) > 1
+
+    def _last_error(
+        self, error: StreamhouseError, search: Search, *, method: str, path: str
+    ) -> StreamhouseError:
+        """Return what it means to the caller that a call was given up with `error`."""
+        message = error.message
+        if not self.routes.is_reached:
+            message = f"nobody answers at {', '.join(self.routes.endpoints.urls)}: {message}"
+        elif len(self.routes.endpoints.listed) > 1 or isinstance(error, NotOwnerError):
+            message = (
+                f"none of {', '.join(self.routes.endpoints.urls)} answered {method} {path} as the"
+                f" owner for {self.routes.endpoints.failover_s:g} s (failover_s); the last answer:"
+                f" {message}"
+            )
+        kind = UnavailableError if isinstance(error, NotOwnerError) else type(error)
+        if method == "GET":
+            kind = UnavailableError
+        elif search.is_unknown:
+            # Also if the last attempt was refused: one before it may have been done.
+            kind = UnknownOutcomeError
+        return kind(message, request_id=error.request_id)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None,
+        body: Any,
+        content_type: str,
+        endpoint: str,
+        read_timeout_s: float,
+        passed: Container[int],
+    ) -> Answer:
+        length = None if body is None else memoryview(body).nbytes
+        try:
+            asked = self._pool.node(endpoint)
+            head = asked.request_head(
+                method, _target(path, query), content_type=content_type, length=length
+            )
+            stop = STOP.get()
+            connection = self._pool.take(asked)
+            try:
+                if stop is not None:
+                    stop.ends(connection)
+                answer, is_kept = connection.exchange(head, body, timeout_s=read_timeout_s)
+                if stop is not None and not stop.spares(connection):
+                    is_kept = False
+            except BaseException:
+                connection.close()
+                raise
+        except OSError as error:
+            raise _failure(error, endpoint=endpoint, request=f"{method} {path}") from error
+        if is_kept:
+            asked.give_back(connection)
+        else:
+            connection.close()
+        self.routes.is_reached = True
+        if answer.status >= _REDIRECTS and answer.status not in passed:
+            raise _error_of(answer.status, answer.data, endpoint=endpoint)
+        return answer
+
+
+def _authorization(token: str | None) -> str:
+    """Return the header line with a token."""
+    if token is None:
+        return ""
+    if not token.isprintable() or not token.isascii():
+        raise InvalidRequestError("the bearer token has characters that no HTTP header may have")
+    return f"Authorization: Bearer {token}\r\n"
+
+
+def _target(path: str, query: Mapping[str, str] | None) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def _failure(error: OSError, *, endpoint: str, request: str) -> StreamhouseError:
+    """Return what a failed exchange means to the caller."""
+    if isinstance(error, StrangerError):
+        return UnavailableError(
+            f"{endpoint}, which the Streamhouse service named for {request}, is not used: {error}"
+        )
+    if isinstance(error, ReachingError):
+        return UnavailableError(
+            f"cannot reach the Streamhouse service at {endpoint}: start it with 'streamhouse"
+            " serve --data-dir DIR', or name another with STREAMHOUSE_ENDPOINT or 'endpoint'"
+        )
+    if isinstance(error, ssl.SSLError):
+        return tls_failure(error, endpoint=endpoint, request=request)
+    return UnknownOutcomeError(
+        f"the Streamhouse service at {endpoint} did not answer {request}: {error}"
+    )
+
+
+def _error_of(status: int, data: bytes | bytearray, *, endpoint: str) -> StreamhouseError:
+    try:
+        detail = json.loads(data)["error"]
+        owner = detail.get("owner")
+        return error_for_code(
+            str(detail["code"]),
+            str(detail["message"]),
+            request_id=detail.get("request_id"),
+            owner=owner if isinstance(owner, str) else None,
+        )
+    except (ValueError, KeyError, TypeError):
+        return InvalidRequestError(
+            f"{endpoint} answered HTTP {status} without a Streamhouse error;"
+            " is it a Streamhouse service?"
+        )

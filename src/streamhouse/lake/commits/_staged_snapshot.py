@@ -1,0 +1,150 @@
+"""One snapshot, staged: its manifests and manifest list written, nothing committed yet.
+
+What pyiceberg's own producers do, with the differences that rounds and compactions need: one
+snapshot may add and remove data files and position delete files together, its operation is the
+caller's to name, rewritten data may keep its sequence number, and the base snapshot is asserted
+and never silently replaced by a newer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyiceberg.manifest import DataFile, write_manifest_list
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import (
+    Operation,
+    Snapshot,
+    SnapshotSummaryCollector,
+    Summary,
+    UpdateMetrics,
+    update_snapshot_summaries,
+)
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    TableUpdate,
+)
+
+from streamhouse.lake._landing import StagedChange
+from streamhouse.lake.commits._new_manifests import SnapshotManifests
+
+__all__ = ["Operation", "SnapshotChanges", "stage_snapshot"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotChanges:
+    """What a snapshot does to the files of the one before it.
+
+    `added` and `removed` hold data files and position delete files alike; each says which it is.
+    `data_sequence_number` is given to the added data files, so that a rewrite of rows counts as
+    old as the rows are; None means the snapshot's own.
+    """
+
+    operation: Operation
+    added: Sequence[DataFile] = ()
+    removed: Sequence[DataFile] = ()
+    data_sequence_number: int | None = None
+
+
+def stage_snapshot(
+    table: Table,
+    changes: SnapshotChanges,
+    *,
+    summary: Mapping[str, str],
+    table_properties: Callable[[int], Mapping[str, str]] = lambda _: {},
+) -> StagedChange:
+    """Write the metadata of a snapshot that makes `changes` to the table's current one.
+
+    The commit asserts the table's identity and that this current snapshot is still the current
+    one. It also sets `table_properties`, a function of the snapshot's sequence number.
+
+    Raises `FencedError` when a file to remove is not live in the current snapshot.
+    """
+    metadata = table.metadata
+    parent = metadata.snapshot_by_name(MAIN_BRANCH)
+    parent_id = None if parent is None else parent.snapshot_id
+    snapshot_id = metadata.new_snapshot_id()
+    sequence_number = metadata.next_sequence_number()
+    manifests = SnapshotManifests(table, snapshot_id=snapshot_id)
+    added = manifests.of_added(changes.added, data_sequence_number=changes.data_sequence_number)
+    kept = manifests.of_parent(parent, removed=changes.removed)
+    output = manifests.new_list_file()
+    with write_manifest_list(
+        format_version=2,
+        output_file=output,
+        snapshot_id=snapshot_id,
+        parent_snapshot_id=parent_id,
+        sequence_number=sequence_number,
+        avro_compression=manifests.compression,
+    ) as writer:
+        writer.add_manifests([*added, *kept])
+    snapshot = Snapshot.model_validate(
+        {
+            "snapshot-id": snapshot_id,
+            "parent-snapshot-id": parent_id,
+            "manifest-list": output.location,
+            "sequence-number": sequence_number,
+            "summary": _summary(metadata, changes, parent, summary),
+            "schema-id": metadata.current_schema_id,
+        }
+    )
+    branch = {"snapshot-id": snapshot_id, "ref-name": MAIN_BRANCH, "type": "branch"}
+    updates: tuple[TableUpdate, ...] = (
+        AddSnapshotUpdate(snapshot=snapshot),
+        SetSnapshotRefUpdate.model_validate(branch),
+    )
+    properties = dict(table_properties(sequence_number))
+    if properties:
+        updates += (SetPropertiesUpdate(updates=properties),)
+    return StagedChange(
+        snapshot_id=snapshot_id,
+        parent_id=parent_id,
+        sequence_number=sequence_number,
+        updates=updates,
+        requirements=(
+            AssertTableUUID(uuid=metadata.table_uuid),
+            AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": parent_id}),
+        ),
+        metadata_paths=tuple(manifests.paths),
+    )
+
+
+class _SummaryCollector(SnapshotSummaryCollector):
+    """Counts changed partitions by their values: as texts, days after the year 9999 have none."""
+
+    def update_partition_metrics(
+        self, partition_spec: PartitionSpec, file: DataFile, is_add_file: bool, schema: Schema
+    ) -> None:
+        del is_add_file, schema
+        values = [file.partition[position] for position in range(len(file.partition))]
+        # Nothing is kept of a partition but that there is one.
+        self.partition_metrics[f"{partition_spec.spec_id} {values}"] = UpdateMetrics()
+
+
+def _summary(
+    metadata: TableMetadata,
+    changes: SnapshotChanges,
+    parent: Snapshot | None,
+    properties: Mapping[str, str],
+) -> Summary:
+    collector = _SummaryCollector()
+    specs, schema = metadata.specs(), metadata.schema()
+    for file in changes.added:
+        collector.add_file(file, schema=schema, partition_spec=specs[file.spec_id])
+    for file in changes.removed:
+        collector.remove_file(file, schema=schema, partition_spec=specs[file.spec_id])
+    # pyiceberg sums up any operation but `replace`, whose sums are no different.
+    summed = update_snapshot_summaries(
+        Summary(Operation.OVERWRITE, **collector.build(), **properties),
+        None if parent is None or parent.summary is None else parent.summary,
+    )
+    return Summary(changes.operation, **summed.additional_properties)

@@ -1,0 +1,344 @@
+"""What other engines may change in the rows of a lake table, and what tells that they did.
+
+Every row of a lake table is one of the log and keeps its `__bucket` and `__offset`. Other engines
+may move rows. One rule, `rows_stay_because`, says whether they may also delete and update them. It
+is kept at two doors:
+- `check_outside_commit`, for commits through our REST catalog: nothing else lands there
+- `outside_problem`, for commits past it: rounds do not build on them, and readers do not read them
+
+What is checked from manifests: no more rows come than go, every new file can be read by us, and
+says that its rows have buckets of the table and offsets that are tiered. Where rows must stay, a
+commit is a compaction (operation `replace`) that loses no more rows than were deleted before. Not
+checked, because it would need reading the files: that these are the same rows, each once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyiceberg.conversions import from_bytes
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    ManifestContent,
+    ManifestEntryStatus,
+    ManifestFile,
+)
+from pyiceberg.schema import Schema as IcebergSchema
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation, Snapshot
+
+from streamhouse.core.errors import ForbiddenError
+from streamhouse.core.model.lake.facts import CHANGED_OUTSIDE_PROPERTY, LakeRole
+from streamhouse.core.model.schema import (
+    BUCKET_COLUMN,
+    OFFSET_COLUMN,
+    TIMESTAMP_COLUMN,
+)
+from streamhouse.core.model.table import TableInfo
+from streamhouse.lake.snapshots._coverage import ancestors_of, facts_of
+from streamhouse.lake.snapshots._manifests import (
+    entries_of,
+    live_entries,
+    manifests_of,
+)
+from streamhouse.lake.snapshots.live_files import unreadable_because
+
+__all__ = [
+    "check_outside_commit",
+    "outside_problem",
+    "outside_properties",
+    "rows_stay_because",
+    "was_changed_outside",
+]
+
+
+def rows_stay_because(table: TableInfo, role: LakeRole) -> str:
+    """Return why other engines may only compact this lake table of `table`; empty if they may more.
+
+    What lookups, changes or another lake table say of a row must stay true of this one.
+    """
+    if role is LakeRole.CHANGES:
+        return "the full history keeps every change for good; other engines may only compact it"
+    if role is LakeRole.BATCH:
+        return (
+            f"the batch layout has the rows of '{table.path}', and no others; other engines may"
+            " only compact it"
+        )
+    if table.is_primary_key_table:
+        return (
+            "rows of a table with a primary key are changed and deleted through the streamhouse"
+            " service only (StreamhouseClient.upsert and delete, in Spark Table.merge, update and"
+            " delete), for lookups and the changelog go by it; other engines may only compact it"
+        )
+    if table.properties().has_batch_layout:
+        return (
+            "the table has a batch layout, which would keep the rows: drop the layout"
+            " (table.datalake.batch-layout.*), change the rows, and give the table the layout again"
+        )
+    return ""
+
+
+def check_outside_commit(
+    name: str,
+    metadata: TableMetadata,
+    snapshots: Sequence[Snapshot],
+    table: TableInfo,
+    role: LakeRole,
+    *,
+    covered: Mapping[int, int],
+    io: FileIO,
+) -> None:
+    """Refuse a commit of `snapshots`, newest first, that other engines may not make.
+
+    Their files must be rows of `table` below `covered`. Reads the manifests that these snapshots
+    have and those before them have not, and of files that they only carry on also those that they
+    left out.
+
+    Raises `ForbiddenError`.
+    """
+    where = f"lake table '{name}' of table '{table.path}'"
+    stay = rows_stay_because(table, role)
+    change = _Change()
+    for snapshot in snapshots:
+        for status, file in _changed_files(where, metadata, snapshot, io):
+            is_added = status is ManifestEntryStatus.ADDED
+            if stay and not _is_compaction(snapshot):
+                raise ForbiddenError(f"{where}: {stay}")
+            if is_added and (problem := unreadable_because(file)):
+                raise ForbiddenError(f"{where}: {problem}")
+            if is_added and file.content is DataFileContent.DATA:
+                _check_rows(where, file, metadata.schema(), covered)
+            change.count(file, is_added=is_added)
+    if change.rows > change.hidden_rows:
+        raise ForbiddenError(
+            f"{where}: the commit adds {change.rows - change.hidden_rows} more rows than it"
+            " removes; write rows through the streamhouse service, and only delete, update or"
+            " compact here"
+        )
+    lost = change.newly_hidden_rows - change.rows
+    if stay and lost > _hidden_rows(metadata, snapshots, io):
+        raise ForbiddenError(f"{where}: the commit loses {lost} rows; {stay}")
+
+
+def outside_problem(
+    name: str,
+    metadata: TableMetadata,
+    table: TableInfo,
+    role: LakeRole,
+    io: FileIO,
+    *,
+    registered: int | None = None,
+) -> str:
+    """Return what other engines did to rows that they may not do; empty if nothing.
+
+    That is since the newest round, or the `registered` snapshot, in the current snapshot's past.
+    """
+    stay = rows_stay_because(table, role)
+    changed = stay and _oldest_change(metadata, table, role, io, registered=registered)
+    if not changed:
+        return ""
+    operation = _operation(changed)
+    return (
+        f"lake table '{name}' of table '{table.path}': another engine changed rows past the"
+        f" service, in snapshot {changed.snapshot_id} (operation"
+        f" {'unknown' if operation is None else operation.value}): {stay}. Set its current"
+        f" snapshot back to {changed.parent_snapshot_id} (rollback_to_snapshot); until then no"
+        " more rows are tiered"
+    )
+
+
+def was_changed_outside(
+    metadata: TableMetadata, table: TableInfo, role: LakeRole, io: FileIO
+) -> bool:
+    """Whether another engine ever changed or deleted rows of a lake table.
+
+    Each commit of ours says so in a property of the table (`outside_properties`): its snapshots
+    expire.
+    """
+    return CHANGED_OUTSIDE_PROPERTY in metadata.properties or (
+        _oldest_change(metadata, table, role, io) is not None
+    )
+
+
+def outside_properties(
+    metadata: TableMetadata, table: TableInfo, role: LakeRole, io: FileIO
+) -> dict[str, str]:
+    """Return the properties of a lake table that say what others did to its rows."""
+    is_changed = was_changed_outside(metadata, table, role, io)
+    return {CHANGED_OUTSIDE_PROPERTY: "true"} if is_changed else {}
+
+
+def _oldest_change(
+    metadata: TableMetadata,
+    table: TableInfo,
+    role: LakeRole,
+    io: FileIO,
+    *,
+    registered: int | None = None,
+) -> Snapshot | None:
+    """Return the first snapshot after the newest one of ours in which others changed rows."""
+    found: Snapshot | None = None
+    for snapshot in ancestors_of(metadata):
+        properties = facts_of(snapshot).properties
+        is_own = properties.get(role.owner_property) == str(table.table_id)
+        if is_own or snapshot.snapshot_id == registered:
+            break
+        if not _is_compaction(snapshot) and _changes_files(metadata, snapshot, io):
+            found = snapshot
+    return found
+
+
+@dataclass
+class _Change:
+    """What a commit does to the rows in data files, and to those that delete files name."""
+
+    rows: int = 0
+    hidden_rows: int = 0
+    shown_rows: int = 0
+
+    def count(self, file: DataFile, *, is_added: bool) -> None:
+        """Count a file that comes or goes."""
+        if file.content is DataFileContent.DATA:
+            self.rows += file.record_count if is_added else -file.record_count
+        elif is_added:
+            self.hidden_rows += file.record_count
+        else:
+            self.shown_rows += file.record_count
+
+    @property
+    def newly_hidden_rows(self) -> int:
+        """How many more rows are hidden than by the delete files that go."""
+        return max(0, self.hidden_rows - self.shown_rows)
+
+
+def _is_compaction(snapshot: Snapshot) -> bool:
+    return _operation(snapshot) is Operation.REPLACE
+
+
+def _operation(snapshot: Snapshot) -> Operation | None:
+    return None if snapshot.summary is None else snapshot.summary.operation
+
+
+def _hidden_rows(metadata: TableMetadata, snapshots: Sequence[Snapshot], io: FileIO) -> int:
+    """Return how many rows delete files named before the commit, at most."""
+    parent_id = snapshots[-1].parent_snapshot_id if snapshots else None
+    parent = None if parent_id is None else metadata.snapshot_by_id(parent_id)
+    return sum(
+        entry.data_file.record_count
+        for manifest in ([] if parent is None else manifests_of(io, parent))
+        if manifest.content is ManifestContent.DELETES
+        for entry in live_entries(io, manifest)
+    )
+
+
+def _changes_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO) -> bool:
+    """Whether files came or went by a snapshot; reads lists of manifests only."""
+    manifests = {manifest.manifest_path: manifest for manifest in manifests_of(io, snapshot)}
+    if _manifests_before(metadata, snapshot, io).keys() - manifests.keys():
+        return True
+    return any(
+        manifest.added_snapshot_id == snapshot.snapshot_id
+        and (manifest.has_added_files() or manifest.has_existing_files() or _drops(manifest))
+        for manifest in manifests.values()
+    )
+
+
+def _drops(manifest: ManifestFile) -> bool:
+    return manifest.deleted_files_count is None or manifest.deleted_files_count > 0
+
+
+def _changed_files(
+    where: str, metadata: TableMetadata, snapshot: Snapshot, io: FileIO
+) -> Iterator[tuple[ManifestEntryStatus, DataFile]]:
+    """Yield the files that a snapshot adds or removes; it may carry on those before it, once."""
+    before = _manifests_before(metadata, snapshot, io)
+    manifests = {manifest.manifest_path: manifest for manifest in manifests_of(io, snapshot)}
+    left_out: Counter[str] | None = None
+    for path, manifest in manifests.items():
+        if path in before:
+            continue
+        if manifest.added_snapshot_id != snapshot.snapshot_id:
+            raise ForbiddenError(
+                f"{where}: manifest '{path}' is new, but says that snapshot"
+                f" {manifest.added_snapshot_id} has added it"
+            )
+        for entry in entries_of(io, manifest):
+            if entry.status is ManifestEntryStatus.EXISTING:
+                if left_out is None:
+                    left_out = _files_left_out(before, manifests, io)
+                left_out[entry.data_file.file_path] -= 1
+                if left_out[entry.data_file.file_path] < 0:
+                    raise ForbiddenError(
+                        f"{where}: file '{entry.data_file.file_path}' is carried on from before the"
+                        " commit, but was not there, or is carried on twice"
+                    )
+            elif entry.snapshot_id in (None, snapshot.snapshot_id):
+                yield entry.status, entry.data_file
+
+
+def _manifests_before(
+    metadata: TableMetadata, snapshot: Snapshot, io: FileIO
+) -> dict[str, ManifestFile]:
+    parent_id = snapshot.parent_snapshot_id
+    parent = None if parent_id is None else metadata.snapshot_by_id(parent_id)
+    return {} if parent is None else {m.manifest_path: m for m in manifests_of(io, parent)}
+
+
+def _files_left_out(
+    before: Mapping[str, ManifestFile], after: Container[str], io: FileIO
+) -> Counter[str]:
+    """Return the live files of the manifests that a snapshot has no more."""
+    return Counter(
+        entry.data_file.file_path
+        for path, manifest in before.items()
+        if path not in after
+        for entry in live_entries(io, manifest)
+    )
+
+
+def _check_rows(
+    where: str, file: DataFile, schema: IcebergSchema, covered: Mapping[int, int]
+) -> None:
+    if file.record_count == 0:
+        return
+    bounds = {}
+    for column in (BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN):
+        found = _bounds(file, schema, column)
+        if found is None:
+            raise ForbiddenError(
+                f"{where}: data file '{file.file_path}' has no bounds of column '{column}'; rows"
+                " must keep it, and the writer must collect metrics of it"
+            )
+        bounds[column] = found
+    (bucket, bucket_last), (first, last) = bounds[BUCKET_COLUMN], bounds[OFFSET_COLUMN]
+    is_bucket = bucket >= 0 and bucket_last < len(covered)
+    if (
+        not is_bucket
+        or first < 0
+        or last >= max(covered[b] for b in range(bucket, bucket_last + 1))
+    ):
+        raise ForbiddenError(
+            f"{where}: data file '{file.file_path}' has rows of buckets {bucket} to {bucket_last}"
+            f" and offsets {first} to {last} that were never tiered; write rows through the"
+            " streamhouse service"
+        )
+
+
+def _bounds(file: DataFile, schema: IcebergSchema, column: str) -> tuple[Any, Any] | None:
+    """Return the least and greatest value of a column that has one in every row."""
+    try:
+        field = schema.find_field(column)
+    except ValueError:
+        return None
+    lower = (file.lower_bounds or {}).get(field.field_id)
+    upper = (file.upper_bounds or {}).get(field.field_id)
+    if lower is None or upper is None or (file.null_value_counts or {}).get(field.field_id):
+        return None
+    # These columns are int, long and timestamptz.
+    field_type: Any = field.field_type
+    return from_bytes(field_type, lower), from_bytes(field_type, upper)

@@ -1,0 +1,243 @@
+"""Types of Arrow as Iceberg's and back, and which columns of any Iceberg table can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import pyarrow as pa
+from pyiceberg.schema import Schema as IcebergSchema
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.name_mapping import MappedField as IcebergMappedField
+from pyiceberg.table.name_mapping import parse_mapping_from_json
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from streamhouse.core.errors import CorruptDataError, UnsupportedError
+from streamhouse.core.model.lake.facts import (
+    CHANGE_TYPE_FIELD_ID,
+    LAKE_SYSTEM_FIELDS,
+    SYSTEM_FIELD_ID_FIRST,
+)
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN, RESERVED_COLUMNS, Column
+from streamhouse.lake.errors import sentence_of
+from streamhouse.lake.files._field_ids import FIELD_ID_KEY
+from streamhouse.lake.files.name_mapping import MappedField, NameMapping
+
+__all__ = ["iceberg_field", "name_mapping_of", "nested_fields", "readable_columns"]
+
+_SIMPLE_TYPES: Final[dict[type[IcebergType], pa.DataType]] = {
+    BooleanType: pa.bool_(),
+    IntegerType: pa.int32(),
+    LongType: pa.int64(),
+    FloatType: pa.float32(),
+    DoubleType: pa.float64(),
+    StringType: pa.string(),
+    BinaryType: pa.binary(),
+    DateType: pa.date32(),
+    TimestamptzType: pa.timestamp("us", tz="UTC"),
+    TimestampType: pa.timestamp("us"),
+}
+
+
+_SYSTEM_IDS: Final = {CHANGE_TYPE_COLUMN: CHANGE_TYPE_FIELD_ID} | {
+    field.name: SYSTEM_FIELD_ID_FIRST + place for place, field in enumerate(LAKE_SYSTEM_FIELDS)
+}
+_NAME_MAPPING: Final = TableProperties.DEFAULT_NAME_MAPPING
+
+_SIMPLE_KINDS: Final = {data_type: kind() for kind, data_type in _SIMPLE_TYPES.items()}
+_READ_TYPES: Final = _SIMPLE_TYPES | {FixedType: pa.binary()}
+
+
+def iceberg_field(field: pa.Field, *, doc: str | None = None) -> NestedField:
+    """Return a field that carries its id, and so do all fields inside it."""
+    return NestedField(
+        field_id=_id(field),
+        name=field.name,
+        field_type=_iceberg_type(field.type),
+        required=not field.nullable,
+        doc=doc,
+    )
+
+
+def _id(field: pa.Field) -> int:
+    return int(field.metadata[FIELD_ID_KEY])
+
+
+def _iceberg_type(data_type: pa.DataType) -> IcebergType:
+    if data_type in _SIMPLE_KINDS:
+        return _SIMPLE_KINDS[data_type]
+    if pa.types.is_decimal(data_type):
+        return DecimalType(data_type.precision, data_type.scale)
+    if pa.types.is_list(data_type):
+        element = data_type.value_field
+        return ListType(
+            element_id=_id(element),
+            element_type=_iceberg_type(element.type),
+            element_required=not element.nullable,
+        )
+    if pa.types.is_map(data_type):
+        key, value = data_type.key_field, data_type.item_field
+        return MapType(
+            key_id=_id(key),
+            key_type=_iceberg_type(key.type),
+            value_id=_id(value),
+            value_type=_iceberg_type(value.type),
+            value_required=not value.nullable,
+        )
+    assert pa.types.is_struct(data_type), data_type
+    return StructType(*[iceberg_field(field) for field in data_type])
+
+
+def readable_columns(
+    schema: IcebergSchema, history: Iterable[IcebergSchema]
+) -> tuple[list[Column], dict[str, str]]:
+    """Return a table's columns, and of those that cannot be read by name why not.
+
+    The system columns of a Streamhouse table are in neither; a column of another table with such a
+    name cannot be read. `history` are all schemas that files
+    of the table may have been written with.
+    """
+    versions = list(history)
+    columns, refused = [], {}
+    for field in schema.fields:
+        try:
+            if _is_ours(field):
+                continue
+            data_type = _arrow_type(field.field_type)
+            _check_defaults(field)
+            _check_nested(field, versions)
+        except UnsupportedError as error:
+            refused[field.name] = error.message
+            continue
+        columns.append(
+            Column(
+                id=field.field_id,
+                name=field.name,
+                type=data_type,
+                nullable=not field.required,
+                comment=field.doc or "",
+            )
+        )
+    return columns, refused
+
+
+def _is_ours(field: NestedField) -> bool:
+    """Whether it is a column that Streamhouse adds; raises if another one has such a name."""
+    if field.name.lower() not in RESERVED_COLUMNS:
+        return False
+    if _SYSTEM_IDS.get(field.name) != field.field_id:
+        raise UnsupportedError("Streamhouse gives this name to a column of its own")
+    return True
+
+
+def _arrow_type(iceberg_type: IcebergType) -> pa.DataType:
+    simple = _READ_TYPES.get(type(iceberg_type))
+    if simple is not None:
+        return simple
+    if isinstance(iceberg_type, DecimalType):
+        return pa.decimal128(iceberg_type.precision, iceberg_type.scale)
+    if isinstance(iceberg_type, ListType):
+        return pa.list_(_arrow_field(iceberg_type.element_field))
+    if isinstance(iceberg_type, MapType):
+        return pa.map_(_arrow_field(iceberg_type.key_field), _arrow_field(iceberg_type.value_field))
+    if isinstance(iceberg_type, StructType):
+        return pa.struct([_arrow_field(field) for field in iceberg_type.fields])
+    raise UnsupportedError(f"its type {iceberg_type} is not supported")
+
+
+def _arrow_field(field: NestedField) -> pa.Field:
+    return pa.field(field.name, _arrow_type(field.field_type), nullable=not field.required)
+
+
+def _check_defaults(field: NestedField) -> None:
+    # Files that are older than the column have its default, not null.
+    nested = (inner for _, inner in nested_fields(field.field_type))
+    if any(one.initial_default is not None for one in (field, *nested)):
+        raise UnsupportedError("it was added with a default value")
+
+
+def _check_nested(field: NestedField, versions: Iterable[IcebergSchema]) -> None:
+    """Raise if a field inside the column was renamed, or made again: there we read by name."""
+    names: dict[int, tuple[str, ...]] = {}
+    ids: dict[tuple[str, ...], int] = {}
+    for version in versions:
+        for other in version.fields:
+            if other.field_id != field.field_id:
+                continue
+            for path, inner in nested_fields(other.field_type):
+                same_name = names.setdefault(inner.field_id, path) == path
+                if not same_name or ids.setdefault(path, inner.field_id) != inner.field_id:
+                    raise UnsupportedError(
+                        f"its field '{'.'.join(path)}' was renamed, or dropped and added again"
+                    )
+
+
+def name_mapping_of(table: Table) -> NameMapping | None:
+    """Return the table's name mapping, with what its fields are called now.
+
+    A table without one has an empty one if a column was ever renamed, or its name used again: then
+    names say nothing. Else it is None. Raises `CorruptDataError` if it cannot be read.
+    """
+    text = table.properties.get(_NAME_MAPPING)
+    if not text:
+        pairs = {(f.name, f.field_id) for schema in table.metadata.schemas for f in schema.fields}
+        counts = len({name for name, _ in pairs}), len({field_id for _, field_id in pairs})
+        return None if counts == (len(pairs), len(pairs)) else {}
+    names = {
+        field.field_id: field.name
+        for top in table.schema().fields
+        for field in (top, *(inner for _, inner in nested_fields(top.field_type)))
+    }
+    try:
+        return _mapped(parse_mapping_from_json(text).root, names)
+    except ValueError as error:
+        raise CorruptDataError(
+            f"lake table '{'.'.join(table.name())}': property '{_NAME_MAPPING}' cannot be read:"
+            f" {sentence_of(error)}"
+        ) from error
+
+
+def _mapped(fields: Iterable[IcebergMappedField], names: Mapping[int, str]) -> NameMapping:
+    mapping: dict[str, MappedField] = {}
+    for field in fields:
+        name = None if field.field_id is None else names.get(field.field_id)
+        mapped = MappedField(field.field_id, name, _mapped(field.fields, names))
+        for key in field.names:
+            if key in mapping:
+                raise ValueError(f"it has name '{key}' twice")
+            mapping[key] = mapped
+    return mapping
+
+
+def nested_fields(
+    iceberg_type: IcebergType, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], NestedField]]:
+    """Yield every field inside a type, with the names that lead to it; depth first."""
+    children: tuple[NestedField, ...] = ()
+    if isinstance(iceberg_type, StructType):
+        children = iceberg_type.fields
+    elif isinstance(iceberg_type, ListType):
+        children = (iceberg_type.element_field,)
+    elif isinstance(iceberg_type, MapType):
+        children = (iceberg_type.key_field, iceberg_type.value_field)
+    for child in children:
+        yield (*path, child.name), child
+        yield from nested_fields(child.field_type, (*path, child.name))

@@ -1,0 +1,251 @@
+"""Brings a lake table's schema and partitioning up to the table's, before a round writes files.
+
+Only metadata changes: files that are there keep their columns, and every engine maps them by id
+(Iceberg spec, "Schema Evolution"). Columns that another engine added stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
+from pyiceberg.schema import Schema as IcebergSchema
+from pyiceberg.table import Table
+from pyiceberg.table.update import (
+    AddPartitionSpecUpdate,
+    AddSchemaUpdate,
+    AssertCurrentSchemaId,
+    AssertDefaultSpecId,
+    AssertTableUUID,
+    SetCurrentSchemaUpdate,
+    SetDefaultSpecUpdate,
+    SetPropertiesUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+from pyiceberg.transforms import IdentityTransform, VoidTransform
+from pyiceberg.types import NestedField
+
+from streamhouse.core.errors import InvalidSchemaError
+from streamhouse.core.model.lake.facts import SYSTEM_FIELD_ID_FIRST, LakeRole
+from streamhouse.core.model.lake.partition_fields import (
+    lake_partitioning,
+)
+from streamhouse.core.model.table import TableInfo
+from streamhouse.lake._landing import StagedChange, land
+from streamhouse.lake.files._field_ids import (
+    NESTED_FIELD_ID_FIRST,
+    assign_nested_ids,
+)
+from streamhouse.lake.tables.schema import (
+    description_properties,
+    known_nested_ids,
+    lake_partition_spec,
+    lake_schema,
+)
+
+__all__ = ["evolve_lake_table", "evolve_partitioning"]
+
+
+def evolve_lake_table(
+    lake_table: Table, table: TableInfo, *, role: LakeRole = LakeRole.ROWS
+) -> Table:
+    """Return the lake table with the columns of `table`, committed if they were not yet.
+
+    A commit that loses against another one is no error: the table is read again and judged anew.
+    """
+
+    def stage(found: Table) -> StagedChange | None:
+        wanted = _wanted(found, table, role=role) if table.schema_id else None
+        if wanted is None:
+            return None
+        current = {"current-schema-id": found.metadata.current_schema_id}
+        return _staged(
+            found,
+            AssertCurrentSchemaId.model_validate(current),
+            AddSchemaUpdate.model_validate({"schema": wanted}),
+            SetCurrentSchemaUpdate.model_validate({"schema-id": -1}),
+            *_description(found, table, role),
+        )
+
+    land(lake_table, _Evolution(lake_table, stage))
+    return lake_table
+
+
+def evolve_partitioning(lake_table: Table, table: TableInfo, *, role: LakeRole) -> Table:
+    """Return the lake table with the partition spec of `table` as its default one.
+
+    Files that are there keep their partitions, and every engine reads them by their own spec
+    (Iceberg spec, "Partition Evolution").
+    """
+    partitioning = lake_partitioning(table.descriptor, role=role)
+
+    def stage(found: Table) -> StagedChange | None:
+        metadata = found.metadata
+        wanted = lake_partition_spec(partitioning, metadata.schema())
+        if _transforms(found.spec()) == _transforms(wanted):
+            return None
+        known = [s for s in metadata.partition_specs if _transforms(s) == _transforms(wanted)]
+        added = () if known else (AddPartitionSpecUpdate(spec=_numbered(wanted, found)),)
+        spec_id = known[0].spec_id if known else -1
+        current = {"default-spec-id": metadata.default_spec_id}
+        return _staged(
+            found,
+            AssertDefaultSpecId.model_validate(current),
+            *added,
+            SetDefaultSpecUpdate.model_validate({"spec-id": spec_id}),
+            *_description(found, table, role),
+        )
+
+    land(lake_table, _Evolution(lake_table, stage))
+    return lake_table
+
+
+@dataclass(frozen=True, slots=True)
+class _Evolution:
+    """A change of columns or partitioning, for the loop that lands it."""
+
+    lake_table: Table
+    what_is_left: Callable[[Table], StagedChange | None]
+
+    def stage(self, table: Table) -> StagedChange | None:
+        """Judge anew what the table lacks."""
+        return self.what_is_left(table)
+
+    def is_done(self) -> bool:
+        """Whether it lacks nothing: somebody else's change is as good."""
+        return self.what_is_left(self.lake_table) is None
+
+
+def _staged(
+    lake_table: Table, requirement: TableRequirement, *updates: TableUpdate
+) -> StagedChange:
+    identity = AssertTableUUID(uuid=lake_table.metadata.table_uuid)
+    return StagedChange(updates=updates, requirements=(identity, requirement))
+
+
+def _description(lake_table: Table, table: TableInfo, role: LakeRole) -> tuple[TableUpdate, ...]:
+    changed = description_properties(table, lake_table.metadata.properties, role=role)
+    return (SetPropertiesUpdate(updates=changed),) if changed else ()
+
+
+def _transforms(spec: PartitionSpec) -> list[tuple[int, str]]:
+    return [(field.source_id, str(field.transform)) for field in spec.fields]
+
+
+def _numbered(wanted: PartitionSpec, lake_table: Table) -> PartitionSpec:
+    """Return `wanted` with the field ids that its transforms had before, or ids never used."""
+    metadata = lake_table.metadata
+    known = {
+        (field.source_id, str(field.transform)): field
+        for spec in metadata.partition_specs
+        for field in spec.fields
+    }
+    next_id = max([PARTITION_FIELD_ID_START - 1, *(f.field_id for f in known.values())]) + 1
+    taken = {field.name for field in known.values()}
+    fields = []
+    for field in wanted.fields:
+        before = known.get((field.source_id, str(field.transform)))
+        if before is not None:
+            fields.append(before)
+            continue
+        # Two fields of one name, as bucket[4] and bucket[8] of a column, would be one to engines.
+        name = field.name if field.name not in taken else f"{field.name}_{next_id}"
+        fields.append(
+            PartitionField(
+                source_id=field.source_id, field_id=next_id, transform=field.transform, name=name
+            )
+        )
+        next_id += 1
+    spec_id = max(spec.spec_id for spec in metadata.partition_specs) + 1
+    return PartitionSpec(*fields, spec_id=spec_id)
+
+
+def _wanted(lake_table: Table, table: TableInfo, *, role: LakeRole) -> IcebergSchema | None:
+    """Return the schema the lake table should have, or None if it has it."""
+    found = lake_table.metadata.schema()
+    nested_ids = assign_nested_ids(
+        table.schema, known=_nested_ids_ever(lake_table), highest_used=_highest_nested(lake_table)
+    )
+    ours = lake_schema(
+        table.schema,
+        nested_ids,
+        primary_key=table.descriptor.primary_key,
+        role=role,
+    )
+    known = table.column_ids | {field.field_id for field in ours.fields}
+    foreign = [field for field in found.fields if field.field_id not in known]
+    fields = (*ours.fields, *foreign, *_sources_kept(lake_table, table, (*ours.fields, *foreign)))
+    if _same(fields, found.fields):
+        return None
+    _check_names(lake_table, table, fields)
+    schema_id = max(schema.schema_id for schema in lake_table.metadata.schemas) + 1
+    return IcebergSchema(
+        *fields, schema_id=schema_id, identifier_field_ids=ours.identifier_field_ids
+    )
+
+
+def _check_names(lake_table: Table, table: TableInfo, fields: tuple[NestedField, ...]) -> None:
+    """Raise `InvalidSchemaError` rather than commit columns with which engines open no table.
+
+    The service refuses them before; it does not know the specs that other engines made.
+    """
+    by_name = {field.name.lower(): field for field in fields}
+    for spec in lake_table.metadata.partition_specs:
+        for partition in spec.fields:
+            column = by_name.get(partition.name.lower())
+            is_same = isinstance(partition.transform, IdentityTransform | VoidTransform)
+            if column is not None and not (is_same and column.field_id == partition.source_id):
+                raise InvalidSchemaError(
+                    f"table '{table.path}': its lake table cannot get column '{column.name}',"
+                    f" because a partition field of its spec {spec.spec_id} has this name, and"
+                    " engines open no table with both; rename the column"
+                )
+
+
+def _sources_kept(
+    lake_table: Table, table: TableInfo, fields: tuple[NestedField, ...]
+) -> list[NestedField]:
+    """Return the dropped columns that a partition spec or sort order of the past still names.
+
+    Files are read by the spec they were written with, and a spec whose column is gone cannot be
+    read at all. They are no columns of the table any more: new rows have no value in them.
+    """
+    metadata = lake_table.metadata
+    sources = {f.source_id for spec in metadata.partition_specs for f in spec.fields}
+    sources |= {f.source_id for order in metadata.sort_orders for f in order.fields}
+    present = {field.field_id for field in fields}
+    names = {field.name.lower() for field in fields}
+    kept = []
+    for field in lake_table.metadata.schema().fields:
+        if field.field_id in table.column_ids & sources and field.field_id not in present:
+            # Its name may be that of a new column.
+            is_taken = field.name.lower() in names
+            name = f"{field.name}_{field.field_id}" if is_taken else field.name
+            kept.append(field.model_copy(update={"name": name, "required": False}))
+    return kept
+
+
+def _same(wanted: tuple[NestedField, ...], found: tuple[NestedField, ...]) -> bool:
+    return [_facts(field) for field in wanted] == [_facts(field) for field in found]
+
+
+def _facts(field: NestedField) -> tuple[object, ...]:
+    return field.field_id, field.name, field.field_type, field.required, field.doc or None
+
+
+def _nested_ids_ever(lake_table: Table) -> dict[tuple[int | str, ...], int]:
+    """Return the nested ids that any schema of the lake table gave: a column may come back."""
+    ids: dict[tuple[int | str, ...], int] = {}
+    for schema in lake_table.metadata.schemas:
+        ids |= {
+            path: field_id
+            for path, field_id in known_nested_ids(schema).items()
+            if NESTED_FIELD_ID_FIRST <= field_id < SYSTEM_FIELD_ID_FIRST
+        }
+    return ids
+
+
+def _highest_nested(lake_table: Table) -> int:
+    return max(_nested_ids_ever(lake_table).values(), default=0)

@@ -1,0 +1,133 @@
+"""Planning one micro-batch: the rows between two positions, from whichever tier has them now.
+
+Invariant: the rows are the same whenever the range is planned. Moving to the lake, compaction
+there and retention of the log change where they are read, never which they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import SnapshotNotFoundError
+from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.core.model.table_state import TableState
+from streamhouse.reading.follow.stream_position import Bootstrap
+from streamhouse.reading.options.options import ReadOptions
+from streamhouse.reading.plan._read_plan import pack
+from streamhouse.reading.plan._tier_ranges import Readable, cut_by_tier, readable, refuse_loss
+from streamhouse.reading.plan.row_form import RowForm, stream_form
+from streamhouse.reading.plan.tier_plan import (
+    ReadPlan,
+    plan_lake,
+    plan_ranges,
+    read_context,
+    split_sizes,
+)
+from streamhouse.reading.scan._retraction import UPSERTS
+from streamhouse.reading.scan.scan import ScanColumn, ScanContext
+
+__all__ = ["plan_bootstrap_range", "plan_stream_range"]
+
+LOG_ROWS_PREFERRED_MAX: Final = 20_000
+"""Tiered rows of a micro-batch that are still in the log are read there, up to this many: for
+fewer, opening the lake costs more than it saves."""
+
+
+def plan_stream_range(
+    client: StorageClient,
+    state: TableState,
+    options: ReadOptions,
+    output: Sequence[ScanColumn],
+    *,
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+) -> ReadPlan:
+    """Plan the rows from `start` to `end`; both have every bucket.
+
+    Raises `OffsetOutOfRangeError` naming bucket and range when retention took rows that no lake
+    has; without `failOnDataLoss` they are skipped with a warning.
+    """
+    ranges = _ranges(start, end)
+    buckets = readable(state, part=options.connection.name.part)
+    tiers = cut_by_tier(ranges, _log_first(ranges, buckets))
+    refuse_loss(
+        tiers.lost,
+        buckets,
+        table=str(state.table.path),
+        fail_on_data_loss=options.fail_on_data_loss,
+    )
+    context = _context(state, options, output)
+    context = replace(context, lake_is_changelog=context.has_changelog)
+    return plan_ranges(client, state, context, tiers, options)
+
+
+def plan_bootstrap_range(
+    client: StorageClient,
+    state: TableState,
+    options: ReadOptions,
+    output: Sequence[ScanColumn],
+    bootstrap: Bootstrap,
+    *,
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+) -> ReadPlan:
+    """Plan the rows that the bootstrap's snapshot has from `start` to `end`.
+
+    Never from the log, though it may hold the range: there it has versions that the snapshot does
+    not, and a replay must find the same rows. Raises `SnapshotNotFoundError` when the snapshot was
+    expired.
+    """
+    context = _context(state, options, output)
+    try:
+        scan = plan_lake(
+            client,
+            state,
+            context,
+            _ranges(start, end),
+            snapshot_id=bootstrap.snapshot_id,
+            allow_successor=False,
+        )
+    except SnapshotNotFoundError as error:
+        raise SnapshotNotFoundError(
+            f"table '{context.table}': lake snapshot {bootstrap.snapshot_id}, whose rows the stream"
+            " was about to read, was expired; it is kept only while the stream runs and a while"
+            " after. Start with a new checkpoint"
+        ) from error
+    return ReadPlan(context=scan.context, splits=pack(scan.pieces, split_sizes(options)))
+
+
+def _ranges(start: Mapping[int, int], end: Mapping[int, int]) -> dict[int, OffsetRange]:
+    return {
+        bucket: OffsetRange(bucket=bucket, start=start.get(bucket, 0), end=offset)
+        for bucket, offset in sorted(end.items())
+        if start.get(bucket, 0) < offset
+    }
+
+
+def _context(state: TableState, options: ReadOptions, output: Sequence[ScanColumn]) -> ScanContext:
+    context = read_context(state, options, output)
+    form = stream_form(state.table, options, output)
+    return replace(context, change_types=UPSERTS) if form is RowForm.UPSERTS else context
+
+
+def _log_first(
+    ranges: Mapping[int, OffsetRange], buckets: Mapping[int, Readable]
+) -> dict[int, Readable]:
+    """Return `buckets` with the lake left out where the log still holds a small range whole.
+
+    A stream that is behind gets rows there that have expired, too.
+    """
+    in_both = {
+        bucket: min(buckets[bucket].lake_end, wanted.end) - wanted.start
+        for bucket, wanted in ranges.items()
+        if buckets[bucket].log_start <= wanted.start < buckets[bucket].lake_end
+    }
+    if sum(in_both.values()) > LOG_ROWS_PREFERRED_MAX:
+        return dict(buckets)
+    return {
+        bucket: replace(has, lake_end=0, expired=0) if bucket in in_both else has
+        for bucket, has in buckets.items()
+    }

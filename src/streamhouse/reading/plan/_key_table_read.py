@@ -1,0 +1,274 @@
+"""Planning reads of a primary key table's rows: a lake snapshot and the changelog after it.
+
+Rows are those of the snapshot, without the versions that the tail of the changelog retracts, and
+the tail's own versions that it does not retract. The retracted set comes from the whole tail,
+whatever the read filters by; predicates prune lake files only.
+
+The driver reads the tail's `__retracts` column, once a bucket, and gives every piece the offsets
+within its own bounds: eight bytes a changed row in the driver, one or two on the way. Tasks reading
+the column themselves would each read all of a bucket's tail, as many times as it has tasks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import (
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    SnapshotNotFoundError,
+)
+from streamhouse.core.model.changelog import DELETE
+from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.core.model.schema import RETRACTS_COLUMN
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.table_state import TableState
+from streamhouse.core.model.values.sorted_values import distinct
+from streamhouse.reading.options.connection import LAKE
+from streamhouse.reading.options.options import ReadOptions
+from streamhouse.reading.plan._read_plan import log_pieces, pack
+from streamhouse.reading.plan._tier_ranges import refuse_diverged
+from streamhouse.reading.plan.tier_plan import ReadPlan, open_lake, plan_lake, split_sizes
+from streamhouse.reading.scan._retraction import UPSERTS
+from streamhouse.reading.scan.scan import (
+    LakePiece,
+    LogPiece,
+    Piece,
+    RetractedOffsets,
+    ScanContext,
+)
+
+__all__ = ["plan_key_table_changes", "plan_key_table_rows", "retracted_by"]
+
+_THREADS_MAX: Final = 8
+_Offsets = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cut:
+    """The table at one instant: a snapshot that covers `lake_ends`, and changes up to `ends`."""
+
+    snapshot_id: int | None
+    lake_ends: Mapping[int, int]
+    ends: Mapping[int, int]
+
+
+def plan_key_table_rows(
+    client: StorageClient, state: TableState, context: ScanContext, options: ReadOptions
+) -> ReadPlan:
+    """Plan the table's rows, or those of `$lake`, at the state's cut or at `asOfTimestamp`.
+
+    Raises `OffsetOutOfRangeError` when the log has lost changes that no lake snapshot has: what is
+    left would show rows that were changed or deleted since.
+    """
+    _check_bounds(options)
+    refuse_diverged(state, part=options.connection.name.part)
+    cut = _cut(client, state, options)
+    tails = _tails(state, cut)
+    # A lost change cannot be skipped: without it an old version would live again.
+    context = replace(context, change_types=UPSERTS, fail_on_data_loss=True)
+    retracted = retracted_by(client, state.table, tails.values())
+    pieces: list[Piece] = []
+    lake_ranges = {
+        bucket: OffsetRange(bucket=bucket, start=0, end=end)
+        for bucket, end in sorted(cut.lake_ends.items())
+        if end
+    }
+    if lake_ranges:
+        is_current = cut.snapshot_id == state.lake.snapshot_id
+        scan = plan_lake(
+            client,
+            state,
+            context,
+            lake_ranges,
+            snapshot_id=cut.snapshot_id,
+            allow_successor=is_current,
+            is_union=options.connection.name.part != LAKE,
+        )
+        context = scan.context
+        pieces += [_without(piece, retracted) for piece in scan.pieces]
+    pieces += [_tail_without(piece, retracted) for piece in log_pieces(tails)]
+    return ReadPlan(context=context, splits=pack(pieces, split_sizes(options)))
+
+
+def plan_key_table_changes(
+    client: StorageClient,
+    state: TableState,
+    context: ScanContext,
+    options: ReadOptions,
+    since: Mapping[int, int],
+) -> ReadPlan:
+    """Plan what became of the keys that were changed from the offsets `since` up to the cut.
+
+    Rows are the versions from then on that live at the state's cut, and every delete in between.
+    A key that has both lives. Only the log is read.
+
+    Raises `OffsetOutOfRangeError` when the log does not have all of these changes any more.
+    """
+    refuse_diverged(state, part=options.connection.name.part)
+    tops = {bucket: at.high_watermark for bucket, at in state.positions.items()}
+    tails = _tails(state, _Cut(snapshot_id=None, lake_ends=since, ends=tops))
+    context = replace(context, change_types=(*UPSERTS, DELETE), fail_on_data_loss=True)
+    retracted = retracted_by(client, state.table, tails.values())
+    pieces = [_tail_without(piece, retracted) for piece in log_pieces(tails)]
+    return ReadPlan(context=context, splits=pack(pieces, split_sizes(options)))
+
+
+def retracted_by(
+    client: StorageClient, table: TableInfo, tails: Iterable[OffsetRange]
+) -> dict[int, _Offsets]:
+    """Return by bucket which offsets the changes in `tails` retract, ascending, each once.
+
+    Buckets without any are left out.
+    """
+
+    def read(tail: OffsetRange) -> tuple[int, _Offsets]:
+        found = [np.empty(0, dtype=np.int64)]
+        try:
+            for batch in client.read_range(
+                str(table.path),
+                tail.bucket,
+                tail.start,
+                tail.end,
+                columns=[RETRACTS_COLUMN],
+                schema_id=table.schema_id,
+                table_id=table.table_id,
+            ):
+                column = batch.data.column(RETRACTS_COLUMN)
+                if column.null_count < len(column):
+                    values = pc.drop_null(column).cast(pa.int64())
+                    found.append(values.to_numpy(zero_copy_only=False))
+        except OffsetOutOfRangeError as error:
+            raise OffsetOutOfRangeError(
+                f"table '{table.path}', bucket {tail.bucket}: changes [{tail.start}, {tail.end})"
+                " left the log after the table was loaded; load it again to find them in the lake"
+            ) from error
+        return tail.bucket, distinct(np.concatenate(found))
+
+    ranges = list(tails)
+    if not ranges:
+        return {}
+    threads = min(_THREADS_MAX, os.cpu_count() or 1, len(ranges))
+    with ThreadPoolExecutor(threads, thread_name_prefix="streamhouse-tail") as pool:
+        return {bucket: offsets for bucket, offsets in pool.map(read, ranges) if len(offsets)}
+
+
+def _without(piece: LakePiece, retracted: Mapping[int, _Offsets]) -> LakePiece:
+    buckets = retracted if piece.bucket is None else {piece.bucket} & retracted.keys()
+    parts = (
+        RetractedOffsets.within(b, retracted[b], piece.offset_start, piece.offset_end)
+        for b in sorted(buckets)
+    )
+    return replace(piece, retracted=tuple(part for part in parts if part is not None))
+
+
+def _tail_without(piece: LogPiece, retracted: Mapping[int, _Offsets]) -> LogPiece:
+    ours = retracted.get(piece.bucket)
+    if ours is None:
+        return piece
+    near = RetractedOffsets.within(piece.bucket, ours, piece.start, piece.end)
+    return replace(piece, retracted=near)
+
+
+def _check_bounds(options: ReadOptions) -> None:
+    """Raise for bounds that choose changes, given for a read of rows."""
+    bounds = {
+        "startingOffsets": options.starting.kind != "full",
+        "endingOffsets": options.ending is not None,
+        "startingTimestamp": options.from_timestamp_us is not None,
+        "endingTimestamp": options.to_timestamp_us is not None
+        and options.as_of_timestamp_us is None,
+    }
+    name = options.connection.name
+    for option, is_given in bounds.items():
+        if is_given:
+            raise InvalidRequestError(
+                f"option '{option}' has no meaning for the rows of '{name}', a table with a"
+                f" primary key: use asOfTimestamp for its rows at a time, where with __offset or"
+                f" __timestamp for rows by when they were written, or '{name.path}$changelog' for"
+                " changes"
+            )
+    if name.part == LAKE and options.as_of_timestamp_us is not None:
+        raise InvalidRequestError(
+            f"option 'asOfTimestamp' cannot be used with '{name}'; use asOfSnapshot, or load"
+            f" '{name.path}'"
+        )
+
+
+def _tails(state: TableState, cut: _Cut) -> dict[int, OffsetRange]:
+    """Return the changes after the lake by bucket, none where there are none."""
+    tails = {}
+    for bucket, end in sorted(cut.ends.items()):
+        start = cut.lake_ends.get(bucket, 0)
+        log_start = state.positions[bucket].log_start_offset
+        if start >= end:
+            continue
+        if start < log_start:
+            raise OffsetOutOfRangeError(
+                f"table '{state.table.path}', bucket {bucket}: changes [{start}, {log_start}) have"
+                " left the log (table.log.ttl) and are in no lake snapshot, so the table's rows"
+                " cannot be read as a whole; look keys up instead, or keep a lake"
+                " (table.datalake.enabled)"
+            )
+        tails[bucket] = OffsetRange(bucket=bucket, start=start, end=end)
+    return tails
+
+
+def _cut(client: StorageClient, state: TableState, options: ReadOptions) -> _Cut:
+    tiered = {b: at.tiered_offset for b, at in state.positions.items()}
+    if state.lake.snapshot_id is None:
+        tiered = dict.fromkeys(tiered, 0)
+    if options.connection.name.part == LAKE:
+        return _Cut(snapshot_id=state.lake.snapshot_id, lake_ends=tiered, ends=tiered)
+    if options.to_timestamp_us is None:
+        tops = {b: at.high_watermark for b, at in state.positions.items()}
+        return _Cut(snapshot_id=state.lake.snapshot_id, lake_ends=tiered, ends=tops)
+    ends = _ends_at(client, state, options.to_timestamp_us)
+    snapshot_id, covered = _snapshot_before(client, state, ends)
+    return _Cut(snapshot_id=snapshot_id, lake_ends=covered, ends=ends)
+
+
+def _ends_at(client: StorageClient, state: TableState, timestamp_us: int) -> dict[int, int]:
+    """Return by bucket the first change made at or after a time; what is below it is older.
+
+    Raises `OffsetOutOfRangeError` when changes made since may be lost, so that nobody can tell.
+    """
+    table = str(state.table.path)
+    try:
+        offsets = client.offsets_for_timestamp(table, timestamp_us, table_id=state.table.table_id)
+    except OffsetOutOfRangeError as error:
+        raise OffsetOutOfRangeError(
+            f"the rows of '{table}' at that time are not known any more: {error.message}; or use"
+            f" asOfSnapshot with one of '{table}$snapshots'"
+        ) from error
+    return {
+        bucket: min(offsets.get(bucket, at.high_watermark), at.high_watermark)
+        for bucket, at in state.positions.items()
+    }
+
+
+def _snapshot_before(
+    client: StorageClient, state: TableState, ends: Mapping[int, int]
+) -> tuple[int | None, dict[int, int]]:
+    """Return the newest snapshot that has nothing after `ends`, and what it covers."""
+    if state.lake.snapshot_id is not None:
+        lake = open_lake(client.lake_catalog(), state)
+        for snapshot_id in reversed(lake.snapshot_ids()):
+            try:
+                covered = lake.tiered_offsets(snapshot_id)
+            except SnapshotNotFoundError:
+                continue
+            if all(covered.get(bucket, 0) <= end for bucket, end in ends.items()):
+                return snapshot_id, {b: covered.get(b, 0) for b in ends}
+    # Before the first round everything is in the log; `_tails` refuses if it is not any more.
+    return None, dict.fromkeys(ends, 0)

@@ -1,0 +1,443 @@
+"""From a table's description to the running table: recover logs and rows, load the lake state.
+
+A table may begin with the lake it had elsewhere: its log starts where the lake ends. Then its id is
+durable first, the lake tables become this table's, its directory is filled, and at last
+service.json names it. A crash before that leaves no table, and lake tables that can be adopted
+again; nothing was written to them but whose they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from streamhouse.core.errors import (
+    CorruptDataError,
+    HistoryDivergedError,
+    StorageFailedError,
+    StreamhouseError,
+)
+from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.table import TableDescriptor, TableInfo
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.format_upgrade import upgrade_files
+from streamhouse.storage_service.directory.runtime import Runtime
+from streamhouse.storage_service.directory.table_files import (
+    load_lake_state,
+    save_lake_state,
+)
+from streamhouse.storage_service.directory.table_registry import TableRegistry
+from streamhouse.storage_service.engine.consumers import Consumers
+from streamhouse.storage_service.engine.keys._key_writer import KeyWriter
+from streamhouse.storage_service.engine.keys.key_bucket import (
+    Damage,
+    KeyBucket,
+    damage_of,
+    table_rules,
+)
+from streamhouse.storage_service.engine.keys.key_recovery import (
+    KeyRecovery,
+    LostRows,
+    clear_leftovers,
+    remake_rows,
+)
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.engine.lake_pins import LakePins
+from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
+from streamhouse.storage_service.engine.record_schemas import RecordSchemas
+from streamhouse.storage_service.engine.tiering_desk.lake_history import check_history, covered_by
+from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
+from streamhouse.storage_service.engine.wakeups import WaiterLimit, Wakeups
+from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet
+from streamhouse.storage_service.kv.rocksdb_store import is_damage
+from streamhouse.storage_service.log.group_commit import Submit
+from streamhouse.storage_service.log.log_tablet import LogOptions, LogTablet
+from streamhouse.storage_service.log.replica import Replication
+from streamhouse.storage_service.log.segments.segment_format import LogIdentity
+from streamhouse.storage_service.log.segments.segment_roll import begin_log
+
+__all__ = [
+    "Adoptable",
+    "NewTable",
+    "TableOpener",
+    "adopt_table",
+    "begin_adopted",
+    "close_tablets",
+    "take_over",
+]
+
+
+_logger = logging.getLogger(__name__)
+
+
+class _OpenBucket(NamedTuple):
+    tablet: LogTablet
+    keys: KeyBucket | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewTable:
+    """A table whose directory is there, and that gets the rest of its files when it is opened."""
+
+    info: TableInfo
+    lake: LakeState
+    truncated_at_us: int = 0
+
+
+class TableOpener:
+    """Opens the tables of one data directory, several buckets at a time."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        *,
+        directory: DataDirectory,
+        runtime: Runtime,
+        waiter_limit: WaiterLimit,
+        key_threads: Executor,
+        submit: Submit,
+        recovery: KeyRecovery,
+        replication: Replication,
+    ) -> None:
+        self._directory = directory
+        self._replication = replication
+        self._runtime = runtime
+        self._frame_bytes_max = config.batch_bytes_max
+        self._waiter_limit = waiter_limit
+        self._key_options = (
+            KvOptions.shared(
+                cache_bytes=config.key_cache_bytes_max, memory_bytes=config.key_memory_bytes_max
+            )
+            if recovery.warm is None
+            else recovery.warm.options
+        )
+        self._key_threads = key_threads
+        self._submit = submit
+        self._recovery = recovery
+
+    async def create(self, new: NewTable) -> OpenTable:
+        """Make a table's files and return it; raises as `open`. It is no table yet on disk."""
+        await self._runtime.run(self._make_files, new)
+        return await self._open(new.info, new.lake, is_new=True)
+
+    async def open(self, info: TableInfo) -> OpenTable:
+        """Return the table with every acknowledged row visible.
+
+        Raises an error that names the table, and then leaves nothing open.
+        """
+        if info.table_id in self._directory.former:
+            await self._runtime.run(upgrade_files, self._directory, info)
+        lake = await self._runtime.run(load_lake_state, self._directory, info)
+        return await self._open(info, lake, is_new=info.table_id in self._directory.former)
+
+    def _make_files(self, new: NewTable) -> None:
+        table_id = new.info.table_id
+        save_lake_state(self._directory, new.info, new.lake)
+        TransactionFiles(
+            self._directory.transactions(table_id),
+            service_id=self._directory.service_id,
+            table_id=table_id,
+            filesystem=self._directory.filesystem,
+        ).create(new.lake.truncated_offsets, new.truncated_at_us)
+
+    async def _open(self, info: TableInfo, lake: LakeState, *, is_new: bool) -> OpenTable:
+        """Open a table; if `is_new`, some of its files may never have been made."""
+        pins = await self._runtime.run(self._load_pins, info)
+        consumers = await self._runtime.run(self._load_consumers, info)
+        schemas = await self._runtime.run(self._load_schemas, info)
+        opened = await asyncio.gather(
+            *(
+                self._runtime.run(self._open_bucket, info, bucket, lake, is_new)
+                for bucket in range(info.bucket_count)
+            ),
+            return_exceptions=True,
+        )
+        buckets = [bucket for bucket in opened if isinstance(bucket, _OpenBucket)]
+        for error in opened:
+            if isinstance(error, BaseException):
+                await self._runtime.run(_close_buckets, buckets)
+                raise error
+        table = self._table(info, buckets, lake, pins, consumers, schemas)
+        try:
+            await self._check_history(table)
+        except BaseException:
+            await table.stop(flush=False)
+            await self._runtime.run(close_tablets, table.tablets)
+            raise
+        return table
+
+    def _table(
+        self,
+        info: TableInfo,
+        buckets: Sequence[_OpenBucket],
+        lake: LakeState,
+        pins: LakePins,
+        consumers: Consumers,
+        schemas: RecordSchemas,
+    ) -> OpenTable:
+        wakeups = Wakeups(self._waiter_limit)
+        keys = [bucket.keys for bucket in buckets if bucket.keys is not None]
+        if not keys:
+            tablets = [bucket.tablet for bucket in buckets]
+            return LogTable(
+                info,
+                tablets,
+                lake=lake,
+                lake_pins=pins,
+                consumers=consumers,
+                record_schemas=schemas,
+                wakeups=wakeups,
+            )
+        writer = KeyWriter(
+            keys,
+            table=str(info.path),
+            submit=self._submit,
+            executor=self._key_threads,
+            on_published=wakeups.wake,
+            frame_bytes_max=self._frame_bytes_max,
+        )
+        return KeyTable(
+            info,
+            keys,
+            writer,
+            lake=lake,
+            lake_pins=pins,
+            consumers=consumers,
+            record_schemas=schemas,
+            wakeups=wakeups,
+        )
+
+    async def _check_history(self, table: OpenTable) -> None:
+        """Take note, durably, if the logs are not those that the lake state was saved for."""
+        lake = table.lake
+        if lake.diverged or lake.snapshot_id is None:
+            return
+        try:
+            await self._runtime.run(check_history, table, (covered_by(lake),))
+        except HistoryDivergedError as error:
+            _logger.error("event=history_diverged table=%s why=%r", table.path, error.message)
+            diverged = replace(lake, diverged=error.message)
+            await self._runtime.run(save_lake_state, self._directory, table.info, diverged)
+            table.keep_lake(diverged)
+
+    def _load_pins(self, info: TableInfo) -> LakePins:
+        return LakePins(
+            self._directory.lake_pins_file(info.table_id),
+            table=str(info.path),
+            runtime=self._runtime,
+        )
+
+    def _load_consumers(self, info: TableInfo) -> Consumers:
+        return Consumers(
+            self._directory.consumers_file(info.table_id),
+            table=str(info.path),
+            runtime=self._runtime,
+        )
+
+    def _load_schemas(self, info: TableInfo) -> RecordSchemas:
+        return RecordSchemas(
+            self._directory.record_schemas_file(info.table_id),
+            table=str(info.path),
+            table_id=info.table_id,
+            runtime=self._runtime,
+        )
+
+    def _open_bucket(
+        self, info: TableInfo, bucket: int, lake: LakeState, is_new: bool
+    ) -> _OpenBucket:
+        try:
+            if not info.is_primary_key_table:
+                tiered_offset = lake.tiered_offsets[bucket]
+                return _OpenBucket(self._open_tablet(info, bucket, tiered_offset, is_new), None)
+            return self._open_key_bucket(info, bucket, lake, is_new)
+        except StreamhouseError as error:
+            raise type(error)(f"table '{info.path}' cannot be opened: {error.message}") from error
+
+    def _open_key_bucket(
+        self, info: TableInfo, bucket: int, lake: LakeState, is_new: bool
+    ) -> _OpenBucket:
+        path = self._directory.key_rows(info.table_id, bucket)
+        open_rows_at = functools.partial(self._open_rows, info=info, bucket=bucket)
+        clear_leftovers(path)
+        with contextlib.ExitStack() as opened:
+            rows: KvTablet | Damage | None = self._warm_rows(info, bucket)
+            if rows is None:
+                rows = self._found_rows(path, open_rows_at, info)
+            if isinstance(rows, KvTablet):
+                opened.callback(rows.close)
+            # What was applied was durable in the log before.
+            end_offset_min = max(lake.tiered_offsets[bucket], rows.applied_offset)
+            tablet = self._open_tablet(info, bucket, end_offset_min, is_new)
+            opened.callback(tablet.close)
+            if isinstance(rows, KvTablet) and rows.applied_offset < tablet.log_start_offset:
+                rows.close()
+                rows = Damage("the rows by key are lost")
+            if isinstance(rows, Damage):
+                lost = self.lost_rows(info, bucket, tablet, lake)
+                remake_rows(lost, why=rows.reason)
+                rows = open_rows_at(path)
+                opened.callback(rows.close)
+            keys = KeyBucket(tablet, rows, where=_where(info, bucket), info=info)
+            opened.pop_all()
+        return _OpenBucket(tablet, keys)
+
+    def _warm_rows(self, info: TableInfo, bucket: int) -> KvTablet | None:
+        warm = self._recovery.warm
+        rows = None if warm is None else warm.take(info, bucket)
+        if rows is not None and info.path in self._recovery.rebuild:
+            rows.close()
+            return None
+        if rows is not None:
+            rows.hand_over_after(self._replication.wait_for_shown)
+        return rows
+
+    def _found_rows(
+        self, path: Path, open_rows_at: Callable[[Path], KvTablet], info: TableInfo
+    ) -> KvTablet | Damage:
+        """Return what is at `path`, or why that is to be made again."""
+        if info.path in self._recovery.rebuild:
+            return Damage("the rows by key are given up by --rebuild")
+        damage = damage_of(path)
+        if damage is not None:
+            return damage
+        try:
+            return open_rows_at(path)
+        except CorruptDataError as error:
+            if is_damage(error):
+                return Damage(f"the rows by key are damaged ({error.message})")
+            raise CorruptDataError(
+                f"{error.message}; start once with --rebuild {info.path}, which makes the rows by"
+                " key again from changelog and lake"
+            ) from error
+
+    def lost_rows(self, info: TableInfo, bucket: int, log: LogTablet, lake: LakeState) -> LostRows:
+        """Return what the rows of a bucket can be made again of."""
+        return LostRows(
+            path=self._directory.key_rows(info.table_id, bucket),
+            open_rows=functools.partial(self._open_rows, info=info, bucket=bucket),
+            log=log,
+            lake_rows=self._recovery.lake_rows,
+            lake=lake,
+            info=info,
+            bucket=bucket,
+            where=_where(info, bucket),
+        )
+
+    def _open_rows(self, path: Path, *, info: TableInfo, bucket: int) -> KvTablet:
+        """Open the rows at `path`, or make them empty; `KeyBucket` brings them up to the log."""
+        rows = KvTablet(
+            path,
+            table_id=info.table_id,
+            bucket=bucket,
+            rules=table_rules(info),
+            options=self._key_options,
+        )
+        rows.hand_over_after(self._replication.wait_for_shown)
+        return rows
+
+    def _open_tablet(
+        self, info: TableInfo, bucket: int, end_offset_min: int, is_new: bool
+    ) -> LogTablet:
+        """Open a log; what it has is stored in the replica, too: it may be shown and applied."""
+        tablet = LogTablet.open(
+            self._directory.bucket(info.table_id, bucket),
+            table_id=info.table_id,
+            bucket=bucket,
+            filesystem=self._directory.filesystem,
+            options=LogOptions(
+                segment_bytes_max=info.properties().log_segment_bytes,
+                frame_bytes_max=self._frame_bytes_max,
+            ),
+            clock_us=self._runtime.clock_us,
+            end_offset_min=end_offset_min,
+            must_exist=not is_new,
+        )
+        self._replication.wait_for_recorded()
+        return tablet
+
+
+def _where(info: TableInfo, bucket: int) -> str:
+    return f"table '{info.path}', bucket {bucket}"
+
+
+def _close_buckets(buckets: Iterable[_OpenBucket]) -> None:
+    for bucket in buckets:
+        if bucket.keys is not None:
+            bucket.keys.close_rows(flush=False)
+        bucket.tablet.close()
+
+
+def close_tablets(tablets: Iterable[LogTablet]) -> None:
+    """Close logs, waiting for a commit under way."""
+    for tablet in tablets:
+        tablet.close()
+
+
+class Adoptable(Protocol):
+    """Lake tables that a table of this service can go on from. Blocking."""
+
+    @property
+    def descriptor(self) -> TableDescriptor:
+        """What the table is."""
+
+    @property
+    def owner_id(self) -> int:
+        """The table id that the lake tables have so far; the new one must be above."""
+
+    def take_over(self, table_id: int, *, now_us: int) -> tuple[TableInfo, LakeState]:
+        """Make the lake tables those of the table with this id, and return the table."""
+
+
+def adopt_table(
+    find: Callable[[], Adoptable], registry: TableRegistry, directory: DataDirectory, now_us: int
+) -> NewTable:
+    """Fill the directory of the table that `find` finds, to be opened and added. Blocking.
+
+    It has no rows in the log.
+    """
+    found = find()
+    registry.check_new(found.descriptor)
+    return begin_adopted(take_over(found, registry, now_us), registry, directory, now_us)
+
+
+class TakenOver(NamedTuple):
+    """Lake tables that are a new table's by now, and that table."""
+
+    info: TableInfo
+    lake: LakeState
+
+
+def take_over(found: Adoptable, registry: TableRegistry, now_us: int) -> TakenOver:
+    """Make lake tables those of a new table's, which is still to be begun. Blocking."""
+    table_id = registry.reserve_table_id(above=found.owner_id)
+    return TakenOver(*found.take_over(table_id, now_us=now_us))
+
+
+def begin_adopted(
+    taken: TakenOver, registry: TableRegistry, directory: DataDirectory, now_us: int
+) -> NewTable:
+    """Fill the directory of the table that has taken lake tables over. Blocking."""
+    info, lake = taken
+    table_id = info.table_id
+    registry.make_directory(info)
+    try:
+        for bucket, end in lake.tiered_offsets.items():
+            begin_log(
+                directory.bucket(table_id, bucket),
+                first_offset=end,
+                identity=LogIdentity(table_id, bucket),
+                filesystem=directory.filesystem,
+                now_us=now_us,
+            )
+    except OSError as error:
+        registry.withdraw_table(info)
+        raise StorageFailedError(f"cannot create table '{info.path}': {error.strerror}") from error
+    return NewTable(info, lake, truncated_at_us=now_us)

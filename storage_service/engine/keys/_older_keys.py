@@ -1,0 +1,64 @@
+"""The keys of a bucket's rows that were written below an offset, a piece at a time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+
+import pyarrow as pa
+
+from streamhouse.core.errors import StreamhouseError
+from streamhouse.storage_service.engine.keys._key_writer import KeyWriter
+from streamhouse.storage_service.kv.kv_tablet import KvTablet
+
+__all__ = ["older_keys"]
+
+
+async def older_keys(
+    writer: KeyWriter,
+    rows: KvTablet,
+    offset: int,
+    *,
+    bytes_max: int,
+    until_done: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]] | None = None,
+    measured: Callable[[Callable[[], None]], None] | None = None,
+) -> AsyncGenerator[pa.RecordBatch]:
+    """Yield the keys of `rows` written below `offset`, those of about `bytes_max` of rows a time.
+
+    They are those of the first step; what is yielded may be written meanwhile, and may have no
+    keys. Each step has the rows from the writer, by `until_done` if that is given, which may run it
+    again after an error: all begins anew then. On the thread that has the rows `measured`, if that
+    is given, does the step, once it is its turn. `aclose` it, if it was not used up.
+    """
+    pieces: Generator[pa.RecordBatch] | None = None
+    keys: pa.RecordBatch | None = None
+
+    def advance() -> None:
+        nonlocal pieces, keys
+        if pieces is None:
+            pieces = rows.keys_written_before(offset, bytes_max=bytes_max)
+        try:
+            keys = next(pieces, None)
+        except StreamhouseError:
+            close()
+            raise
+
+    look = advance if measured is None else functools.partial(measured, advance)
+
+    def close() -> None:
+        nonlocal pieces
+        if pieces is not None:
+            pieces.close()
+        pieces = None
+
+    async def step() -> None:
+        await writer.on_thread(look)
+
+    try:
+        while True:
+            await (step() if until_done is None else until_done(step))
+            if keys is None:
+                return
+            yield keys
+    finally:
+        await writer.on_thread(close)

@@ -1,0 +1,176 @@
+"""Transactions of all tables: what they share, cleaning up, and stopping. Event loop only."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from streamhouse.core.errors import (
+    CorruptDataError,
+    StreamhouseError,
+    TableNotFoundError,
+    TransactionNotFoundError,
+)
+from streamhouse.core.model.rejected.companion import companion_of
+from streamhouse.core.model.table import TablePath
+from streamhouse.core.model.transaction import LinkedCommit
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.directory.damaged_table import DamagedTable
+from streamhouse.storage_service.directory.data_directory import DataDirectory
+from streamhouse.storage_service.directory.runtime import Runtime
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.transactions._open_transaction import StagedBytes
+from streamhouse.storage_service.engine.transactions._transaction_commit import CommitServices
+from streamhouse.storage_service.engine.transactions.table_transactions import TableTransactions
+from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
+from streamhouse.storage_service.log.group_commit import Submit
+from streamhouse.storage_service.log.log_tablet import LogTablet
+
+__all__ = ["TransactionCoordinator"]
+
+_logger = logging.getLogger(__name__)
+
+# Staging writes and syncs files, which must not keep fetches and appends from their threads.
+_THREADS: Final = 2
+
+
+class TransactionCoordinator:
+    """One a service."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        *,
+        directory: DataDirectory,
+        submit: Submit,
+        deferred: set[LogTablet],
+        runtime: Runtime,
+        damaged: Callable[[], Iterable[DamagedTable]],
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="transactions")
+        self._runtime = dataclasses.replace(runtime, executor=self._threads)
+        self._staged_bytes = StagedBytes(
+            "the service", "transaction_bytes_max", config.transaction_bytes_max
+        )
+        self._services = CommitServices(
+            submit=submit,
+            runtime=self._runtime,
+            deferred=deferred,
+            chunk_bytes=config.transaction_chunk_bytes,
+            stopping=asyncio.Event(),
+            links=self,
+        )
+        self._tables: dict[OpenTable, TableTransactions] = {}
+        self._damaged = damaged
+
+    @property
+    def open_count(self) -> int:
+        """How many transactions are not finished."""
+        return sum(transactions.open_count for transactions in self._tables.values())
+
+    @property
+    def staged_bytes(self) -> int:
+        """How many bytes are staged."""
+        return self._staged_bytes.held
+
+    def of(self, table: OpenTable) -> TableTransactions:
+        """Return the transactions of an open table."""
+        return self._tables[table]
+
+    async def open(self, table: OpenTable) -> None:
+        """Load the transactions of `table` and complete those that are decided."""
+        files = TransactionFiles(
+            self._directory.transactions(table.info.table_id),
+            service_id=self._directory.service_id,
+            table_id=table.info.table_id,
+            filesystem=self._directory.filesystem,
+            is_former=table.info.table_id in self._directory.former,
+        )
+        transactions = TableTransactions(
+            table,
+            files,
+            config=self._config,
+            services=self._services,
+            staged_bytes=self._staged_bytes,
+        )
+        try:
+            await transactions.load()
+            self._tables[table] = transactions
+            await transactions.recover()
+        except StreamhouseError as error:
+            if table not in self._tables:
+                self._staged_bytes.hold(-transactions.staged_bytes)
+            raise type(error)(f"table '{table.path}' cannot be opened: {error.message}") from error
+
+    # -- what a commit of one table commits in another ---------------------------------------------
+
+    def hold(self, linked: LinkedCommit) -> None:
+        """See `Links.hold`."""
+        found = self._linked(linked)
+        if found is None:
+            raise TableNotFoundError(f"table '{linked.table}' does not exist")
+        found.hold(linked.transaction_id, linked.parts)
+
+    def release(self, linked: LinkedCommit) -> None:
+        """See `Links.release`."""
+        found = self._linked(linked)
+        if found is not None:
+            found.release(linked.transaction_id)
+
+    async def commit(self, linked: LinkedCommit) -> None:
+        """See `Links.commit`. A table that was dropped meanwhile has nothing to commit."""
+        found = self._linked(linked)
+        if found is None and linked.table in {str(table.path) for table in self._damaged()}:
+            raise CorruptDataError(
+                f"table '{linked.table}', which gets rows of the same transaction, is damaged"
+            )
+        if found is None:
+            _logger.warning("event=linked_table_dropped table=%s", linked.table)
+            return
+        try:
+            await found.commit(linked.transaction_id, linked.parts, wait_s=None, is_linked=True)
+        except TransactionNotFoundError:
+            # Committed and forgotten, or the table is another one by now.
+            _logger.warning("event=linked_transaction_gone table=%s", linked.table)
+
+    def keep_linked(self, path: TablePath) -> None:
+        """Keep what a decided transaction of a table that cannot be opened may commit elsewhere.
+
+        That is any open transaction of its rejected rows: it neither ends nor is committed alone.
+        """
+        for table, transactions in self._tables.items():
+            if table.path == companion_of(path):
+                transactions.hold_all()
+
+    def _linked(self, linked: LinkedCommit) -> TableTransactions | None:
+        path = TablePath.parse(linked.table)
+        return next((found for table, found in self._tables.items() if table.path == path), None)
+
+    async def forget(self, table: OpenTable) -> None:
+        """Let go of the transactions of a dropped table."""
+        transactions = self._tables.pop(table, None)
+        if transactions is not None:
+            await transactions.stop()
+            self._staged_bytes.hold(-transactions.staged_bytes)
+
+    async def drop_expired(self) -> None:
+        """Drop the transactions that have timed out."""
+        now_us = self._runtime.clock_us()
+        for transactions in self._all():
+            transactions.drop_expired(now_us)
+
+    def _all(self) -> Iterable[TableTransactions]:
+        return tuple(self._tables.values())
+
+    async def stop(self) -> None:
+        """Interrupt commits after the piece they are at; the next start completes them."""
+        self._services.stopping.set()
+        for transactions in self._all():
+            await transactions.stop()
+        self._threads.shutdown()

@@ -1,0 +1,501 @@
+"""One connection of a Kafka client: frames in, answers out, in the order of the requests.
+
+    length: i32 | request
+
+Guarantees:
+- answers leave in the order of their requests; a request begins when the one before it is answered,
+  but for writes, of which a few are in progress at a time
+- rows are stored in the order of their requests: behind a write that ends the connection without
+  having handed its rows over none is stored
+- what a connection holds is bounded: bytes are counted in the memory for bodies as they arrive,
+  and nothing is read from the socket while requests that have arrived wait
+- who sends half a request, reads no answers or is silent for long is cut off
+Event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from streamhouse.core.errors import OverloadedError
+from streamhouse.storage_service.kafka.groups.coordinator import GroupKey
+from streamhouse.storage_service.kafka.messages.answers import Piece
+from streamhouse.storage_service.kafka.messages.requests import RequestHeader, parse_header
+from streamhouse.storage_service.kafka.messages.shapes import MalformedRequestError
+from streamhouse.storage_service.kafka_door._answering import (
+    answer_request,
+    api_of,
+    version_refusal,
+)
+from streamhouse.storage_service.kafka_door._api import Api, ConnectionEnded
+from streamhouse.storage_service.kafka_door._exchange import KafkaExchange
+from streamhouse.storage_service.kafka_door.broker._broker import Broker
+from streamhouse.storage_service.kafka_door.broker._producers import RefusedPlaces
+from streamhouse.storage_service.kafka_door.broker._read_tables import ReadTables
+from streamhouse.storage_service.server.http.body_memory import HeldBody
+from streamhouse.storage_service.server.http.http_exchange import ClientGone
+from streamhouse.storage_service.server.http.open_connections import OpenConnections
+
+__all__ = ["KafkaConnection"]
+
+_logger = logging.getLogger(__name__)
+
+_LENGTH_BYTES: Final = 4
+_API_KEY_BYTES: Final = 2
+# What arrives beyond it waits in the socket.
+_READ_AHEAD_BYTES: Final = 256 << 10
+_READ_AHEAD_CHUNKS: Final = 256
+# Smaller pieces of a request are put together: each takes as much beside its bytes.
+_PART_BYTES_MIN: Final = 4 << 10
+# Of a batch of the largest size, with what is around it.
+_AROUND_RECORDS_BYTES: Final = 1 << 20
+# Who has not shown a token sends nothing larger.
+_UNKNOWN_BYTES_MAX: Final = 64 << 10
+# What a client must take of an answer in `answer_stall_timeout_ms`.
+_PROGRESS_BYTES_MIN: Final = 64 << 10
+_FIRST_FETCH_MAX: Final = 1 << 20
+
+
+class _Request(NamedTuple):
+    """A whole request; `held` is its memory, `refusal` the answer if its version is not known."""
+
+    header: RequestHeader
+    api: Api
+    data: memoryview
+    held: HeldBody
+    refusal: list[Piece] | None
+
+
+class _WriteAnswer:
+    """The answer to a write: what of it is to be sent, once that is known."""
+
+    __slots__ = ("frame", "is_known")
+
+    def __init__(self) -> None:
+        self.frame: list[Piece] = []
+        self.is_known = False
+
+
+class KafkaConnection(asyncio.Protocol):
+    """See the module."""
+
+    address = "unknown"
+    token: bytes | None = None
+    has_shaken_hands = False
+    is_gone = False
+
+    def __init__(
+        self,
+        broker: Broker,
+        connections: OpenConnections,
+        *,
+        apis: Mapping[int, Api],
+        next_id: Callable[[], str],
+        on_open: Callable[[KafkaConnection], None],
+        on_close: Callable[[KafkaConnection], None],
+    ) -> None:
+        self._broker = broker
+        self._service = broker.service
+        self._config = broker.service.config
+        self._connections = connections
+        self._apis = apis
+        self._next_id = next_id
+        self._on_open = on_open
+        self._on_close = on_close
+        self.waiting: set[asyncio.Future[None]] = set()
+        # Consumers that go in step, or connect for each fetch, begin elsewhere, too.
+        self.fetches: Iterator[int] = itertools.count(random.randrange(_FIRST_FETCH_MAX))
+        self.members: dict[GroupKey, str] = {}
+        self.read_tables = ReadTables()
+        self._loop = asyncio.get_running_loop()
+        self.refused = RefusedPlaces(self._loop.time)
+        self._chunks: deque[memoryview] = deque()
+        self._chunk_bytes = 0
+        self._arrival: asyncio.Future[None] | None = None
+        self._is_reading_paused = False
+        self._takes_more = asyncio.Event()
+        self._takes_more.set()
+        self._is_closing = False
+        self._last: KafkaExchange | None = None
+        self._in_progress: set[asyncio.Task[None]] = set()
+        # Of writes in progress, in their order.
+        self._answers: deque[_WriteAnswer] = deque()
+        self._is_flush_due = False
+
+    # -- what the transport says -------------------------------------------------------------------
+
+    # The transports of uvloop are of no class of asyncio's.
+    def connection_made(self, transport: Any) -> None:
+        """Begin, unless there are too many connections that are in use."""
+        self._transport: asyncio.Transport = transport
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if peer else "unknown"
+        try:
+            self._connections.opened(self, self.address)
+        except OverloadedError:
+            self.is_gone = True
+            transport.abort()
+            return
+        self._on_open(self)
+        self._serving = self._loop.create_task(self._serve())
+
+    def data_received(self, data: bytes) -> None:
+        """Keep what has arrived, and read no more while it is much."""
+        self._chunks.append(memoryview(data))
+        self._chunk_bytes += len(data)
+        if self._has_much() and not self._is_reading_paused:
+            self._is_reading_paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """Wake whoever waits for this client."""
+        self.is_gone = True
+        self._connections.closed(self)
+        self._on_close(self)
+        self._broker.groups.lost(self.members)
+        self._takes_more.set()
+        for waiter in self.waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._wake()
+
+    def pause_writing(self) -> None:
+        """Give no more until the client has taken some."""
+        self._takes_more.clear()
+
+    def resume_writing(self) -> None:
+        """Give more."""
+        self._takes_more.set()
+
+    def drop(self) -> None:
+        """Close at once and give the place to another connection."""
+        self._connections.closed(self)
+        self._transport.abort()
+
+    def close_when_answered(self) -> None:
+        """Begin no more requests, and close once those in progress are answered."""
+        self._is_closing = True
+        self._wake()
+
+    async def wait_closed(self) -> None:
+        """Return when nothing is in progress any more."""
+        await asyncio.wait([self._serving])
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        """Answer requests until the connection ends."""
+        why = ""
+        try:
+            while not self._is_closing:
+                await self._answer_next()
+                if self._chunk_bytes and not self._may_begin_more():
+                    # What is here already is answered without a wait: others have their turns.
+                    await asyncio.sleep(0)
+            await self._all_answered()
+        except ClientGone:
+            pass
+        except (ConnectionEnded, MalformedRequestError) as error:
+            why = str(error)
+        except Exception:  # the outermost loop of a connection: a bug ends it, not the service
+            _logger.exception("event=bug route=kafka client=%s", self.address)
+            why = "a bug"
+        finally:
+            await self._end(why)
+
+    def _may_begin_more(self) -> bool:
+        """Whether the next write is to begin in this turn: what begins together is read together.
+
+        Beginning one is next to nothing, and few are in progress.
+        """
+        return 0 < len(self._in_progress) < self._config.kafka_pipelined_max
+
+    async def _end(self, why: str) -> None:
+        if why and not self.is_gone:
+            _logger.debug("event=kafka_connection_closed client=%s why=%r", self.address, why)
+        # Those in progress are told that nobody waits for them any more.
+        if why or self.is_gone:
+            self._transport.abort()
+        while self._in_progress:
+            await asyncio.wait(self._in_progress)
+        if not self.is_gone:
+            self._transport.close()
+
+    async def _answer_next(self) -> None:
+        request = await self._next_request()
+        if request is None:
+            return
+        if request.refusal is not None:
+            with request.held:
+                await self._all_answered()
+                return await self._send(request.refusal)
+        exchange = KafkaExchange(
+            self._broker, self, request.header, request.api, request_id=self._next_id()
+        )
+        if request.api.is_write:
+            await self._begin_write(exchange, request)
+        else:
+            with request.held:
+                await self._all_answered()
+                await self._answer(exchange, request)
+            self._is_closing = self._is_closing or exchange.is_last
+        if not self._in_progress:
+            self._connections.idle(self)
+
+    async def _begin_write(self, exchange: KafkaExchange, request: _Request) -> None:
+        """Let a write go on beside those before it; returns when there is room for another."""
+        if self._last is not None:
+            exchange.come_after(self._last)
+        self._last = exchange
+        answer = _WriteAnswer()
+        self._answers.append(answer)
+
+        async def run() -> None:
+            try:
+                with request.held:
+                    await self._answer(exchange, request, answer)
+            except BaseException:
+                exchange.break_turn()
+                raise
+            exchange.pass_turn()
+
+        self._begin(run())
+        while len(self._in_progress) >= self._config.kafka_pipelined_max:
+            await asyncio.wait(self._in_progress, return_when=asyncio.FIRST_COMPLETED)
+
+    def _begin(self, answering: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(self._guarded(answering))
+        self._in_progress.add(task)
+        task.add_done_callback(self._has_ended)
+
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        self._in_progress.discard(task)
+        if not self._in_progress:
+            self._connections.idle(self)
+
+    async def _guarded(self, answering: Coroutine[Any, Any, None]) -> None:
+        """Cut the connection where a request that has its own task cannot be answered."""
+        try:
+            return await answering
+        except ClientGone:
+            return
+        except ConnectionEnded as error:
+            _logger.debug("event=kafka_connection_closed client=%s why=%r", self.address, error)
+        except Exception:  # the outermost loop of a request: a bug is told by closing
+            _logger.exception("event=bug route=kafka client=%s", self.address)
+        # What has arrived behind it is not begun.
+        self.close_when_answered()
+        self._transport.abort()
+
+    async def _answer(
+        self, exchange: KafkaExchange, request: _Request, after: _WriteAnswer | None = None
+    ) -> None:
+        """Answer one request, a write after those before it: its place among them is `after`."""
+        try:
+            frame = await answer_request(exchange, request.data)
+            if after is not None:
+                after.frame, after.is_known = frame or [], True
+                self._flush_soon()
+                await self._taken()
+            elif frame is not None:
+                await self._send(frame)
+        finally:
+            exchange.release()
+
+    def _flush_soon(self) -> None:
+        """Send the answers to writes: one commit stores several, and one call sends theirs."""
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        pieces: list[Piece] = []
+        while self._answers and self._answers[0].is_known:
+            pieces += self._answers.popleft().frame
+        if pieces and not self.is_gone:
+            self._transport.writelines(pieces)
+
+    async def _all_answered(self) -> None:
+        while self._in_progress:
+            await asyncio.wait(self._in_progress)
+        self._flush()
+        self._last = None
+        if self.is_gone:
+            raise ClientGone
+
+    # -- bytes in ----------------------------------------------------------------------------------
+
+    async def _next_request(self) -> _Request | None:
+        """Return the next request once all of it is here; None if there is to be none."""
+        if not await self._begins_within(self._config.kafka_idle_timeout_ms):
+            return None
+        held = self._service.body_memory.body(self._share_name())
+        try:
+            data = await self._in_time(held)
+            header = parse_header(data)
+            api = api_of(self._apis, header.api_key)
+            refusal = version_refusal(self._apis, header, api)
+            self._connections.in_use(self)
+            return _Request(header, api, data, held, refusal)
+        except BaseException:
+            held.__exit__()
+            raise
+
+    async def _begins_within(self, idle_ms: int) -> bool:
+        """Wait for the first byte of a request; False if the connection is to be closed."""
+        if self._chunk_bytes and not self.is_gone:
+            return not self._is_closing
+        try:
+            async with asyncio.timeout(idle_ms / 1_000):
+                while not self._chunk_bytes:
+                    if self.is_gone:
+                        raise ClientGone
+                    if self._is_closing:
+                        return False
+                    await self._arrive()
+        except TimeoutError:
+            if not self._in_progress:
+                raise ConnectionEnded("it was idle for too long") from None
+            return False
+        return not self._is_closing
+
+    async def _in_time(self, held: HeldBody) -> memoryview:
+        """Return a request without its length; its bytes are counted as they arrive."""
+        if (whole := self._whole_frame(held)) is not None:
+            return whole
+        timeout_ms = self._config.body_read_timeout_ms
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000) as limit:
+                held.begin(lambda: None if limit.expired() else limit.reschedule(0))
+                data = await self._frame(held)
+        except TimeoutError:
+            why = held.refusal().message if held.is_refused else f"no whole request in {timeout_ms}"
+            raise ConnectionEnded(why) from None
+        held.end()
+        return data
+
+    def _whole_frame(self, held: HeldBody) -> memoryview | None:
+        """Return a request that is not large, and has arrived in one piece; None if none has."""
+        chunk = self._chunks[0]
+        length = int.from_bytes(chunk[:_LENGTH_BYTES], "big", signed=True)
+        end = _LENGTH_BYTES + length
+        most = min(self._bytes_max(), self._config.control_body_bytes_max)
+        if not _API_KEY_BYTES <= length <= most or end > len(chunk):
+            return None
+        if not held.adds_at_once(length):
+            return None
+        data = memoryview(bytes(chunk[_LENGTH_BYTES:end]))
+        self._take(end)
+        held.end()
+        return data
+
+    def _bytes_max(self) -> int:
+        """Return how large a request may be."""
+        if self.token is None and not self._service.access.is_open:
+            return _UNKNOWN_BYTES_MAX
+        return self._config.body_bytes_max + _AROUND_RECORDS_BYTES
+
+    async def _frame(self, held: HeldBody) -> memoryview:
+        head = await self._read(_LENGTH_BYTES)
+        length = int.from_bytes(head, "big", signed=True)
+        most = self._bytes_max()
+        if not _API_KEY_BYTES <= length <= most:
+            raise ConnectionEnded(f"a request of {length} bytes is not within {most}")
+        key = await self._read(_API_KEY_BYTES)
+        is_large = length > self._config.control_body_bytes_max
+        if is_large and not api_of(self._apis, int.from_bytes(key, "big", signed=True)).is_write:
+            raise ConnectionEnded(f"a request of {length} bytes that brings no rows")
+        parts: list[Piece] = []
+        small = bytearray(key)
+        left = length - _API_KEY_BYTES
+        await held.add(len(key))
+        while left:
+            part = await self._read_some(left)
+            await held.add(len(part))
+            left -= len(part)
+            if len(part) < _PART_BYTES_MIN:
+                small += part
+                continue
+            parts += (small, part)
+            small = bytearray()
+        return memoryview(b"".join((*parts, small)))
+
+    async def _read(self, byte_count: int) -> memoryview:
+        """Return exactly so many bytes, which are few."""
+        parts = b""
+        while len(parts) < byte_count:
+            parts += await self._read_some(byte_count - len(parts))
+        return memoryview(parts)
+
+    async def _read_some(self, most: int) -> memoryview:
+        """Return what has arrived, up to so many bytes; waits for the first one."""
+        while not self._chunks:
+            if self.is_gone:
+                raise ClientGone
+            await self._arrive()
+        return self._take(most)
+
+    def _take(self, most: int) -> memoryview:
+        """Return up to so many bytes of the first piece that has arrived."""
+        chunk = self._chunks.popleft()
+        if len(chunk) > most:
+            self._chunks.appendleft(chunk[most:])
+            chunk = chunk[:most]
+        self._chunk_bytes -= len(chunk)
+        if self._is_reading_paused and not self._has_much() and not self.is_gone:
+            self._is_reading_paused = False
+            self._transport.resume_reading()
+        return chunk
+
+    def _has_much(self) -> bool:
+        """Whether what has arrived is to be taken first: many small pieces are much, too."""
+        return self._chunk_bytes > _READ_AHEAD_BYTES or len(self._chunks) > _READ_AHEAD_CHUNKS
+
+    async def _arrive(self) -> None:
+        self._arrival = self._loop.create_future()
+        try:
+            await self._arrival
+        finally:
+            self._arrival = None
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def _share_name(self) -> str:
+        caller = self._service.access.caller_of(self.token or b"")
+        return self.address if caller is None else caller.name
+
+    # -- bytes out ---------------------------------------------------------------------------------
+
+    async def _send(self, frame: list[Piece]) -> None:
+        """Send an answer; returns when the client has taken most of it. Raises `ClientGone`."""
+        if self.is_gone:
+            raise ClientGone
+        self._transport.writelines(frame)
+        await self._taken()
+
+    async def _taken(self) -> None:
+        """Return when the client has taken most of what it was sent. Raises `ClientGone`."""
+        unsent = self._transport.get_write_buffer_size()
+        while not self._takes_more.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.answer_stall_timeout_ms / 1_000):
+                    await self._takes_more.wait()
+                    break
+            left = self._transport.get_write_buffer_size()
+            if left > unsent - _PROGRESS_BYTES_MIN:
+                self._transport.abort()
+                raise ClientGone
+            unsent = left
+        if self.is_gone:
+            raise ClientGone

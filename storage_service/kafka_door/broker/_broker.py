@@ -1,0 +1,47 @@
+"""This process as Kafka's clients see it: a broker, at an address, with a number, among others."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from streamhouse.storage_service.kafka.topics import node_id_of
+from streamhouse.storage_service.kafka_door.broker._broker_state import BrokerAddress, BrokerState
+from streamhouse.storage_service.kafka_door.broker._group_desk import GroupDesk
+from streamhouse.storage_service.kafka_door.broker._other_brokers import OtherBrokers
+from streamhouse.storage_service.kafka_door.broker._producers import Producers
+from streamhouse.storage_service.kafka_door.broker._together import Together
+from streamhouse.storage_service.kafka_door.broker._topic_ids import TopicIds
+from streamhouse.storage_service.kafka_door.broker._working_memory import WorkingMemory
+from streamhouse.storage_service.server.service import Service
+
+__all__ = ["Broker"]
+
+_WORKING_SHARE: Final = 2
+
+
+class Broker:
+    """What every request is answered with."""
+
+    def __init__(self, service: Service, address: BrokerAddress) -> None:
+        self.service = service
+        self.producers = Producers()
+        shard = None if service.shards is None else service.shards.own
+        self.own = BrokerState(shard=shard, node_id=node_id_of(shard), address=address)
+        self.cluster_id = service.manager.service_id
+        self.decoding: Together[tuple[bytes, int], Any] = Together()
+        """Record batches of producers, each with its partition; the key is their table."""
+        self.working = WorkingMemory(service.config.bodies_bytes_max // _WORKING_SHARE)
+        """Of records that are read."""
+        self.groups = GroupDesk(service)
+        self.others = OtherBrokers()
+        self.topic_ids = TopicIds(service.manager)
+
+    @property
+    def address(self) -> BrokerAddress:
+        """Where clients connect to this process."""
+        return self.own.address
+
+    @property
+    def node_id(self) -> int:
+        """The number of this process."""
+        return self.own.node_id

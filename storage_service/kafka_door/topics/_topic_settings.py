@@ -1,0 +1,205 @@
+"""The settings of a topic: which table they ask for, and what is so of a table that is there.
+
+`retention.ms` and `cleanup.policy` are of the table, and its properties are settings by their own
+names. What else Kafka knows says how its brokers keep records; here the service does: it is taken,
+changes nothing, and is shown with what is so. Nothing but the names decides; no state is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+
+from streamhouse.core.model.properties import TableProperties
+from streamhouse.core.model.records.record_format import ValueFormat
+from streamhouse.core.model.table import TableDescriptor, TableInfo
+from streamhouse.storage_service.kafka_door._error_codes import RefusedError
+
+__all__ = [
+    "COMPACTED_PROPERTIES",
+    "LOG_TTL",
+    "RETENTION",
+    "check_settings",
+    "is_compacted",
+    "is_compacted_table",
+    "is_table_property",
+    "properties_of",
+    "settings_of",
+]
+
+LOG_TTL: Final = "table.log.ttl"
+RETENTION: Final = "retention.ms"
+COMPACTED_PROPERTIES: Final[Mapping[str, str]] = {"table.datalake.changelog": "true"}
+"""Of a table that is made for a compacted topic: its changes are read for ever, from the lake."""
+_LAKE: Final = "table.datalake.enabled"
+_LAKE_TTL: Final = "table.datalake.ttl"
+_POLICY: Final = "cleanup.policy"
+_TIMESTAMP_TYPE: Final = "message.timestamp.type"
+_BYTES_MAX: Final = "max.message.bytes"
+_KEY: Final = "key"
+_COMPACT, _DELETE = "compact", "delete"
+_FOR_EVER: Final = "-1"
+_PREFIXES: Final = ("table.", "kafka.")
+_LONG_MAX: Final = "9223372036854775807"
+# Name -> what is so here, whatever is asked. All that Kafka 4 knows, and what 3 did.
+_FIXED: Final[Mapping[str, str]] = {
+    "compression.gzip.level": "-1",
+    "compression.lz4.level": "9",
+    "compression.type": "producer",
+    "compression.zstd.level": "3",
+    "delete.retention.ms": "86400000",
+    "file.delete.delay.ms": "60000",
+    "flush.messages": "1",
+    "flush.ms": "0",
+    "follower.replication.throttled.replicas": "",
+    "index.interval.bytes": "4096",
+    "leader.replication.throttled.replicas": "",
+    "local.retention.bytes": "-2",
+    "local.retention.ms": "-2",
+    "max.compaction.lag.ms": _LONG_MAX,
+    "message.downconversion.enable": "false",
+    "message.format.version": "3.0-IV1",
+    "message.timestamp.after.max.ms": _LONG_MAX,
+    "message.timestamp.before.max.ms": _LONG_MAX,
+    "message.timestamp.difference.max.ms": _LONG_MAX,
+    "min.cleanable.dirty.ratio": "0.5",
+    "min.compaction.lag.ms": "0",
+    "min.insync.replicas": "1",
+    "preallocate": "false",
+    "remote.log.copy.disable": "false",
+    "remote.log.delete.on.disable": "false",
+    "remote.storage.enable": "false",
+    "retention.bytes": "-1",
+    "segment.bytes": "134217728",
+    "segment.index.bytes": "10485760",
+    "segment.jitter.ms": "0",
+    "segment.ms": "604800000",
+    "unclean.leader.election.enable": "false",
+}
+# As those; what is so depends on the table or the service.
+_SHOWN: Final = frozenset((_TIMESTAMP_TYPE, _BYTES_MAX))
+
+
+def is_table_property(name: str) -> bool:
+    """Whether a setting is a property of the table, by its own name."""
+    return name.startswith(_PREFIXES)
+
+
+def properties_of(topic: str, configs: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the table properties that the settings of a topic ask for.
+
+    Raises `RefusedError` for what would promise something else than what is done.
+    """
+    found = dict[str, str]()
+    is_compact = is_compacted(topic, configs)
+    for name, value in configs.items():
+        if value is None or name in _FIXED or name in _SHOWN or name == _POLICY:
+            continue
+        if is_table_property(name):
+            found[name] = value
+        elif name == RETENTION:
+            found |= _retention(topic, value)
+        else:
+            raise _refused(topic, f"there is no setting '{name[:200]}'")
+    if is_compact and LOG_TTL in found and _DELETE in _policies(topic, configs):
+        # Rows of that age are deleted, which consumers read as tombstones.
+        found.setdefault(_LAKE_TTL, found[LOG_TTL])
+    return found
+
+
+def is_compacted(topic: str, configs: Mapping[str, str | None]) -> bool | None:
+    """Return whether settings ask for the latest record of each key; None: they do not say it."""
+    policies = _policies(topic, configs)
+    return _COMPACT in policies if policies else None
+
+
+def check_settings(
+    topic: str,
+    configs: Mapping[str, str | None],
+    table: TableProperties,
+    *,
+    is_compact: bool,
+    is_keyed: bool,
+) -> None:
+    """Raise `RefusedError` unless a table with these properties, and a key or not, does as asked.
+
+    It has the properties that the settings ask for already.
+    """
+    wanted = is_compacted(topic, configs)
+    if wanted is not None and wanted != is_compact:
+        has = "records with keys alone" if is_compact else "records without keys, too"
+        raise _refused(
+            topic,
+            f"{_POLICY} = {configs[_POLICY]}, and its table takes {has}, which does not change;"
+            " make another topic",
+        )
+    for_ever = wanted or configs.get(RETENTION) == _FOR_EVER
+    if for_ever and not _is_kept(table, is_keyed=is_keyed):
+        raise _refused(
+            topic,
+            "what leaves the log of its table is not kept in the lake, so nothing is kept for ever:"
+            f" that needs {_LAKE} = true, and with a primary key table.datalake.changelog = true;"
+            f" else give {RETENTION} in milliseconds",
+        )
+
+
+def is_compacted_table(table: TableDescriptor) -> bool:
+    """Whether a table is what a compacted topic has: rows by key, or raw records that have keys.
+
+    The second one is that of several partitions. Its consumers get every record of a key, and the
+    last one is its value.
+    """
+    if table.primary_key:
+        return True
+    names = [column.name for column in table.schema.columns]
+    is_raw = table.record_format().value is ValueFormat.RAW
+    return is_raw and _KEY in names and not table.schema.columns[names.index(_KEY)].nullable
+
+
+def settings_of(info: TableInfo, *, record_bytes_max: int) -> dict[str, str]:
+    """Return what is so of a table that is a topic, but for its properties."""
+    table = TableProperties.parse(info.descriptor.properties, table=str(info.path))
+    is_keyed = bool(info.descriptor.primary_key)
+    kept_ms: int | None = table.log_ttl_ms
+    if LOG_TTL not in info.descriptor.properties and _is_kept(table, is_keyed=is_keyed):
+        kept_ms = table.datalake_ttl_ms
+    policy = _DELETE
+    if is_compacted_table(info.descriptor):
+        policy = _COMPACT if table.datalake_ttl_ms is None else f"{_COMPACT},{_DELETE}"
+    has_times = info.descriptor.record_format().timestamp_column is not None
+    return {
+        **_FIXED,
+        _BYTES_MAX: str(record_bytes_max),
+        _POLICY: policy,
+        RETENTION: _FOR_EVER if kept_ms is None else str(kept_ms),
+        _TIMESTAMP_TYPE: "CreateTime" if has_times else "LogAppendTime",
+    }
+
+
+def _is_kept(table: TableProperties, *, is_keyed: bool) -> bool:
+    """Whether what has left the log is still read, in the lake."""
+    return table.datalake_enabled and (table.datalake_changelog or not is_keyed)
+
+
+def _policies(topic: str, configs: Mapping[str, str | None]) -> set[str]:
+    value = configs.get(_POLICY)
+    if value is None:
+        return set()
+    found = {one.strip() for one in value.split(",")}
+    if not found <= {_COMPACT, _DELETE}:
+        raise _refused(topic, f"{_POLICY} = '{value[:80]}' must be of delete and compact")
+    return found
+
+
+def _retention(topic: str, value: str) -> dict[str, str]:
+    if value == _FOR_EVER:
+        return {}
+    if not (value.isascii() and value.isdigit() and len(value) < 16 and int(value) > 0):
+        raise _refused(topic, f"{RETENTION} = '{value[:80]}' must be milliseconds, or -1")
+    return {LOG_TTL: f"{value}ms"}
+
+
+def _refused(topic: str, why: str) -> RefusedError:
+    return RefusedError(ErrorCode.invalid_config, f"topic '{topic}': {why}")

@@ -1,0 +1,383 @@
+"""Taking a checkpoint: every file at one place of the journal, while the service goes on.
+
+Order: rows by key are linked aside; the place is chosen and the tree copied; files are read and
+what no pack has is uploaded; the journal is waited for; the manifest is written. Broken off at any
+step it leaves at most packs that no manifest names, which `trim.py` deletes.
+
+Promises:
+- what a manifest says of a file is exactly what was journalled: every byte that is read is checked
+  by the checksum that the tree has, so a damaged disk never becomes the truth
+- a file that the disk has lost or changed is taken from the store, which has what was journalled:
+  it is named, and holds no checkpoint up
+- a file that was replaced or removed since is left out by name: an operation after the place has it
+- bytes that a sound pack has are neither read nor uploaded again
+- memory is bounded by a few packs, whatever the files are
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from streamhouse.core.errors import CorruptDataError, StorageFailedError
+from streamhouse.storage_service.log.durable_mark import MARK_NAME
+from streamhouse.storage_service.log.filesystem import Buffer
+from streamhouse.storage_service.ownership.journal._file_checksum import check_next
+from streamhouse.storage_service.ownership.journal.checkpoints._stored_tree import StoredTree
+from streamhouse.storage_service.ownership.journal.checkpoints.key_files import (
+    KeyCopy,
+    KeyPacker,
+    SeenCopy,
+)
+from streamhouse.storage_service.ownership.journal.checkpoints.manifest import (
+    KeyRows,
+    Manifest,
+    encode_manifest,
+)
+from streamhouse.storage_service.ownership.journal.checkpoints.packs import (
+    PACK_BYTES_MAX,
+    PackWriter,
+    pack_name,
+    read_packed,
+)
+from streamhouse.storage_service.ownership.journal.names import Place, ShardNames
+from streamhouse.storage_service.ownership.journal.store.object_store import (
+    ObjectExistsError,
+    ObjectStore,
+)
+from streamhouse.storage_service.ownership.journal.tree import (
+    FileAtPlace,
+    Held,
+    JournalTree,
+    Packed,
+    TreeFile,
+)
+
+__all__ = ["STAGING", "CheckpointTaker", "RecordedFiles", "TreeAtPlace"]
+
+_logger = logging.getLogger(__name__)
+
+STAGING: Final = "checkpoint.staged"
+"""The directory, within the data directory, where rows by key are linked to."""
+
+# A rename may follow the operation that announced it by as long as a disk stalls.
+_LOOKS: Final = 100
+_LOOK_EVERY_S: Final = 0.1
+# A pack is written again when less of it is needed, or when there are many small ones.
+_NEEDED_SHARE: Final = 0.5
+_SMALL_PACK_BYTES: Final = 4 << 20
+_SMALL_PACKS_MAX: Final = 32
+
+
+class TreeAtPlace(NamedTuple):
+    """What was recorded before `position`: files and directories."""
+
+    position: int
+    files: Sequence[FileAtPlace]
+    directories: frozenset[str]
+
+
+class RecordedFiles(Protocol):
+    """The tree that the owner keeps of what it records, and how far that is stored."""
+
+    def at_place(self) -> TreeAtPlace:
+        """Return the tree as it is now."""
+
+    def packed(self, files: Iterable[tuple[FileAtPlace, Sequence[Packed]]]) -> None:
+        """Note which packs have what the files had at their place."""
+
+    @property
+    def recorded_position(self) -> int:
+        """The position after all that was recorded so far."""
+
+    def wait_stored(self, position: int) -> None:
+        """Return once everything before `position` is stored. Blocking."""
+
+    def place_of(self, position: int) -> tuple[Place, int]:
+        """Return the object with the operation at a stored position, and its number in it.
+
+        That of the object to come if nothing was recorded from there on.
+        """
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckpointTaker:
+    """Takes the checkpoints of one owner, one at a time, on whatever thread.
+
+    `copy_keys` puts copies of all rows by key below the directory it is given, but for those
+    that are still at the offset that the bucket has in the mapping.
+    """
+
+    directory: Path
+    store: ObjectStore
+    names: ShardNames
+    service_id: str
+    epoch: int
+    recorded: RecordedFiles
+    copy_keys: Callable[[Path, Mapping[str, int]], Sequence[KeyCopy]]
+    packs: dict[str, int] = field(default_factory=dict)
+    """The packs of the manifest before, and their lengths."""
+    keys: KeyPacker = field(default_factory=KeyPacker)
+    before: Place | None = None
+    """Where the checkpoint is that `packs` are of."""
+    damaged: dict[str, int] = field(default_factory=dict)
+    """The files that the local disk does not have as they were written, by path, and versions."""
+    sleep: Callable[[float], None] = time.sleep
+    pack_bytes_max: int = PACK_BYTES_MAX
+    _next_number: int = 0
+    _last_place: Place | None = None
+
+    def take(self) -> Manifest | None:
+        """Take a checkpoint; None if there is nothing new since the last.
+
+        Raises what the store raises, or `StorageFailedError`; then there is no manifest.
+        """
+        staging = self.directory / STAGING
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        try:
+            return self._take(staging)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+    def _take(self, staging: Path) -> Manifest | None:
+        copies = self.keys.look(self.copy_keys(staging, self.keys.applied_offsets))
+        at = self.recorded.at_place()
+        self.recorded.wait_stored(at.position)
+        place, applied = self.recorded.place_of(at.position)
+        if place == self._last_place:
+            return None
+        self._forget_damage(at.files)
+        stored = StoredTree(
+            self.store,
+            self.names,
+            service_id=self.service_id,
+            checkpoint=self.before,
+            place=place,
+            applied=applied,
+        )
+        next_pack = pack_name(self.epoch, self._next_number)
+        sound = self._sound_packs(at.files, copies)
+        writer = PackWriter(
+            self.store,
+            self.names,
+            epoch=self.epoch,
+            number=self._next_number,
+            pack_bytes_max=self.pack_bytes_max,
+        )
+        try:
+            with writer:
+                files = [(file, self._pack_file(file, writer, sound, stored)) for file in at.files]
+                keys = [self.keys.pack(copy, writer, sound) for copy in copies]
+                writer.finish()
+        except BaseException:
+            # The next attempt may fail, too, and the one after it: nothing would be trimmed.
+            writer.take_back()
+            raise
+        finally:
+            # Packs of an attempt that failed are never written again.
+            self._next_number = writer.next_number + 1
+        lengths = {**self.packs, **writer.lengths}
+        # What the files were read as was recorded before now, and no rows by key are beyond it.
+        until = self.recorded.recorded_position
+        self.recorded.wait_stored(until)
+        manifest = self._manifest(
+            place, applied, self.recorded.place_of(until)[0], next_pack, at, files, keys, lengths
+        )
+        self._store_manifest(manifest)
+        self.recorded.packed((file, pieces) for file, pieces in files if pieces is not None)
+        self.packs = dict(manifest.packs)
+        self.keys.packed(manifest.key_rows)
+        self._last_place = self.before = place
+        return manifest
+
+    def _manifest(
+        self,
+        place: Place,
+        applied: int,
+        stored_until: Place,
+        next_pack: str,
+        at: TreeAtPlace,
+        files: Sequence[tuple[FileAtPlace, Sequence[Packed] | None]],
+        keys: Sequence[KeyRows],
+        lengths: Mapping[str, int],
+    ) -> Manifest:
+        tree = JournalTree()
+        for directory in at.directories:
+            tree.add_directory(directory)
+        for file, pieces in files:
+            if pieces is None:
+                tree.add_file(file.left_out())
+            else:
+                tree.add_file(TreeFile(file.path, file.length, file.crc32c, list(pieces)))
+        named = {piece.pack for _, pieces in files for piece in pieces or ()}
+        named |= {piece.pack for rows in keys for key in rows.files for piece in key.pieces}
+        return Manifest(
+            service_id=self.service_id,
+            shard=self.names.shard,
+            place=place,
+            applied=applied,
+            stored_until=stored_until,
+            next_pack=next_pack,
+            tree=tree,
+            packs={name: lengths[name] for name in named},
+            key_rows=tuple(keys),
+        )
+
+    def _store_manifest(self, manifest: Manifest) -> None:
+        key = self.names.checkpoint(manifest.place)
+        data = encode_manifest(manifest)
+        try:
+            self.store.create(key, [data])
+        except ObjectExistsError:
+            # An answer that was lost: no other owner of this epoch writes it.
+            if bytes(self.store.get(key, bytes_max=len(data))) != data:
+                raise
+
+    def _sound_packs(
+        self, files: Sequence[FileAtPlace], copies: Sequence[SeenCopy]
+    ) -> frozenset[str]:
+        """Return the packs that are kept: much of each is needed, and few are small."""
+        needed: Counter[str] = Counter()
+        for at in files:
+            for piece in at.pieces:
+                if isinstance(piece, Packed):
+                    needed[piece.pack] += piece.length
+        for copy in copies:
+            for piece in copy.packed_pieces:
+                needed[piece.pack] += piece.length
+        sound = {
+            name
+            for name, length in self.packs.items()
+            if needed[name] >= length * _NEEDED_SHARE and needed[name]
+        }
+        small = {name for name in sound if self.packs[name] < _SMALL_PACK_BYTES}
+        if len(small) > _SMALL_PACKS_MAX:
+            sound -= small
+        # Of rows that were not copied again nothing is there to upload.
+        unchanged = (rows for copy in copies if (rows := copy.unchanged))
+        kept = {piece.pack for rows in unchanged for file in rows.files for piece in file.pieces}
+        return frozenset(sound | kept)
+
+    def _pack_file(
+        self, at: FileAtPlace, writer: PackWriter, sound: frozenset[str], stored: StoredTree
+    ) -> list[Packed] | None:
+        """Return the pieces that have a file as it was, or None if it was replaced since."""
+        packed = [piece for piece in at.pieces if isinstance(piece, Packed)]
+        if at.packed_length == at.length and all(piece.pack in sound for piece in packed):
+            return packed
+        looks = 1 if self.damaged.get(at.path) == at.version else _LOOKS
+        for look in range(looks):
+            if look:
+                self.sleep(_LOOK_EVERY_S)
+            if not at.is_there:
+                return None
+            try:
+                if look and not self._is_right(at):
+                    # What is read to be packed is uploaded, right or not: once is enough.
+                    continue
+                pieces = self._read_file(at, packed, writer, sound)
+            except (FileNotFoundError, IsADirectoryError):
+                # It was moved or removed, or gets its name only now.
+                continue
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                break
+            if pieces is not None:
+                return pieces
+        if not at.is_there:
+            return None
+        return self._pack_stored(at, writer, stored)
+
+    def _pack_stored(self, at: FileAtPlace, writer: PackWriter, stored: StoredTree) -> list[Packed]:
+        """Return the pieces of a file that the disk does not have any more, but the store."""
+        damaged = f"{self.directory / at.file.path} is not what was written to it"
+        if self.damaged.get(at.path) != at.version:
+            self.damaged[at.path] = at.version
+            _logger.error(
+                "event=damaged_file why='%s' advice='the journal has it: look at the disk, and"
+                " start again on an empty directory'",
+                damaged,
+            )
+        try:
+            found = _Stream(stored.read(at.path, length=at.length, crc=at.crc32c))
+            added = writer.add_from(found, at.length)
+            if (added.length, added.crc32c) != (at.length, at.crc32c):
+                raise CorruptDataError("its pieces in the store are not all of it")
+        except CorruptDataError as error:
+            raise StorageFailedError(
+                f"{damaged}: no checkpoint can be taken, as the store cannot give it"
+                f" ({error.message}); look at the disk and run `streamhouse check`"
+            ) from error
+        return added.pieces
+
+    def _forget_damage(self, files: Sequence[FileAtPlace]) -> None:
+        versions = {at.path: at.version for at in files if at.path in self.damaged}
+        self.damaged = {p: v for p, v in self.damaged.items() if versions.get(p) == v}
+
+    def _is_right(self, at: FileAtPlace) -> bool:
+        """Whether a file has what was journalled."""
+        with (self.directory / at.file.path).open("rb", buffering=0) as file:
+            return check_next(file, at.length) == (at.crc32c, at.length)
+
+    def _read_file(
+        self,
+        at: FileAtPlace,
+        packed: Sequence[Packed],
+        writer: PackWriter,
+        sound: frozenset[str],
+    ) -> list[Packed] | None:
+        """Return the pieces of a file, None if it is not what it was."""
+        held = [piece.data for piece in at.pieces if isinstance(piece, Held)]
+        if held:
+            return [writer.add(data) for data in held if data]
+        if at.path.endswith(f"/{MARK_NAME}") and packed:
+            # It is overwritten in its place: here it may be ahead of what was journalled.
+            return [
+                writer.add(data)
+                for piece in packed
+                for data in read_packed(self.store, self.names, [piece])
+            ]
+        pieces: list[Packed] = []
+        position = 0
+        with (self.directory / at.file.path).open("rb", buffering=0) as file:
+            for piece in packed:
+                if piece.pack in sound:
+                    pieces.append(piece)
+                else:
+                    file.seek(position)
+                    added = writer.add_from(file, piece.length)
+                    if (added.length, added.crc32c) != (piece.length, piece.crc32c):
+                        return None
+                    pieces.extend(added.pieces)
+                position += piece.length
+            file.seek(position)
+            rest = writer.add_from(file, at.length - position, crc=at.packed_crc32c)
+        is_same = (position + rest.length, rest.crc32c) == (at.length, at.crc32c)
+        return [*pieces, *rest.pieces] if is_same else None
+
+
+class _Stream:
+    """What comes in pieces, read as a file is."""
+
+    def __init__(self, pieces: Iterator[Buffer]) -> None:
+        self._pieces = pieces
+        self._left = memoryview(b"")
+
+    def read(self, size: int, /) -> bytes:
+        """Return some of the next bytes, nothing at the end."""
+        while not len(self._left):
+            piece = next(self._pieces, None)
+            if piece is None:
+                return b""
+            self._left = memoryview(piece)
+        data, self._left = self._left[:size], self._left[size:]
+        return bytes(data)

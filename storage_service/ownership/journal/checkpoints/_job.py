@@ -1,0 +1,96 @@
+"""When an owner takes a checkpoint, and what it does after one.
+
+A restart reads what was journalled since: so one is taken after so many bytes. Old objects are kept
+until two were taken: so one is taken after so much time, if anything was recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from streamhouse.storage_service.ownership.journal.checkpoints._checkpoint import CheckpointTaker
+from streamhouse.storage_service.ownership.journal.checkpoints._trim import Kept, Trimmer
+from streamhouse.storage_service.ownership.journal.checkpoints.manifest import Manifest
+
+__all__ = ["CheckpointJob", "RollingJournal"]
+
+_logger = logging.getLogger(__name__)
+
+_EVERY_S: Final = 300.0
+_EVERY_BYTES: Final = 512 << 20
+
+
+class RollingJournal(Protocol):
+    """The journal of an owner; `writer.JournalWriter` is one."""
+
+    bytes_stored: int
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is written to."""
+
+    @property
+    def recorded_position(self) -> int:
+        """The position after all that was recorded so far."""
+
+    def roll(self) -> None:
+        """Go on in a new epoch, soon."""
+
+
+@dataclass
+class CheckpointJob:
+    """Takes checkpoints one at a time, whoever asks. `before` is the manifest of the start."""
+
+    taker: CheckpointTaker
+    trimmer: Trimmer
+    journal: RollingJournal
+    before: Manifest | None = None
+    every_s: float = _EVERY_S
+    every_bytes: int = _EVERY_BYTES
+    monotonic_s: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._taking = threading.Lock()
+        self._last = Kept.of(self.before) if self.before else None
+        self.before = None
+        self._at_s = self.monotonic_s()
+        self._at_bytes = self.journal.bytes_stored
+        self._at_position = self.journal.recorded_position
+
+    @property
+    def age_s(self) -> float:
+        """The time since the last checkpoint was begun, or since the start."""
+        return self.monotonic_s() - self._at_s
+
+    def look(self) -> bool:
+        """Take a checkpoint if one is due; say whether one was taken. Blocking."""
+        grown = self.journal.bytes_stored - self._at_bytes
+        waited_s = self.monotonic_s() - self._at_s
+        is_old = waited_s >= self.every_s and self.journal.recorded_position > self._at_position
+        return self.take() if is_old or grown >= self.every_bytes else False
+
+    def take(self) -> bool:
+        """Take a checkpoint, and delete what two of them do not need any more. Blocking.
+
+        Raises what `CheckpointTaker.take` raises, and what the store raises.
+        """
+        with self._taking:
+            at_s, at_bytes = self.monotonic_s(), self.journal.bytes_stored
+            at_position = self.journal.recorded_position
+            manifest = self.taker.take()
+            self._at_s, self._at_bytes, self._at_position = at_s, at_bytes, at_position
+            if manifest is None:
+                return False
+            took_s = self.monotonic_s() - at_s
+            _logger.info("event=checkpoint place=%s seconds=%.1f", manifest.place, took_s)
+            older, self._last = self._last, Kept.of(manifest)
+            if older is not None and older.place < self._last.place:
+                self.trimmer.trim(older, self._last, epoch=self.journal.epoch)
+            # Only what lies before the newest epoch may be trimmed the next time.
+            self.journal.roll()
+            return True

@@ -1,0 +1,215 @@
+"""How much of a local data directory is what the journal says, and what has to change.
+
+A decision per file and per bucket, from the tree and what lies on the disk; nothing is changed.
+
+- The directory's own process came last (`is_own`): what is beyond the journal's end of a log was
+  written after it, and stays to be journalled. So does a durable mark, which is ahead in its place.
+- Another process came after it: logs are kept up to where their bytes are the journal's. Rows by
+  key of a bucket that had others are given up.
+- With `is_trusted` (its own process came last, and no restore was broken off) the earlier logs of
+  a bucket are believed by their length, if all else is what the journal says. What is not may be of
+  an older copy of the directory, such as a snapshot of its disk: then all bytes are compared by
+  their checksums. Those of a bucket's newest log always are: whoever opens it reads it, too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from streamhouse.storage_service.log.durable_mark import (
+    LOSS_ACCEPTED_NAME,
+    MARK_NAME,
+    DurableMark,
+)
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
+from streamhouse.storage_service.log.segments.segment_format import LogIdentity, offsets_of
+from streamhouse.storage_service.ownership.journal._file_checksum import check_next
+from streamhouse.storage_service.ownership.journal.operations import (
+    is_journalled,
+    is_journalled_directory,
+)
+from streamhouse.storage_service.ownership.journal.tree import Held, JournalTree, Local, TreeFile
+
+__all__ = ["Cut", "LocalCopy", "bucket_identity", "compare", "local_files"]
+
+_LOG: Final = ".log"
+_BUCKET: Final = re.compile(r"tables/([0-9]+)/bucket-([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The local log `path` had other bytes than the journal from `position` on."""
+
+    path: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalCopy:
+    """What has to change, in this order: rows by key given up, trees and files removed, made."""
+
+    cuts: tuple[Cut, ...] = ()
+    keys_given_up: frozenset[str] = frozenset()
+    """Buckets whose rows by key may have rows that the journal does not have."""
+    trees_removed: tuple[str, ...] = ()
+    files_removed: tuple[str, ...] = ()
+    kept: dict[str, int] = field(default_factory=dict)
+    """Of the files that are not right as they are: how many of their first bytes are."""
+    longer: frozenset[str] = frozenset()
+    """Those of them that keep what they have beyond the journal."""
+
+
+def local_files(directory: Path) -> Iterator[str]:
+    """Yield the paths of the journal's kind that a data directory has."""
+    if (directory / "service.json").is_file():
+        yield "service.json"
+    for folder, _, names in os.walk(directory / "tables"):
+        place = Path(folder).relative_to(directory).as_posix()
+        if is_journalled_directory(place):
+            yield from (f"{place}/{name}" for name in names if is_journalled(f"{place}/{name}"))
+
+
+def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: bool) -> LocalCopy:
+    """Say what has to change for the directory to be what the tree says."""
+    found = set(local_files(directory))
+    logs = [file for file in tree if file.path.endswith(_LOG)]
+    oldest: dict[str, TreeFile] = {}
+    for file in logs:
+        oldest.setdefault(_bucket(file.path), file)
+    is_trusted = is_trusted and not any(_is_short(directory, file) for file in logs)
+    kept = dict.fromkeys((file.path for file in tree if file.path not in found), 0)
+    for file in tree:
+        if file.path in kept or file.path.endswith(_LOG):
+            continue
+        is_kept_mark = (
+            is_own
+            and is_trusted
+            and file.path.endswith(f"/{MARK_NAME}")
+            and _is_mark_of(directory, oldest.get(_bucket(file.path)))
+        )
+        if not is_kept_mark and not _is_whole(directory / file.path, file):
+            kept[file.path] = 0
+    has_expired = any(path.endswith(_LOG) and tree.get(path) is None for path in found)
+    is_trusted = is_trusted and not kept and not has_expired
+    newest = {_bucket(file.path): file for file in logs}
+    cuts: list[Cut] = []
+    longer: set[str] = set()
+    given_up: set[str] = set()
+    for file in logs:
+        if file.path in kept:
+            continue
+        path, bucket = directory / file.path, _bucket(file.path)
+        length = path.stat().st_size
+        is_believed = is_trusted and newest[bucket] is not file
+        right = min(length, file.length) if is_believed else _right_bytes(path, file)
+        if right == file.length and (is_own or length == right):
+            continue
+        kept[file.path] = right
+        if is_own and length > file.length:
+            longer.add(file.path)
+        elif length > right:
+            given_up.add(bucket)
+            if not is_own:
+                cuts.append(Cut(file.path, right))
+    removed = sorted(
+        path
+        for path in found
+        # What an operator has put there is for the service that opens the log.
+        if tree.get(path) is None and not (is_own and path.endswith(f"/{LOSS_ACCEPTED_NAME}"))
+    )
+    if not is_own:
+        # Whether a log that is gone had only rows of the journal cannot be told any more.
+        given_up.update(_bucket(path) for path in removed if path.endswith(_LOG))
+        given_up.update(_buckets_without_logs(directory, found))
+    return LocalCopy(
+        cuts=tuple(cuts),
+        keys_given_up=frozenset(given_up),
+        trees_removed=tuple(_trees_removed(directory, tree)),
+        files_removed=tuple(removed),
+        kept=kept,
+        longer=frozenset(longer),
+    )
+
+
+def bucket_identity(bucket: str) -> LogIdentity | None:
+    """Return whose log is in a directory, if the directory is that of a table's bucket."""
+    found = _BUCKET.fullmatch(bucket)
+    return found and LogIdentity(int(found[1]), int(found[2]))
+
+
+def _is_mark_of(directory: Path, oldest: TreeFile | None) -> bool:
+    """Whether a bucket's mark can be read and says why its log begins with the file `oldest`.
+
+    That of an older copy does not if retention has removed segments since.
+    """
+    if oldest is None:
+        return False
+    bucket, _, name = oldest.path.rpartition("/")
+    identity = bucket_identity(bucket)
+    if identity is None:
+        return False
+    facts = DurableMark.read(directory / bucket, identity=identity, filesystem=LocalFilesystem())
+    return facts is not None and facts.start_offset >= offsets_of([name], _LOG)[0]
+
+
+def _is_short(directory: Path, file: TreeFile) -> bool:
+    """Whether a log lacks bytes that its own process had synced before they were journalled."""
+    try:
+        return (directory / file.path).stat().st_size < file.length
+    except FileNotFoundError:
+        return True
+
+
+def _bucket(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _buckets_without_logs(directory: Path, found: Iterable[str]) -> Iterator[str]:
+    with_logs = {_bucket(path) for path in found if path.endswith(_LOG)}
+    for rows in sorted((directory / "tables").glob("*/bucket-*/kv")):
+        bucket = rows.parent.relative_to(directory).as_posix()
+        if bucket not in with_logs:
+            yield bucket
+
+
+def _trees_removed(directory: Path, tree: JournalTree) -> Iterator[str]:
+    """Yield directories that the journal does not have, the outermost of each."""
+    gone: list[str] = []
+    for path in sorted((directory / "tables").rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        is_gone = is_journalled_directory(name) and name not in tree.directories and path.is_dir()
+        if is_gone and not any(name.startswith(f"{outer}/") for outer in gone):
+            gone.append(name)
+    yield from gone
+
+
+def _is_whole(path: Path, file: TreeFile) -> bool:
+    if path.stat().st_size != file.length:
+        return False
+    if all(isinstance(piece, Held) for piece in file.pieces):
+        # The checksum of what ends with its own checksum, as a mark does, is always the same.
+        return path.read_bytes() == b"".join(
+            piece.data for piece in file.pieces if isinstance(piece, Held)
+        )
+    if path.name == MARK_NAME:
+        # Its bytes are in a pack: to fetch them is as quick as to compare them.
+        return False
+    with path.open("rb", buffering=0) as opened:
+        return check_next(opened, file.length) == (file.crc32c, file.length)
+
+
+def _right_bytes(path: Path, file: TreeFile) -> int:
+    """Return how many of the first bytes are those of the file's first pieces."""
+    right = 0
+    with path.open("rb", buffering=0) as opened:
+        for piece in file.pieces:
+            found = check_next(opened, piece.length)
+            if isinstance(piece, Local | Held) or found != (piece.crc32c, piece.length):
+                break
+            right += piece.length
+    return right

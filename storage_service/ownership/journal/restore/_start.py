@@ -1,0 +1,314 @@
+"""How a data directory and its journal come together when a process starts.
+
+    prepare      the directory notes the nonce with which the process will take an epoch
+    (take)       the epoch is taken: nobody else writes the journal any more
+    begin        the directory is made what the journal says, or is to be uploaded
+    (open)       the engine opens it, and records what it changes
+    (upload)     a directory that never had a journal: its first checkpoint, before anything is
+                 acknowledged
+    finish       the directory says that it is what the journal says
+
+Broken off anywhere it is begun again, and gives the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from streamhouse.core.errors import CorruptDataError, InvalidRequestError
+from streamhouse.storage_service.log.filesystem import LocalFilesystem
+from streamhouse.storage_service.ownership.journal.checkpoints.manifest import Manifest
+from streamhouse.storage_service.ownership.journal.epochs import open_facts
+from streamhouse.storage_service.ownership.journal.names import DEFAULT_SHARD, Place, ShardNames
+from streamhouse.storage_service.ownership.journal.object_format import (
+    OBJECT_BYTES_MAX,
+    JournalObject,
+    decode_object,
+)
+from streamhouse.storage_service.ownership.journal.operations import Append
+from streamhouse.storage_service.ownership.journal.restore._local_copy import local_files
+from streamhouse.storage_service.ownership.journal.restore._local_tree import read_local_tree
+from streamhouse.storage_service.ownership.journal.restore._restore import (
+    Restored,
+    restore_directory,
+)
+from streamhouse.storage_service.ownership.journal.restore.journal_file import JournalFile, Phase
+from streamhouse.storage_service.ownership.journal.restore.journalled_state import (
+    JournalledState,
+    check_newest_epoch,
+    list_checkpoints,
+    read_state,
+)
+from streamhouse.storage_service.ownership.journal.store.object_store import (
+    ObjectNotFoundError,
+    ObjectStore,
+)
+from streamhouse.storage_service.ownership.journal.tree import JournalTree
+
+__all__ = ["Begun", "JournalStart"]
+
+_logger = logging.getLogger(__name__)
+
+_SERVICE_FILE: Final = "service.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A directory that may be opened. `tree` is what the journal has of it.
+
+    With `is_upload` the journal has nothing of it: `first_operation` is to be recorded before any
+    other, and a checkpoint to be stored before anything is acknowledged.
+    """
+
+    tree: JournalTree
+    manifest: Manifest | None = None
+    restored: Restored | None = None
+    is_upload: bool = False
+    first_operation: Append | None = None
+
+
+class JournalStart:
+    """One start of one process. The calls come in the order of the module."""
+
+    def __init__(
+        self,
+        directory: Path,
+        store: ObjectStore,
+        names: ShardNames | None = None,
+        *,
+        place: str = "",
+    ) -> None:
+        """The directory is locked by this process, and no engine has opened it.
+
+        `place` is the directory's, empty if that is not known.
+        """
+        self._directory = directory
+        self._place = place
+        self._store = store
+        self._names = names or ShardNames(DEFAULT_SHARD)
+        self._file = JournalFile.load(directory)
+        self._filesystem = LocalFilesystem()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the directory had a journal before."""
+        return self._file is not None
+
+    def was_last(self, epoch: int) -> bool:
+        """Whether processes of this directory opened every epoch since its own, up to `epoch`."""
+        return self._file is not None and self._is_own(self._file, epoch + 1)
+
+    def was_last_here(self, epoch: int) -> bool:
+        """Whether, besides, the process of `epoch` is gone: it had the lock that this one has.
+
+        A copy of the directory, or its disk in another machine, says nothing of that process.
+        """
+        known = self._file
+        return (
+            known is not None
+            and known.was_opened_at(self._opener(epoch), self._place)
+            and self._is_own(known, epoch + 1)
+        )
+
+    def disown(self) -> None:
+        """Note that the owner is alive elsewhere: this is a copy, and has nothing of its own."""
+        if self._file is not None:
+            self._save(replace(self._file.of_nobody(), epoch=0))
+
+    def prepare(self, nonce: bytes) -> None:
+        """Note the nonce that is about to open an epoch.
+
+        Raises `InvalidRequestError` for a directory and a journal that do not belong together, and
+        `CorruptDataError` for one that has lost objects: before anybody is fenced.
+        """
+        known = self._file
+        opened = self._opened(1)
+        if known is None:
+            has_files = next(local_files(self._directory), None) is not None
+            if has_files and opened is not None:
+                raise InvalidRequestError(
+                    f"{self._directory} never had a journal, but the journal {self._store.url} has"
+                    " a service: use an empty --data-dir to go on with that one, or another"
+                    " --journal to begin one"
+                )
+            known = JournalFile(
+                service_id="",
+                shard=self._names.shard,
+                epoch=0,
+                nonces=(),
+                places=(),
+                phase=Phase.UPLOADING if has_files else Phase.RESTORING,
+            )
+        self._check(known, opened)
+        check_newest_epoch(self._store, self._names)
+        self._save(known.with_nonce(nonce, self._place))
+
+    def begin(self, *, epoch: int, service_id: str) -> Begun:
+        """Make the directory what the journal says before `epoch`, which is open.
+
+        `service_id` is that of the journal. Raises `InvalidRequestError` if they do not belong
+        together, `CorruptDataError` if the journal cannot say it, what the store raises, and
+        `OSError`.
+        """
+        known = self._known()
+        if known.service_id not in ("", service_id):
+            raise self._is_of_another()
+        is_own = self._is_own(known, epoch + 1)
+        if known.phase == Phase.UPLOADING and not self._has_checkpoint(epoch):
+            if not is_own:
+                raise CorruptDataError(
+                    f"the journal {self._store.url} has begun without what {self._directory} has:"
+                    " use another --journal, or another --data-dir"
+                )
+            return self._upload(known, service_id)
+        state = read_state(self._store, self._names, epoch=epoch, service_id=service_id)
+        known = replace(known, service_id=service_id)
+        if is_own and known.phase != Phase.UPLOADING:
+            # However often it ends before it serves, it stays its own.
+            known = replace(known.with_last_nonce(), epoch=epoch)
+        # What is on the disk says so from the first change on; whoever begins again must know, too.
+        self._file = replace(known, phase=Phase.RESTORING)
+        state, restored = self._restored(state, known, is_own=is_own)
+        return Begun(tree=state.tree, manifest=state.manifest, restored=restored)
+
+    def _restored(
+        self, newest: JournalledState, own: JournalFile, *, is_own: bool
+    ) -> tuple[JournalledState, Restored]:
+        """Make the directory of the newest checkpoint of which every byte is right.
+
+        If none has all, of the newest without rows by key that are damaged: they are in lake or
+        changelog, too. Raises `CorruptDataError` if a file is damaged.
+        """
+        state: JournalledState | None = newest
+        while state is not None:
+            try:
+                return state, self._restore(state, own, is_own=is_own)
+            except CorruptDataError as error:
+                if state.manifest is None:
+                    break
+                _logger.warning(
+                    "event=checkpoint_passed_over place=%s why=%r",
+                    state.manifest.place,
+                    error.message,
+                )
+                # Some of it may be on the disk by now.
+                own = replace(own, phase=Phase.RESTORING)
+                state = self._older(state, newest)
+        return newest, self._restore(newest, own, is_own=is_own, may_lack_keys=True)
+
+    def _restore(
+        self,
+        state: JournalledState,
+        own: JournalFile,
+        *,
+        is_own: bool,
+        may_lack_keys: bool = False,
+    ) -> Restored:
+        return restore_directory(
+            self._directory,
+            state,
+            own=own,
+            is_own=is_own,
+            store=self._store,
+            names=self._names,
+            may_lack_keys=may_lack_keys,
+        )
+
+    def _older(self, state: JournalledState, newest: JournalledState) -> JournalledState | None:
+        """Return the same files by the checkpoint before that of `state`; None if none has them."""
+        assert state.manifest is not None
+        try:
+            older = read_state(
+                self._store,
+                self._names,
+                epoch=state.epoch,
+                service_id=state.manifest.service_id,
+                before=state.manifest.place,
+            )
+        except CorruptDataError:
+            return None
+        return older if older.tree.facts() == newest.tree.facts() else None
+
+    def finish(self, *, epoch: int, service_id: str) -> None:
+        """Say that the directory is what the journal says, and served in `epoch` from now on."""
+        known = self._known()
+        self._save(
+            replace(
+                known.with_last_nonce(),
+                service_id=service_id,
+                epoch=epoch,
+                phase=Phase.READY,
+            )
+        )
+
+    def _upload(self, known: JournalFile, service_id: str) -> Begun:
+        self._save(replace(known, service_id=service_id))
+        tree = read_local_tree(self._directory)
+        file = tree.get(_SERVICE_FILE)
+        if file is None:
+            raise CorruptDataError(f"{self._directory} has no {_SERVICE_FILE}")
+        # Whoever read the journal without the checkpoint would meet this first, and stop.
+        first = Append(_SERVICE_FILE, file.length, b"")
+        return Begun(tree=tree, is_upload=True, first_operation=first)
+
+    def _has_checkpoint(self, epoch: int) -> bool:
+        places = list_checkpoints(self._store, self._names)
+        return any(place < Place(epoch, 0) for place in places)
+
+    def _is_own(self, known: JournalFile, epoch: int) -> bool:
+        """Whether every epoch after the directory's own was opened by a process of this one."""
+        later = range(known.epoch + 1, epoch)
+        if known.epoch:
+            # The process that served last went on in epochs without a gap, perhaps thousands.
+            served = known.nonces[0]
+            later = later[bisect_left(later, True, key=lambda one: self._opener(one) != served) :]
+        return all(self._opener(one) in known.nonces for one in later)
+
+    def _opener(self, epoch: int) -> str:
+        opened = self._opened(epoch)
+        return opened.nonce.hex() if opened else ""
+
+    def _opened(self, epoch: int) -> JournalObject | None:
+        place = Place(epoch, 0)
+        key = self._names.object(place)
+        try:
+            data = self._store.get(key, bytes_max=OBJECT_BYTES_MAX)
+        except ObjectNotFoundError:
+            return None
+        return decode_object(data, key=key, place=place)
+
+    def _check(self, known: JournalFile, opened: JournalObject | None) -> None:
+        if known.shard != self._names.shard:
+            raise InvalidRequestError(
+                f"{self._directory} is of shard '{known.shard}', not of '{self._names.shard}'"
+            )
+        if opened is None:
+            if known.epoch or known.service_id:
+                raise InvalidRequestError(
+                    f"the journal {self._store.url} is empty, but {self._directory} had one: use"
+                    " the --journal that it had"
+                )
+            return
+        facts = open_facts(opened, key=self._names.object(opened.place))
+        is_other = known.service_id not in ("", facts.service_id)
+        if is_other or (known.phase == Phase.UPLOADING and opened.nonce.hex() not in known.nonces):
+            raise self._is_of_another()
+
+    def _is_of_another(self) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"the journal {self._store.url} belongs to another service than {self._directory}: use"
+            " another --data-dir, or another --journal"
+        )
+
+    def _known(self) -> JournalFile:
+        assert self._file is not None, "prepare comes first"
+        return self._file
+
+    def _save(self, known: JournalFile) -> JournalFile:
+        known.save(self._directory, self._filesystem)
+        self._file = known
+        return known

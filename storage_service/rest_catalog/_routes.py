@@ -1,0 +1,238 @@
+"""What each route of the REST catalog answers: of namespaces, of tables, and of commits.
+
+Here is the protocol alone: bodies and queries are read, answers written. What a catalog is asked,
+and what the service's own tables forbid, is in lake/.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from streamhouse.core.errors import (
+    DatabaseNotFoundError,
+    InvalidRequestError,
+    TableNotFoundError,
+)
+from streamhouse.core.model.values.units import parse_boolean
+from streamhouse.lake.catalogs.guarded_catalog import check_namespace
+from streamhouse.lake.catalogs.open_catalog import OpenCatalog
+from streamhouse.lake.guards.catalog_tables import CatalogTables
+from streamhouse.lake.guards.live_tables import LiveTables
+from streamhouse.lake.guards.table_commits import (
+    LakeMetadata,
+    TableCommits,
+    commit_request,
+)
+from streamhouse.storage_service.rest_catalog._catalog_properties import FileAccess
+from streamhouse.storage_service.rest_catalog.rest_request import (
+    RestAnswer,
+    RestRequest,
+    page_of,
+    texts_of,
+)
+
+__all__ = ["NamespaceRoutes", "TableRoutes", "namespace_of"]
+
+Identifier = tuple[str, ...]
+_SEPARATOR = "\x1f"
+
+
+def namespace_of(segment: str) -> Identifier:
+    """Return the namespace that a part of the path names."""
+    parts = tuple(segment.split(_SEPARATOR))
+    if not all(parts):
+        raise InvalidRequestError(f"namespace {parts} has an empty part")
+    return parts
+
+
+class NamespaceRoutes:
+    """Lists, creates, loads, changes and drops namespaces of one catalog."""
+
+    def __init__(self, catalog: OpenCatalog) -> None:
+        self._catalog = catalog.get()
+
+    def list(self, request: RestRequest) -> RestAnswer:
+        """Answer the namespaces directly below `parent`, or at the top."""
+        parent = request.query.get("parent", "")
+        above = namespace_of(parent) if parent else ()
+        found = self._catalog.list_namespaces(above)
+        if above and not found and not self._catalog.namespace_exists(above):
+            raise DatabaseNotFoundError(f"namespace '{'.'.join(above)}' does not exist")
+        seen = [(_SEPARATOR.join(name), list(name)) for name in found if request.sees(name[0])]
+        page, token = page_of(seen, request.query)
+        return RestAnswer.of({"namespaces": page, "next-page-token": token})
+
+    def create(self, request: RestRequest) -> RestAnswer:
+        """Create a namespace with its properties."""
+        body = request.json()
+        parts = body.get("namespace")
+        if not isinstance(parts, list) or not parts or not all(isinstance(p, str) for p in parts):
+            raise InvalidRequestError("namespace must be a list of names")
+        properties = texts_of(body.get("properties") or {}, name="properties")
+        self._catalog.create_namespace(namespace_of(_SEPARATOR.join(parts)), properties)
+        return RestAnswer.of({"namespace": parts, "properties": properties})
+
+    def load(self, namespace: Identifier) -> RestAnswer:
+        """Answer a namespace's properties."""
+        properties = self._catalog.load_namespace_properties(namespace)
+        return RestAnswer.of({"namespace": list(namespace), "properties": dict(properties)})
+
+    def drop(self, namespace: Identifier) -> RestAnswer:
+        """Drop an empty namespace."""
+        self._catalog.drop_namespace(namespace)
+        return RestAnswer(204)
+
+    def update(self, namespace: Identifier, request: RestRequest) -> RestAnswer:
+        """Set and remove properties of a namespace."""
+        body = request.json()
+        removals = body.get("removals") or []
+        if not isinstance(removals, list) or not all(isinstance(key, str) for key in removals):
+            raise InvalidRequestError("removals must be a list of property names")
+        updates = texts_of(body.get("updates") or {}, name="updates")
+        check_namespace(self._catalog, updates)
+        done = self._catalog.update_namespace_properties(namespace, set(removals), updates)
+        return RestAnswer.of(
+            {"removed": done.removed, "updated": done.updated, "missing": done.missing}
+        )
+
+
+class TableRoutes:
+    """Lists, loads, creates, commits to, registers, renames and drops tables of one catalog."""
+
+    def __init__(self, catalog: OpenCatalog, tables: LiveTables, files: FileAccess) -> None:
+        self._tables = CatalogTables(catalog.get(), tables)
+        self._commits = TableCommits(catalog.get(), tables)
+        self._files = files
+
+    def list(self, namespace: Identifier, request: RestRequest) -> RestAnswer:
+        """Answer the tables of a namespace."""
+        page, token = page_of(
+            [(i[-1], _json_of(i)) for i in self._tables.names(namespace)], request.query
+        )
+        return RestAnswer.of({"identifiers": page, "next-page-token": token})
+
+    def load(self, identifier: Identifier, request: RestRequest) -> RestAnswer:
+        """Answer a table's metadata and how its files are opened."""
+        mode = request.query.get("snapshots", "all")
+        if mode not in ("all", "refs"):
+            raise InvalidRequestError(f"snapshots = '{mode[:20]}' must be all or refs")
+        found = self._tables.load(identifier)
+        return self._loaded(found, request, only_referenced=mode == "refs")
+
+    def exists(self, identifier: Identifier) -> RestAnswer:
+        """Answer 204 if there is such a table."""
+        if not self._tables.exists(identifier):
+            raise TableNotFoundError(f"lake table '{'.'.join(identifier)}' does not exist")
+        return RestAnswer(204)
+
+    def credentials(self, identifier: Identifier) -> RestAnswer:
+        """Answer the credentials for a table's files."""
+        location = self._tables.load(identifier).table_location
+        return RestAnswer.of({"storage-credentials": self._files.storage_credentials(location)})
+
+    def create(self, namespace: Identifier, request: RestRequest) -> RestAnswer:
+        """Create a table, or with `stage-create` only say what it would be."""
+        body = request.json()
+        identifier = (*namespace, _name(body))
+        properties = texts_of(body.get("properties") or {}, name="properties")
+        location = body.get("location")
+        if location is not None and not isinstance(location, str):
+            raise InvalidRequestError("location must be a text")
+        created = self._tables.create(
+            identifier,
+            schema=body.get("schema"),
+            partition_spec=body.get("partition-spec"),
+            sort_order=body.get("write-order"),
+            location=location,
+            properties=properties,
+            is_staged=bool(body.get("stage-create")),
+        )
+        return self._loaded(created, request)
+
+    def register(self, namespace: Identifier, request: RestRequest) -> RestAnswer:
+        """Add a table whose metadata file exists."""
+        body = request.json()
+        identifier = (*namespace, _name(body))
+        location = body.get("metadata-location")
+        if not isinstance(location, str):
+            raise InvalidRequestError("metadata-location must be a text")
+        overwrite = bool(body.get("overwrite", False))
+        table = self._tables.register(identifier, location, overwrite=overwrite)
+        return self._loaded(table, request)
+
+    def rename(self, request: RestRequest) -> RestAnswer:
+        """Rename a table."""
+        body = request.json()
+        source = _identifier_of(body.get("source"))
+        self._tables.rename(source, _identifier_of(body.get("destination")))
+        return RestAnswer(204)
+
+    def drop(self, identifier: Identifier, request: RestRequest) -> RestAnswer:
+        """Drop a table, with `purgeRequested` its files too."""
+        if parse_boolean(request.query.get("purgeRequested", "false"), name="purgeRequested"):
+            self._tables.purge(identifier)
+        else:
+            self._tables.drop(identifier)
+        return RestAnswer(204)
+
+    def commit(self, identifier: Identifier, request: RestRequest) -> RestAnswer:
+        """Commit to one table."""
+        body = request.json()
+        named = body.get("identifier")
+        if named is not None and _identifier_of(named) != identifier:
+            raise InvalidRequestError(f"the path and the body name different tables: {identifier}")
+        landed = self._commits.commit(identifier, commit_request(body, identifier))
+        return replace(_metadata_answer(landed), committed=(identifier,))
+
+    def commit_many(self, request: RestRequest) -> RestAnswer:
+        """Commit to several tables, or to none of them."""
+        changes = request.json().get("table-changes")
+        if not isinstance(changes, list) or not all(isinstance(c, dict) for c in changes):
+            raise InvalidRequestError("table-changes must be a list of commits")
+        named = [(_identifier_of(change.get("identifier")), change) for change in changes]
+        self._commits.commit_all(
+            [(identifier, commit_request(change, identifier)) for identifier, change in named]
+        )
+        return RestAnswer(204, committed=tuple(identifier for identifier, _ in named))
+
+    def _loaded(
+        self, table: LakeMetadata, request: RestRequest, *, only_referenced: bool = False
+    ) -> RestAnswer:
+        config = self._files.config(with_secrets=request.wants_credentials)
+        return _metadata_answer(table, config=config, only_referenced=only_referenced)
+
+
+def _metadata_answer(
+    table: LakeMetadata, *, config: Mapping[str, str] | None = None, only_referenced: bool = False
+) -> RestAnswer:
+    parts = []
+    if table.metadata_location is not None:
+        parts.append(f'"metadata-location":{json.dumps(table.metadata_location)}')
+    parts.append(f'"metadata":{table.to_text(only_referenced=only_referenced)}')
+    if config is not None:
+        parts.append(f'"config":{json.dumps(dict(config))}')
+    return RestAnswer(200, ("{" + ",".join(parts) + "}").encode())
+
+
+def _identifier_of(value: Any) -> Identifier:
+    """Read a table's identifier as the protocol writes it."""
+    namespace = value.get("namespace") if isinstance(value, dict) else None
+    name = value.get("name") if isinstance(value, dict) else None
+    parts = namespace if isinstance(namespace, list) else []
+    if not parts or not isinstance(name, str) or not all(isinstance(p, str) for p in parts):
+        raise InvalidRequestError("a table identifier must have a namespace (a list) and a name")
+    return (*parts, name)
+
+
+def _json_of(identifier: Identifier) -> dict[str, Any]:
+    return {"namespace": [*identifier[:-1]], "name": identifier[-1]}
+
+
+def _name(body: dict[str, Any]) -> str:
+    name = body.get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequestError("name must be the table's name")
+    return name

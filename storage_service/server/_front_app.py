@@ -1,0 +1,112 @@
+"""The ASGI application of a process with a journal: it answers from the start, whatever its role.
+
+While the process does not own its shard, health and readiness say its role, metrics say how it is,
+and everything else is refused with `not_owner`, once the caller has shown a right token, which only
+health and the bare readiness do not need. When the
+shard is its own, the service's application answers everything.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
+
+from streamhouse.core.errors import InternalError, StreamhouseError
+from streamhouse.storage_service.config import ServiceConfig
+from streamhouse.storage_service.directory.runtime import RunBlocking
+from streamhouse.storage_service.ownership.roles.role import Standing
+from streamhouse.storage_service.server._process_answers import (
+    AboutProcess,
+    ProcessAnswers,
+)
+from streamhouse.storage_service.server.access.access import AccessControl, ForeignRequests
+from streamhouse.storage_service.server.control._iceberg_route import answer_error
+from streamhouse.storage_service.server.http._own_task import own_task
+from streamhouse.storage_service.server.http.http_exchange import (
+    ClientGone,
+    HttpExchange,
+    Receive,
+    Scope,
+    Send,
+)
+from streamhouse.storage_service.server.routes import find
+from streamhouse.storage_service.server.status._metrics import ServiceMetrics
+
+__all__ = ["App", "FrontApp"]
+
+_logger = logging.getLogger(__name__)
+
+App: TypeAlias = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]
+
+
+class FrontApp:
+    """See the module. Event loop only."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        *,
+        standing: Standing,
+        metrics: ServiceMetrics,
+        run_blocking: RunBlocking,
+    ) -> None:
+        self._config = config
+        self._standing = standing
+        self._metrics = metrics
+        self._access = AccessControl(config)
+        self._foreign_requests = ForeignRequests(config)
+        self._of_process = ProcessAnswers(self._access, metrics, run_blocking, about=self._about)
+        self._service_app: App | None = None
+
+    def hand_over(self, app: App) -> None:
+        """Let `app` answer from now on: the shard is this process's."""
+        self._service_app = app
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+        """Answer one request; a service's own is answered without another step in between."""
+        return (self._service_app or self._answer_request)(scope, receive, send)
+
+    async def _answer_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = HttpExchange(
+            scope,
+            receive,
+            send,
+            request_id=secrets.token_hex(6),
+            stall_timeout_ms=self._config.answer_stall_timeout_ms,
+        )
+        try:
+            await self._answer(exchange)
+        except ClientGone:
+            pass
+        except StreamhouseError as error:
+            self._metrics.errors.labels(error.code).inc()
+            await answer_error(exchange, error)
+        except Exception:  # the outermost loop of a request: a bug is answered, not dropped
+            _logger.exception("event=bug request_id=%s path=%s", exchange.request_id, exchange.path)
+            await exchange.answer_error(InternalError("the service met a bug; its log has it"))
+        finally:
+            await exchange.end()
+
+    async def _answer(self, exchange: HttpExchange) -> None:
+        answer = self._of_process.to_anybody(exchange)
+        if answer is None:
+            self._foreign_requests.check(exchange.method, exchange.scope["headers"])
+            exchange.need = find(exchange.method, exchange.path).need
+            self._access.admit(exchange)
+            await own_task()
+            answer = await self._of_process.to_admitted(exchange)
+        if answer is None:
+            raise self._standing.not_owner()
+        await exchange.answer(answer.status, answer.content_type, [answer.body])
+
+    def _about(self) -> AboutProcess:
+        standing = self._standing
+        return AboutProcess(
+            # Not 200: a load balancer sends requests to the owner alone.
+            readiness=(503, standing.role),
+            role=standing.role,
+            service_id=standing.service_id,
+            known={"owner": standing.owner},
+        )

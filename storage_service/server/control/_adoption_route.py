@@ -1,0 +1,130 @@
+"""The control route that makes a lake table the history of a new table, as it is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
+
+from fastapi.responses import JSONResponse
+
+from streamhouse.core.errors import (
+    DatabaseNotFoundError,
+    HistoryDivergedError,
+    InvalidRequestError,
+    TableExistsError,
+    TableNotFoundError,
+)
+from streamhouse.core.model.lake.coverage import LakeDivergence
+from streamhouse.core.model.table import TablePath
+from streamhouse.storage_service.directory.data_directory import GIVEN_UP_SUFFIX
+from streamhouse.storage_service.directory.runtime import clock_us
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.tiering_desk.lake_history import divergence_of
+from streamhouse.storage_service.server.control._iceberg_route import ServiceTables
+from streamhouse.storage_service.server.control._request_bodies import AdoptTable, TableName
+from streamhouse.storage_service.server.control.control_routes import ControlRoutes
+from streamhouse.storage_service.server.service import Service
+
+if TYPE_CHECKING:
+    from streamhouse.lake.guards.adoptable_lake import AdoptableLake
+
+__all__ = ["adoption_routes"]
+
+
+def adoption_routes(routes: ControlRoutes, service: Service) -> None:
+    """Make the route `/v1/tables/{path}/adopt`."""
+
+    @routes.answers("Go on with a lake table that a Streamhouse service made.")
+    async def adopt(path: TableName, body: AdoptTable) -> JSONResponse:
+        parsed = TablePath.parse(path)
+        if body.replace:
+            return await _replace(service, service.table(path), body)
+        if service.shards is not None and (other := await service.shards.elsewhere(parsed)):
+            raise other
+        if body.dry_run:
+            raise InvalidRequestError("'dry_run' is for 'replace': nothing else is lost")
+        there = _table_at(service, parsed)
+        if there is not None:
+            return _answer(there, status=200)
+        async with _search(service, parsed, is_forced=body.force) as find:
+            return _answer(await service.manager.adopt_table(find), status=201)
+
+
+async def _replace(service: Service, table: OpenTable, body: AdoptTable) -> JSONResponse:
+    """Adopt the lake table in place of a table with another history, or tell what that means."""
+    is_forced = body.force or body.dry_run
+    async with _search(service, table.path, is_forced=is_forced, replaces=table) as find:
+        found = await service.run_blocking(find)
+        if body.dry_run:
+            divergence = await service.run_blocking(_divergence, table, found)
+            return JSONResponse(divergence.to_json())
+        is_its_own = found.owner_id == table.info.table_id
+        if is_its_own and await service.manager.tiering.reconcile(table, found.covered):
+            return _answer(table, status=200)
+        return _answer(await service.manager.replace_by_lake(table, lambda: found), status=201)
+
+
+def _table_at(service: Service, path: TablePath) -> OpenTable | None:
+    """Return the table if it was adopted already; raises `TableExistsError` if it is another."""
+    try:
+        table = service.manager.table(path)
+    except (DatabaseNotFoundError, TableNotFoundError):
+        return None
+    if table.lake.diverged:
+        raise HistoryDivergedError(table.lake.diverged)
+    if not table.info.adopted_from:
+        raise TableExistsError(
+            f"table '{path}' exists and was not adopted: drop it to go on with what the lake has"
+            " under this name, without the rows that only its log has"
+        )
+    return table
+
+
+@contextlib.asynccontextmanager
+async def _search(
+    service: Service, path: TablePath, *, is_forced: bool, replaces: OpenTable | None = None
+) -> AsyncIterator[Callable[[], AdoptableLake]]:
+    """Give what finds the lake tables to adopt, on another thread; raises as `find_adoptable`."""
+    elsewhere = None if service.shards is None else await service.shards.ids_elsewhere()
+    config, tables = service.config, ServiceTables(service, elsewhere=elsewhere)
+    opened = contextlib.ExitStack()
+
+    def find() -> AdoptableLake:
+        # Not at the top: a service that adopts nothing does not load the lake library.
+        from streamhouse.lake.catalogs.open_catalog import OpenCatalog
+        from streamhouse.lake.guards.adoptable_lake import find_adoptable
+
+        catalog = OpenCatalog(
+            config.lake_catalog(),
+            service_id=tables.service_id,
+            data_directory=str(config.data_dir.absolute()),
+        )
+        opened.callback(catalog.close)
+        return find_adoptable(
+            catalog.get(),
+            path,
+            tables,
+            is_forced=is_forced,
+            now_ms=clock_us() // 1000,
+            replaces=None if replaces is None else replaces.info.table_id,
+        )
+
+    try:
+        yield find
+    finally:
+        await service.run_blocking(opened.close)
+
+
+def _divergence(table: OpenTable, found: AdoptableLake) -> LakeDivergence:
+    """Return how the lake table's history differs from that of the table to be replaced."""
+    return LakeDivergence(
+        table=str(table.path),
+        why=table.lake.diverged or f"the lake of table '{table.path}' belongs to another table",
+        set_aside=f"tables/{table.info.table_id}{GIVEN_UP_SUFFIX}",
+        buckets=divergence_of(table, found.histories_of(table.info.table_id), found.covered),
+    )
+
+
+def _answer(table: OpenTable, *, status: int) -> JSONResponse:
+    return JSONResponse(table.info.to_json(), status_code=status)

@@ -1,0 +1,92 @@
+"""The control routes of consumers: where the readers of a table stand, as they report it.
+
+A consumer belongs to the token that reports it. Others see it, and not whose it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+
+from streamhouse.core.errors import BucketNotFoundError, OffsetOutOfRangeError
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.upkeep.consumer_lag import (
+    ConsumerLag,
+    consumer_lags,
+    lag_now,
+)
+from streamhouse.storage_service.server.caller import SERVICE, Caller, Level
+from streamhouse.storage_service.server.control._request_bodies import ReportPosition, TableName
+from streamhouse.storage_service.server.control.control_routes import ControlRoutes
+from streamhouse.storage_service.server.http.http_exchange import exchange_of
+from streamhouse.storage_service.server.service import Service
+
+__all__ = ["consumer_routes"]
+
+
+def consumer_routes(routes: ControlRoutes, service: Service) -> None:
+    """Make the routes below `/v1/tables/{path}/consumers`."""
+    runtime = service.manager.runtime
+
+    @routes.answers("Where the readers of a table stand, and how far behind they are.")
+    async def list_consumers(request: Request, path: TableName) -> dict[str, Any]:
+        caller = exchange_of(request).caller
+        table = service.readable(path)
+        lags = await consumer_lags(table, runtime)
+        shown = [_shown(lag, caller) for lag in lags]
+        return {"table_id": table.info.table_id, "consumers": shown}
+
+    @routes.answers("Report how far a consumer has read.")
+    async def report_position(
+        request: Request, path: TableName, name: str, body: ReportPosition
+    ) -> dict[str, Any]:
+        table, caller = service.table(path), exchange_of(request).caller
+        table.info.check_positions(body.offsets, table_id=body.table_id)
+        for bucket, offset in body.offsets.items():
+            _check_readable(table, bucket, offset)
+        said = await table.consumers.report(
+            name,
+            owner=caller.name,
+            offsets=body.offsets,
+            reads_lake=body.reads_lake,
+            is_durable=body.durable,
+            is_part=body.part,
+            ttl_ms=table.properties.log_consumers_ttl_ms,
+        )
+        lag = await lag_now(table, said, runtime)
+        return {"lag_rows": lag.rows, "lag_ms": lag.lag_ms}
+
+    @routes.answers("Forget a consumer; it may report again.", status_code=204)
+    async def forget_consumer(request: Request, path: TableName, name: str) -> None:
+        caller = exchange_of(request).caller
+        await service.table(path).consumers.forget(
+            name, owner=caller.name, of_others=_may_see_all(caller)
+        )
+
+
+def _check_readable(table: OpenTable, bucket: int, offset: int) -> None:
+    """Raise unless somebody can have read the table up to there."""
+    if bucket >= len(table.tablets):
+        raise BucketNotFoundError(
+            f"table '{table.path}' has no bucket {bucket}; its buckets are"
+            f" 0..{len(table.tablets) - 1}"
+        )
+    end = table.tablets[bucket].high_watermark
+    if offset > end:
+        raise OffsetOutOfRangeError(
+            f"table '{table.path}' ends at offset {end} of bucket {bucket}, so nobody has read"
+            f" up to {offset}"
+        )
+
+
+def _may_see_all(caller: Caller) -> bool:
+    return caller.may(Level.ADMIN, SERVICE)
+
+
+def _shown(lag: ConsumerLag, caller: Caller) -> dict[str, Any]:
+    """Return the JSON form; whose it is only says who may know."""
+    shown = lag.to_json() | {"is_own": lag.consumer.owner == caller.name}
+    if lag.consumer.owner != caller.name and not _may_see_all(caller):
+        del shown["owner"]
+    return shown

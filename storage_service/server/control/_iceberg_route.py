@@ -1,0 +1,335 @@
+"""The routes below `/iceberg`: the Iceberg REST catalog, answered on threads of their own.
+
+Catalogs, object stores and the Iceberg library block, so the event loop only hands requests over.
+The library is loaded, and the threads are started, by the first request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, unquote
+
+from streamhouse.core.errors import (
+    AlreadyExistsError,
+    CommitConflictError,
+    DatabaseNotEmptyError,
+    DatabaseNotFoundError,
+    FencedError,
+    ForbiddenError,
+    InvalidNameError,
+    InvalidRequestError,
+    NotFoundError,
+    NotOwnerError,
+    OverloadedError,
+    StreamhouseError,
+    TableNotFoundError,
+    UnauthorizedError,
+    UnavailableError,
+    UnknownOutcomeError,
+    UnsupportedError,
+)
+from streamhouse.core.model.lake.facts import (
+    REST_CATALOG_PATH,
+    VIA_HEADER,
+    LakeState,
+)
+from streamhouse.core.model.table import TablePath
+from streamhouse.lake.guards.live_tables import LiveTable
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.kafka.registry.subjects import REGISTRY_PATH
+from streamhouse.storage_service.kafka_door.registry.registry_errors import registry_error
+from streamhouse.storage_service.rest_catalog.rest_request import RestAnswer, RestRequest
+from streamhouse.storage_service.server.control._whole_service import handed_on
+from streamhouse.storage_service.server.http.http_exchange import HttpExchange, short
+from streamhouse.storage_service.server.service import Service
+
+if TYPE_CHECKING:
+    from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
+
+__all__ = [
+    "IcebergRoutes",
+    "ServiceTables",
+    "answer_error",
+    "iceberg_error",
+    "read_plus_as_space",
+]
+
+_logger = logging.getLogger(__name__)
+
+_VERSION_PATH: Final = f"{REST_CATALOG_PATH}/v1/"
+_SERVICES_PASSED_MAX: Final = 16
+# The first that fits counts: our class -> the protocol's status and type.
+_TYPES: Final[tuple[tuple[type[StreamhouseError], int, str], ...]] = (
+    (UnauthorizedError, 401, "NotAuthorizedException"),
+    (ForbiddenError, 403, "ForbiddenException"),
+    (TableNotFoundError, 404, "NoSuchTableException"),
+    (DatabaseNotFoundError, 404, "NoSuchNamespaceException"),
+    (NotFoundError, 404, "NotFoundException"),
+    (DatabaseNotEmptyError, 409, "NamespaceNotEmptyException"),
+    (AlreadyExistsError, 409, "AlreadyExistsException"),
+    (CommitConflictError, 409, "CommitFailedException"),
+    (FencedError, 409, "CommitFailedException"),
+    (UnknownOutcomeError, 500, "CommitStateUnknownException"),
+    (OverloadedError, 503, "ServiceUnavailableException"),
+    (UnavailableError, 503, "ServiceUnavailableException"),
+    # Its clients know nothing of owners: they ask again later.
+    (NotOwnerError, 503, "ServiceUnavailableException"),
+    (UnsupportedError, 501, "UnsupportedOperationException"),
+    (InvalidRequestError, 400, "BadRequestException"),
+)
+
+
+class IcebergRoutes:
+    """Hands requests to the REST catalog; refuses them when too many are waiting."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        # Threads start when there is something to do.
+        self._threads = ThreadPoolExecutor(
+            service.config.catalog_threads, thread_name_prefix="catalog"
+        )
+        self._lock = threading.Lock()
+        self._api: RestCatalogApi | None = None
+
+    async def answer(self, exchange: HttpExchange) -> None:
+        """Answer one request below `/iceberg`."""
+        path, via = self._path(exchange), self._services_passed(exchange)
+        async with self._service.held_body(exchange) as body:
+            await self._answer(exchange, self._request(exchange, path, via, body))
+
+    async def _answer(self, exchange: HttpExchange, request: RestRequest) -> None:
+        config = self._service.config
+        if self._service.catalog_requests >= config.catalog_requests_max:
+            raise OverloadedError(
+                f"{config.catalog_requests_max} requests to the lake catalog are in progress"
+                " (catalog_requests_max); try again later"
+            )
+        self._service.catalog_requests += 1
+        try:
+            answer = await self._answer_of_any_shard(exchange, request)
+        finally:
+            self._service.catalog_requests -= 1
+        if request.method == "HEAD" or answer.status == 204:
+            await _answer_empty(exchange, answer.status)
+        else:
+            # Few are built at once: as many as there are threads.
+            self._service.answers.hold_built(
+                exchange, len(answer.body), is_done=exchange.is_changing
+            )
+            await exchange.answer(answer.status, b"application/json", [answer.body])
+
+    async def _answer_of_any_shard(
+        self, exchange: HttpExchange, request: RestRequest
+    ) -> RestAnswer:
+        of_peer = await handed_on(self._service, exchange, request)
+        if of_peer is not None:
+            return RestAnswer(of_peer.status, of_peer.body)
+        elsewhere: Mapping[int, TablePath] = {}
+        if self._service.shards is not None and request.method not in ("GET", "HEAD"):
+            elsewhere = await self._service.shards.ids_elsewhere()
+        tables = ServiceTables(self._service, elsewhere=elsewhere)
+        answer = await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._blocking_answer, request, tables
+        )
+        for identifier in answer.committed:
+            await self._look_after(identifier)
+        return answer
+
+    async def _look_after(self, identifier: tuple[str, ...]) -> None:
+        """Look at a table that was committed to: readers have the commit once it is answered."""
+        try:
+            await self.look(self._service.table(".".join(identifier)))
+        except StreamhouseError as error:
+            # It has landed, whatever happens here; the next read of the table looks, too.
+            if not isinstance(error, NotFoundError | InvalidNameError):
+                _logger.warning(
+                    "event=lake_not_looked_at table=%s why=%r", ".".join(identifier), error.message
+                )
+
+    async def look(self, table: OpenTable) -> LakeState:
+        """Register what other engines committed to the table's rows; return what is registered."""
+
+        def head() -> Awaitable[int | None]:
+            return asyncio.get_running_loop().run_in_executor(
+                self._threads, self._blocking_head, _live(table)
+            )
+
+        return await self._service.manager.tiering.look(table, head)
+
+    def _path(self, exchange: HttpExchange) -> str:
+        if not exchange.raw_path.startswith(_VERSION_PATH):
+            raise NotFoundError(
+                f"there is no route {exchange.path[:200]}; the REST catalog's routes begin with"
+                f" {_VERSION_PATH}"
+            )
+        return exchange.raw_path[len(_VERSION_PATH) :]
+
+    def _request(
+        self, exchange: HttpExchange, path: str, via: tuple[str, ...], body: bytes
+    ) -> RestRequest:
+        pairs = parse_qsl(exchange.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        delegation = exchange.header(b"x-iceberg-access-delegation") or b""
+        return RestRequest(
+            method=exchange.method,
+            segments=tuple(unquote(part) for part in path.split("/")),
+            query=dict(pairs),
+            wants_credentials=b"vended-credentials" in delegation
+            and exchange.caller.may_read_secrets(),
+            sees=exchange.caller.sees_database,
+            body=body,
+            via=via,
+        )
+
+    def _services_passed(self, exchange: HttpExchange) -> tuple[str, ...]:
+        """Return which services the request came through; raises if this one is among them."""
+        text = (exchange.header(VIA_HEADER.encode()) or b"").decode("latin-1")
+        passed = tuple(name.strip() for name in text.split(",") if name.strip())
+        own = self._service.manager.service_id
+        if passed[-1:] == (own,):
+            raise InvalidRequestError(
+                "the catalog of this service is this service itself: give --catalog-property that"
+                " lead elsewhere; for workers that go through the service, --catalog-access service"
+            )
+        if own in passed:
+            between = ", ".join(passed[passed.index(own) + 1 :])
+            raise InvalidRequestError(
+                f"the catalog of service {own} leads back to it, through {between}: give one of"
+                " these services --catalog-property that lead elsewhere"
+            )
+        if len(passed) >= _SERVICES_PASSED_MAX or not all(map(str.isalnum, passed)):
+            raise InvalidRequestError(
+                f"{VIA_HEADER} must name less than {_SERVICES_PASSED_MAX} services by their ids"
+            )
+        return passed
+
+    def _blocking_answer(self, request: RestRequest, tables: ServiceTables) -> RestAnswer:
+        return self._opened().answer(request, tables)
+
+    def _blocking_head(self, table: LiveTable) -> int | None:
+        return self._opened().readable_head(table)
+
+    def _opened(self) -> RestCatalogApi:
+        with self._lock:
+            if self._api is None:
+                from streamhouse.storage_service.rest_catalog.rest_api import RestCatalogApi
+
+                config = self._service.config
+                self._api = RestCatalogApi(
+                    config.lake_catalog(),
+                    service_id=self._service.manager.service_id,
+                    data_directory=str(config.data_dir.absolute()),
+                )
+            return self._api
+
+    def close(self) -> None:
+        """Wait for the requests in progress and close the catalog."""
+        self._threads.shutdown()
+        if self._api is not None:
+            self._api.close()
+
+
+class ServiceTables:
+    """The service's tables for one request. Made on the event loop, asked on other threads.
+
+    What is read there are single values that the event loop replaces as a whole.
+    """
+
+    def __init__(
+        self, service: Service, *, elsewhere: Mapping[int, TablePath] | None = None
+    ) -> None:
+        self.service_id = service.manager.service_id
+        self._elsewhere = elsewhere or {}
+        self._by_id: Mapping[int, OpenTable] = {
+            table.info.table_id: table for table in service.manager.open_tables()
+        }
+        self._damaged = {table.table_id: table for table in service.manager.damaged_tables()}
+
+    def with_id(self, table_id: int) -> LiveTable | None:
+        """See `LiveTables.with_id`; raises `TableDamagedError`: its lake tables are its own.
+
+        Those of another shard's table are that table's: `ForbiddenError`.
+        """
+        if table_id in self._elsewhere:
+            raise ForbiddenError(
+                f"this lake table is of table '{self._elsewhere[table_id]}', which another shard"
+                " has: ask that one"
+            )
+        if table_id in self._damaged:
+            raise self._damaged[table_id].error()
+        table = self._by_id.get(table_id)
+        return None if table is None or table.is_dropped else _live(table)
+
+    def named(self, path: str) -> LiveTable | None:
+        """See `LiveTables.named`."""
+        try:
+            wanted = TablePath.parse(path)
+        except StreamhouseError:
+            return None
+        for damaged in self._damaged.values():
+            if damaged.path == wanted:
+                raise damaged.error()
+        for table in self._by_id.values():
+            if table.path == wanted and not table.is_dropped:
+                return _live(table)
+        return None
+
+
+def _live(table: OpenTable) -> LiveTable:
+    return LiveTable(
+        info=table.info,
+        lake=table.lake,
+        high_watermarks={b: tablet.high_watermark for b, tablet in enumerate(table.tablets)},
+        pinned=frozenset(pin.snapshot_id for pin in table.lake_pins.current()),
+    )
+
+
+def iceberg_error(error: StreamhouseError) -> tuple[int, dict[str, Any]]:
+    """Return the status and the body that the protocol has for `error`."""
+    status, name = error.http_status, "InternalServerError"
+    for kind, kind_status, kind_name in _TYPES:
+        if isinstance(error, kind):
+            status, name = kind_status, kind_name
+            break
+    return status, {
+        "error": {
+            "message": short(error.message),
+            "type": name,
+            "code": status,
+        }
+    }
+
+
+def read_plus_as_space(exchange: HttpExchange) -> None:
+    """Have a `+` in the path of a catalog request mean what Iceberg Java means: a space.
+
+    Before grants are looked up, so that they are those of the name that is used. Every client sends
+    a plus sign as %2B.
+    """
+    scope = exchange.scope
+    if b"+" in scope["raw_path"]:
+        scope["raw_path"] = scope["raw_path"].replace(b"+", b"%20")
+        exchange.path = scope["path"] = unquote(exchange.raw_path)
+
+
+async def answer_error(exchange: HttpExchange, error: StreamhouseError) -> None:
+    """Send `error` in the form that the caller understands: the catalog's protocol has its own."""
+    path = exchange.path
+    if path.startswith(f"{REGISTRY_PATH}/"):
+        status, body = registry_error(error)
+        return await exchange.answer_error(error, form=(status, body))
+    if path != REST_CATALOG_PATH and not path.startswith(f"{REST_CATALOG_PATH}/"):
+        return await exchange.answer_error(error)
+    status, body = iceberg_error(error)
+    if exchange.method == "HEAD":
+        return await _answer_empty(exchange, status)
+    await exchange.answer_error(error, form=(status, body))
+
+
+async def _answer_empty(exchange: HttpExchange, status: int) -> None:
+    headers = [] if status == 204 else [(b"content-length", b"0")]
+    await exchange.send_whole(status, headers, b"")

@@ -1,0 +1,216 @@
+"""What one process answers for all shards: the status of all, and catalog requests of any table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from streamhouse.core.errors import (
+    ForbiddenError,
+    InvalidNameError,
+    StreamhouseError,
+    UnavailableError,
+)
+from streamhouse.core.model.table import TablePath
+from streamhouse.storage_service.ownership.shards.owners import Owner
+from streamhouse.storage_service.rest_catalog.rest_request import RestRequest
+from streamhouse.storage_service.server.http.http_exchange import HttpExchange
+from streamhouse.storage_service.server.peers import HANDED_ON, PeerAnswer, PeerRequest, Peers
+from streamhouse.storage_service.server.service import Service
+from streamhouse.storage_service.server.shards import ShardState
+from streamhouse.storage_service.server.status._status import CONSUMERS_TOLD_MAX
+
+__all__ = ["catalog_tables", "handed_on", "shards_of_all", "status_of_all"]
+
+_logger = logging.getLogger(__name__)
+
+_FIGURES_TIMEOUT_S: Final = 3.0
+_LISTS: Final = ("tables", "damaged_tables", "strangers", "workers", "idle_workers")
+
+
+async def status_of_all(
+    service: Service,
+    exchange: HttpExchange,
+    *,
+    is_brief: bool = False,
+    table: TablePath | None = None,
+) -> str:
+    """Return the status of every shard as one; what does not answer is among `shards`.
+
+    Of all tables, or of one alone.
+    """
+    sampler = service.status
+    own = sampler.text_of(table) if table else await sampler.text(is_brief=is_brief)
+    shards = service.shards
+    if shards is None or exchange.header(HANDED_ON) is not None:
+        return own
+    query = exchange.scope["query_string"].decode("latin-1")
+    target = f"/v1/status?{query}" if query else "/v1/status"
+    request = PeerRequest.of("GET", target, exchange.scope["headers"])
+    states = await shards.states()
+
+    others = [state for state in states if state.shard != shards.own]
+    answered = {shards.own: json.loads(own), **await _asked(shards.peers, others, request)}
+    shown = [
+        {
+            **state.to_json(),
+            "answers": state.shard in answered,
+            "service": answered.get(state.shard, {}).get("service"),
+        }
+        for state in states
+    ]
+    return json.dumps({**_joined(answered), "shards": shown}, separators=(",", ":"))
+
+
+async def shards_of_all(service: Service, exchange: HttpExchange) -> list[dict[str, Any]]:
+    """Return every shard, with how its journal is if its owner answers soon."""
+    shards = service.shards
+    if shards is None:
+        return []
+    if exchange.header(HANDED_ON) is not None:
+        return [{"shard": shards.own, "journal": shards.figures()}]
+    states = await shards.states()
+    others = [state for state in states if state.shard != shards.own]
+    headers = exchange.scope["headers"]
+    request = PeerRequest.of("GET", "/v1/shards", headers, timeout_s=_FIGURES_TIMEOUT_S)
+    journals: dict[str, Any] = {shards.own: shards.figures()}
+    for shard, answer in (await _asked(shards.peers, others, request)).items():
+        said = answer.get("shards")
+        for found in said if isinstance(said, list) else ():
+            if isinstance(found, dict) and found.get("shard") == shard:
+                journals[shard] = found.get("journal")
+    return [{**state.to_json(), "journal": journals.get(state.shard)} for state in states]
+
+
+async def _asked(
+    peers: Peers, others: Sequence[ShardState], request: PeerRequest
+) -> dict[str, dict[str, Any]]:
+    """Return what each shard's owner answers, by shard; those that do not answer are left out."""
+
+    async def ask(owner: Owner | None) -> dict[str, Any] | None:
+        # The address of an owner that is gone may be anybody's by now: no token goes there.
+        if owner is None or not owner.is_live or owner.endpoint is None:
+            return None
+        try:
+            answer = await peers.ask(owner.endpoint, request)
+            found = json.loads(answer.body)
+        except (StreamhouseError, ValueError) as error:
+            _logger.info("event=shard_unreachable endpoint=%s why=%r", owner.endpoint, str(error))
+            return None
+        return found if answer.status == 200 and isinstance(found, dict) else None
+
+    answers = await asyncio.gather(*(ask(other.owner) for other in others))
+    return {
+        other.shard: answer
+        for other, answer in zip(others, answers, strict=True)
+        if answer is not None
+    }
+
+
+def _joined(answered: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the lists of all shards, each entry with its shard; all else as the first says it."""
+    joined = dict(next(iter(answered.values())))
+    for name in _LISTS:
+        joined[name] = [
+            {**entry, "shard": shard} if isinstance(entry, dict) else f"{shard}: {entry}"
+            for shard, status in answered.items()
+            for entry in status.get(name, [])
+        ]
+    joined["tables"].sort(key=lambda table: str(table["table"]))
+    told = {shard: status.get("consumers") or {} for shard, status in answered.items()}
+    if any(told.values()):
+        worst = [
+            {**entry, "shard": shard} for shard, of in told.items() for entry in of.get("worst", [])
+        ]
+        joined["consumers"] = {
+            "count": sum(int(of.get("count", 0)) for of in told.values()),
+            "worst": sorted(worst, key=_how_late)[:CONSUMERS_TOLD_MAX],
+        }
+    joined["table_count"] = sum(int(s.get("table_count", 0)) for s in answered.values())
+    return joined
+
+
+def _how_late(consumer: Mapping[str, Any]) -> tuple[bool, bool, int]:
+    """Order what several shards say of consumers as each of them does."""
+    lag_ms = consumer.get("lag_ms")
+    return not consumer.get("rows_at_risk"), lag_ms is not None, -int(lag_ms or 0)
+
+
+async def handed_on(
+    service: Service, exchange: HttpExchange, request: RestRequest
+) -> PeerAnswer | None:
+    """Return what the shard answers that has the request's table; None if this one answers.
+
+    All have one catalog, so any may read it; what changes a lake table is judged by its table's.
+    Raises `ForbiddenError` if the request changes tables of several shards at once.
+    """
+    shards = service.shards
+    is_read = request.method in ("GET", "HEAD")
+    if shards is None or is_read:
+        return None
+    endpoints = set()
+    for path in catalog_tables(request):
+        is_here = service.manager.has_table(path)
+        endpoints.add(None if is_here else await shards.endpoint_of(path))
+    if len(endpoints) > 1:
+        raise ForbiddenError("one commit cannot change lake tables of several shards")
+    endpoint = next(iter(endpoints), None)
+    if endpoint is None:
+        return None
+    if exchange.header(HANDED_ON) is not None:
+        # It moved on its way here; or somebody says so who wants no other shard to judge it.
+        raise UnavailableError("the table is in another shard by now; try again")
+    query = exchange.scope["query_string"].decode("latin-1")
+    target = f"{exchange.raw_path}?{query}" if query else exchange.raw_path
+    return await shards.peers.ask(
+        endpoint,
+        PeerRequest.of(exchange.method, target, exchange.scope["headers"], body=request.body),
+    )
+
+
+def catalog_tables(request: RestRequest) -> list[TablePath]:
+    """Return the tables whose lake tables a request to the catalog names, each once.
+
+    What names none, or what is malformed, is for the catalog to answer.
+    """
+    names: list[Any] = []
+    match request.method, request.segments:
+        case _, ("namespaces", namespace, "tables", table, *_):
+            names = [(namespace, table)]
+        case "POST", ("namespaces", namespace, "tables" | "register"):
+            names = [(namespace, _json(request).get("name"))]
+        case "POST", ("tables", "rename"):
+            names = [_identifier(_json(request).get("source"))]
+        case "POST", ("transactions", "commit"):
+            changes = _json(request).get("table-changes")
+            for change in changes if isinstance(changes, list) else ():
+                names.append(_identifier(_member(change, "identifier")))
+    return list(dict.fromkeys(path for name in names if (path := _path(*name)) is not None))
+
+
+def _json(request: RestRequest) -> Mapping[str, Any]:
+    try:
+        return request.json()
+    except StreamhouseError:
+        return {}
+
+
+def _member(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _identifier(value: Any) -> tuple[Any, Any]:
+    namespace = _member(value, "namespace")
+    is_one = isinstance(namespace, list) and len(namespace) == 1
+    return (namespace[0] if is_one else None), _member(value, "name")
+
+
+def _path(namespace: Any, name: Any) -> TablePath | None:
+    """Return the table of a lake table: what lies beside its rows is called `name$changelog`."""
+    try:
+        return TablePath(namespace, name.partition("$")[0])
+    except (AttributeError, TypeError, InvalidNameError):
+        return None

@@ -1,0 +1,262 @@
+"""Lookups in primary key tables: many keys, one key as JSON, by prefix, and the number of rows.
+
+An answer waits until everything it shows can be fetched as well: changes are applied a moment
+before they are published, and a reader of both must never see one without the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+import pyarrow as pa
+
+from streamhouse.core.errors import (
+    RequestTooLargeError,
+    RowNotFoundError,
+    UnavailableError,
+    UnsupportedError,
+)
+from streamhouse.core.model.schema import FOUND_COLUMN, empty_batch
+from streamhouse.core.model.values.json_values import row_to_json
+from streamhouse.core.traces.stages import stage_ended
+from streamhouse.core.wire import ipc_message
+from streamhouse.core.wire.request_stream import open_request
+from streamhouse.storage_service.engine.keys.key_lookup import (
+    KeyAnswer,
+    KeyLookup,
+    Keys,
+    StoredRows,
+)
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.server.data._json_row import JsonRows
+from streamhouse.storage_service.server.data._key_text import (
+    TEXT_BODIES,
+    key_rows,
+    looked_up_text,
+    text_form,
+)
+from streamhouse.storage_service.server.data._log_page import ARROW_STREAM, as_views
+from streamhouse.storage_service.server.data._log_text import LogForm, wanted_form
+from streamhouse.storage_service.server.http._parameters import column_names, integer
+from streamhouse.storage_service.server.http.body_memory import HeldBody
+from streamhouse.storage_service.server.http.http_exchange import HttpExchange
+from streamhouse.storage_service.server.service import Service
+
+__all__ = ["answer_count", "answer_lookup", "answer_prefix_lookup", "answer_row"]
+
+MORE_KEY: Final = b"streamhouse.more"
+# A row is at /v1/tables/{path}/rows/, then the key.
+_KEY_SEGMENT: Final = 5
+_PREFIX_LIMIT_DEFAULT: Final = 1_000
+# More of either would keep the event loop busy for more than two milliseconds.
+_INLINE_KEYS: Final = 2_000
+_INLINE_TEXT_KEYS: Final = 100
+_INLINE_BYTES: Final = 1 << 20
+_PUBLICATION_WAIT_S: Final = 30.0
+
+_JSON_ROWS: Final[WeakKeyDictionary[KeyLookup, JsonRows]] = WeakKeyDictionary()
+
+
+class _Answer(NamedTuple):
+    """An answer as it is sent; `ends` as in `StoredRows`."""
+
+    pieces: Sequence[bytes | memoryview]
+    ends: Mapping[int, int]
+    row_count: int
+    byte_count: int
+
+
+async def answer_lookup(exchange: HttpExchange, service: Service, *, path: str) -> None:
+    """Answer the row of every key, in the order of the keys."""
+    query = exchange.query(["columns"])
+    table = _key_table(service, path)
+    lookup = table.lookup
+    columns = column_names(query.get("columns"), lookup.info)
+    names = None if columns is None else [*columns, FOUND_COLUMN]
+    form = wanted_form(exchange)
+    with service.body_memory.body(exchange.caller.name) as held:
+        rows = await _keys(exchange, service, table, held, what="lookup")
+        keys = partial(lookup.keys, rows)
+
+        def pack(stored: StoredRows) -> _Answer:
+            return _packed(lookup.rows(stored), names, form)
+
+        found = await _found(
+            exchange,
+            service,
+            lookup,
+            keys,
+            pack,
+            key_count=rows.num_rows,
+            inline_keys=_INLINE_KEYS if form is LogForm.ARROW else _INLINE_TEXT_KEYS,
+        )
+    await _answer_rows(exchange, service, table, found, form)
+
+
+async def answer_row(exchange: HttpExchange, service: Service, *, path: str) -> None:
+    """Answer one row as JSON; raises `RowNotFoundError`."""
+    exchange.query(())
+    # Parts of a key may have slashes in them, percent-encoded.
+    segments = exchange.raw_path.split("/")[_KEY_SEGMENT:]
+    table = _key_table(service, path)
+    lookup = table.lookup
+    as_json = _JSON_ROWS.get(lookup) or _JSON_ROWS.setdefault(lookup, JsonRows(lookup.info))
+    key = as_json.key_of(segments)
+
+    def pack(stored: StoredRows) -> _Answer:
+        values = lookup.values(stored)
+        pieces = () if values is None else (as_json.text(values),)
+        return _Answer(pieces, stored.ends, len(pieces), sum(map(len, pieces)))
+
+    found = await _found(exchange, service, lookup, lambda: lookup.key(key), pack, key_count=1)
+    await _wait_until_visible(exchange, service, table, found.ends)
+    if not found.row_count:
+        # Whoever wrote the key for another version has asked for another row.
+        exchange.error_headers = as_json.headers
+        raise RowNotFoundError(f"table '{table.path}' has no row {row_to_json(key)}")
+    await exchange.answer(200, b"application/json", found.pieces, headers=as_json.headers)
+
+
+async def _found(
+    exchange: HttpExchange,
+    service: Service,
+    lookup: KeyLookup,
+    keys: Callable[[], Keys],
+    pack: Callable[[StoredRows], _Answer],
+    *,
+    key_count: int,
+    inline_keys: int = _INLINE_KEYS,
+) -> _Answer:
+    """Look keys up: here if that is soon done and reads no files, else on a worker thread."""
+    if key_count <= inline_keys:
+        found = lookup.find_in_memory(keys(), bytes_max=_INLINE_BYTES)
+        if found is not None:
+            answer = pack(found)
+            if service.answers.holds_at_once(exchange, answer.byte_count):
+                return answer
+    bytes_max = service.answers.one_bytes_max
+
+    def look_up() -> _Answer:
+        return pack(lookup.find(keys(), bytes_max=bytes_max))
+
+    estimate = min(key_count * lookup.least_row_bytes, bytes_max)
+    return await service.answers.build(exchange, estimate, lambda _: service.run_blocking(look_up))
+
+
+async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path: str) -> None:
+    """Answer the rows under every prefix of the key, each in key order, up to `limit` a prefix."""
+    query = exchange.query(["columns", "limit"])
+    table = _key_table(service, path)
+    columns = column_names(query.get("columns"), table.info)
+    limit = integer("limit", query.get("limit", str(_PREFIX_LIMIT_DEFAULT)), least=1)
+    form = wanted_form(exchange)
+    rows_max, bytes_max = service.config.lookup_rows_max, service.answers.one_bytes_max
+    with service.body_memory.body(exchange.caller.name) as held:
+        prefixes = await _keys(exchange, service, table, held, what="prefix lookup")
+        if limit * prefixes.num_rows > rows_max:
+            raise RequestTooLargeError(
+                f"prefix lookup in '{table.path}': {prefixes.num_rows} prefixes of up to {limit}"
+                f" rows; at most {rows_max} rows together (lookup_rows_max)"
+            )
+
+        def look_up() -> _Answer:
+            answer = table.lookup.prefix_rows(prefixes, rows_max=limit, bytes_max=bytes_max)
+            return _packed(answer, columns, form)
+
+        found = await service.answers.build(exchange, 0, lambda _: service.run_blocking(look_up))
+    await _answer_rows(exchange, service, table, found, form)
+
+
+async def answer_count(exchange: HttpExchange, service: Service, *, path: str) -> None:
+    """Answer how many rows the table has: exact, and one cut across its buckets."""
+    exchange.query(())
+    table = _key_table(service, path)
+    for bucket in table.key_buckets:
+        bucket.check_usable()
+    await exchange.answer_json({"count": sum(bucket.row_count for bucket in table.key_buckets)})
+
+
+def _key_table(service: Service, path: str) -> KeyTable:
+    table = service.readable(path)
+    if not isinstance(table, KeyTable):
+        raise UnsupportedError(
+            f"table '{table.path}' has no primary key, so rows cannot be looked up in it; fetch"
+            " its log"
+        )
+    return table
+
+
+async def _keys(
+    exchange: HttpExchange, service: Service, table: KeyTable, held: HeldBody, *, what: str
+) -> pa.RecordBatch:
+    """Receive the keys of a request, whose memory is `held`."""
+    config = service.config
+    given = exchange.header(b"content-type")
+    form = None if given is None or given == ARROW_STREAM else text_form(given)
+    if form is not None:
+        exchange.body = form
+        body = await service.read_body(exchange, held)
+        where = f"{what} in '{table.path}'"
+        return await service.run_blocking(key_rows, body, form, table.info, where)
+    exchange.text_bodies = TEXT_BODIES
+    stream = open_request(
+        await service.read_body(exchange, held),
+        what=f"{what} in '{table.path}'",
+        rows_max=config.lookup_keys_max,
+        batch_bytes_max=config.batch_bytes_max,
+        batches_max=config.append_batches_max,
+    )
+    batches = [read.batch for read in stream.batches()]
+    if len(batches) == 1:
+        return batches[0]
+    if batches:
+        return pa.concat_batches(batches)
+    return empty_batch(stream.schema)
+
+
+async def _wait_until_visible(
+    exchange: HttpExchange, service: Service, table: KeyTable, ends: Mapping[int, int]
+) -> None:
+    """Return when fetches see all up to `ends`; normally at once."""
+    stage_ended("find")
+    for number, end in ends.items():
+        bucket = table.key_buckets[number]
+        while bucket.log.high_watermark < end:
+            started = asyncio.get_running_loop().time()
+            waiter = table.wakeups.waiter(number, timeout_s=_PUBLICATION_WAIT_S)
+            await exchange.wait(waiter)
+            service.manager.check_readable(table)
+            bucket.check_usable()
+            if asyncio.get_running_loop().time() - started >= _PUBLICATION_WAIT_S:
+                raise UnavailableError(f"{bucket.where} is busy writing; try again later")
+            stage_ended("visible")
+
+
+def _packed(answer: KeyAnswer, columns: Sequence[str] | None, form: LogForm) -> _Answer:
+    """Return the rows as one Arrow stream, or as text; what they were looked up in is not kept."""
+    rows = answer.rows if columns is None else answer.rows.select(list(columns))
+    if form is not LogForm.ARROW:
+        pieces = looked_up_text(rows, answer.more, form)
+        return _Answer(pieces, answer.ends, rows.num_rows, sum(map(len, pieces)))
+    metadata = {MORE_KEY: json.dumps(list(answer.more))} if answer.more else None
+    pieces = as_views(
+        [
+            rows.schema.with_metadata(metadata).serialize(),
+            rows.serialize(),
+            ipc_message.END_OF_STREAM,
+        ]
+    )
+    return _Answer(pieces, answer.ends, rows.num_rows, sum(map(len, pieces)))
+
+
+async def _answer_rows(
+    exchange: HttpExchange, service: Service, table: KeyTable, found: _Answer, form: LogForm
+) -> None:
+    await _wait_until_visible(exchange, service, table, found.ends)
+    service.metrics.count_sent(row_count=found.row_count, byte_count=found.byte_count)
+    await exchange.answer(200, form.value, found.pieces)

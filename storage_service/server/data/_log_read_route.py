@@ -1,0 +1,278 @@
+"""Reading the log: a fetch answers stored batches from an offset on, a subscription all to come.
+
+A fetch waits for rows if it is asked to. A subscription is one answer that goes on for ever, pushed
+as rows become durable. Nothing is queued per subscriber: each has a position per bucket and reads
+the log from there once its connection takes more. A slow one falls behind in the log, never in
+memory. It ends cleanly when the service stops or the position has left the log; subscribing again
+from the position reached then says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from streamhouse.core.errors import (
+    InvalidRequestError,
+    LogCutError,
+    OffsetOutOfRangeError,
+    OverloadedError,
+    StreamhouseError,
+)
+from streamhouse.core.model.table import VERSION_HEADER
+from streamhouse.core.traces.stages import stage_ended
+from streamhouse.storage_service.engine.open_table import OpenTable
+from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
+from streamhouse.storage_service.server.data._log_page import LogPage, LogReader
+from streamhouse.storage_service.server.data._log_text import (
+    LogForm,
+    event_positions,
+    wanted_form,
+)
+from streamhouse.storage_service.server.history.readable_offsets import lake_end
+from streamhouse.storage_service.server.http._parameters import (
+    fingerprints,
+    integer,
+    log_column_names,
+    offsets,
+    schema_version,
+    table_id,
+)
+from streamhouse.storage_service.server.http.http_exchange import HttpExchange
+from streamhouse.storage_service.server.service import Service
+
+__all__ = ["answer_fetch", "answer_subscribe"]
+
+_logger = logging.getLogger(__name__)
+
+_FETCH_BYTES_DEFAULT: Final = 8 << 20
+# Neither caches nor proxies keep what is pushed.
+_PUSHED_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
+_FETCH_PARAMETERS: Final = (
+    "offset",
+    "max_bytes",
+    "max_wait_ms",
+    "columns",
+    "end_offset",
+    "schema_id",
+    "fingerprint",
+    "table_id",
+)
+_SUBSCRIBE_PARAMETERS: Final = (
+    "start",
+    "columns",
+    "schema_id",
+    "fingerprints",
+    "format",
+    "table_id",
+)
+
+
+async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, bucket: str) -> None:
+    """Answer rows from `offset` on; at the end of the log wait up to `max_wait_ms` for some."""
+    config = service.config
+    query = exchange.query(_FETCH_PARAMETERS)
+    table = service.readable(path)
+    number = integer("bucket", bucket, least=0)
+    if "offset" not in query:
+        raise InvalidRequestError(f"{exchange.path}: parameter offset is missing")
+    offset = integer("offset", query["offset"], least=0)
+    end_offset = None
+    if "end_offset" in query:
+        end_offset = integer("end_offset", query["end_offset"], least=0)
+    furthest = max(offset, end_offset or 0)
+    table.info.check_positions({number: furthest}, table_id=table_id(query))
+    tablet = table.tablet(number)
+    bytes_max = integer("max_bytes", query.get("max_bytes", str(_FETCH_BYTES_DEFAULT)), least=1)
+    wait_ms = integer("max_wait_ms", query.get("max_wait_ms", "0"), least=0)
+    schema_id = schema_version(query.get("schema_id"), table.info)
+    columns = log_column_names(query.get("columns"), table.info, schema_id)
+    if "fingerprint" in query:
+        await _check_history(service, table, {number: offset}, {number: query["fingerprint"]})
+    deadline = asyncio.get_running_loop().time() + min(wait_ms, config.fetch_wait_ms_max) / 1000
+    while True:
+        _check_offset(table, number, offset)
+        end = tablet.high_watermark
+        if end_offset is not None:
+            end = min(end, end_offset)
+        # At end_offset nothing more can come, however long the wait.
+        if offset < end or (end_offset is not None and offset >= end_offset):
+            break
+        if not await service.wait_for_rows(exchange, table, number, deadline=deadline):
+            break
+        # The token may have been revoked, and the table dropped.
+        service.access.admit(exchange)
+        service.manager.check_readable(table)
+    stage_ended("wait")
+    form = wanted_form(exchange)
+    reader = LogReader(exchange, service, table, columns=columns, schema_id=schema_id, form=form)
+    bytes_max = min(bytes_max, config.fetch_bytes_max)
+    page = await reader.page(number, offset=offset, end=end, bytes_max=bytes_max)
+    stage_ended("read")
+    table.read_rows += page.row_count
+    service.metrics.count_sent(row_count=page.row_count, byte_count=page.byte_count)
+    headers = [(VERSION_HEADER, table.info.version)]
+    if form is LogForm.NDJSON:
+        headers.append((b"x-next-offset", b"%d" % page.next_offset))
+    await exchange.answer(200, form.value, page.pieces, headers=headers)
+
+
+def _check_offset(table: OpenTable, bucket: int, offset: int) -> None:
+    """Raise `OffsetOutOfRangeError`, naming the valid range, unless `offset` can be read from."""
+    tablet = table.tablet(bucket)
+    start, end = tablet.log_start_offset, tablet.high_watermark
+    if not start <= offset <= end:
+        advice = ""
+        if offset < start <= lake_end(table, bucket):
+            name = f"'{table.path}$changelog'" if table.info.is_primary_key_table else "the table"
+            advice = (
+                f"; older rows are in the lake: read {name} with startingOffsets or"
+                " startingTimestamp"
+            )
+        raise OffsetOutOfRangeError(
+            f"table '{table.path}', bucket {bucket}: offset {offset} is outside the log, which has"
+            f" offsets {start} to {end}{advice}"
+        )
+
+
+async def _check_history(
+    service: Service, table: OpenTable, starts: Mapping[int, int], said: Mapping[int, str]
+) -> None:
+    """Raise `LogCutError` where the log has other rows, or none, below an offset that was read."""
+    for bucket, fingerprint in said.items():
+        offset = starts[bucket]
+        end = table.tablet(bucket).high_watermark
+        if offset > end:
+            raise _cut(table, bucket, f"the log has fewer rows, up to offset {end},")
+        _check_offset(table, bucket, offset)
+        found = await service.run_blocking(table.tablet(bucket).fingerprint, offset)
+        if found is not None and found.hex() != fingerprint:
+            raise _cut(table, bucket, f"below offset {offset} there are other rows")
+
+
+def _cut(table: OpenTable, bucket: int, what: str) -> LogCutError:
+    return LogCutError(
+        f"table '{table.path}', bucket {bucket}: {what} than were read: those that were shown and"
+        " not in the journal yet were lost with their machine; read again from an earlier offset,"
+        " see --journal-ack in docs/journal.md"
+    )
+
+
+async def answer_subscribe(exchange: HttpExchange, service: Service, *, path: str) -> None:
+    """Stream batches of all wanted buckets from their start offsets on."""
+    query = exchange.query(_SUBSCRIBE_PARAMETERS)
+    form = _subscribed_form(exchange, query.get("format"))
+    if form is LogForm.EVENTS and (reached := exchange.header(b"last-event-id")):
+        # A browser asks again as it did at first, and says besides how far it has come.
+        query = {**query, **event_positions(reached.decode("latin-1"))}
+    table, said = service.readable(path), table_id(query)
+    # First of all: what else is asked may be asked of the other table of the name.
+    table.info.check_positions({}, table_id=said)
+    # Fixed for as long as it goes on: a change of the schema must not surprise a reader.
+    schema_id = schema_version(query.get("schema_id"), table.info)
+    columns = log_column_names(query.get("columns"), table.info, schema_id)
+    reader = LogReader(exchange, service, table, columns=columns, schema_id=schema_id, form=form)
+    positions = _start(table, query.get("start", "latest"), said)
+    if "fingerprints" in query:
+        read = fingerprints("fingerprints", query["fingerprints"], positions)
+        await _check_history(service, table, positions, read)
+    with service.subscription(exchange):
+        headers = ((b"content-type", form.value), (VERSION_HEADER, table.info.version))
+        await exchange.start(200, [*headers, *_PUSHED_HEADERS])
+        await _push(exchange, service, table, positions, reader)
+
+
+def _subscribed_form(exchange: HttpExchange, given: str | None) -> LogForm:
+    if given not in (None, "arrow", "sse"):
+        raise InvalidRequestError(f"parameter format = '{given[:40]}' is not one of arrow, sse")
+    is_named = given is None and exchange.accepted((LogForm.EVENTS.value,)) is not None
+    return LogForm.EVENTS if given == "sse" or is_named else LogForm.ARROW
+
+
+def _start(table: OpenTable, text: str, said: int | None) -> dict[int, int]:
+    if text == "latest":
+        return {b: tablet.high_watermark for b, tablet in enumerate(table.tablets)}
+    if text == "earliest":
+        return {b: tablet.log_start_offset for b, tablet in enumerate(table.tablets)}
+    start = offsets("start", text, table.info, table_id=said)
+    for bucket, offset in start.items():
+        _check_offset(table, bucket, offset)
+    return start
+
+
+async def _push(
+    exchange: HttpExchange,
+    service: Service,
+    table: OpenTable,
+    positions: dict[int, int],
+    reader: LogReader,
+) -> None:
+    """Send pages while there are any, then wait for rows or for the next heartbeat."""
+    loop = asyncio.get_running_loop()
+    heartbeat_s = service.config.subscription_heartbeat_ms / 1000
+    # The first answer is a heartbeat at once: it tells the client that it is subscribed.
+    heartbeat_at = loop.time()
+    # A subscription may last for weeks: a token revoked meanwhile ends it.
+    while (
+        not service.is_draining
+        and service.manager.is_readable(table)
+        and service.access.is_still_admitted(exchange)
+    ):
+        is_behind = False
+        for bucket, offset in positions.items():
+            end = table.tablet(bucket).high_watermark
+            if offset < end:
+                is_behind = True
+                try:
+                    page = await _next_page(exchange, service, table, bucket, offset, reader)
+                except OverloadedError:
+                    # No room for answers for a while: the client is told that it is still served.
+                    await exchange.push(reader.heartbeat(positions))
+                    continue
+                if page is None:
+                    return await exchange.finish()
+                positions[bucket] = page.next_offset
+                await exchange.push(reader.pushed(page, positions))
+                exchange.release()
+                table.read_rows += page.row_count
+                service.metrics.count_sent(row_count=page.row_count, byte_count=page.byte_count)
+        if is_behind:
+            heartbeat_at = loop.time() + heartbeat_s
+        elif loop.time() >= heartbeat_at:
+            await exchange.push(reader.heartbeat(positions))
+            heartbeat_at = loop.time() + heartbeat_s
+        else:
+            await service.wait_for_rows(exchange, table, ANY_BUCKET, deadline=heartbeat_at)
+    return await exchange.finish()
+
+
+async def _next_page(
+    exchange: HttpExchange,
+    service: Service,
+    table: OpenTable,
+    bucket: int,
+    offset: int,
+    reader: LogReader,
+) -> LogPage | None:
+    """Return the page at `offset`, or None when it cannot be had and the client must ask anew.
+
+    Raises `OverloadedError` when there is no room for it.
+    """
+    try:
+        _check_offset(table, bucket, offset)
+        return await reader.page(
+            bucket,
+            offset=offset,
+            end=table.tablet(bucket).high_watermark,
+            bytes_max=service.config.subscription_page_bytes_max,
+        )
+    except OverloadedError:
+        raise
+    except StreamhouseError as error:
+        # The status line is long sent; a fetch or a new subscription reports the same error.
+        _logger.warning(
+            "event=subscription_ended request_id=%s code=%s", exchange.request_id, error.code
+        )
+        return None

@@ -1,0 +1,147 @@
+"""POST .../append, .../upsert and .../delete: an Arrow IPC stream in, a JSON answer.
+
+What keeps the rows that do not fit, and what comes as text, is sifted_write.py's.
+
+An append is answered once it is durable, a change by primary key once it is visible, too. A client
+that goes away after its body arrived does not undo its write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from streamhouse.core.errors import (
+    InvalidRequestError,
+    UnsupportedError,
+)
+from streamhouse.core.model.casts.written_rows import current_columns
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.model.transaction import TransactionOperation
+from streamhouse.core.traces.stages import stage_ended
+from streamhouse.storage_service.engine.keys.key_table import KeyTable
+from streamhouse.storage_service.engine.open_table import Appended, LogTable
+from streamhouse.storage_service.server.data.row_routing import (
+    RowsRequest,
+    routed_batches,
+    routed_writes,
+)
+from streamhouse.storage_service.server.data.sifted_write import (
+    SIFTED_PARAMETERS,
+    answer_sifted,
+    sifted_write,
+)
+from streamhouse.storage_service.server.http._parameters import column_names, written_version
+from streamhouse.storage_service.server.http.http_exchange import HttpExchange
+from streamhouse.storage_service.server.service import Service
+
+__all__ = ["answer_append", "answer_delete", "answer_upsert"]
+
+_APPEND_PARAMETERS: Final = ("writer_id", "schema_id", *SIFTED_PARAMETERS)
+_UPSERT_PARAMETERS: Final = ("columns", *_APPEND_PARAMETERS)
+_DELETE_PARAMETERS: Final = ("writer_id", "schema_id")
+_WRITER_ID: Final = re.compile(r"[0-9a-fA-F]{1,16}")
+
+
+async def answer_append(exchange: HttpExchange, service: Service, *, path: str) -> None:
+    """Append the request's rows; they are durable and visible when the answer is sent."""
+    query, table = exchange.query(_APPEND_PARAMETERS), service.table(path)
+    writer_id = writer_id_of(exchange, query.get("writer_id"))
+    if not isinstance(table, LogTable):
+        raise UnsupportedError(
+            f"table '{table.path}' has a primary key: upsert rows instead of appending them"
+        )
+    asked = sifted_write(exchange, query, TransactionOperation.APPEND, table.info)
+    if asked is not None:
+        return await answer_sifted(exchange, service, table, asked)
+    with service.body_memory.body(exchange.caller.name) as held:
+        body = await service.rows_body(exchange, held)
+        request = RowsRequest(
+            table=table.info,
+            verb="append",
+            writer_id=writer_id,
+            config=service.config,
+            schema_id=written_version(query.get("schema_id"), table.info),
+            first_bucket=table.next_spread_bucket(1),
+        )
+        batches = await service.run_by_size(routed_batches, body, request)
+        stage_ended("decode")
+        service.check_write()
+        appended = await service.manager.append(table, batches)
+    service.metrics.appended_rows.inc(sum(batch.row_count for batch in batches))
+    await _answer(exchange, service, table.info, appended)
+
+
+async def answer_upsert(exchange: HttpExchange, service: Service, *, path: str) -> None:
+    """Upsert the request's rows, or apply its changes; `columns` makes a partial update."""
+    await _write(exchange, service, path, verb="upsert", known=_UPSERT_PARAMETERS)
+
+
+async def answer_delete(exchange: HttpExchange, service: Service, *, path: str) -> None:
+    """Delete the rows whose keys the request has."""
+    await _write(exchange, service, path, verb="delete", known=_DELETE_PARAMETERS)
+
+
+async def _write(
+    exchange: HttpExchange, service: Service, path: str, *, verb: str, known: Sequence[str]
+) -> None:
+    """All of the request happens or nothing; `known` are its parameters."""
+    query, table = exchange.query(known), service.table(path)
+    writer_id = writer_id_of(exchange, query.get("writer_id"))
+    if not isinstance(table, KeyTable):
+        raise UnsupportedError(
+            f"table '{table.path}' has no primary key, so there is nothing to {verb}; rows are"
+            " appended to it"
+        )
+    asked = sifted_write(exchange, query, TransactionOperation(verb), table.info)
+    if asked is not None:
+        return await answer_sifted(exchange, service, table, asked)
+    with service.body_memory.body(exchange.caller.name) as held:
+        body = await service.rows_body(exchange, held)
+        info = table.info
+        schema_id = written_version(query.get("schema_id"), info)
+        columns = column_names(query.get("columns"), info, schema_id)
+        request = RowsRequest(
+            table=info,
+            verb=verb,
+            writer_id=writer_id,
+            config=service.config,
+            schema_id=schema_id,
+            is_partial=columns is not None,
+        )
+        if columns is not None and schema_id is not None:
+            columns = current_columns(info, columns, schema_id=schema_id)
+        writes = await service.run_by_size(routed_writes, body, request)
+        stage_ended("decode")
+        service.check_write()
+        appended = await service.manager.write_keys(
+            table, writes, columns=columns, writer_id=writer_id
+        )
+    service.metrics.appended_rows.inc(sum(end - start for start, end in appended.ranges.values()))
+    await _answer(exchange, service, table.info, appended)
+
+
+async def _answer(
+    exchange: HttpExchange, service: Service, table: TableInfo, appended: Appended
+) -> None:
+    if all(start == end for start, end in appended.ranges.values()):
+        # Nothing to change, as the rows are here: they may be others elsewhere by now.
+        exchange.tenure = service.tenure
+    else:
+        service.check_written()
+    ranges = (f'"{b}": [{start}, {end}]' for b, (start, end) in appended.ranges.items())
+    buckets, time_us = ", ".join(ranges), appended.timestamp_us
+    text = f'{{"table_id": {table.table_id}, "buckets": {{{buckets}}}, "timestamp_us": {time_us}}}'
+    await exchange.answer(200, b"application/json", [text.encode()])
+
+
+def writer_id_of(exchange: HttpExchange, text: str | None) -> int:
+    """Read the parameter `writer_id`; 0 without one."""
+    if text is None:
+        return 0
+    if not _WRITER_ID.fullmatch(text) or int(text, 16) == 0:
+        raise InvalidRequestError(
+            f"{exchange.path}: writer_id must be 1 to 16 hexadecimal digits and not 0"
+        )
+    return int(text, 16)

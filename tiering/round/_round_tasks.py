@@ -1,0 +1,183 @@
+"""The tasks of a planned round, and the check that they did what was planned.
+
+A round moves rows of the log; a batch layout that a table got late begins with a copy of rows that
+the log has lost, from the rows' own lake table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from streamhouse.core.errors import CorruptDataError, UnsupportedError
+from streamhouse.core.model.lake.facts import LakeRole
+from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.core.model.table import TableInfo
+from streamhouse.lake.commits.committer import IcebergLakeTable
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.files.parquet_writer import clustered_format
+from streamhouse.lake.snapshots.inventory import InventoryReader, LiveFile
+from streamhouse.tiering.maintain._maintenance_policy import MaintenancePolicy
+from streamhouse.tiering.round._round_planner import RoundPlan
+from streamhouse.tiering.tasks._lake_task import Retraction, SplitResult, TieringSplit
+from streamhouse.tiering.tasks._rewrite_task import RewriteTask
+
+__all__ = ["check_results", "copy_tasks", "round_splits"]
+
+_logger = logging.getLogger(__name__)
+
+TASK_BYTES_MAX: Final = 256 << 20
+
+
+def round_splits(
+    plan: RoundPlan,
+    table: TableInfo,
+    lake_table: IcebergLakeTable,
+    *,
+    folder: str,
+    files: LakeFilesystem,
+    endpoint: str,
+    token: str | None,
+) -> list[TieringSplit]:
+    """Return one task for each split of the plan; its files go into `folder`."""
+    is_folded = table.is_primary_key_table and lake_table.role is not LakeRole.CHANGES
+    retractions = _retractions(plan, lake_table) if is_folded else {}
+    lake_schema = lake_table.file_schema.serialize().to_pybytes()
+    clustering = lake_table.layout.clustering
+    file_format = clustered_format(table.properties().datalake_target_file_bytes, clustering)
+    return [
+        TieringSplit(
+            endpoint=endpoint,
+            token=token,
+            table=str(table.path),
+            table_id=table.table_id,
+            schema_id=table.schema_id,
+            range=split,
+            lake_schema=lake_schema,
+            partitioning=lake_table.layout.partitioning,
+            folder=folder,
+            file_format=file_format,
+            files=files,
+            retraction=retractions.get(split.bucket),
+            clustering=clustering,
+        )
+        for split in plan.splits
+    ]
+
+
+def _retractions(plan: RoundPlan, lake_table: IcebergLakeTable) -> dict[int, Retraction]:
+    live = lake_table.live_files()
+    return {
+        bucket: Retraction(
+            boundary=plan.base_offsets[bucket],
+            bucket_end=plan.target_offsets[bucket],
+            lake_files=live.of_bucket(bucket, before=plan.base_offsets[bucket]),
+        )
+        for bucket in {split.bucket for split in plan.splits}
+    }
+
+
+def check_results(
+    plan: RoundPlan, results: Sequence[SplitResult], *, table: str, is_folded: bool
+) -> None:
+    """Raise `CorruptDataError` unless every split was worked on, once and whole.
+
+    `is_folded`: tasks write only the rows that live on, and check their number themselves.
+    """
+    done = sorted((r.range.bucket, r.range.start, r.range.end) for r in results)
+    planned = sorted((s.bucket, s.start, s.end) for s in plan.splits)
+    rows = sum(file.row_count for result in results for file in result.files)
+    if done != planned or not (is_folded or rows == plan.row_count):
+        raise CorruptDataError(
+            f"table '{table}': the tasks wrote {rows} rows in {len(done)} splits;"
+            f" {plan.row_count} in {len(planned)} were planned"
+        )
+    not_found = sum(result.not_found for result in results)
+    if not_found:
+        _logger.warning(
+            "event=retracted_rows_gone table=%s rows=%d why='they are in no live file of the lake"
+            " table; another engine deleted them before, or they had gone when its batch layout was"
+            " filled'",
+            table,
+            not_found,
+        )
+
+
+def copy_tasks(
+    source: IcebergLakeTable,
+    target: IcebergLakeTable,
+    ranges: Sequence[OffsetRange],
+    *,
+    table: TableInfo,
+    folder: str,
+    files: LakeFilesystem,
+) -> list[RewriteTask]:
+    """Return tasks that write the rows of `ranges` in `source` into files for `target`.
+
+    The files go below `folder`. Raises `UnsupportedError` when another engine has left files that
+    cannot be copied.
+    """
+    inventory = InventoryReader(files).read(source.iceberg)
+    live = () if inventory is None else inventory.files
+    for file in live:
+        if file.is_fixed:
+            raise UnsupportedError(
+                f"lake table '{source.name}': the batch layout cannot begin with file"
+                f" '{file.path}', which is not Parquet or to which another engine's equality"
+                " deletes or deletion vectors apply; rewrite it with that engine"
+            )
+    layout = target.layout
+    file_bytes = table.properties().datalake_target_file_bytes
+    slice_us = MaintenancePolicy.of(table).rewrite.slice_us
+    groups = [
+        (part, group)
+        for part in ranges
+        for group in _runs((f for f in live if _may_have(f, part)), slice_us)
+    ]
+    return [
+        RewriteTask(
+            number=number,
+            table=str(table.path),
+            data_paths=tuple((file.path, file.row_count) for file in group),
+            delete_paths=tuple(sorted({path for file in group for path in file.deletes})),
+            lake_schema=source.file_schema.serialize().to_pybytes(),
+            copied_as=target.file_schema.serialize().to_pybytes(),
+            bucket=part.bucket,
+            partition=(),
+            partitioning=layout.partitioning,
+            folder=folder,
+            file_format=clustered_format(file_bytes, layout.clustering),
+            files=files,
+            clustering=layout.clustering,
+            only=part,
+            name_mapping=source.name_mapping,
+        )
+        for number, (part, group) in enumerate(groups)
+    ]
+
+
+def _may_have(file: LiveFile, part: OffsetRange) -> bool:
+    """Whether the file may have rows of the range; one whose bounds are not known may."""
+    if file.bucket is None:
+        return True
+    is_before = file.end_offset is not None and file.end_offset <= part.start
+    return file.bucket == part.bucket and file.start_offset < part.end and not is_before
+
+
+def _runs(files: Iterable[LiveFile], slice_us: int | None) -> Iterator[list[LiveFile]]:
+    """Yield the files in the order of the stream, as many at a time as one task takes.
+
+    Rows of different slices of time come into files of their own, which leave one by one.
+    """
+    group: list[LiveFile] = []
+    size = 0
+    for file in sorted(files, key=lambda file: (file.start_offset, file.path)):
+        is_next = bool(group) and file.slice_of(slice_us) != group[-1].slice_of(slice_us)
+        if is_next or (group and size + file.size_bytes > TASK_BYTES_MAX):
+            yield group
+            group, size = [], 0
+        group.append(file)
+        size += file.size_bytes
+    if group:
+        yield group

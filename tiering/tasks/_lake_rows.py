@@ -1,0 +1,175 @@
+"""What of the log a lake table gets: which versions live on, in its types, with its system columns.
+
+Of a piece of changelog a task knows from two narrow columns of its bucket's range,
+`__change_type` and `__retracts`, 9 bytes a row, which versions it adds and which ones it retracts.
+The rule is `fold_tail`'s; a task that has only part of the range looks ahead to the range's end, so
+that no version is written that the same round retracts.
+
+Decimals of more digits than their type, which services of the past let through in one case, are of
+no type of Iceberg and must not stop the rounds of their table: such a value becomes null, and the
+log says where it was. Where null cannot be, the round says what to do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from streamhouse.client import LogBatch, StorageClient
+from streamhouse.core.errors import CorruptDataError, UnsupportedError
+from streamhouse.core.model.changelog import change_type_names, fold_tail
+from streamhouse.core.model.lake.facts import LAKE_SYSTEM_FIELDS
+from streamhouse.core.model.lake.limits import decimal_limits
+from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.core.model.schema import (
+    CHANGE_TYPE_COLUMN,
+    OFFSET_COLUMN,
+    RETRACTS_COLUMN,
+)
+from streamhouse.tiering.tasks._log_chunks import read_log
+
+__all__ = ["FoldedSplit", "fold_split", "lake_rows"]
+
+_logger = logging.getLogger(__name__)
+
+_LOG_ONLY = (CHANGE_TYPE_COLUMN, RETRACTS_COLUMN)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedSplit:
+    """`survives`: for each row of the split, whether the lake gets it.
+
+    `retracted`: the offsets of lake rows that the split's rows retract, ascending, each once.
+    """
+
+    survives: npt.NDArray[np.bool_]
+    retracted: npt.NDArray[np.int64]
+
+
+def fold_split(
+    client: StorageClient,
+    table: str,
+    split: OffsetRange,
+    *,
+    boundary: int,
+    bucket_end: int,
+    table_id: int,
+    schema_id: int,
+) -> FoldedSplit:
+    """Fold the changes of `split`, one of the splits of its bucket's range [boundary, bucket_end).
+
+    `boundary` is the first offset that is not in the lake.
+    """
+    count = bucket_end - split.start
+    change_types = np.empty(count, dtype=np.int8)
+    retracts = np.empty(count, dtype=np.int64)
+    ahead = OffsetRange(bucket=split.bucket, start=split.start, end=bucket_end)
+    columns = (CHANGE_TYPE_COLUMN, RETRACTS_COLUMN)
+    position = 0
+    for batch in read_log(
+        client, table, ahead, columns=columns, table_id=table_id, schema_id=schema_id
+    ):
+        end = position + batch.data.num_rows
+        change_types[position:end] = batch.data.column(CHANGE_TYPE_COLUMN).to_numpy()
+        filled = batch.data.column(RETRACTS_COLUMN).fill_null(-1)
+        retracts[position:end] = filled.to_numpy(zero_copy_only=False)
+        position = end
+    offsets = np.arange(split.start, bucket_end, dtype=np.int64)
+    tail = fold_tail(change_types, retracts, offsets, boundary=split.start)
+    if split.start == boundary and split.end == bucket_end:
+        return FoldedSplit(survives=tail.survives, retracted=tail.retracted)
+    # No version is retracted twice, so none of these comes twice.
+    own = retracts[: split.row_count]
+    return FoldedSplit(
+        survives=tail.survives[: split.row_count],
+        retracted=np.sort(own[(own >= 0) & (own < boundary)]),
+    )
+
+
+def lake_rows(
+    batches: Sequence[LogBatch],
+    schema: pa.Schema,
+    *,
+    keep: npt.NDArray[np.bool_] | None = None,
+) -> pa.Table:
+    """Return consecutive rows of a bucket as rows of the lake table with `schema`.
+
+    `keep` says which of the rows are wanted; None means all. A column `__change_type` of the lake
+    table gets the names of the changes.
+
+    Raises:
+        CorruptDataError: the rows are not those of the lake table's columns.
+    """
+    logged = pa.Table.from_batches([batch.data for batch in batches])
+    system = [f.name for f in LAKE_SYSTEM_FIELDS]
+    user_columns = [name for name in schema.names if name not in (*system, CHANGE_TYPE_COLUMN)]
+    if [name for name in logged.column_names if name not in _LOG_ONLY] != user_columns:
+        raise CorruptDataError(
+            f"rows with columns {logged.column_names} came for a lake table with {user_columns}"
+        )
+    positions = _system_columns(batches)
+    if keep is not None:
+        logged = logged.filter(pa.array(keep))
+        positions = {name: values[keep] for name, values in positions.items()}
+    columns: list[pa.ChunkedArray | pa.Array] = []
+    for f in schema:
+        if f.name in positions:
+            columns.append(pa.array(positions[f.name]).cast(f.type))
+        elif f.name == CHANGE_TYPE_COLUMN:
+            columns.append(change_type_names(logged.column(f.name).combine_chunks()))
+        else:
+            column = logged.column(f.name)
+            column = _without_overlong_decimals(column, f, offsets=positions[OFFSET_COLUMN])
+            columns.append(column if column.type.equals(f.type) else column.cast(f.type))
+    try:
+        return pa.table(columns, schema=schema)
+    except (pa.ArrowException, ValueError) as error:
+        raise CorruptDataError(f"rows do not fit the lake table: {error}") from error
+
+
+def _system_columns(batches: Sequence[LogBatch]) -> dict[str, npt.NDArray[Any]]:
+    start, end = batches[0].base_offset, batches[-1].end_offset
+    counts = [batch.data.num_rows for batch in batches]
+    bucket, offset, timestamp = (f.name for f in LAKE_SYSTEM_FIELDS)
+    return {
+        bucket: np.full(end - start, batches[0].bucket, dtype=np.int32),
+        offset: np.arange(start, end, dtype=np.int64),
+        timestamp: np.repeat(np.array([b.timestamp_us for b in batches], dtype=np.int64), counts),
+    }
+
+
+def _without_overlong_decimals(
+    column: pa.ChunkedArray, field: pa.Field, *, offsets: npt.NDArray[Any]
+) -> pa.ChunkedArray:
+    """Return the column with null for each decimal of too many digits; `offsets` are the rows'.
+
+    Raises `UnsupportedError` naming column and offset where null cannot be.
+    """
+    limits = decimal_limits(field.name, column.type)
+    if all(limit.keeps(chunk) for limit in limits for chunk in column.chunks):
+        return column
+    (limit, *_) = limits
+    if pa.types.is_nested(column.type) or not field.nullable:
+        rows = pa.concat_arrays(column.chunks)
+        row = next(i for i in range(len(rows)) if not all(k.keeps(rows[i : i + 1]) for k in limits))
+        raise UnsupportedError(
+            f"column '{field.name}' has a value {limit.reason} at offset {int(offsets[row])}, and"
+            " no null can take its place: delete or replace the row, or overwrite the table"
+        )
+    low, high = (pa.scalar(bound, column.type) for bound in (limit.lowest, limit.highest))
+    is_wrong = pc.fill_null(pc.or_(pc.less(column, low), pc.greater(column, high)), False)
+    for row in np.flatnonzero(np.asarray(is_wrong)).tolist():
+        _logger.warning(
+            "event=value_is_null_in_lake column=%s why=%r offset=%d",
+            field.name,
+            limit.reason,
+            int(offsets[row]),
+        )
+    return pc.if_else(is_wrong, pa.scalar(None, column.type), column)

@@ -1,0 +1,215 @@
+"""One task of a round: a range of one bucket, from the service's log into sorted Parquet files.
+
+Plain Python on purpose: it runs in a thread of the worker or in a Spark executor, is pickled on
+its way there, and imports neither pyspark nor pyiceberg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from streamhouse.client import StorageClient
+from streamhouse.core.errors import (
+    CorruptDataError,
+    UnavailableError,
+)
+from streamhouse.core.model.lake.partition_fields import (
+    LakePartitionField,
+)
+from streamhouse.core.model.offsets import OffsetRange
+from streamhouse.core.model.partitioning import Clustering
+from streamhouse.lake.files.clustering import ClusteredWriter
+from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.files.parquet_writer import (
+    FileFormat,
+    PartitionedParquetWriter,
+    WrittenFile,
+)
+from streamhouse.lake.files.position_deletes import (
+    LakeFile,
+    WrittenDeletes,
+    locate_offsets,
+    write_position_deletes,
+)
+from streamhouse.tiering.tasks._lake_rows import FoldedSplit, fold_split, lake_rows
+from streamhouse.tiering.tasks._log_chunks import read_chunks
+
+__all__ = ["Retraction", "RowsObserver", "SplitResult", "TieringSplit", "run_split"]
+
+RowsObserver = Callable[[int], None]
+"""Told how many more rows of the log were worked on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retraction:
+    """What a task needs to retract rows of the lake: only versions that live on are written.
+
+    The round moves the bucket's changes [boundary, bucket_end), of which the split is a part.
+    `lake_files` are the live data files that may hold rows of the bucket.
+    """
+
+    boundary: int
+    bucket_end: int
+    lake_files: tuple[LakeFile, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieringSplit:
+    """What a task needs to know, all of it plain data.
+
+    `lake_schema` is the serialised Arrow schema of the lake files, with field ids. `folder` is the
+    round's own folder in the lake table: whatever lies there and is in no snapshot may be deleted.
+    Without a `retraction` every row of the range is written. With a `clustering` rows are not
+    written in the order of the log but in that one.
+    """
+
+    endpoint: str
+    token: str | None = field(repr=False)
+    table: str
+    table_id: int
+    schema_id: int
+    range: OffsetRange
+    lake_schema: bytes = field(repr=False)
+    partitioning: tuple[LakePartitionField, ...]
+    folder: str
+    file_format: FileFormat
+    files: LakeFilesystem
+    retraction: Retraction | None = None
+    clustering: Clustering = field(default_factory=Clustering)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitResult:
+    """The files that hold exactly the rows of `range` that the lake gets, and what they retract.
+
+    `not_found` counts retracted rows that no live file has: somebody else deleted them.
+    """
+
+    range: OffsetRange
+    files: tuple[WrittenFile, ...]
+    deletes: tuple[WrittenDeletes, ...] = ()
+    not_found: int = 0
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Every file of the result."""
+        data = [file.path for file in self.files]
+        return (*data, *(deletes.path for deletes in self.deletes))
+
+
+def _open_client(split: TieringSplit) -> StorageClient:
+    return StorageClient(split.endpoint, token=split.token)
+
+
+def run_split(
+    split: TieringSplit,
+    *,
+    open_client: Callable[[TieringSplit], StorageClient] = _open_client,
+    on_rows: RowsObserver = lambda _: None,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> SplitResult:
+    """Write the split's rows and return their files; on any failure its files are deleted.
+
+    Raises:
+        StreamhouseError: the range cannot be read or written, or is not what was asked for.
+    """
+    writer = PartitionedParquetWriter(
+        split.files,
+        folder=split.folder,
+        name=_file_name(split),
+        bucket=split.range.bucket,
+        schema=pa.ipc.read_schema(pa.py_buffer(split.lake_schema)),
+        partitioning=split.partitioning,
+        file_format=split.file_format,
+    )
+    try:
+        with open_client(split) as client:
+            folded = _folded(client, split)
+            survives = None if folded is None else folded.survives
+            _write_rows(client, split, writer, survives, on_rows=on_rows, is_cancelled=is_cancelled)
+        files = writer.close()
+        kept = split.range.row_count if survives is None else int(np.count_nonzero(survives))
+        written = sum(file.row_count for file in files)
+        if written != kept:
+            raise CorruptDataError(
+                f"table '{split.table}', bucket {split.range.bucket}: wrote {written} of {kept}"
+                f" rows of [{split.range.start}, {split.range.end})"
+            )
+        deletes, not_found = _write_deletes(split, folded)
+    except BaseException:
+        writer.abort()
+        raise
+    return SplitResult(
+        range=split.range, files=tuple(files), deletes=tuple(deletes), not_found=not_found
+    )
+
+
+def _file_name(split: TieringSplit) -> str:
+    return f"b{split.range.bucket:05d}-{split.range.start:020d}"
+
+
+def _folded(client: StorageClient, split: TieringSplit) -> FoldedSplit | None:
+    if split.retraction is None:
+        return None
+    return fold_split(
+        client,
+        split.table,
+        split.range,
+        boundary=split.retraction.boundary,
+        bucket_end=split.retraction.bucket_end,
+        table_id=split.table_id,
+        schema_id=split.schema_id,
+    )
+
+
+def _write_rows(
+    client: StorageClient,
+    split: TieringSplit,
+    writer: PartitionedParquetWriter,
+    survives: npt.NDArray[np.bool_] | None,
+    *,
+    on_rows: RowsObserver,
+    is_cancelled: Callable[[], bool],
+) -> None:
+    if survives is not None and not survives.any():
+        on_rows(split.range.row_count)
+        return
+    schema = pa.ipc.read_schema(pa.py_buffer(split.lake_schema))
+    target = ClusteredWriter(writer=writer, clustering=split.clustering)
+    position = 0
+    chunks = read_chunks(
+        client, split.table, split.range, table_id=split.table_id, schema_id=split.schema_id
+    )
+    for chunk in chunks:
+        if is_cancelled():
+            raise UnavailableError(f"tiering of '{split.table}' was cancelled")
+        end = position + chunk.row_count
+        keep = None if survives is None else survives[position:end]
+        position = end
+        if keep is None or keep.any():
+            target.write(lake_rows(chunk.batches, schema, keep=keep))
+        on_rows(chunk.row_count)
+    target.flush()
+
+
+def _write_deletes(
+    split: TieringSplit, folded: FoldedSplit | None
+) -> tuple[list[WrittenDeletes], int]:
+    """Write what the split retracts in the lake; return also how many rows were not found."""
+    if folded is None or split.retraction is None or not len(folded.retracted):
+        return [], 0
+    located = locate_offsets(
+        split.files,
+        split.retraction.lake_files,
+        folded.retracted,
+        bucket=split.range.bucket,
+    )
+    deletes = write_position_deletes(
+        split.files, located, folder=split.folder, name=_file_name(split)
+    )
+    return deletes, len(folded.retracted) - sum(file.row_count for file in deletes)
