@@ -16,8 +16,40 @@ from tests.architecture.test_plain_english import density
 
 # Words that say nothing of the thing that they name.
 _VAGUE: Final = frozenset(
-    "found known own owns given wanted left taken asked told said kept held made done here there"
-    " others other one ones what who whose rest more most now then before after beside".split()
+    [
+        "found",
+        "known",
+        "own",
+        "owns",
+        "given",
+        "wanted",
+        "left",
+        "taken",
+        "asked",
+        "told",
+        "said",
+        "kept",
+        "held",
+        "made",
+        "done",
+        "here",
+        "there",
+        "others",
+        "other",
+        "one",
+        "ones",
+        "what",
+        "who",
+        "whose",
+        "rest",
+        "more",
+        "most",
+        "now",
+        "then",
+        "before",
+        "after",
+        "beside",
+    ]
 )
 _SENTENCE: Final = re.compile(r"(?<=[.;:])\s+")
 
@@ -32,7 +64,31 @@ class Bars(NamedTuple):
 
 # What every room may have in the end, and what the rooms have that are not there yet.
 _PLAIN: Final = Bars(1.0, 4.0, 0.5)
-BARS: Final[dict[str, Bars]] = {}
+BARS: Final[dict[str, Bars]] = {
+    "pyspark_streamhouse": Bars(1.0, 11.2, 25.0),
+    "streamhouse": Bars(1.0, 6.7, 0.5),
+    "streamhouse.api": Bars(15.4, 7.3, 1.5),
+    "streamhouse.cdc_source": Bars(4.6, 12.6, 8.2),
+    "streamhouse.cli": Bars(6.7, 9.7, 5.8),
+    "streamhouse.client": Bars(8.9, 12.6, 10.7),
+    "streamhouse.connector": Bars(9.5, 11.0, 7.0),
+    "streamhouse.core": Bars(5.6, 10.4, 5.2),
+    "streamhouse.lake": Bars(8.3, 11.5, 6.1),
+    "streamhouse.reading": Bars(7.6, 9.7, 5.1),
+    "streamhouse.storage_service": Bars(1.0, 9.1, 0.5),
+    "streamhouse.storage_service.config": Bars(2.2, 8.6, 0.5),
+    "streamhouse.storage_service.directory": Bars(8.5, 13.4, 8.2),
+    "streamhouse.storage_service.engine": Bars(6.4, 13.0, 10.3),
+    "streamhouse.storage_service.kafka": Bars(9.5, 11.9, 8.7),
+    "streamhouse.storage_service.kafka_door": Bars(15.0, 13.9, 10.9),
+    "streamhouse.storage_service.kv": Bars(4.2, 10.0, 3.0),
+    "streamhouse.storage_service.log": Bars(4.5, 10.8, 6.4),
+    "streamhouse.storage_service.operations": Bars(7.6, 12.1, 10.2),
+    "streamhouse.storage_service.ownership": Bars(6.5, 12.6, 7.5),
+    "streamhouse.storage_service.rest_catalog": Bars(5.8, 8.6, 0.5),
+    "streamhouse.storage_service.server": Bars(5.8, 12.5, 7.5),
+    "streamhouse.tiering": Bars(3.3, 11.4, 6.3),
+}
 
 
 @cache
@@ -80,9 +136,13 @@ def test_a_room_is_as_plain_as_its_bars(room: str) -> None:
     )
 
 
+def _is_too_high(room: str, bars: Bars) -> bool:
+    values = measured(room)
+    return any(
+        bar > max(plain, value + 0.5)
+        for bar, value, plain in zip(bars, values, _PLAIN, strict=True)
+    )
+
+
 def test_bars_are_no_higher_than_their_rooms_need() -> None:
-    assert not {
-        room: value
-        for room, bars in BARS.items()
-        if any(b > max(p, m + 0.5) for b, m, p in zip(bars, value := measured(room), _PLAIN))
-    }
+    assert not [room for room, bars in BARS.items() if _is_too_high(room, bars)]
