@@ -16,40 +16,24 @@ from tests.architecture.test_plain_english import density
 
 # Words that say nothing of the thing that they name.
 _VAGUE: Final = frozenset(
-    [
-        "found",
-        "known",
-        "own",
-        "owns",
-        "given",
-        "wanted",
-        "left",
-        "taken",
-        "asked",
-        "told",
-        "said",
-        "kept",
-        "held",
-        "made",
-        "done",
-        "here",
-        "there",
-        "others",
-        "other",
-        "one",
-        "ones",
-        "what",
-        "who",
-        "whose",
-        "rest",
-        "more",
-        "most",
-        "now",
-        "then",
-        "before",
-        "after",
+    {
+        *("found", "known", "own", "owns", "given", "wanted", "left", "taken", "asked", "told"),
+        *(
+            "said",
+            "kept",
+            "held",
+            "made",
+            "done",
+            "here",
+            "there",
+            "others",
+            "other",
+            "one",
+            "ones",
+        ),
+        *("what", "who", "whose", "rest", "more", "most", "now", "then", "before", "after"),
         "beside",
-    ]
+    }
 )
 _SENTENCE: Final = re.compile(r"(?<=[.;:])\s+")
 
