@@ -18,6 +18,9 @@ PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13 python; d
 # An active environment of the user's, or another Spark, must not leak into ours.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME SPARK_HOME SPARK_CONF_DIR
 unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON
+# Nor a wish for no byte code, which containers have: each of a thousand processes would compile
+# all it imports, and pytest rewrite every assertion in each of its workers.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## List the targets
@@ -60,11 +63,24 @@ quickstart: java $(VENV)/.installed-quickstart ## Flights through service, Icebe
 # cores have more than two do, which wait for a disk or for processes of their own a quarter of the
 # time.
 WORKERS ?= 3
+SHARED := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+GATE := not long and (not integration or end_to_end)
+
+# The folders of what `conftest.py` marks as `newcomer`.
+NEWCOMER := tests/unit tests/golden tests/architecture integration/test_spark_batch.py
 
 .PHONY: test
-test: java lint ## What CI runs: lint, all of tests/, and integration's end-to-end part
-	$(BIN)/python -m pytest tests integration -m "not long and (not integration or end_to_end)" \
-		--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+ifdef AREA
+test: java setup ## Lint and what is quick: under 5 minutes. AREA=kafka: all of an area
+	$(BIN)/python -m pytest tests integration --area $(AREA) -m "$(GATE)" $(SHARED)
+else
+test: java lint
+	$(BIN)/python -m pytest $(NEWCOMER) -m "newcomer and not long" $(SHARED)
+endif
+
+.PHONY: gate
+gate: test ## What CI runs: `make test`, then the rest of tests/ and integration's end-to-end part
+	$(BIN)/python -m pytest tests integration -m "not newcomer and $(GATE)" $(SHARED)
 
 .PHONY: unit
 unit: setup ## Only tests/, without what starts a process: the loop while working
@@ -114,15 +130,14 @@ test-lowest: java $(LOWEST)/.installed ## Service, Kafka door and Spark with the
 		integration/test_spark_batch.py integration/test_spark_changes.py
 
 .PHONY: long
-long: setup ## The tests of tests/ that `make test` has no time for
-	$(BIN)/python -m pytest tests -m long --timeout 900 \
-		--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+long: setup ## The tests of tests/ that `make gate` has no time for
+	$(BIN)/python -m pytest tests -m long --timeout 900 $(SHARED)
 
 .PHONY: thorough
-thorough: java setup ## The properties with a hundred times the examples of `make test` [SEED=n]
+thorough: java setup ## The properties with a hundred times the examples of `make gate` [SEED=n]
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest tests/property tests/simulation \
-		integration/test_spark_queries.py --timeout 7200 $(if $(SEED),--hypothesis-seed $(SEED)) \
-		--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+		integration/test_spark_queries.py --timeout 7200 \
+		$(if $(SEED),--hypothesis-seed $(SEED)) $(SHARED)
 
 MINUTES ?= 60
 .PHONY: torture

@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.areas import AREAS, is_of
 from tests.support.python_process import end_forking, fork_from_now_on
 
 _ROOT: Final = Path(__file__).parent
@@ -22,6 +23,10 @@ _LONG_FIRST: Final = (
     "integration", "tests/service", "tests/attack", "tests/torture", "tests/load",
     "tests/simulation", "tests/property",
 )  # fmt: skip
+
+# What `make test` runs of tests/, but for what is slow, and the one file of integration/.
+_NEWCOMER: Final = ("tests/unit", "tests/golden", "tests/architecture")
+_NEWCOMER_END_TO_END: Final = _ROOT / "integration" / "test_spark_batch.py"
 
 # No deadline: two shared cores make one slow example likely, and it says nothing about the code.
 settings.register_profile(
@@ -50,9 +55,31 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--area", choices=sorted(AREAS), help="only the files of this area: tests/support/areas.py"
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files of other areas; `None` leaves the decision to pytest."""
+    area = config.getoption("area")
+    if area is None or not collection_path.name.startswith("test_"):
+        return None
+    is_left_out = not is_of(area, collection_path.relative_to(_ROOT).as_posix())
+    return is_left_out or None
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     if item.path.is_relative_to(_ROOT / "integration"):
         item.add_marker(pytest.mark.integration)
+    if item.path == _NEWCOMER_END_TO_END:
+        is_newcomer = item.get_closest_marker("end_to_end") is not None
+    else:
+        is_quick = item.get_closest_marker("slow") is None
+        is_newcomer = is_quick and any(item.path.is_relative_to(_ROOT / at) for at in _NEWCOMER)
+    if is_newcomer:
+        item.add_marker(pytest.mark.newcomer)
 
 
 # Before pytest looks at the marks.

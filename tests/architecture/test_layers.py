@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.architecture.source_files import ROOT, library_files
+from tests.architecture.source_files import library_files
 
 # Engine -> the modules that may import it. What stands behind a door can be replaced by changing
 # only these, and is not loaded by a process that never goes through it.
@@ -95,22 +92,6 @@ def test_lake_tables_are_opened_through_their_door_only(name: str) -> None:
     strangers = {m for m in users if not any(fnmatchcase(m, p) for p in LAKE_DOORS[name])}
 
     assert not strangers, f"{name} would pass by src/streamhouse/lake/catalogs/guarded_catalog.py"
-
-
-@pytest.mark.slow
-def test_import_contracts_hold() -> None:
-    lint_imports = Path(sys.executable).with_name("lint-imports")
-
-    done = subprocess.run(
-        # Its cache forgets that a module which was missing has appeared.
-        [str(lint_imports), "--no-logo", "--no-cache"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("engine", sorted(DOORS))
