@@ -289,9 +289,13 @@ class _Interrupting(_Service):
 
 def test_an_interrupt_ends_a_query(world: UnionWorld) -> None:
     service = _Interrupting(world, functools.partial(os.kill, os.getpid(), signal.SIGINT))
-
-    with pytest.raises(KeyboardInterrupt):
-        query_tables(cast(StorageClient, service), ENDLESS, None, {})
+    # A shell has what runs in the background ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            query_tables(cast(StorageClient, service), ENDLESS, None, {})
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_the_stop_signal_of_the_context_ends_a_query(world: UnionWorld) -> None:
