@@ -1,7 +1,8 @@
-"""`make test AREA=...` misses no folder of unit tests, and names nothing that has gone."""
+"""Tests are found: by area, and their helpers on one page; nothing is named that has gone."""
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 
 import pytest
@@ -30,3 +31,10 @@ def test_every_unit_test_has_an_area() -> None:
         if path.startswith("tests/unit/") and not any(is_of(area, path) for area in AREAS)
     ]
     assert not homeless, "say in tests/support/areas.py which area they are of"
+
+
+def test_every_helper_is_on_their_page() -> None:
+    page = (ROOT / "tests" / "support" / "README.md").read_text(encoding="utf-8")
+    helpers = {path.name for path in (ROOT / "tests" / "support").glob("*.py")}
+
+    assert set(re.findall(r"`(\w+\.py)`", page)) == helpers - {"__init__.py"}
