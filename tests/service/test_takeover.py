@@ -131,38 +131,6 @@ def _wait_until_journalled(owner: ServiceProcess) -> None:
         behind = float(line.split()[-1])
 
 
-def test_an_empty_directory_is_the_whole_service_again(tmp_path: Path, start: Start) -> None:
-    with start("one") as owner, StorageClient(owner.endpoint) as client:
-        _make_tables(client)
-        client.append("events", _rows(0, 10))
-        client.upsert("keyed", _rows(0, 10))
-        owner.kill()
-    shutil.rmtree(tmp_path / "one")
-
-    with start("one") as again, StorageClient(again.endpoint) as client:
-        assert _ids(client) == list(range(10))
-        assert _names(client, range(10)) == dict.fromkeys(range(10), "n")
-
-
-def test_a_directory_without_a_journal_gets_one(tmp_path: Path, start: Start) -> None:
-    """All of it is stored before anything is answered."""
-    with ServiceProcess(tmp_path / "one") as alone, StorageClient(alone.endpoint) as client:
-        _make_tables(client)
-        client.append("events", _rows(0, 10))
-        client.upsert("keyed", _rows(0, 10))
-    with start("one") as owner, StorageClient(owner.endpoint) as client:
-        client.append("events", _rows(10, 20))
-        owner.kill()
-    shutil.rmtree(tmp_path / "one")
-
-    with start("two", "--standby") as standby:
-        standby.wait_ready()
-
-        with StorageClient(standby.endpoint) as client:
-            assert _ids(client) == list(range(20))
-            assert _names(client, range(10)) == dict.fromkeys(range(10), "n")
-
-
 def test_a_first_upload_that_the_store_refuses_ends_with_a_sentence(
     tmp_path: Path, start: Start
 ) -> None:
@@ -282,50 +250,12 @@ def test_a_repeat_after_a_takeover_is_answered_once(tmp_path: Path, start: Start
             assert _ids(client) == list(range(10))
 
 
-def test_a_transaction_begun_before_a_takeover_commits_after_it(
-    tmp_path: Path, start: Start
-) -> None:
-    with (
-        start("one") as owner,
-        start("two", "--standby") as standby,
-        StorageClient(f"{owner.endpoint},{standby.endpoint}") as client,
-    ):
-        _make_tables(client)
-        begun = client.begin_transaction("events")
-        staged = begun.stage(_rows(0, 10))
-        owner.kill()
-        shutil.rmtree(tmp_path / "one")
-        standby.wait_ready()
-
-        begun.commit([staged])
-
-        assert _ids(client) == list(range(10))
-
-
 def test_a_second_service_ends_with_a_sentence_that_names_the_owner(start: Start) -> None:
     with start("one") as owner, pytest.raises(DiedAtStart) as died, start("two"):
         pass
 
     assert f"is owned by the service at {owner.endpoint}" in str(died.value)
     assert "--standby" in str(died.value)
-
-
-def test_a_standby_says_its_role_and_who_owns_the_data(start: Start) -> None:
-    with start("one") as owner, start("two", "--standby") as standby:
-        status, refused = _get(f"{standby.endpoint}/v1/tables")
-
-        service_id = _get(f"{owner.endpoint}/health")[1]["service_id"]
-        assert _get(f"{standby.endpoint}/health") == (
-            200,
-            {"status": "alive", "role": "standby", "service_id": service_id},
-        )
-        assert _get(f"{standby.endpoint}/ready") == (
-            503,
-            {"status": "standby", "owner": owner.endpoint},
-        )
-        assert (status, refused["error"]["owner"]) == (421, owner.endpoint)
-        assert _get(f"{owner.endpoint}/ready")[0] == 200
-        assert standby.terminate() == 0
 
 
 def test_of_two_standbys_one_takes_over_and_the_other_follows_it(
