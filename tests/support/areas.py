@@ -11,7 +11,7 @@ from typing import Final
 
 AREAS: Final[dict[str, tuple[str, ...]]] = {
     "catalog": ("*catalog*", "*iceberg_route*", "*hostile_lake_tables*", "*hostile_tables*"),
-    "cdc": ("*/cdc/*", "*cdc_*", "*_cdc*", "*debezium*"),
+    "cdc": ("*cdc_*", "*_cdc*", "*debezium*"),
     "cli": ("*/cli/*", "*_command*", "*import_progress*", "*check*", "*backup*"),
     "client": (
         "*/client/*", "*client*", "*producer*", "*_calls*", "*mistakes*", "*unread_answers*",
@@ -32,12 +32,12 @@ AREAS: Final[dict[str, tuple[str, ...]]] = {
         "*/names/*", "*statement*", "*shared_options*", "*application_versions*", "*option_*",
     ),
     "read": (
-        "*/plan/*", "*/scan/*", "*/where/*", "*/query/*", "*/changes/*", "*/format/*", "*read*",
+        "*/reading/*", "*/query/*", "*/changes/*", "*/format/*", "*read*",
         "*predicate*", "*quer*", "*planning*", "*lookup*", "*join*", "*aggregates*", "*since_*",
         "*zone*",
     ),
     "schema": (
-        "*schema*", "*/model/*", "*named_columns*", "*dropped_not_null*", "*nested_fields*",
+        "*schema*", "*/core/*", "*named_columns*", "*dropped_not_null*", "*nested_fields*",
         "*decimal*", "*extreme_values*", "*hostile_values*", "*types*", "*column_replacement*",
     ),
     "security": (
@@ -54,7 +54,7 @@ AREAS: Final[dict[str, tuple[str, ...]]] = {
         "*/stream/*", "*/following/*", "*stream*", "*subscri*", "*exactly_once*", "*consumers*",
         "*consumer_routes*", "*speculation*",
     ),
-    "tables": ("*/engine/*", "*tables*", "*alter*", "*recreated*", "*made_*"),
+    "tables": ("*/engine/*", "*/directory/*", "*tables*", "*alter*", "*recreated*", "*made_*"),
     "tiering": ("*tiering*", "*tiered*", "*union_read*"),
     "transactions": ("*transaction*", "*linked_commits*", "*commit*", "*read_conflicts*"),
     "write": (
