@@ -13,6 +13,8 @@ from streamhouse.tiering.maintain._maintenance import Maintainer
 from tests.support.key_table_world import KeyTableWorld
 from tests.support.tiering_world import Killed
 
+pytestmark = pytest.mark.slow
+
 HISTORY = "db.t$changelog"
 PROPERTIES = {
     "table.datalake.changelog": "true",

@@ -39,6 +39,7 @@ def _ages_s(lake: LogTableWorld) -> dict[Address, float]:
     }
 
 
+@pytest.mark.slow
 def test_rows_leave_in_time_and_never_early(lake: LogTableWorld) -> None:
     lake.tiering.create_table(bucket_count=2, properties=TTL)
     maintainer = _maintainer(lake)
@@ -194,6 +195,7 @@ def _aged(lake: LogTableWorld) -> dict[int, int]:
     return {b: at.expired_offset for b, at in state.positions.items() if at.expired_offset}
 
 
+@pytest.mark.slow
 def test_rows_leave_both_layouts(lake: LogTableWorld) -> None:
     lake.tiering.create_table(properties={**TTL, **SORT})
     maintainer = _maintainer(lake)

@@ -393,6 +393,7 @@ def test_a_file_that_is_gone_names_snapshot_and_remedy(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_wide_rows_come_in_small_batches(tmp_path: Path) -> None:
     rows = lake_rows(64)
     rows[NAME] = pa.array([f"{i}" * 2_000_000 for i in range(64)])

@@ -222,6 +222,7 @@ def test_a_closed_log_is_refused(disk: CrashFilesystem) -> None:
         log.apply_retention(timestamp_us_before=301, offset_max=50)
 
 
+@pytest.mark.slow
 def test_readers_beside_appends_and_retention_see_whole_true_rows(tmp_path: Path) -> None:
     """Threads read while segments roll and go: right rows, or 'out of range', nothing else."""
     log = open_log(

@@ -20,6 +20,7 @@ def test_nothing_is_done_to_a_table_without_rounds(lake: LogTableWorld) -> None:
     assert lake.tiering.maintain(policy=lake.tiering.on_demand()).rewritten is None
 
 
+@pytest.mark.slow
 def test_rounds_maintain_their_table_and_tell_the_service(lake: LogTableWorld) -> None:
     lake.tiering.create_table(properties=SHORT)
     maintainer = lake.tiering.maintainer()
@@ -49,6 +50,7 @@ def test_auto_maintenance_can_be_switched_off(lake: LogTableWorld) -> None:
     assert len(lake.tiering.lake_table().metadata.snapshots) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error", [StorageFailedError("disk full"), FencedError("lost"), ValueError("a bug")]
 )

@@ -210,6 +210,7 @@ def test_what_no_plan_can_mend_is_not_planned_after_each_round() -> None:
     assert memory.has_read_debt(_head(700), LIMITS, now_s=0)
 
 
+@pytest.mark.slow
 def test_a_table_under_constant_updates_has_few_files_after_each_round(
     key_world: KeyTableWorld,
 ) -> None:
@@ -248,6 +249,7 @@ def test_a_table_under_constant_updates_has_few_files_after_each_round(
     assert key_world.union.read().num_rows == 256
 
 
+@pytest.mark.slow
 def test_rounds_close_together_do_not_shorten_the_rest(key_world: KeyTableWorld) -> None:
     key_world.create_key_table(
         SCHEMA,
