@@ -20,11 +20,9 @@ PRONOUNS_MAX: Final[dict[str, float]] = {
     "docs/configuration.md": 8.9,
     "docs/crash_table.md": 7.6,
     "docs/http_api.md": 10.3,
-    "docs/object_stores.md": 9.7,
     "docs/predicates.md": 9.4,
     "docs/python.md": 8.5,
     "docs/scale.md": 9.2,
-    "docs/schema_evolution.md": 9.9,
     "docs/storage_format.md": 10.4,
     "docs/tiering.md": 8.9,
 }
