@@ -37,6 +37,9 @@ STEPS = (
 )
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeyTableWorld]:
     yield from faulty_key_table(tmp_path, monkeypatch, PROPERTIES)

@@ -125,6 +125,7 @@ def test_a_data_directory_of_another_service_is_refused(opened: Open) -> None:
         opened("b")
 
 
+@pytest.mark.slow
 def test_a_block_that_is_used_up_is_followed_by_another(opened: Open) -> None:
     a, b = opened("a"), opened("b")
     first = _create(a).table_id

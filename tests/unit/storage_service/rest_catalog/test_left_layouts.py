@@ -113,6 +113,7 @@ def _at(step: str, act: Callable[[], Any]) -> Callable[[str], None]:
 _STEPS = ["claimed", "committed", *BATCH_STEPS]
 
 
+@pytest.mark.slow
 @pytest.mark.one_of(2)
 @pytest.mark.parametrize("is_purged", [False, True], ids=["dropped", "purged"])
 @pytest.mark.parametrize("again", [SORT, OTHER], ids=["same", "another"])

@@ -74,6 +74,7 @@ def test_what_is_deleted_during_a_run_is_known_to_be_gone_until_the_next() -> No
     assert get(cache, [1]) == [UNKNOWN]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few_keys", [0, 64])
 def test_deletes_that_wait_for_rocksdb_are_counted(few_keys: int) -> None:
     """Rows that come and go leave nothing but them."""

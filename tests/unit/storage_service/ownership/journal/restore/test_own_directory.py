@@ -18,6 +18,7 @@ _LOG = "tables/1/bucket-0/00000000000000000000.log"
 _LATER_LOG = "tables/1/bucket-0/00000000000000000067.log"
 
 
+@pytest.mark.slow
 def test_a_directory_stays_its_own_however_often_its_process_ends_before_it_serves(
     tmp_path: Path,
 ) -> None:
