@@ -44,9 +44,10 @@ class Offset(int):
 
     def __new__(cls, offset: int, table_id: int) -> Offset:
         """Return the offset `offset` of the table with this id."""
-        made = super().__new__(cls, offset)
-        made.table_id = table_id
-        return made
+        # `super()` takes as long again, and each batch of a fetch has an offset.
+        of_table = int.__new__(cls, offset)
+        of_table.table_id = table_id
+        return of_table
 
     def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]
         """Return what a copy is made of, by pickle too."""
@@ -54,7 +55,7 @@ class Offset(int):
 
     def __add__(self, rows: int) -> int:
         """Return the offset that many rows further."""
-        further_on = super().__add__(rows)
+        further_on = int.__add__(self, rows)
         # Of other numbers than whole ones Python asks the other side.
         return further_on if further_on is NotImplemented else Offset(further_on, self.table_id)
 
