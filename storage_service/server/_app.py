@@ -66,7 +66,7 @@ from streamhouse.storage_service.server.http.http_exchange import (
 from streamhouse.storage_service.server.routes import (
     OPEN_PAGES,
     Answer,
-    Found,
+    RouteMatch,
     find,
 )
 from streamhouse.storage_service.server.service import Service
@@ -176,7 +176,7 @@ class ServiceApp:
         finally:
             service.end_request(share)
 
-    def _follow(self, exchange: HttpExchange, found: Found, spans: Spans) -> None:
+    def _follow(self, exchange: HttpExchange, found: RouteMatch, spans: Spans) -> None:
         """Begin the span of a request that says which trace it is part of."""
         route = found.route
         headers = exchange.scope["headers"]
@@ -189,7 +189,7 @@ class ServiceApp:
         if "path" in found.parameters:
             exchange.followed.tell("streamhouse.table", found.parameters["path"])
 
-    async def _dispatch(self, exchange: HttpExchange, found: Found | None) -> None:
+    async def _dispatch(self, exchange: HttpExchange, found: RouteMatch | None) -> None:
         if found is not None and found.route.answer is Answer.DATA:
             exchange.route = found.route.name
             await DATA_ANSWERS[exchange.route](exchange, self._service, **found.parameters)

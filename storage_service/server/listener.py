@@ -1,7 +1,7 @@
 """Run the service: lock and recover the data, listen, announce, serve, drain, close.
 
-The socket is bound before recovery, so a taken port is found early, and announced after it, so a
-caller that saw the ready line is served at once.
+The socket is bound before the recovery, so a port in use is reported early. The endpoint is
+announced after the recovery, so a caller that reads the ready line is served at once.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ _T = TypeVar("_T")
 _SWITCH_INTERVAL_S: Final = 0.0005
 _FILES_A_BUCKET: Final = 8
 _BACKLOG: Final = 2_048
-# For opening, making and dropping logs, lake states and retention: they mostly wait for the disk.
+# For opening, creating and dropping logs, lake states and retention: mostly waits for the disk.
 _DISK_THREADS: Final = 4
-# What other shards have in the store is read side by side: of a hundred, each takes a round trip.
+# Records of other shards are read in parallel: each of perhaps a hundred takes a round trip.
 _STORE_READS: Final = 16
-# What a stopping server waits for connections after their requests are done.
+# How long a stopping server waits for its connections after the last request.
 _CLOSE_TIMEOUT_S: Final = 2
 _OPENING_LEFT_S: Final = 1.0
 
@@ -88,14 +88,16 @@ def run_service(
     recovery: KeyRecovery | None = None,
     open_history: Callable[[], LakeHistory] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what was begun and return.
+    """Serve until SIGTERM or SIGINT, then finish the requests in progress and return.
 
-    `on_ready` gets the endpoint once requests are answered. What it returns is called, on another
-    thread, when the service begins to stop and still answers everything. `on_standby` gets the
-    endpoint once a standby follows, `on_kafka` the address for Kafka clients right after the
-    endpoint, if they are served. `recovery` says how lost rows by key are got back; without it from
-    the changelog alone. `open_history` gives what reads rows that have left the log, for Kafka
-    clients and for who asks for a time; without it the log is all there is.
+    Args:
+        on_ready: Gets the endpoint once requests are answered. Returns a function to call, on
+            another thread, when the service begins to stop and still answers all requests.
+        on_standby: Gets the endpoint once a standby follows the owner.
+        on_kafka: Gets the address for Kafka clients right after `on_ready`, with `kafka_port` only.
+        recovery: How to restore lost rows by key; by default from the changelog alone.
+        open_history: Opens the reader of rows that have left the log, for Kafka clients and for
+            searches by time; without the function only rows in the log are readable.
     Raises `InvalidRequestError` or `UnavailableError` if the service cannot start.
     """
     certificate = Certificate.of(config)
@@ -109,7 +111,7 @@ def run_service(
             stack.enter_context(contextlib.closing(bound))
             kafka = _KafkaSocket(bound, on_kafka)
         config = _within_open_files(config)
-        # A thread that decodes rows must give way to the event loop at once, not after 5 ms.
+        # A thread that decodes rows must yield to the event loop at once, not after 5 ms.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         with opened_spans("streamhouse") as spans:
             process = functools.partial(
@@ -133,7 +135,7 @@ def _require_kafka(config: ServiceConfig) -> None:
 
 
 async def _serve(make_process: Callable[..., _Process], recovery: KeyRecovery | None) -> None:
-    # First of all: a caller may send a signal as soon as it has seen the ready line.
+    # Signal handlers come first: a caller may send a signal right after the ready line.
     process = make_process(signals=_StopSignals())
     try:
         if process.config.journal_url is None:
@@ -146,7 +148,7 @@ async def _serve(make_process: Callable[..., _Process], recovery: KeyRecovery | 
 
 
 async def _serve_alone(process: _Process, recovery: KeyRecovery | None) -> None:
-    """Serve a directory that is nobody else's; connections wait until it is recovered."""
+    """Serve a directory without a journal; connections wait until the recovery is done."""
     with process.ended_by_a_stop():
         manager = await TabletManager.open(
             process.config, runtime=process.runtime, recovery=recovery
@@ -157,7 +159,7 @@ async def _serve_alone(process: _Process, recovery: KeyRecovery | None) -> None:
 
 
 async def _serve_shard(process: _Process, recovery: KeyRecovery) -> None:
-    """Answer from the start what a process answers that owns nothing; serve once it owns."""
+    """Answer as `FrontApp` from the start; serve all routes once this process owns the shard."""
     config, runtime = process.config, process.runtime
     if not config.has_own_catalog:
         _logger.warning(
@@ -178,16 +180,16 @@ async def _serve_shard(process: _Process, recovery: KeyRecovery) -> None:
     try:
         await process.listen(front)
         with process.ended_by_a_stop():
-            taken = await process.until_stopped(taker.take())
-            if taken is None:
+            takeover = await process.until_stopped(taker.take())
+            if takeover is None:
                 await taker.close()
-        if taken is not None:
+        if takeover is not None:
             with ThreadPoolExecutor(_STORE_READS, thread_name_prefix="directory") as reads:
                 await _serve_taken(
                     process,
                     recovery,
                     directory,
-                    *taken,
+                    *takeover,
                     front=front,
                     standing=standing,
                     each=reads.map,
@@ -243,15 +245,15 @@ async def _serve_taken(
         standing.role = Role.OWNER
         front.hand_over(app)
         await process.serve_until_stopped(service)
-        # Also what is committed while the tables close waits for the store.
+        # The timer also covers the commits made while the tables close.
         giving_up = _give_up_after(config)
-    # Nobody is answered any more: now another process may go on at once.
+    # No request is in progress any more: another process may own the shard from now on.
     await runtime.run(functools.partial(shard.close, timeout_s=threading.TIMEOUT_MAX))
     giving_up.cancel()
 
 
 def _give_up_after(config: ServiceConfig) -> threading.Timer:
-    """End the process if its store does not take everything in time."""
+    """End the process if the journal's store does not take all data in time."""
     timeout_s = config.drain_timeout_ms / 1_000
 
     def give_up() -> None:
@@ -269,14 +271,14 @@ def _give_up_after(config: ServiceConfig) -> threading.Timer:
 
 
 class _KafkaSocket(NamedTuple):
-    """Where Kafka clients will be served, and who is told once they are."""
+    """The socket for Kafka clients, and the function that gets the address once they are served."""
 
     listening: socket.socket
     on_kafka: Callable[[str], None]
 
 
 class _Process:
-    """What there is of a service before its tables are open."""
+    """The process of a service: threads, sockets and metrics, needed before the tables are open."""
 
     def __init__(
         self,
@@ -298,7 +300,7 @@ class _Process:
         self.signals = signals
         self.endpoint = endpoint_of(listening, config)
         self.metrics = ServiceMetrics()
-        # Two pools: making a table with thousands of buckets must not keep rows waiting.
+        # Two pools: the creation of a table with thousands of buckets must not delay rows.
         self.workers = ThreadPoolExecutor(config.worker_threads, thread_name_prefix="rows")
         self.disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="disk")
         self.runtime = Runtime(executor=self.disk, observer=self.metrics)
@@ -312,18 +314,18 @@ class _Process:
         self._serving: asyncio.Future[None] | None = None
 
     async def listen(self, app: App) -> None:
-        """Let `app` answer what comes in; returns once it does."""
+        """Serve `app` on the sockets; returns once the server listens."""
         config = http_config(self.config, app, self._connections)
         self._server = _Server(config, self._connections, self._certificate)
         self._serving = asyncio.ensure_future(self._server.serve(sockets=self._listening))
         await self._server.is_listening.wait()
 
     def on_standby(self) -> None:
-        """Say that the process follows the owner of its shard."""
+        """Announce that the process follows the owner of its shard."""
         self._on_standby(self.endpoint)
 
     def watch_standing(self, standing: Standing) -> None:
-        """Report the role of a process with a journal, and until it serves nothing else."""
+        """Report only the role of a process with a journal, until the service has more metrics."""
         self._standing = standing
 
         async def read() -> list[Metric]:
@@ -333,10 +335,10 @@ class _Process:
 
     @contextlib.contextmanager
     def ended_by_a_stop(self) -> Iterator[None]:
-        """Within this a signal to stop ends the process soon, whatever its threads are doing.
+        """Within the context a signal to stop ends the process soon, even with busy threads.
 
-        Nothing is answered yet, and every step of an opening or a restore may be cut short: the
-        next start repeats it. The journal gets no seal: it may lack what this disk acknowledged.
+        No request is answered yet, and the next start repeats every interrupted step. The journal
+        gets no seal: the journal may lack rows that this disk has acknowledged.
         """
         ending = asyncio.ensure_future(self._end_soon())
         try:
@@ -346,12 +348,12 @@ class _Process:
 
     async def _end_soon(self) -> None:
         await self.signals.stop.wait()
-        # Most openings are done by then, and end in order.
+        # Most openings finish within this time, and the process then ends in order.
         await asyncio.sleep(_OPENING_LEFT_S)
         end_at_once("stopped_at_start", "the next start repeats what was begun", exit_code=0)
 
     async def until_stopped(self, awaitable: Coroutine[Any, Any, _T]) -> _T | None:
-        """Return what it returns, or None after a signal to stop."""
+        """Return the coroutine's result, or None after a signal to stop."""
         task = asyncio.ensure_future(awaitable)
         stopped = asyncio.ensure_future(self.signals.stop.wait())
         await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -363,7 +365,7 @@ class _Process:
         return None
 
     async def close(self) -> None:
-        """Listen no more; returns when the connections are closed."""
+        """Stop listening; returns when the connections are closed."""
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await self._serving
@@ -377,7 +379,7 @@ class _Process:
         shards: Shards | None = None,
         moves: MoveDesk | None = None,
     ) -> AsyncIterator[tuple[Service, ServiceApp]]:
-        """Give the service of these tables; leaving closes both."""
+        """Open the service of these tables; the end of the context closes service and tables."""
         lake_reads = None if self._open_history is None else LakeReads(self._open_history)
         service = Service(
             self.config,
@@ -394,13 +396,13 @@ class _Process:
         app = ServiceApp(service)
         try:
             self.metrics.watch(functools.partial(_read_all, service, self._standing))
-            # What lives as long as the process need not be walked by every collection.
+            # Objects that live as long as the process need no visit by every collection.
             gc.collect()
             gc.freeze()
             manager.upkeep.start(service.jobs())
             yield service, app
         finally:
-            # Whoever reads rows must have let go of them before they are closed.
+            # All readers of rows must end before the tables are closed.
             await manager.upkeep.stop()
             if lake_reads is not None:
                 lake_reads.close()
@@ -412,7 +414,7 @@ class _Process:
             await manager.close()
 
     async def serve_until_stopped(self, service: Service) -> None:
-        """Say that requests are answered, and return when a signal has ended that."""
+        """Announce that requests are answered; return after a signal to stop."""
         assert self._server is not None
         async with self._kafka_door(service) as address:
             on_stop = self._on_ready(self.endpoint)
@@ -423,7 +425,7 @@ class _Process:
 
     @contextlib.asynccontextmanager
     async def _kafka_door(self, service: Service) -> AsyncIterator[str]:
-        """Serve Kafka clients meanwhile, if that is asked; gives the address they are told."""
+        """Serve Kafka clients within the context, if configured; yields the advertised address."""
         if self._kafka is None:
             yield ""
             return
@@ -449,7 +451,7 @@ async def _read_all(service: Service, standing: Standing | None) -> list[Metric]
 
 
 class _StopSignals:
-    """The first SIGTERM or SIGINT asks to stop, the second one to hurry."""
+    """The first SIGTERM or SIGINT sets `stop`, the second signal sets `hurry`."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
@@ -489,7 +491,7 @@ async def _stop_in_order(service: Service, on_stop: Callable[[], None]) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals and TLS to us and says when it listens."""
+    """A uvicorn server without signal handling, with `TlsListener`, and with `is_listening`."""
 
     def __init__(
         self, config: uvicorn.Config, connections: OpenConnections, certificate: Certificate | None
@@ -502,11 +504,11 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone: draining comes before uvicorn's own end."""
+        """Install no signal handlers: the service drains before the shutdown of uvicorn."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening and say so."""
+        """Start listening and set `is_listening`."""
         if self._certificate is None:
             await super().startup(sockets=sockets)
         else:
@@ -537,7 +539,7 @@ class _Server(uvicorn.Server):
 
 
 def http_config(config: ServiceConfig, app: App, connections: OpenConnections) -> uvicorn.Config:
-    """Return how uvicorn serves `app` to these connections."""
+    """Return uvicorn's configuration to serve `app` to these connections."""
     return uvicorn.Config(
         app,
         interface="asgi3",
@@ -555,16 +557,17 @@ def http_config(config: ServiceConfig, app: App, connections: OpenConnections) -
 
 
 def _within_open_files(config: ServiceConfig) -> ServiceConfig:
-    """Allow as many open files as the system does, and no more connections than half of them.
+    """Raise the limit of open files to the system's limit; use at most half for connections.
 
-    Fewer requests than connections: who comes when all requests are taken is heard and answered.
+    The limit of requests is below the limit of connections, so that a caller gets an error message
+    at the limit of requests.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    wanted = config.connections_max + config.buckets_max * _FILES_A_BUCKET
-    if hard < wanted:
-        _logger.debug("event=few_open_files limit=%d full_service_needs=%d", hard, wanted)
+    files_needed = config.connections_max + config.buckets_max * _FILES_A_BUCKET
+    if hard < files_needed:
+        _logger.debug("event=few_open_files limit=%d full_service_needs=%d", hard, files_needed)
     connections_max = min(config.connections_max, max(1, hard // 2))
     if connections_max < config.connections_max:
         _logger.info(

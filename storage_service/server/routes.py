@@ -1,11 +1,11 @@
-"""Every route there is, once: its method and path, what it asks of its caller, and what answers it.
+"""The table of all routes: method, path, grant of the caller, and the part that answers.
 
-The application dispatches by this table and access control asks it; the control routes are FastAPI
-routes made of its rows, each bound to the function of its name. A route without a row cannot be
-made, and a row without a need neither.
+The application and access control read this table. The control routes are FastAPI routes built from
+the rows; each row is bound to the function of the same name. A route needs a row, and a row needs a
+grant.
 
-Rows without a name answer nothing. They say what is needed where no route is, so that who may not
-is told so before anybody is told that nothing is there.
+Rows without a name answer nothing. Such rows state the grant for paths without a route. An
+unauthorised caller gets 403 before the handler runs, so 404 reveals nothing.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ __all__ = [
     "ROUTES",
     "STATUS_PAGE_PATH",
     "Answer",
-    "Found",
     "Route",
+    "RouteMatch",
     "find",
 ]
 
 ANY: Final = "*"
-"""As a method: every one that no other row of the path has."""
+"""As a method: all methods without a row of the same path."""
 READING: Final = "GET, HEAD"
 ANY_TOKEN: Final = "any token"
-"""As a need. What is answered, listed or made is checked where that is known."""
+"""As a need: any valid token. The handler checks the grants for each table."""
 OPEN: Final = "nothing"
 HEALTH_PATH: Final = "/health"
 READY_PATH: Final = "/ready"
@@ -53,12 +53,12 @@ API_PAGE_FILES: Final[Mapping[str, str]] = {
     "/docs/swagger-ui.css": "swagger-ui.css",
     "/docs/swagger-ui-bundle.js": "swagger-ui-bundle.js",
 }
-"""Which file is answered at each path of the page that describes the control routes."""
+"""Path -> file, for the page that describes the control routes."""
 OPEN_PAGES: Final = frozenset((STATUS_PAGE_PATH, *API_PAGE_FILES))
-"""What has nothing in it: what these pages show they ask for, with a token."""
-# Whoever looks after a process wants to know how it is, whosever the data are.
+"""Pages without data: a page fetches its data with a token."""
+# These answers describe the process, so a process without the data may give them.
 _OF_THE_PROCESS: Final = frozenset(("health", "page", "status", "metrics"))
-# Of these routes, those whose answer says how things stand, although they may change something.
+# Routes that may change state and whose answers describe the present state.
 _PLANS: Final = frozenset(("claim", "heartbeat", "compare_history", "fail"))
 _READS: Final = frozenset(("GET", READING))
 _NEED: Final = re.compile(r"(read|write|admin):([\w{}.*]+)")
@@ -69,7 +69,7 @@ class Answer(enum.Enum):
 
     NOTHING = enum.auto()
     PROCESS = enum.auto()
-    """What every process says of itself, also one that owns nothing: process_answers.py."""
+    """State of the process, with or without an owned shard: `_process_answers.py`."""
     DATA = enum.auto()
     """Rows: a function of data/, straight on ASGI."""
     CONTROL = enum.auto()
@@ -79,34 +79,34 @@ class Answer(enum.Enum):
     CATALOG = enum.auto()
     """The Iceberg REST catalog."""
     REGISTRY = enum.auto()
-    """Schemas of records, as Kafka's serializers ask for them."""
+    """The schema registry for Kafka's serializers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """One row of the table.
 
-    In `path`, `{name}` is any one segment, and `...` at the end is any number of them, none too.
-    `need` is a grant in which parameters of the path may stand, `ANY_TOKEN` or `OPEN`.
+    In `path`, `{name}` is one segment, and a final `...` is any number of segments, including zero.
+    `need` is `ANY_TOKEN`, `OPEN`, or a grant with placeholders for parameters of the path.
     """
 
     method: str
     path: str
     need: str
     name: str = ""
-    """Of the function that answers; metrics count by it."""
+    """The name of the handler function; metrics are counted by this name."""
     answer: Answer = Answer.NOTHING
     body: Body = Body.JSON
     is_about_service: bool = False
-    """Whether it looks after the service itself: it is let in when others are not."""
+    """Whether the route serves operators: such requests are admitted when the service is full."""
     tag: str = ""
-    """Under which its control route is described."""
+    """The section of the control routes' description."""
 
     @property
     def is_read(self) -> bool:
-        """Whether its answer is true only of the process that owns the data at that moment.
+        """Whether only the present owner of the data may give the answer.
 
-        Other answers are of what was stored, or of the process itself.
+        The remaining routes answer from stored data or about the process.
         """
         if self.answer is Answer.PAGES or self.name in _OF_THE_PROCESS:
             return False
@@ -117,20 +117,20 @@ class Route:
         assert bool(self.name) == (self.answer is not Answer.NOTHING), self
 
 
-class Found(NamedTuple):
-    """The row that a request falls under, and the parameters of its path."""
+class RouteMatch(NamedTuple):
+    """The row of a request, and the parameters of the request's path."""
 
     route: Route
     parameters: dict[str, str]
 
     def need(self) -> Need:
-        """Return the need of the request; raises `InvalidNameError` for a path of no table."""
-        found = _NEED.fullmatch(self.route.need)
-        if found is None:
+        """Return the need of the request; raises `InvalidNameError` for an invalid table name."""
+        match = _NEED.fullmatch(self.route.need)
+        if match is None:
             return Need(Level.READ, None)
-        if found[2] == "{path}":
-            return Need(Level[found[1].upper()], str(TablePath.parse(self.parameters["path"])))
-        return Need(Level[found[1].upper()], found[2].format_map(self.parameters))
+        if match[2] == "{path}":
+            return Need(Level[match[1].upper()], str(TablePath.parse(self.parameters["path"])))
+        return Need(Level[match[1].upper()], match[2].format_map(self.parameters))
 
 
 def _data(method: str, path: str, need: str, name: str) -> Route:
@@ -178,7 +178,7 @@ def _catalog(method: str, path: str, need: str, body: Body = Body.JSON) -> Route
 
 
 def _registry(method: str, path: str) -> Route:
-    # What is needed is a table's, which the subject or the schema's id names.
+    # The handler checks the grant on the table, which the subject or schema id names.
     return Route(
         method=method,
         path=REGISTRY_PATH + path,
@@ -190,7 +190,7 @@ def _registry(method: str, path: str) -> Route:
 
 
 def _nothing(path: str, need: str, changing: str = "", *, about: bool = False) -> tuple[Route, ...]:
-    """Return what is needed where nothing else is: to read, and to change."""
+    """Return the rows of a path without a route: the needs for reading and for changing."""
     return (
         Route(method=READING, path=path, need=need, is_about_service=about),
         Route(method=ANY, path=path, need=changing or need, is_about_service=about),
@@ -306,12 +306,12 @@ _PAGES: Final = (
     _page("/openapi.json", "openapi", ANY_TOKEN),
 )
 
-# Namespaces are databases. What the catalog does not have, it says in its own words.
+# Namespaces are databases. The catalog answers unknown paths in the form of its protocol.
 _LAKE_CATALOG: Final = (
     _catalog(ANY, "/v1/config", ANY_TOKEN),
     # Only OAuth's own route takes a form, to say that there is no OAuth.
     _catalog(ANY, "/v1/oauth/tokens", ANY_TOKEN, Body.FORM),
-    # Which are listed depends on the grants.
+    # The grants decide which namespaces are listed.
     _catalog(READING, "/v1/namespaces", ANY_TOKEN),
     _catalog(ANY, "/v1/namespaces", "write:*"),
     _catalog(ANY, "/v1/transactions/commit", "write:*"),
@@ -345,7 +345,7 @@ _REGISTRY: Final = (
     _registry("PUT", "/config/{subject}"),
     _registry("GET", "/mode"),
     _registry("GET", "/mode/{subject}"),
-    # What there is not, is said in the registry's own form.
+    # The registry answers unknown paths in the form of its protocol.
     _registry(ANY, "/..."),
 )
 
@@ -383,19 +383,19 @@ ROUTES: Final = (*_PROCESS, *_DATA, *_CONTROL, *_PAGES, *_LAKE_CATALOG, *_REGIST
 
 @dataclass(slots=True)
 class _Node:
-    """The rows of one path and of all below it, by method, and where further segments lead.
+    """The rows of one path (`exact`) and of all longer paths (`below`) by method, and child nodes.
 
-    Further segments are words or one parameter, never both: no request has two ways to go.
+    The child nodes are either words or one parameter, so each path has a single way down the tree.
     """
 
-    here: dict[str, Route] = field(default_factory=dict)
+    exact: dict[str, Route] = field(default_factory=dict)
     below: dict[str, Route] = field(default_factory=dict)
     words: dict[str, _Node] = field(default_factory=dict)
     parameter: tuple[str, _Node] | None = None
 
     def add(self, segments: list[str], route: Route) -> None:
         if not segments or segments == ["..."]:
-            rows = self.below if segments else self.here
+            rows = self.below if segments else self.exact
             for method in route.method.split(", "):
                 # The rows that answer come first in the table.
                 rows.setdefault(method, route)
@@ -421,27 +421,27 @@ def _tree(routes: Iterable[Route]) -> _Node:
 _TREE: Final = _tree(ROUTES)
 
 
-def find(method: str, path: str) -> Found:
-    """Return the row that a request falls under: of its path, else of the longest `...` above."""
+def find(method: str, path: str) -> RouteMatch:
+    """Return the row of a request: the row of the exact path, else of the longest `...` prefix."""
     node = _TREE
     parameters: dict[str, str] = {}
-    found = _row(node.below, method)
-    assert found is not None  # the last resort: every method below /
-    # What does not begin with a slash is no path, such as the * of OPTIONS.
+    route = _row(node.below, method)
+    assert route is not None  # the last resort: every method below /
+    # The target of `OPTIONS *` is no path: it has no slash.
     segments = path.split("/")[1:]
     for segment in segments:
         following = node.words.get(segment)
         if following is None:
             if node.parameter is None:
-                return Found(found, parameters)
+                return RouteMatch(route, parameters)
             name, following = node.parameter
             parameters[name] = segment
         node = following
         if node.below:
-            found = _row(node.below, method) or found
+            route = _row(node.below, method) or route
     if segments:
-        found = _row(node.here, method) or found
-    return Found(found, parameters)
+        route = _row(node.exact, method) or route
+    return RouteMatch(route, parameters)
 
 
 def _row(rows: Mapping[str, Route], method: str) -> Route | None:

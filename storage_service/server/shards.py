@@ -1,7 +1,8 @@
-"""What a process that serves one of several shards knows of the others, for its routes.
+"""The other shards of a service, for the routes of a process that serves one shard.
 
-The directory is in the store, so it is asked on threads of its own: a store that does not answer
-must not keep anybody's rows waiting. What is in this shard needs none of it.
+The shard directory is in the object store. Reads of the directory run on a separate thread pool:
+a store that does not answer must not delay requests for rows. Tables of this shard need no read of
+the directory.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ _THREADS: Final = 4
 RECORD_INTERVAL_MS: Final = 10_000
 _ENDPOINTS_KEPT_S: Final = 10.0
 _LOAD_INTERVAL_S_MIN: Final = 5.0
-# Less is noise, and each record is an object that is stored.
+# A smaller change is noise, and each record is a stored object.
 _LOAD_CHANGE_MILLICORES: Final = 100
 
 
 class ShardOwners(Protocol):
-    """What the leases of all shards say. Blocking, called on several threads."""
+    """The owners of all shards, by the leases. Blocking, called on several threads."""
 
     def of(self, shard: str) -> Owner | None:
-        """Return who owns a shard, or did last; None if nobody ever did."""
+        """Return the current or last owner of a shard; None if the shard never had an owner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardState:
-    """One shard, as another process sees it."""
+    """One shard, as another process sees the shard."""
 
     shard: str
     owner: Owner | None
@@ -63,7 +64,7 @@ class ShardState:
 
     @property
     def is_live(self) -> bool:
-        """Whether its owner's lease was renewed lately."""
+        """Whether the owner's lease was renewed lately."""
         return self.owner is not None and self.owner.is_live
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +80,7 @@ class ShardState:
         }
 
     def target(self) -> dict[str, Any] | None:
-        """Return where Prometheus finds its metrics; None while it has no owner."""
+        """Return the Prometheus target of the shard's metrics; None while no live owner exists."""
         owner = self.owner
         if owner is None or not self.is_live or owner.endpoint is None:
             return None
@@ -89,7 +90,7 @@ class ShardState:
 
 
 class Shards:
-    """This shard among the others. Event loop only, but for what it hands to its threads."""
+    """This shard among all shards. Event loop only, except for the functions run on the pool."""
 
     def __init__(
         self,
@@ -102,10 +103,11 @@ class Shards:
         figures: Callable[[], dict[str, Any] | None] = lambda: None,
         load_millicores: Callable[[], int] | None = None,
     ) -> None:
-        """Know the others by what is in the store.
+        """Read the other shards' state from the store.
 
-        `each` reads many leases, as it does for `ShardDirectory`; `figures` are of the own journal;
-        `load_millicores` is of this shard, without it of this process.
+        `each` maps a function over many leases, as for `ShardDirectory`. `figures` returns the
+        figures of this shard's journal. `load_millicores` returns the load of this shard; without
+        the function, the load of this process is measured.
         """
         self.peers = peers
         self.figures = figures
@@ -126,17 +128,24 @@ class Shards:
         self._ids_read = 0
 
     def close(self) -> None:
-        """Wait for what is asked of the directory."""
+        """Wait for the running reads of the directory, then end the threads."""
         self._threads.shutdown()
 
     def jobs(self) -> list[Job]:
-        """What is said to the other shards by itself."""
-        return [Job(name="shard_record", every_ms=RECORD_INTERVAL_MS, look=self.say, is_eager=True)]
+        """Return the job that publishes this shard's record."""
+        return [
+            Job(
+                name="shard_record",
+                every_ms=RECORD_INTERVAL_MS,
+                look=self.publish_record,
+                is_eager=True,
+            )
+        ]
 
     # -- where tables are ------------------------------------------------------------------------
 
     async def elsewhere(self, path: TablePath) -> NotOwnerError | None:
-        """Return what is answered about a table that another shard has; None if none has it."""
+        """Return the error that names the table's shard; None if no other shard has the table."""
         return await self._run(self._elsewhere, path)
 
     def _elsewhere(self, path: TablePath) -> NotOwnerError | None:
@@ -146,9 +155,9 @@ class Shards:
         return self._not_here(path, entry.shard)
 
     async def endpoint_of(self, path: TablePath) -> str | None:
-        """Return where the shard answers that has a table, None if it is this one or none.
+        """Return the endpoint of another shard's table; None if no other shard has the table.
 
-        Raises `UnavailableError` if that is not known.
+        Raises `UnavailableError` if the shard has no live owner.
         """
         error = await self.elsewhere(path)
         if error is None or error.owner is not None:
@@ -156,32 +165,32 @@ class Shards:
         raise UnavailableError(error.message)
 
     async def names(self) -> set[TablePath]:
-        """Return the names of all tables of other shards, and names that no table has now."""
+        """Return all names in the directory, including names without a table."""
         return await self._run(self._directory.names)
 
     async def endpoint_of_shard(self, shard: str) -> str:
-        """Return where a shard answers that is alive; raises `UnavailableError`."""
+        """Return the endpoint of a shard; raises `UnavailableError` without a live owner."""
         owner = await self._run(self._owners.of, shard)
         if owner is None or not owner.is_live or owner.endpoint is None:
             raise UnavailableError(f"shard '{shard}' has no owner that is alive")
         return owner.endpoint
 
     async def place(self, path: TablePath) -> None:
-        """Return if a new table of this name is to be made here.
+        """Assign the name of a new table to the least loaded shard; return if this is the shard.
 
-        Raises `NotOwnerError` if another shard is to make it, and `TableExistsError`.
+        Raises `NotOwnerError` if another shard has to create the table, and `TableExistsError`.
         """
         await self._run(self._place, path)
 
     async def claim(self, path: TablePath) -> None:
-        """Return if a new table of this name is made here, whatever the load; else as `place`."""
+        """Assign the name of a new table to this shard, whatever the load; raises as `place`."""
         await self._run(self._place, path, self.own)
 
-    def _place(self, path: TablePath, wanted: str | None = None) -> None:
+    def _place(self, path: TablePath, requested_shard: str | None = None) -> None:
         records = self._directory.records()
         owners = self._owners_of(records)
         live = {shard for shard, owner in owners.items() if owner is not None and owner.is_live}
-        best = wanted or least_loaded(
+        best = requested_shard or least_loaded(
             live,
             records=records,
             tables=table_counts(self._directory.readable_entries().values()),
@@ -199,19 +208,19 @@ class Shards:
 
     def _not_here(self, path: TablePath, shard: str) -> NotOwnerError:
         owner = self._owners.of(shard)
-        # Whoever has the address of an owner that is gone would be sent the caller's token.
+        # The client sends its token to this endpoint: a dead owner's address may be reused.
         endpoint = None if owner is None or not owner.is_live else owner.endpoint
         where = "which has no live owner" if endpoint is None else f"which answers at {endpoint}"
         return NotOwnerError(f"table '{path}' is in shard '{shard}', {where}", owner=endpoint)
 
-    # -- all of it -------------------------------------------------------------------------------
+    # -- all shards ------------------------------------------------------------------------------
 
     async def tables(self) -> dict[TablePath, str]:
-        """Return every table and the shard that has it; this one's as they are here."""
+        """Return every table with the name of its shard; tables of this shard are up to date."""
         try:
             entries = await self._run(self._directory.readable_entries)
         except StreamhouseError as error:
-            # A list is of a moment that is past in any case, and this shard's own are known.
+            # A list is always of a past moment, and this shard's tables need no directory.
             _logger.warning("event=directory_unreadable why=%r", error.message)
         else:
             self._elsewhere_last = {
@@ -224,15 +233,15 @@ class Shards:
 
     async def list_tables(self, database: str | None) -> list[TablePath]:
         """Return the paths of all tables, or of one database's, sorted."""
-        found = sorted(await self.tables())
+        paths = sorted(await self.tables())
         if database is None:
-            return found
-        known = await self.databases()
-        if database not in known:
+            return paths
+        databases = await self.databases()
+        if database not in databases:
             raise DatabaseNotFoundError(
-                f"database '{database}' does not exist{suggestion(database, known)}"
+                f"database '{database}' does not exist{suggestion(database, databases)}"
             )
-        return [path for path in found if path.database == database]
+        return [path for path in paths if path.database == database]
 
     async def ids_elsewhere(self) -> dict[int, TablePath]:
         """Return the tables of the other shards, by id."""
@@ -240,15 +249,15 @@ class Shards:
         return {e.table_id: path for path, e in entries.items() if self._is_elsewhere(e)}
 
     async def path_elsewhere(self, table_id: int) -> TablePath | None:
-        """Return the table of another shard that had an id when it was found; None if none has it.
+        """Return the path of another shard's table by table id; None for an unknown id.
 
-        An id is always of the same table, so one that was found is not looked for again. For others
-        all names are read: by one after the other, and for all who asked before that began.
+        An id never changes its table, so a cached id is not read again. For an unknown id all names
+        are read. Concurrent callers share a read that began after their calls.
         """
         if table_id not in self._ids:
-            asked = self._ids_begun
+            begun_reads = self._ids_begun
             async with self._reading_ids:
-                if self._ids_read <= asked:
+                if self._ids_read <= begun_reads:
                     self._ids_begun += 1
                     self._ids = await self.ids_elsewhere()
                     self._ids_read = self._ids_begun
@@ -259,10 +268,10 @@ class Shards:
         return sorted(await self._run(self._directory.databases))
 
     async def endpoints(self) -> list[str]:
-        """Return where the shards answer that have an owner, as it was seconds ago."""
+        """Return the endpoints of all live owners, cached for some seconds."""
         now_s = time.monotonic()
         if now_s >= self._endpoints_until_s:
-            # Workers ask again and again; what they miss they are told the next time.
+            # Workers poll: a worker gets a new endpoint with the next poll.
             self._endpoints_until_s = now_s + _ENDPOINTS_KEPT_S
             states = await self.states()
             owners = [state.owner for state in states if state.owner is not None]
@@ -270,15 +279,14 @@ class Shards:
         return self._endpoints
 
     async def states(self) -> list[ShardState]:
-        """Return every shard there is or was, sorted by name."""
+        """Return every present and past shard, sorted by name."""
         return await self._run(self._states)
 
     def _states(self) -> list[ShardState]:
-        # Right after its start it has not said anything of itself yet.
+        # Right after the start this shard has not published a record yet.
         records = {self.own: ShardRecord(shard=self.own), **self._directory.records()}
-        found = self._directory.readable_entries().values()
-        held = [entry for entry in found if entry.state is NameState.HELD]
-        counts = table_counts(held)
+        entries = self._directory.readable_entries().values()
+        counts = table_counts([entry for entry in entries if entry.state is NameState.HELD])
         owners = self._owners_of(records)
         return [
             ShardState(
@@ -290,10 +298,10 @@ class Shards:
             for shard, record in sorted(records.items())
         ]
 
-    # -- what this one says ----------------------------------------------------------------------
+    # -- this shard's record ---------------------------------------------------------------------
 
-    async def say(self) -> None:
-        """Say how this shard is, if it is otherwise than it said last; release what is left."""
+    async def publish_record(self) -> None:
+        """Publish this shard's record after a change; release names of dropped tables."""
         record = ShardRecord(
             shard=self.own,
             load_millicores=self._load_millicores(),
@@ -319,7 +327,7 @@ def _is_news(before: ShardRecord | None, record: ShardRecord) -> bool:
 
 
 class _Load:
-    """Processor time of this process since it was asked last."""
+    """Processor time of this process since the last call."""
 
     def __init__(self) -> None:
         self._at_s, self._used_s = time.monotonic(), time.process_time()
@@ -328,7 +336,7 @@ class _Load:
         now_s, used_s = time.monotonic(), time.process_time()
         passed_s, spent_s = now_s - self._at_s, used_s - self._used_s
         if passed_s < _LOAD_INTERVAL_S_MIN:
-            # A start is work that says nothing of what comes after it.
+            # The work of a start does not predict the load after the start.
             return 0
         self._at_s, self._used_s = now_s, used_s
         return round(1000 * spent_s / passed_s)

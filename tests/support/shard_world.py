@@ -105,7 +105,7 @@ class ShardWorld:
             },
         ) as service:
             assert service.service.shards is not None
-            await service.service.shards.say()
+            await service.service.shards.publish_record()
             self.services[f"http://{name}:1"] = service
             try:
                 yield service

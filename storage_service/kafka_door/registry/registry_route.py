@@ -56,7 +56,7 @@ from streamhouse.storage_service.server.access.access import token_of
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.http.http_exchange import Body, HttpExchange
 from streamhouse.storage_service.server.peers import HANDED_ON, PeerAnswer, PeerRequest
-from streamhouse.storage_service.server.routes import Found
+from streamhouse.storage_service.server.routes import RouteMatch
 from streamhouse.storage_service.server.service import Service
 
 __all__ = ["answer_registry"]
@@ -66,7 +66,7 @@ _NUMBER: Final = re.compile(r"\d{1,10}", re.ASCII)
 _LATEST: Final = ("latest", "-1")
 
 
-async def answer_registry(exchange: HttpExchange, service: Service, found: Found) -> None:
+async def answer_registry(exchange: HttpExchange, service: Service, found: RouteMatch) -> None:
     """Answer one request below the registry's path, for whichever shard has the table."""
     given = (exchange.header(b"content-type") or b"").partition(b";")[0].strip().lower()
     if given == Body.JSON.content_type:

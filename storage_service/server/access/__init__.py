@@ -1,1 +1,1 @@
-"""Who may do what: `AccessControl`, `ForeignRequests`, and `Grants`, which has the tokens."""
+"""Access control: `AccessControl`, `ForeignRequests`, and `Grants` with the tokens."""

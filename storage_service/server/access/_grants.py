@@ -7,7 +7,7 @@ The file is TOML and holds no token, only SHA-256 hashes of tokens:
     sha256 = "9f86d081884c7d65..."
     grants = ["read:sales.*", "write:sales.orders", "read:service"]
 
-`caller.py` says what a grant is.
+`caller.py` defines grants.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _FIELDS: Final = {"name", "sha256", "grants"}
 
 
 def token_hash(token: bytes) -> str:
-    """Return what the grants file holds of a token."""
+    """Return the hash of a token for the grants file."""
     return hashlib.sha256(token).hexdigest()
 
 
 def load_grants(path: Path) -> Mapping[str, Caller]:
-    """Return token hash -> caller; raises `InvalidRequestError` that says what is wrong where."""
+    """Return token hash -> caller; raises `InvalidRequestError` with the place of the mistake."""
     content = read_private(path, kind="grants", bytes_max=_FILE_BYTES_MAX)
     try:
         return _callers(tomllib.loads(content.decode()))
@@ -65,7 +65,7 @@ def _callers(document: dict[str, Any]) -> dict[str, Caller]:
         if name in names or name in (OWNER.name, UNKNOWN.name):
             raise InvalidRequestError(f"{where}: the name '{name}' is taken")
         if not isinstance(digest, str) or not _HASH.fullmatch(digest):
-            # Not repeated here: somebody may have put the token itself.
+            # The message does not quote the value, which may be a token by mistake.
             raise InvalidRequestError(
                 f"{where} ('{name}'): sha256 must be 64 lower case hex digits"
             )
@@ -91,8 +91,8 @@ class Grants:
         self.reload_failures = 0
 
     def caller(self, token: bytes) -> Caller | None:
-        """Return whose token this is, or None."""
-        # Looked up by its hash: the time taken says nothing about the tokens there are.
+        """Return the caller of a token, or None."""
+        # A lookup by hash: the time of the lookup reveals nothing about valid tokens.
         return self._callers.get(token_hash(token))
 
     def refresh(self) -> None:

@@ -1,17 +1,17 @@
-"""Who sent a request, and whether they may do what it needs.
+"""Access control: the caller of a request, and the check of the caller's grants.
 
-What each route needs is in `routes.py`. A refusal comes before anything of the table is looked at:
-it does not say whether the table exists.
+`routes.py` lists the grant that each route needs. A request is refused before any read of the
+table, so a refusal does not reveal whether the table exists.
 
-Before that: which requests a browser sends on behalf of a web page that is not this service's own.
+An earlier check refuses requests that a browser sends on behalf of a foreign web page.
 
-Any page may make its reader's browser send requests to this machine, or to a name that the page's
-owner lets lead here (DNS rebinding). The browser says so in the request, and a page cannot change
-that: `Host` is the name that the page used, `Origin` and `Sec-Fetch-Site` are whose page it is.
+Any page may make a browser send requests to this machine, or to a DNS name that the owner of the
+page points to this machine (DNS rebinding). The browser reports the page in headers that the page
+cannot change: `Host` is the requested name, `Origin` and `Sec-Fetch-Site` describe the page.
 
-Own names are IP addresses, which nobody can let lead elsewhere, `localhost`, this machine's name,
-the address listened on, and what the operator named. Programs send no `Origin`: all but `Host`
-concerns browsers only.
+The service accepts these hosts: IP addresses, which no DNS record can redirect, `localhost`, the
+machine's name, the listening address, and the names of `--allowed-host`. Programs send no `Origin`:
+all checks except the check of `Host` concern browsers only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SEEN_MAX: Final = 1_000
 
 
 class AccessControl:
-    """Decides who sent a request and what they may do. Event loop only."""
+    """Finds the caller of a request and checks the caller's grants. Event loop only."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._token = None if config.token is None else config.token.encode()
@@ -56,12 +56,12 @@ class AccessControl:
 
     @property
     def reload_failures(self) -> int:
-        """How often a changed grants file was broken and the one before it kept."""
+        """How often a changed grants file was broken, so that the old grants stayed in use."""
         return 0 if self._grants is None else self._grants.reload_failures
 
     @property
     def is_open(self) -> bool:
-        """Whether every caller is trusted: none is asked for a token."""
+        """Whether the service trusts every caller and needs no token."""
         return self._token is None and self._grants is None
 
     def admit(self, exchange: HttpExchange) -> None:
@@ -76,9 +76,9 @@ class AccessControl:
             self.require(exchange, need.level, need.scope)
 
     def is_probe(self, exchange: HttpExchange) -> bool:
-        """Whether a request to `/ready` is one without a token, as a load balancer sends it.
+        """Whether a request to `/ready` has no token, as from a load balancer.
 
-        It is told that and nothing else, by whatever name it asks, as of `/health`.
+        A probe gets only the readiness, and may use any host name, as for `/health`.
         """
         return (
             exchange.method in ("GET", "HEAD")
@@ -87,11 +87,11 @@ class AccessControl:
         )
 
     def share_of(self, caller: Caller, address: str) -> str:
-        """Whose share of what all callers share a request uses: its token's, else its address's."""
+        """Return the caller's key in `FairShares`: the token's name, else the address."""
         return f"client {address}" if self.is_open else f"token {caller.name}"
 
     def is_still_admitted(self, exchange: HttpExchange) -> bool:
-        """Whether a request that goes on for long would be admitted now."""
+        """Whether a long-running request would be admitted now."""
         try:
             self.admit(exchange)
         except (UnauthorizedError, ForbiddenError):
@@ -131,9 +131,9 @@ class AccessControl:
         )
 
     def caller_of(self, token: bytes) -> Caller | None:
-        """Return who has a token, None if nobody has; where none is asked for it is not looked at.
+        """Return the caller of a token, or None. An open service does not check the token.
 
-        Compared as bytes and in full, so that the time taken says nothing about a right token.
+        Tokens are compared as bytes in constant time, so the time reveals nothing about the token.
         """
         if self.is_open:
             return OWNER
@@ -147,14 +147,14 @@ class AccessControl:
         return self._grants.caller(token)
 
     def _refresh(self, grants: Grants) -> None:
-        now = time.monotonic()
-        if now - self._checked_at >= self._check_interval_s:
-            self._checked_at = now
+        now_s = time.monotonic()
+        if now_s - self._checked_at >= self._check_interval_s:
+            self._checked_at = now_s
             grants.refresh()
 
 
 def token_of(exchange: HttpExchange) -> bytes:
-    """Return the token that a caller has shown, empty if there is none."""
+    """Return the token of a request, empty without a token."""
     kind, _, token = (exchange.header(b"authorization") or b"").partition(b" ")
     token = token.strip()
     if kind.lower() == b"basic" and exchange.path.startswith(f"{REGISTRY_PATH}/"):
@@ -162,29 +162,29 @@ def token_of(exchange: HttpExchange) -> bytes:
     return token if kind.lower() == b"bearer" else b""
 
 
-def _password(given: bytes) -> bytes:
-    """Return the password of Basic authentication, empty if it is none; the user may be anybody."""
+def _password(credentials: bytes) -> bytes:
+    """Return the password of Basic authentication, empty if invalid; the user name is ignored."""
     try:
-        return base64.b64decode(given, validate=True).partition(b":")[2]
+        return base64.b64decode(credentials, validate=True).partition(b":")[2]
     except ValueError:
         return b""
 
 
 class ForeignRequests:
-    """Refuses the requests of other pages, by their headers."""
+    """Refuses the requests of foreign web pages, by the headers."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._named = frozenset(name.lower() for name in config.allowed_hosts)
         machine = socket.gethostname().lower()
-        own = {"localhost", machine, machine.partition(".")[0], config.host.lower()}
-        self._own = self._named | own
-        # With a certificate the browser has checked the name before it sent anything.
+        machine_names = {"localhost", machine, machine.partition(".")[0], config.host.lower()}
+        self._hosts = self._named | machine_names
+        # With a certificate the browser has checked the name before the request.
         self._is_any_host = ANY_HOST in self._named or config.tls_certificate_file is not None
-        # Values of `Host` that were right, as they were sent: most requests need one look.
+        # Accepted values of `Host`, byte by byte: most requests need a single lookup.
         self._seen: set[bytes] = set()
 
     def check(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Raise `ForbiddenError` for the request of another page."""
+        """Raise `ForbiddenError` for the request of a foreign page."""
         host = origin = site = mode = None
         for name, value in headers:
             if name not in _LOOKED_AT:
@@ -208,8 +208,8 @@ class ForeignRequests:
 
     def _check_host(self, value: bytes) -> None:
         name = _host_name(value.decode("latin-1").lower())
-        is_own = name is not None and (name in self._own or _is_address(name))
-        if not (self._is_any_host or is_own):
+        is_accepted = name is not None and (name in self._hosts or _is_address(name))
+        if not (self._is_any_host or is_accepted):
             shown = value.decode("latin-1")[:200]
             raise ForbiddenError(
                 f"the request is for host '{shown}', which is no name of this service; if it is"
@@ -219,7 +219,7 @@ class ForeignRequests:
             self._seen.add(value)
 
     def _check_origin(self, origin: bytes, host: bytes | None) -> None:
-        """Accept a page of this very host and port, or of a host that the operator named."""
+        """Accept a page of the same host and port, or of a host in `--allowed-host`."""
         text = origin.decode("latin-1").lower()
         name = _host_name(text.partition("://")[2])
         if name is not None:
@@ -234,9 +234,9 @@ class ForeignRequests:
 
 
 def _host_name(text: str) -> str | None:
-    """Return the name in `name:port`, or None if it is none."""
-    found = _HOST.fullmatch(text)
-    return None if found is None else found[1].strip("[]").rstrip(".")
+    """Return the name in `name:port`, or None for other text."""
+    match = _HOST.fullmatch(text)
+    return None if match is None else match[1].strip("[]").rstrip(".")
 
 
 def _is_address(name: str) -> bool:

@@ -1,4 +1,4 @@
 """Connections, requests and answers, and the bounds on their number, time and memory.
 
-`HttpExchange` is one request and its answer; everything above speaks to it.
+`HttpExchange` is one request and its answer, the interface for all code above this folder.
 """

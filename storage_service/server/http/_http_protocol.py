@@ -1,8 +1,8 @@
-"""uvicorn's HTTP connection with bounds it does not have: how many, how long and how large a head.
+"""uvicorn's HTTP connection with additional bounds: count, idle time, and size of a request head.
 
-Most of this is about peers that are no well-behaved client: too many of them, silent ones, ones
-that send a request line for ever, ones that do not speak HTTP, ones that send requests without
-reading an answer. A connection reads on only when the requests that it has read are answered.
+Most of the code handles peers that misbehave: too many peers, silent peers, endless request lines,
+other protocols, and peers that send requests without reading answers. A connection reads on only
+when all its earlier requests are answered.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from streamhouse.storage_service.server.http.open_connections import OpenConnect
 __all__ = ["bounded_protocol"]
 
 HEAD_BYTES_MAX: Final = 64 << 10
-# What is parsed at a time: the requests in it, 230 of the shortest, are the most that a connection
-# has in memory as objects. A body is parsed whole.
+# The bytes parsed at a time. This bounds the request objects of a connection: 230 of the shortest.
+# A body is parsed whole.
 _PARSED_BYTES: Final = 4 << 10
 # Far less than what makes a connection pause its writers.
 _TOGETHER_BYTES_MAX: Final = 16 << 10
-# What no head may have, besides the ends of its lines.
+# Bytes that no head may have, besides the line ends.
 _CONTROL: Final = bytes([*range(9), *range(10, 32), 127])
 
 
 def bounded_protocol(connections: OpenConnections, *, timeout_ms: int) -> type[asyncio.Protocol]:
-    """Return a connection class with these limits; uvicorn makes one object a connection.
+    """Return a connection class with these limits; uvicorn makes an object for each connection.
 
-    `timeout_ms` is how long a head may take, and how long the next one may be awaited.
+    `timeout_ms` limits the time to receive a head, and the idle time between requests.
     """
 
     class BoundedHttpProtocol(_BoundedHttpProtocol):
@@ -61,23 +61,23 @@ def bounded_protocol(connections: OpenConnections, *, timeout_ms: int) -> type[a
 
 
 class _Together:
-    """Small answers that leave at the end of this turn of the loop, all connections' together.
+    """Small answers of all connections, sent together at the end of the loop's iteration.
 
-    Each one that is sent may wake its client. Clients that are woken one by one, between answers,
-    send one by one: measured with 32 connections, that costs the service a fifth of its processor.
+    Sending an answer may wake the client. Clients woken between answers send their next requests
+    separately: measured with 32 connections, this costs the service a fifth of its processor time.
     """
 
     def __init__(self) -> None:
         self._waiting: list[tuple[asyncio.Transport, bytes]] = []
 
     def write(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Send `data` soon."""
+        """Send `data` at the end of the loop's iteration."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self.flush)
         self._waiting.append((transport, data))
 
     def flush(self) -> None:
-        """Send all of it now: something else is to be written, or a connection to be closed."""
+        """Send all waiting answers now, before another write or the end of a connection."""
         waiting, self._waiting = self._waiting, []
         for transport, data in waiting:
             if not transport.is_closing():
@@ -85,7 +85,7 @@ class _Together:
 
 
 class _Reading(FlowControl):
-    """uvicorn's flow control of a connection, which asks `may_read_on` before it reads on."""
+    """uvicorn's flow control of a connection, with `may_read_on` as a further condition."""
 
     def __init__(self, transport: asyncio.Transport, may_read_on: Callable[[], bool]) -> None:
         super().__init__(transport)
@@ -105,24 +105,24 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     timeout_s: float
     together: _Together
     _answered: RequestResponseCycle | None = None
-    """Of the requests that have arrived, the one whose turn it is."""
+    """The request that is being answered; later requests of the connection wait."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._timer: asyncio.TimerHandle | None = None
         self.closes_at: float | None = None
-        """When it is closed unless a head, or the next request, has come by then."""
+        """The deadline for the rest of a head, or for the next request; None without a deadline."""
         self._head_bytes: int | None = 0
-        """What has come of the head that has begun; None if none has."""
-        # Whether the piece that is being read has the end of another request.
+        """The bytes received of an incomplete head; None outside a head."""
+        # Whether the piece being parsed contains the end of another request.
         self._is_shared = False
-        # Of what came in one piece one request only begins at once: others have their turn.
+        # Only one request of a piece begins at once: the other connections have their turn first.
         self._may_begin = False
         self._unbegun: RequestResponseCycle | None = None
-        # Bytes that have arrived behind requests which are not answered, and are not parsed yet.
+        # Bytes that arrived behind unanswered requests, not parsed yet.
         self._unparsed = b""
         self._parses_soon = False
-        # Of the body that is being parsed.
+        # The bytes of the present body that are parsed.
         self._body_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -130,7 +130,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self.flow = _Reading(transport, self._may_read_on)
         self.drain = self.flow.drain
         self.unsent_bytes = transport.get_write_buffer_size
-        # A stalled answer is given up by cutting the connection: closing would wait for the peer.
+        # A stalled answer ends with `abort`: `close` would wait for the peer.
         self.abort = transport.abort
         try:
             self.open_connections.opened(self, self.client[0] if self.client else None)
@@ -147,30 +147,30 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         answered = self._answered
         if answered is not None and not answered.response_complete:
-            # Of several that have arrived, uvicorn tells the last one only.
+            # uvicorn marks only the last of several requests as disconnected.
             answered.disconnected = True
             answered.message_event.set()
 
     def shutdown(self) -> None:
-        """Close once what is in progress is answered."""
+        """Close once the request in progress is answered."""
         self.together.flush()
         super().shutdown()
 
     def drop(self) -> None:
-        """Close at once and give the place to another connection."""
+        """Close at once, to make room for another connection."""
         self.together.flush()
         self.open_connections.closed(self)
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self.pipeline or self._unparsed:
-            # TLS hands on what it had decrypted before it was told to pause.
+            # After a pause, TLS still delivers the bytes that were decrypted before.
             self._unparsed += data
         else:
             self._parse(data)
 
     def _parse(self, data: bytes) -> None:
-        """Parse until a request has to wait for the one before it; keep the other bytes."""
+        """Parse until a request has to wait for an earlier request; keep the remaining bytes."""
         self._may_begin = not self.flow.write_paused
         if len(data) <= _PARSED_BYTES:
             self._parse_piece(data)
@@ -185,22 +185,22 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
                 self.flow.pause_reading()
         self._may_begin = False
         if self._unbegun is not None:
-            # Its body has not arrived yet.
+            # The request's body has not arrived yet.
             super()._start_asgi_task(self._unbegun, self.app)
             self._unbegun = None
 
     def _missing_bytes(self) -> int:
-        """Return how many bytes have to come of a body whose length is announced."""
+        """Return how many bytes are missing of a body with an announced length."""
         if self._head_bytes is not None or not self.cycle.more_body:
             return 0
         length = next((text for name, text in self.headers if name == b"content-length"), b"0")
-        # A length that is no number is the parser's to refuse.
+        # The parser refuses a length that is no number.
         return int(length) - self._body_bytes if length.isdigit() else 0
 
     def _may_read_on(self) -> bool:
-        """Whether all that was read is parsed, and every request of it is answered or begun."""
+        """Whether all received bytes are parsed, and every request is answered or begun."""
         if self._unparsed and not self.pipeline and not self._parses_soon:
-            # In a turn of its own: the other connections have theirs before.
+            # In a separate iteration of the loop: the other connections have their turn first.
             self._parses_soon = True
             self.loop.call_soon(self._parse_on)
         return not self.pipeline and not self._unparsed
@@ -246,7 +246,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if self.transport.is_closing():
-            # The answer before was the last one, and this request came with it.
+            # The previous answer closed the connection; this request had arrived before.
             return
         self._answered = cycle
         if self._may_begin:
@@ -263,7 +263,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             self._begin(cycle)
 
     def _begin(self, cycle: RequestResponseCycle) -> None:
-        """Answer a request that is whole; it gets a task when it waits, see `own_task`."""
+        """Answer a complete request; the request gets a task when it waits, see `own_task`."""
         scope: Any = cycle.scope
         scope[BODY_KEY] = cycle.body
         app: Any = self.app
@@ -273,11 +273,11 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             context.run(answering.send, None)
         except StopIteration:
             if not cycle.response_complete:
-                # Its client is gone, or it met a bug when nothing could be answered any more.
+                # The client is gone, or a bug ended the request after the start of the answer.
                 self.together.flush()
                 self.transport.close()
             return
-        except BaseException as error:  # noqa: BLE001 - the parser would take it for its own
+        except BaseException as error:  # noqa: BLE001 - the parser would take it for a parse error
             answering = _raise(error)
         task = self.loop.create_task(cycle.run_asgi(lambda *_: go_on(answering)), context=context)
         task.add_done_callback(self.tasks.discard)
@@ -285,14 +285,14 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
     @property
     def write_paused(self) -> bool:
-        """Whether the client has to take something before it is given more."""
+        """Whether the buffer of unsent bytes is full."""
         return self.flow.write_paused
 
     def write_whole(self, status: int, headers: Headers, body: bytes) -> None:
-        """Do what `send` of the request whose turn it is does with an answer, in one piece.
+        """Send the whole answer of the present request, as `RequestResponseCycle.send` does.
 
-        Head and body in two would be two packets: on a busy machine the client, woken by the first
-        one, takes the processor before the second one is sent (measured: 0.3 to 0.5 ms).
+        Separate writes of head and body would make two packets. On a busy machine the first packet
+        wakes the client, which then takes the processor from the service (measured: 0.3 to 0.5 ms).
         """
         cycle = self._answered
         assert cycle is not None
@@ -320,9 +320,9 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         cycle.on_response()
 
     def on_response_complete(self) -> None:
-        """Begin the next request that has come, or wait for one."""
+        """Begin the next received request, or wait for a request."""
         if self._answered is not None:
-            # A body that nobody has read would be kept until the next request.
+            # An unread body would stay in memory until the next request.
             self._answered.body.clear()
         if not self.transport.is_closing():
             if self.pipeline:
@@ -333,14 +333,14 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self.open_connections.idle(self)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are no HTTP request like any other error."""
+        """Answer bytes that are no HTTP request with the common form of an error."""
         self._refuse(InvalidRequestError(msg))
 
     def _close_later(self) -> None:
-        """Close after a while, unless `closes_at` is None by then."""
+        """Close after `timeout_s`, unless `closes_at` is None by then."""
         if self.closes_at is None:
             self.closes_at = self.loop.time() + self.timeout_s
-            # Setting one and taking it back for each would cost a twentieth of a small request.
+            # A new timer for each request would cost a twentieth of a small request.
             self._timer = self._timer or self.loop.call_later(self.timeout_s, self._on_timer)
 
     def _on_timer(self) -> None:
@@ -353,7 +353,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, error: StreamhouseError) -> None:
-        """Answer `error` without a request to answer to, and close the connection."""
+        """Answer `error` without a parsed request, and close the connection."""
         self.together.flush()
         body = json.dumps(error_to_json(error, request_id="")).encode()
         self.transport.write(

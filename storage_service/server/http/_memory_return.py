@@ -1,7 +1,7 @@
 """Giving memory back to the system after a burst of large bodies and answers.
 
-malloc is tuned to keep what is freed, because large bodies are many times faster so. What a burst
-leaves is given back once it is over: while it goes on, the next body would ask for it again.
+malloc is tuned to keep freed memory, because large bodies are many times faster with kept memory.
+The memory of a burst is given back after its end: during the burst the next body needs the memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _QUIET_LOOKS: Final = 2
 
 
 class MemoryReturn:
-    """Says when. `held` is what bodies and answers hold now, `ever` what they ever did."""
+    """Decides when to give memory back.
+
+    `held` returns the bytes in bodies and answers now, `ever` the sum of all bytes so far.
+    """
 
     def __init__(self, *, held: Callable[[], int], ever: Callable[[], int]) -> None:
         self._held = held
@@ -33,7 +36,7 @@ class MemoryReturn:
         self._quiet_looks = 0
 
     def is_due(self) -> bool:
-        """Whether a burst is over since the last time; call it once a look."""
+        """Whether a burst has ended since the last return of memory; call this once per look."""
         ever = self._ever()
         if self._held() > _QUIET_BYTES or ever - self._ever_given_back < _BURST_BYTES:
             self._quiet_looks = 0
@@ -46,10 +49,10 @@ class MemoryReturn:
 
 
 def give_back() -> None:
-    """Give what nobody uses back to the system: Arrow's pool and malloc's. On any thread."""
+    """Give unused memory of Arrow and malloc back to the system. On any thread."""
     pa.default_memory_pool().release_unused()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
-        # Only glibc has it; it lets other threads run.
+        # Only glibc has `malloc_trim`. The call releases the interpreter lock.
         trim(0)
     _logger.debug("event=memory_returned")

@@ -1,8 +1,8 @@
-"""A request begins where it arrives, without a task, and gets one before it waits.
+"""A request begins without a task, in the callback of the connection, and gets a task to wait.
 
-Most requests never wait: their task would cost more than their answer. Whoever is about to wait for
-a future, a timer or the client says so by `await own_task()`; the connection then makes the task,
-in which the same coroutine goes on.
+Most requests never wait, and a task would cost more than the answer. Code that is about to wait for
+a future, a timer or the client calls `await own_task()` first. The connection then makes a task
+that continues the coroutine.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["go_on", "own_task"]
 
 @types.coroutine
 def own_task() -> Generator[None, None, None]:
-    """Return in a task: at once if this is one."""
+    """Return inside a task: at once if the caller already runs in a task."""
     if asyncio.current_task() is None:
         yield
 
 
 @types.coroutine
 def go_on(begun: Coroutine[Any, None, None]) -> Generator[Any, None, None]:
-    """Run what waits in `own_task` to its end; `await` refuses a coroutine that has begun."""
+    """Run a coroutine waiting in `own_task` to its end; `await` refuses a started coroutine."""
     yield from begun

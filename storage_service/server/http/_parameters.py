@@ -34,7 +34,7 @@ def integer(name: str, text: str, *, least: int) -> int:
 
 
 def table_id(query: Mapping[str, str]) -> int | None:
-    """Read `table_id`, the table that the offsets of a request are of; None: it does not say."""
+    """Read `table_id`, the table of the request's offsets; None if the request has no table id."""
     text = query.get("table_id")
     return None if text is None else integer("table_id", text, least=0)
 
@@ -42,9 +42,9 @@ def table_id(query: Mapping[str, str]) -> int | None:
 def column_names(
     text: str | None, table: TableInfo, schema_id: int | None = None
 ) -> Sequence[str] | None:
-    """Read `a,b` (or a JSON list, for names with commas) as columns of `table`; None: all.
+    """Read `a,b` (or a JSON list, for names with commas) as columns of `table`; None: all columns.
 
-    They have their names of version `schema_id` of its schema, by default of the current one.
+    The names are of version `schema_id` of the schema, by default of the current version.
     """
     names = _names(text)
     if names is None:
@@ -54,17 +54,17 @@ def column_names(
 
 
 def schema_version(text: str | None, table: TableInfo) -> int:
-    """Read `schema_id`, a version of the table's schema; None: the current one."""
+    """Read `schema_id`, a version of the table's schema; None: the current version."""
     schema_id = table.schema_id if text is None else integer("schema_id", text, least=0)
     table.schema_version(schema_id)
     return schema_id
 
 
 def written_version(text: str | None, table: TableInfo) -> int | None:
-    """Read `schema_id` of a write: the version of the schema that its columns are named by.
+    """Read `schema_id` of a write, the schema version of the column names.
 
-    That is its number, or `VERSION_HEADER` of the table as the writer knows it. Of another table,
-    as one that was dropped and made again, no version is this one's: None, as without any.
+    The text is a version number, or the `VERSION_HEADER` from an earlier answer about the table.
+    The result is None without the parameter, and for a header of a dropped table of the same name.
     """
     if text is None:
         return None
@@ -79,14 +79,14 @@ def written_version(text: str | None, table: TableInfo) -> int | None:
 
 
 def log_column_names(text: str | None, table: TableInfo, schema_id: int) -> Sequence[str] | None:
-    """Read columns as `column_names` does, among those of the table's log in this version."""
+    """Read columns as `column_names` does, from the columns of the log in this version."""
     names = _names(text)
     if names is not None:
         schema = table.schema_version(schema_id)
-        own = table.log_schema_of(schema_id).names[len(schema.names) :]
-        # What a change is may be asked for without any column of the row.
-        if wanted := [name for name in names if name not in own]:
-            schema.select(wanted, table=str(table.path))
+        change_columns = table.log_schema_of(schema_id).names[len(schema.names) :]
+        # A request may name columns that describe the change and no column of the row.
+        if row_columns := [name for name in names if name not in change_columns]:
+            schema.select(row_columns, table=str(table.path))
     return names
 
 
@@ -109,45 +109,45 @@ def _names(text: str | None) -> list[str] | None:
 
 
 def fingerprints(name: str, text: str, buckets: Container[int]) -> dict[int, str]:
-    """Read a JSON object of bucket -> fingerprint, of some of `buckets`."""
+    """Read a JSON object of bucket -> fingerprint, for a part of `buckets`."""
     try:
         value = json.loads(text)
-        found = {int(bucket): fingerprint for bucket, fingerprint in value.items()}
+        by_bucket = {int(bucket): fingerprint for bucket, fingerprint in value.items()}
     except (ValueError, AttributeError, RecursionError) as error:
         raise InvalidRequestError(
             f"parameter {name} = '{text[:80]}' must be a JSON object of bucket to fingerprint"
         ) from error
-    for bucket, fingerprint in found.items():
+    for bucket, fingerprint in by_bucket.items():
         if bucket not in buckets or not isinstance(fingerprint, str):
             raise InvalidRequestError(
                 f"parameter {name}: bucket {bucket} must be one that is started at, its fingerprint"
                 " as an answer has it"
             )
-    return found
+    return by_bucket
 
 
 def offsets(name: str, text: str, table: TableInfo, *, table_id: int | None) -> dict[int, int]:
     """Read a JSON object of bucket -> offset, such as `{"0": 12}`, of the table with this id."""
     try:
         value = json.loads(text)
-        found = {int(bucket): offset for bucket, offset in value.items()}
+        by_bucket = {int(bucket): offset for bucket, offset in value.items()}
     except (ValueError, AttributeError, RecursionError) as error:
         raise InvalidRequestError(
             f"parameter {name} = '{text[:80]}' must be a JSON object of bucket to offset, as in"
             ' {"0": 12}'
         ) from error
-    for bucket, offset in found.items():
+    for bucket, offset in by_bucket.items():
         if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
             raise InvalidRequestError(
                 f"parameter {name}: offset {str(offset)[:40]} of bucket {bucket} must be a whole"
                 " number from 0 on"
             )
-    # Before its buckets: another table of the name may have others.
-    table.check_positions(found, table_id=table_id)
-    for bucket in found:
+    # The table id is checked first: a new table of the same name may have different buckets.
+    table.check_positions(by_bucket, table_id=table_id)
+    for bucket in by_bucket:
         if not 0 <= bucket < table.bucket_count:
             raise InvalidRequestError(
                 f"parameter {name}: table '{table.path}' has no bucket {bucket}; its buckets are"
                 f" 0..{table.bucket_count - 1}"
             )
-    return found
+    return by_bucket

@@ -1,12 +1,12 @@
-"""How much memory answers hold, in all and by caller: from before one is built until it has left.
+"""The memory of answers, in total and by caller, from before the build until the answer is sent.
 
 Guarantees:
-- all answers together hold at most `answers_bytes_max`, and what is just being built beyond it
-- a caller never holds more than is left free after it: one that reads nothing gets half, ten such
-  get an eleventh each, and there is always room for the next one
-- whoever has no room waits in the order of its own requests for a moment, callers taking turns, and
-  is then refused with retriable `overloaded`; nothing is built meanwhile
-Small answers are not counted: of these a connection holds one, in what its socket has not taken.
+- All answers hold at most `answers_bytes_max`, plus the answers just being built.
+- A caller never holds more than the memory that stays free. A caller that reads no answers gets
+  half of the memory, ten such callers get an eleventh each, and the next caller always gets memory.
+- A request without memory waits a moment in its caller's queue; callers take turns. After the wait
+  the request is refused with the retriable error `overloaded`. Nothing is built during the wait.
+Small answers are not counted: a connection holds one small answer, in the buffer of its socket.
 Event loop only.
 """
 
@@ -28,32 +28,32 @@ _WAIT_S: Final = 5.0
 
 
 class Answered(Protocol):
-    """What is asked of a request that is answered."""
+    """The parts of an `HttpExchange` that `AnswerMemory` needs."""
 
     hold: AnswerHold | None
-    """What its answer holds; whoever answers releases it once the answer has left."""
+    """The memory of the answer, released once the answer is sent."""
 
     @property
     def share(self) -> str:
-        """Whose share of the memory it uses: the caller's."""
+        """The caller's key in `FairShares`."""
 
     async def wait(self, waiter: asyncio.Future[None]) -> None:
-        """Await `waiter`; raises when the client goes away meanwhile."""
+        """Await `waiter`; raises when the client disconnects meanwhile."""
 
 
 class Built(Protocol):
-    """What an answer is made of."""
+    """A built answer."""
 
     @property
     def byte_count(self) -> int:
-        """How many bytes it has."""
+        """The number of bytes."""
 
 
 _Built = TypeVar("_Built", bound=Built)
 
 
 class AnswerHold:
-    """The bytes of one answer of one caller."""
+    """The bytes of one answer."""
 
     def __init__(self, memory: AnswerMemory, share: str, byte_count: int) -> None:
         self._memory = memory
@@ -61,24 +61,24 @@ class AnswerHold:
         self.byte_count = byte_count
 
     def resize(self, byte_count: int) -> bool:
-        """Hold so much instead; False, and as before, if there is no room for more."""
-        more = byte_count - self.byte_count
-        if more > 0:
-            if not self._memory.fits(self._share, more):
+        """Change the size; return False, and change nothing, if memory is short."""
+        growth = byte_count - self.byte_count
+        if growth > 0:
+            if not self._memory.fits(self._share, growth):
                 return False
-            self._memory.take(self._share, more)
+            self._memory.take(self._share, growth)
         else:
-            self._memory.give_back(self._share, -more)
+            self._memory.give_back(self._share, -growth)
         self.byte_count = byte_count
         return True
 
     def release(self) -> None:
-        """Hold nothing more."""
+        """Release all bytes."""
         self.resize(0)
 
 
 class AnswerMemory(FairShares):
-    """What all answers hold."""
+    """The memory of all answers."""
 
     def __init__(self, bytes_max: int, *, wait_s: float = _WAIT_S) -> None:
         super().__init__(bytes_max)
@@ -87,16 +87,16 @@ class AnswerMemory(FairShares):
     @property
     def one_bytes_max(self) -> int:
         """The largest answer that may be built."""
-        return self._most // 4
+        return self._capacity // 4
 
     def fits(self, share: str, amount: int) -> bool:
-        """Whether a caller may hold so many bytes more now."""
-        free = self._most - self.held
-        own = self._held[share]
-        if own == 0:
-            # However little is left: one that has nothing goes before those that have.
-            return min(amount, self._most) <= free
-        return own + amount <= free - amount
+        """Whether a caller may hold a further `amount` of bytes now."""
+        free = self._capacity - self.held
+        held_by_caller = self._held[share]
+        if held_by_caller == 0:
+            # A caller without memory may take all free memory.
+            return min(amount, self._capacity) <= free
+        return held_by_caller + amount <= free - amount
 
     async def build(
         self,
@@ -104,11 +104,11 @@ class AnswerMemory(FairShares):
         byte_count: int,
         build: Callable[[int], Awaitable[_Built]],
     ) -> _Built:
-        """Return what `build` returns; `exchange` holds its bytes from now on.
+        """Return the result of `build`; `exchange` holds the bytes of the result from now on.
 
-        `byte_count` is how large it is expected to be, which `build` is given. What turns out
-        larger than there is room for is dropped, and built again once there is.
-        Raises `OverloadedError` when there is no room for too long.
+        `byte_count` is the expected size, which `build` gets as its argument. A result larger than
+        the free memory is dropped, and built again once memory is free.
+        Raises `OverloadedError` when memory is short for too long.
         """
         while True:
             await self.hold(exchange, byte_count)
@@ -120,7 +120,10 @@ class AnswerMemory(FairShares):
             del built
 
     def holds_at_once(self, exchange: Answered, byte_count: int) -> bool:
-        """Hold so much if there is room and nobody of the caller waits; small ones always have."""
+        """Hold `byte_count` if memory is free and no request of the caller waits.
+
+        Small answers need no memory.
+        """
         if byte_count <= SMALL_ANSWER_BYTES:
             return True
         if not self.take_at_once(exchange.share, byte_count):
@@ -129,7 +132,7 @@ class AnswerMemory(FairShares):
         return True
 
     async def hold(self, exchange: Answered, byte_count: int) -> None:
-        """Hold `byte_count` for the answer of `exchange`, waiting a moment for room."""
+        """Hold `byte_count` for the answer of `exchange`; waits a moment for free memory."""
         if exchange.hold is not None:
             exchange.hold.release()
             exchange.hold = None
@@ -143,9 +146,9 @@ class AnswerMemory(FairShares):
         exchange.hold = AnswerHold(self, share, byte_count)
 
     def hold_built(self, exchange: Answered, byte_count: int, *, is_done: bool = False) -> None:
-        """As `hold` for an answer that is built, for which waiting would make it worse.
+        """Hold `byte_count` for an answer that is already built, without waiting.
 
-        With `is_done` it tells of something that was done, and is never refused.
+        With `is_done` the answer reports a finished change and is never refused.
         """
         if exchange.hold is not None or byte_count <= SMALL_ANSWER_BYTES:
             return
@@ -157,7 +160,7 @@ class AnswerMemory(FairShares):
 
     def _no_room(self, share: str) -> OverloadedError:
         return OverloadedError(
-            f"answers that are not read yet hold {self.held} of {self._most} bytes"
+            f"answers that are not read yet hold {self.held} of {self._capacity} bytes"
             f" (answers_bytes_max), {self._held[share]} of them this caller's; read answers"
             " faster, or try again later"
         )

@@ -1,12 +1,12 @@
-"""How many bytes request bodies hold together: what has arrived counts, not what was announced.
+"""The memory of request bodies, counted by the bytes that have arrived.
 
 Guarantees:
-- bodies being received or handled never hold more than `bytes_max` together
-- a body announced and not sent holds nothing, so it keeps nobody waiting
-- where there is no room a body waits; the one that began first always gets room in the end, so
-  bodies that have arrived by halves never wait for each other
-- while others wait, a body whose sender has nearly stopped gives its room up, and so does the
-  largest one of a caller who has more than half of the memory when another caller waits
+- All bodies being received or handled hold at most `bytes_max` bytes.
+- An announced body without any bytes sent holds no memory and delays no request.
+- A body waits while memory is short. The body that began first always gets memory in the end, so
+  two partly received bodies never wait for each other.
+- While a body waits, a body with a nearly stopped sender gives up its memory. If a caller has more
+  than half of the memory and another caller waits, the largest body of the first caller gives up.
 Event loop only.
 """
 
@@ -23,16 +23,16 @@ from streamhouse.core.errors import OverloadedError
 
 __all__ = ["BodyMemory", "HeldBody"]
 
-# A sender that takes longer for so many bytes gives way to those who wait.
+# A sender that takes longer for so many bytes gives way to waiting bodies.
 PROGRESS_BYTES: Final = 256 << 10
 SLOW_AFTER_S: Final = 2.0
 _LOOK_INTERVAL_S: Final = 0.25
-# What slow bodies free at once, as a share of all: one look must not refuse all of them.
+# The share of all memory that slow bodies free at once: one look must not refuse all of them.
 _FREED_SHARE: Final = 8
 
 
 class BodyMemory:
-    """The memory of all bodies, of which one may have up to `body_bytes_max` bytes."""
+    """The memory of all bodies; a single body has up to `body_bytes_max` bytes."""
 
     def __init__(
         self,
@@ -42,47 +42,47 @@ class BodyMemory:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.bytes_max = bytes_max
-        # The rest is for the body that began first: it can always be received as a whole.
+        # The remaining bytes are reserved for the body that began first, which always fits.
         self._shared_max = max(0, bytes_max - body_bytes_max)
         self.now_s = clock_s
-        """The time by which senders are judged."""
+        """The clock that measures the speed of senders."""
         self.bytes_held = 0
-        # Those still being received, in the order in which they began.
+        # The bodies still being received, in the order of their beginnings.
         self._receiving: dict[HeldBody, None] = {}
         self._waiting: dict[HeldBody, asyncio.Future[None]] = {}
         self._look: asyncio.TimerHandle | None = None
 
     def body(self, caller: str = "") -> HeldBody:
-        """Return the memory of a caller's body: a context manager that gives it back."""
+        """Return a context manager with the memory of a caller's body."""
         body = HeldBody(self, caller)
         self._receiving[body] = None
         return body
 
     def end(self, body: HeldBody) -> None:
-        """Take a body's memory back."""
+        """Release a body's memory."""
         self.bytes_held -= body.bytes_held
         body.bytes_held = 0
         self.end_receiving(body)
 
     def add(self, body: HeldBody, byte_count: int) -> bool:
-        """Count bytes that have arrived; False if there is no room for them now."""
-        held = self.bytes_held + byte_count
+        """Count bytes that have arrived; return False, and count nothing, if memory is short."""
+        total_bytes = self.bytes_held + byte_count
         is_first = body is next(iter(self._receiving), None)
-        if held > (self.bytes_max if is_first else self._shared_max):
+        if total_bytes > (self.bytes_max if is_first else self._shared_max):
             return False
-        self.bytes_held = held
+        self.bytes_held = total_bytes
         body.bytes_held += byte_count
         return True
 
     async def wait_and_add(self, body: HeldBody, byte_count: int) -> None:
-        """Count bytes that have arrived as soon as there is room."""
+        """Count bytes that have arrived as soon as memory is free."""
         waiter = asyncio.get_running_loop().create_future()
         body.wanted_bytes = byte_count
         self._waiting[body] = waiter
         if self._look is None:
             self.look_for_slow()
         try:
-            # Whoever makes room counts the bytes before it wakes this body.
+            # `_wake` counts the bytes before it wakes this body.
             await waiter
         except asyncio.CancelledError:
             body.is_refused = True
@@ -92,13 +92,13 @@ class BodyMemory:
             body.wanted_bytes = 0
 
     def end_receiving(self, body: HeldBody) -> None:
-        """Say that the body is whole: it is the next one's turn to be the first."""
+        """Mark the body as received; the next body becomes the first."""
         self._receiving.pop(body, None)
         if self._waiting:
             self._wake()
 
     def look_for_slow(self) -> None:
-        """While somebody waits, let bodies that hardly arrive give their room up, largest first."""
+        """While a body waits, end the reading of slow bodies, largest first."""
         if self._look is not None:
             self._look.cancel()
             self._look = None
@@ -116,18 +116,18 @@ class BodyMemory:
         self._look = asyncio.get_running_loop().call_later(_LOOK_INTERVAL_S, self.look_for_slow)
 
     def _of_the_greedy(self) -> list[HeldBody]:
-        """Return the largest body of a caller who has most of the memory others wait for."""
-        held: Counter[str] = Counter()
+        """Return the largest body of a caller with over half of the memory while a caller waits."""
+        bytes_by_caller: Counter[str] = Counter()
         for body in self._receiving:
-            held[body.caller] += body.bytes_held
-        caller, bytes_held = held.most_common(1)[0]
+            bytes_by_caller[body.caller] += body.bytes_held
+        caller, bytes_held = bytes_by_caller.most_common(1)[0]
         if bytes_held * 2 <= self.bytes_max or all(b.caller == caller for b in self._waiting):
             return []
         bodies = [b for b in self._receiving if b.caller == caller and not b.is_refused]
         return sorted(bodies, key=lambda body: -body.bytes_held)[:1]
 
     def _wake(self) -> None:
-        """Give room to the body that began first, then to those who wait longest."""
+        """Give memory to the body that began first, then to the bodies in the order of waiting."""
         for body in itertools.chain(itertools.islice(self._receiving, 1), self._waiting):
             waiter = self._waiting.get(body)
             if waiter is None or waiter.done():
@@ -139,7 +139,7 @@ class BodyMemory:
 
 
 class HeldBody:
-    """One body: what it holds, and how fast it arrives."""
+    """One body: the bytes in memory, and the speed of the sender."""
 
     __slots__ = (
         "_end_reading",
@@ -157,9 +157,9 @@ class HeldBody:
         self.caller = caller
         self.bytes_held = 0
         self.wanted_bytes = 0
-        """What it waits for."""
+        """The bytes that the body waits for."""
         self.is_refused = False
-        """Whether it was given up because there was no room for it."""
+        """Whether the body was given up for lack of memory."""
         self._progress_s = memory.now_s()
         self._progress_bytes = PROGRESS_BYTES
         self._end_reading: Callable[[], None] = _nothing
@@ -171,46 +171,46 @@ class HeldBody:
         self._memory.end(self)
 
     def begin(self, end_reading: Callable[[], None]) -> None:
-        """Say how to end the reading of this body at once."""
+        """Register the function that ends the reading of this body at once."""
         self._end_reading = end_reading
 
     def adds_at_once(self, byte_count: int) -> bool:
-        """Count bytes that have arrived if there is room for them now."""
+        """Count bytes that have arrived if memory is free now."""
         return self._memory.add(self, byte_count)
 
     async def add(self, byte_count: int) -> None:
-        """Count bytes that have arrived; waits for room."""
+        """Count bytes that have arrived; waits for free memory."""
         if not self._memory.add(self, byte_count):
             await self._memory.wait_and_add(self, byte_count)
         if self.bytes_held >= self._progress_bytes:
             self.mark_progress()
 
     def end(self) -> None:
-        """Say that the body is whole."""
+        """Mark the body as received."""
         self._end_reading = _nothing
         self._memory.end_receiving(self)
 
     def refusal(self) -> OverloadedError:
-        """What its sender is told when it `is_refused`."""
+        """Return the error for the sender of a refused body."""
         return OverloadedError(
             f"request bodies hold {self._memory.bytes_held} of {self._memory.bytes_max} bytes"
             " (bodies_bytes_max) and this one did not get room in time; try again later"
         )
 
     def mark_progress(self) -> None:
-        """Its sender has done its part until now."""
+        """Start a new measurement of the sender's speed."""
         self._progress_s = self._memory.now_s()
         self._progress_bytes = self.bytes_held + PROGRESS_BYTES
 
     def is_slow(self, now_s: float) -> bool:
-        """Whether its sender has not sent much for a while."""
+        """Whether the sender has sent less than `PROGRESS_BYTES` within `SLOW_AFTER_S`."""
         return not self.is_refused and now_s - self._progress_s >= SLOW_AFTER_S
 
     def give_way(self) -> None:
-        """End its reading."""
+        """Refuse the body and end the reading."""
         self.is_refused = True
         self._end_reading()
 
 
 def _nothing() -> None:
-    """Nobody reads this body."""
+    """Do nothing: no reading is in progress."""

@@ -1,7 +1,8 @@
-"""What callers share: each has a part of it, and who has to wait does so in fair turns.
+"""Fair shares of a limited resource, such as memory or threads, between callers.
 
-However much one caller waits for, another one's waits for little of it at most. The service itself
-is one of the callers. Event loop only.
+Each caller has a queue of waiting requests, and the callers take turns. A caller with many waiting
+requests delays the requests of another caller only a little. The service itself is also a caller.
+Event loop only.
 """
 
 from __future__ import annotations
@@ -17,39 +18,39 @@ from typing import Final
 __all__ = ["SHARE", "FairShares", "FairTurns"]
 
 SHARE: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("share", default="the service")
-"""Whose share of what is shared the running request uses; see `AccessControl`."""
+"""The caller's key of the running request; see `AccessControl`."""
 
 
 class FairShares(ABC):
-    """Something of which there is `most`, and what each caller has of it."""
+    """A resource of size `capacity`, and the amount that each caller holds."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
         self._held: Counter[str] = Counter()
-        # In the order in which callers have their turn; of each, in the order of its requests.
+        # Callers in the order of their turns; requests of a caller in the order of their arrival.
         self._waiting: dict[str, dict[asyncio.Future[None], int]] = {}
         self.held = 0
-        """What all callers have."""
+        """The amount that all callers hold."""
         self.held_ever = 0
-        """All that they ever had, added up."""
+        """The sum of all amounts ever taken."""
 
     @property
     def waiting_count(self) -> int:
-        """How many requests wait."""
+        """The number of waiting requests."""
         return sum(map(len, self._waiting.values()))
 
     @abstractmethod
     def fits(self, share: str, amount: int) -> bool:
-        """Whether the caller may take so much more now."""
+        """Whether the caller may take a further `amount` now."""
 
     def take(self, share: str, amount: int) -> None:
-        """Count what the caller has more, whether it fits or not."""
+        """Add an amount to the caller's share, whether the amount fits or not."""
         self._held[share] += amount
         self.held += amount
         self.held_ever += amount
 
     def take_at_once(self, share: str, amount: int) -> bool:
-        """Take so much if it fits and nothing else of the caller waits."""
+        """Take an amount if the amount fits and no request of the caller waits."""
         if share in self._waiting or not self.fits(share, amount):
             return False
         self.take(share, amount)
@@ -63,27 +64,27 @@ class FairShares(ABC):
         *,
         wait_s: float | None = None,
     ) -> bool:
-        """Take so much once it fits and others have had their turn; False after `wait_s`.
+        """Take an amount in the caller's turn, once the amount fits; return False after `wait_s`.
 
-        `wait` awaits what it is given; when it raises, the place in the line is given up.
+        `wait` awaits the future of the turn. If `wait` raises, the request leaves the queue.
         """
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         self._waiting.setdefault(share, {})[future] = amount
-        given_up = None if wait_s is None else loop.call_later(wait_s, _resolve, future)
+        timer = None if wait_s is None else loop.call_later(wait_s, _resolve, future)
         is_taken = False
         try:
             await wait(future)
             is_taken = future not in self._waiting.get(share, ())
         finally:
-            if given_up is not None:
-                given_up.cancel()
+            if timer is not None:
+                timer.cancel()
             if not is_taken:
                 self._leave(share, future, amount)
         return is_taken
 
     def give_back(self, share: str, amount: int) -> None:
-        """Count what the caller has no more."""
+        """Release an amount of the caller's share."""
         self.held -= amount
         self._held[share] -= amount
         if not self._held[share]:
@@ -92,45 +93,45 @@ class FairShares(ABC):
             self._admit()
 
     def _leave(self, share: str, future: asyncio.Future[None], amount: int) -> None:
-        """Take back what was given to one that goes, or its place."""
-        line = self._waiting.get(share, {})
-        if future not in line:
+        """Release a departing request's amount, or the request's place in the queue."""
+        queue = self._waiting.get(share, {})
+        if future not in queue:
             return self.give_back(share, amount)
-        del line[future]
-        if not line:
+        del queue[future]
+        if not queue:
             del self._waiting[share]
         self._admit()
 
     def _admit(self) -> None:
-        """Give those who wait what fits: one of each caller in turn, until none does."""
+        """Admit waiting requests, one of each caller in turn, until no request fits."""
         is_any = True
         while is_any:
             is_any = False
             for share in list(self._waiting):
-                line = self._waiting[share]
-                future, amount = next(iter(line.items()))
+                queue = self._waiting[share]
+                future, amount = next(iter(queue.items()))
                 if not self.fits(share, amount):
                     continue
                 is_any = True
-                # The caller's next one has its turn after those of the others.
-                del self._waiting[share], line[future]
-                if line:
-                    self._waiting[share] = line
+                # The caller's next request waits for the turns of the other callers.
+                del self._waiting[share], queue[future]
+                if queue:
+                    self._waiting[share] = queue
                 self.take(share, amount)
-                # One that is just going gives it back.
+                # A request that is just leaving releases the amount in `_leave`.
                 _resolve(future)
 
 
 class FairTurns(FairShares):
-    """Places, such as threads; one caller has all but one of them at most."""
+    """Places, such as threads; a single caller gets at most all places but one."""
 
     def fits(self, share: str, amount: int) -> bool:
-        of_one_max = max(self._most - 1, 1)
-        return self.held + amount <= self._most and self._held[share] + amount <= of_one_max
+        caller_max = max(self._capacity - 1, 1)
+        return self.held + amount <= self._capacity and self._held[share] + amount <= caller_max
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for a place, and keep it."""
+        """Wait for a place, and hold the place within the context."""
         share = SHARE.get()
         if not self.take_at_once(share, 1):
             await self.take_in_turn(share, 1, _awaited)

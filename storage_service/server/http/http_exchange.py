@@ -1,7 +1,7 @@
-"""One HTTP request and its answer on bare ASGI: parameters, bounded bodies, errors as JSON.
+"""One HTTP request and the answer on bare ASGI: parameters, bounded bodies, errors as JSON.
 
-FastAPI serves the control routes; the data routes and everything around both use this, because
-it costs a third per request.
+FastAPI serves the control routes. The data routes and the code around all routes use this module,
+because a request costs a third of a FastAPI request.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 ARROW_STREAM: Final = b"application/vnd.apache.arrow.stream"
 BODY_KEY: Final = "streamhouse.body"
-"""The whole body, where it came with the head."""
+"""The whole body, if the body came with the head."""
 CONNECTION_KEY: Final = "streamhouse.connection"
 EXCHANGE_KEY: Final = "streamhouse.exchange"
 MESSAGE_CHARACTERS_MAX: Final = 2_000
 _JOIN_BYTES_MAX: Final = 128 << 10
-# What a client must take of an answer in `answer_stall_timeout_ms`: by default a kilobyte a second.
+# A client must read so much of an answer in `answer_stall_timeout_ms`: by default 1 KB a second.
 _PROGRESS_BYTES_MIN: Final = 64 << 10
 
 
@@ -76,23 +76,23 @@ def _parameters(query: bytes) -> Sequence[tuple[str, str]]:
     return tuple(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
 
 
-# A writer's requests all have the same.
+# All requests of a writer have the same query.
 _SHORT_QUERY_BYTES: Final = 256
 _known_parameters = functools.lru_cache(maxsize=1_024)(_parameters)
 
 
 class Connection(Protocol):
-    """What an answer needs of its connection besides ASGI's messages."""
+    """The operations of a connection beyond ASGI's messages."""
 
     @property
     def write_paused(self) -> bool:
-        """Whether so many bytes have not left that no more should be given."""
+        """Whether the buffer of unsent bytes is full."""
 
     async def drain(self) -> None:
-        """Return when few are left, or the connection is lost."""
+        """Return when the buffer has space again, or the connection is lost."""
 
     def unsent_bytes(self) -> int:
-        """How many have not left."""
+        """Return the number of bytes in the buffer."""
 
     def write_whole(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole answer."""
@@ -102,13 +102,13 @@ class Connection(Protocol):
 
 
 class Tenure(Protocol):
-    """How long this process owns the data that it answers about."""
+    """The ownership of the data by this process, which can end at any moment."""
 
     def check(self) -> None:
-        """Raise `NotOwnerError` unless nobody else can have changed anything until now."""
+        """Raise `NotOwnerError` if another process may have changed the data by now."""
 
     def check_write(self) -> None:
-        """Raise `NotOwnerError` if rows that are stored here now may never be the owner's."""
+        """Raise `NotOwnerError` if rows stored by this process may be lost to the next owner."""
 
 
 class ClientGone(Exception):
@@ -116,7 +116,7 @@ class ClientGone(Exception):
 
 
 class Body(enum.Enum):
-    """What a request's body is: its content type, and the limit of its bytes."""
+    """The kind of a request body: content type, and the option that limits the bytes."""
 
     JSON = (b"application/json", "control_body_bytes_max")
     SCHEMA = (b"application/vnd.schemaregistry.v1+json", "control_body_bytes_max")
@@ -131,32 +131,35 @@ class Body(enum.Enum):
 
 
 def _everything() -> Need:
-    # A request that nobody has found the route of is closed rather than open.
+    # A request without a route needs every grant.
     return Need(Level.ADMIN, EVERYTHING)
 
 
 class HttpExchange:
-    """One request being answered. `route` names it in metrics, `status` is 0 until answered."""
+    """One request and its answer.
 
-    # What most requests never change is kept once for all of them.
+    `route` is the name for metrics. `status` is 0 before the answer.
+    """
+
+    # Class attributes are defaults that most requests never change.
     route = "unknown"
     body = Body.JSON
     text_bodies: Collection[bytes] = ()
-    """The content types that are taken beside that of `body`, for who sends another one."""
+    """Further accepted content types, beside the content type of `body`."""
     need: Callable[[], Need] = staticmethod(_everything)
-    """What the request asks of its caller; raises if its path can be no table's."""
+    """Return the grant that the request needs; raises for an invalid table name in the path."""
     caller = UNKNOWN
     share = ""
-    """Whose share of what is shared the request uses; see `AccessControl`."""
+    """The caller's key in `FairShares`; see `AccessControl`."""
     status = 0
     error_headers: Headers = ()
-    """What an answer that is an error says besides."""
+    """Additional headers of an error."""
     hold: AnswerHold | None = None
-    """What the answer holds of the memory for answers."""
+    """The memory of the answer."""
     tenure: Tenure | None = None
-    """Asked before an answer leaves, and so after its data was read; not for what was stored."""
+    """Checked after the read of the data and before the answer; None for answers of stored data."""
     followed: FollowedCall | None = None
-    """Its span, if it is part of a trace."""
+    """The span of the request, if the request is part of a trace."""
     _watcher: asyncio.Task[None] | None = None
     _waiting: asyncio.Future[None] | None = None
     _is_gone = False
@@ -181,7 +184,7 @@ class HttpExchange:
 
     @property
     def client_address(self) -> str:
-        """The address that the request came from."""
+        """The client's address."""
         client = self.scope.get("client") or ("unknown",)
         return str(client[0])
 
@@ -192,43 +195,43 @@ class HttpExchange:
                 return bytes(value)
         return None
 
-    def accepted(self, known: Container[bytes]) -> bytes | None:
-        """Return the first of these content types that the client asks for; None if it does not."""
+    def accepted(self, content_types: Container[bytes]) -> bytes | None:
+        """Return the first content type of the `Accept` header within `content_types`, or None."""
         text = self.header(b"accept")
         if text is None or text == b"*/*":
             return None
-        for named in text.split(b","):
-            content_type = named.partition(b";")[0].strip().lower()
-            if content_type in known:
+        for offer in text.split(b","):
+            content_type = offer.partition(b";")[0].strip().lower()
+            if content_type in content_types:
                 return content_type
         return None
 
-    def query(self, known: Iterable[str]) -> dict[str, str]:
-        """Return the query parameters; raises for one that is not `known` or given twice."""
+    def query(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the query parameters; raises for an unknown or repeated parameter."""
         query: bytes = self.scope["query_string"]
         if not query:
             return {}
         pairs = (_known_parameters if len(query) <= _SHORT_QUERY_BYTES else _parameters)(query)
-        found = dict(pairs)
-        allowed = set(known)
-        for name in found:
+        parameters = dict(pairs)
+        allowed = set(names)
+        for name in parameters:
             if name not in allowed:
                 raise InvalidRequestError(
                     f"{self.path}: unknown parameter '{name[:100]}'"
                     f" (known: {', '.join(sorted(allowed))})"
                 )
-        if len(found) < len(pairs):
+        if len(parameters) < len(pairs):
             raise InvalidRequestError(f"{self.path}: a parameter is given twice")
-        return found
+        return parameters
 
     @property
     def raw_path(self) -> str:
-        """The path as it was sent, percent-encoded."""
+        """The percent-encoded path, as sent by the client."""
         return str(self.scope["raw_path"], "latin-1")
 
     @property
     def is_changing(self) -> bool:
-        """Whether the request may change something: an answer to it tells of what was done."""
+        """Whether the request may change data."""
         return self.method not in ("GET", "HEAD")
 
     def content_length(self) -> int | None:
@@ -247,11 +250,11 @@ class HttpExchange:
         bytes_max: int,
         timeout_ms: int,
     ) -> bytes:
-        """Return the whole body, whose memory is `held`.
+        """Return the whole body; `held` counts the body's memory.
 
-        Raises `InvalidRequestError` for a body of another content type, or one that takes too long;
-        `RequestTooLargeError` as soon as the limit is known to be passed, `OverloadedError` when
-        there is no room for it, `ClientGone` when it never ends.
+        Raises `InvalidRequestError` for a wrong content type or a slow body, `RequestTooLargeError`
+        as soon as the limit is passed, `OverloadedError` for lack of memory, and `ClientGone` if
+        the connection ends before the body.
         """
         whole: bytearray | None = self.scope.get(BODY_KEY)
         length = self.content_length() if whole is None else len(whole)
@@ -262,7 +265,7 @@ class HttpExchange:
             if whole:
                 self._check_content_type(self.body.content_type)
             body = bytes(whole)
-            # The connection keeps it until its next request.
+            # The connection refers to this buffer until its next request.
             whole.clear()
             return body
         await own_task()
@@ -299,16 +302,17 @@ class HttpExchange:
             if not message.get("more_body", False):
                 return chunks
 
-    def _check_content_type(self, wanted: bytes) -> None:
-        """Refuse what a web page may send anywhere without asking: forms, text, untyped bytes."""
-        given = self.header(b"content-type")
-        if given == wanted:
+    def _check_content_type(self, required: bytes) -> None:
+        """Refuse forms, text and untyped bytes: a web page may send these to any site."""
+        content_type = self.header(b"content-type")
+        if content_type == required:
             return
-        given = given or b""
-        if given.partition(b";")[0].strip().lower() != wanted:
+        content_type = content_type or b""
+        if content_type.partition(b";")[0].strip().lower() != required:
             raise InvalidRequestError(
-                f"{self.path[:200]}: the body's content type is '{given.decode('latin-1')[:200]}';"
-                f" send it with the header 'Content-Type: {wanted.decode()}'{self._or_as_text()}"
+                f"{self.path[:200]}: the body's content type is"
+                f" '{content_type.decode('latin-1')[:200]}';"
+                f" send it with the header 'Content-Type: {required.decode()}'{self._or_as_text()}"
             )
 
     def _or_as_text(self) -> str:
@@ -323,9 +327,9 @@ class HttpExchange:
         )
 
     async def wait(self, waiter: asyncio.Future[None]) -> None:
-        """Await `waiter`; raises `ClientGone` if the client goes away meanwhile.
+        """Await `waiter`; raises `ClientGone` if the client disconnects meanwhile.
 
-        Only after the body was read: until `close` this is the only reader of the connection.
+        Call `wait` only after the read of the body: from now on a task reads the connection.
         """
         await own_task()
         if self._watcher is None:
@@ -346,7 +350,7 @@ class HttpExchange:
             self._waiting.set_result(None)
 
     async def end(self) -> None:
-        """Return when the answer has left, or the connection is given up; then hold nothing."""
+        """Wait until the answer is sent or the connection is given up; then release the memory."""
         if self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None
@@ -359,13 +363,13 @@ class HttpExchange:
             self.release()
 
     def release(self) -> None:
-        """Hold no memory for an answer any more."""
+        """Release the memory of the answer."""
         if self.hold is not None:
             self.hold.release()
             self.hold = None
 
     async def _drained(self) -> None:
-        """Wait until what was sent has left; cuts the connection of a client that reads nothing."""
+        """Wait until the buffer has space; cut the connection of a client that reads too slowly."""
         await own_task()
         unsent = self._connection.unsent_bytes()
         while self._connection.write_paused:
@@ -373,14 +377,14 @@ class HttpExchange:
                 async with asyncio.timeout(self._stall_timeout_s):
                     await self._connection.drain()
             except TimeoutError:
-                left = self._connection.unsent_bytes()
-                if left > unsent - _PROGRESS_BYTES_MIN:
+                unsent_now = self._connection.unsent_bytes()
+                if unsent_now > unsent - _PROGRESS_BYTES_MIN:
                     self.abort()
                     raise ClientGone from None
-                unsent = left
+                unsent = unsent_now
 
     async def start(self, status: int, headers: Headers) -> None:
-        """Send the status line and headers; without a length among them the body is chunked."""
+        """Send the status line and headers; without a content length the body is chunked."""
         if self.tenure is not None:
             self.tenure.check()
         await own_task()
@@ -396,7 +400,7 @@ class HttpExchange:
         *,
         headers: Headers = (),
     ) -> None:
-        """Send a whole answer made of `pieces`; large ones are not copied."""
+        """Send a whole answer from `pieces`; large pieces are not copied."""
         total = sum(map(len, pieces))
         headers = [(b"content-type", content_type), *headers, (b"content-length", b"%d" % total)]
         if total <= _JOIN_BYTES_MAX:
@@ -419,9 +423,10 @@ class HttpExchange:
         self.status = status
 
     async def push(self, pieces: Sequence[Piece]) -> None:
-        """Send the next part of a chunked answer; returns once the connection takes more.
+        """Send the next part of a chunked answer; returns once the buffer has space.
 
-        Raises `ClientGone` if it is closed; cuts it if the data may be another process's by now.
+        Raises `ClientGone` if the connection is closed. If another process may own the data by now,
+        the connection is cut.
         """
         if self._is_gone:
             raise ClientGone
@@ -429,7 +434,7 @@ class HttpExchange:
             try:
                 self.tenure.check()
             except StreamhouseError:
-                # The status is long sent: the client asks anew, and is told then.
+                # The status is already sent: the client repeats the request and gets the error.
                 self.abort()
                 raise ClientGone from None
         if sum(len(piece) for piece in pieces) <= _JOIN_BYTES_MAX:
@@ -446,11 +451,11 @@ class HttpExchange:
     async def _send_piece(self, piece: Piece, *, is_last: bool = False) -> None:
         if self._connection.write_paused:
             await self._drained()
-        # Given to a connection that takes more, it never waits.
+        # The buffer has space, so this call never waits.
         await self._send({"type": "http.response.body", "body": piece, "more_body": not is_last})
 
     def abort(self) -> None:
-        """Cut the connection; whoever answers this request meets `ClientGone`."""
+        """Cut the connection; the next `push` or `wait` raises `ClientGone`."""
         self._is_gone = True
         self._connection.abort()
 
@@ -461,9 +466,9 @@ class HttpExchange:
     async def answer_error(
         self, error: StreamhouseError, *, form: tuple[int, dict[str, Any]] | None = None
     ) -> None:
-        """Send `error` as every route does, or with the status and JSON of another protocol."""
-        own = error.http_status, error_to_json(error, request_id=self.request_id)
-        status, value = form or own
+        """Send `error` in the common form, or with the status and JSON of another protocol."""
+        default_form = error.http_status, error_to_json(error, request_id=self.request_id)
+        status, value = form or default_form
         headers = [*self.error_headers]
         if isinstance(error, UnauthorizedError):
             headers.append((b"www-authenticate", b"Bearer"))
@@ -474,7 +479,7 @@ class HttpExchange:
 
 
 def exchange_of(request: Request) -> HttpExchange:
-    """Return the exchange that FastAPI answers as `request`."""
+    """Return the exchange of a FastAPI request."""
     exchange: HttpExchange = request.scope[EXCHANGE_KEY]
     return exchange
 
@@ -482,7 +487,7 @@ def exchange_of(request: Request) -> HttpExchange:
 def error_to_json(error: StreamhouseError, *, request_id: str) -> dict[str, Any]:
     """Return the JSON form of an error, the same on every route.
 
-    What it quotes of a request is cut off: a message is a sentence, not an echo.
+    Long messages are cut off: a message may quote a whole request.
     """
     detail: dict[str, Any] = {
         "code": error.code,
@@ -496,7 +501,7 @@ def error_to_json(error: StreamhouseError, *, request_id: str) -> dict[str, Any]
 
 
 def short(message: str) -> str:
-    """Return `message` as it can be sent: the first part of a long one."""
+    """Return `message` as valid UTF-8, cut off after `MESSAGE_CHARACTERS_MAX` characters."""
     # Half a surrogate pair, quoted from a request, cannot be sent.
     message = message.encode("utf-8", "backslashreplace").decode()
     if len(message) <= MESSAGE_CHARACTERS_MAX:

@@ -1,9 +1,9 @@
-"""Which connections are open, and which of them have been idle for longest.
+"""The open connections, and the order in which the idle connections became idle.
 
-A new connection always gets in while any other is idle: where there are too many, in all or from
-one address, the one that has been idle for longest is closed for it. Idle is a connection without a
-request in progress, also one that never sent a whole head. So connections that do nothing lock
-nobody out. Event loop only.
+A new connection is always accepted while another connection is idle. At a limit, in total or for an
+address, the connection with the longest idle time is closed for the new connection. A connection
+without a request in progress is idle, even before its first whole head. Idle connections therefore
+never lock out a client. Event loop only.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["OpenConnections"]
 
 
 class Connection(Protocol):
-    """What is closed when it is idle for too long."""
+    """A connection that `OpenConnections` may close."""
 
     def drop(self) -> None:
-        """Close at once, whatever is unsent."""
+        """Close at once, without sending buffered bytes."""
 
 
 class _Address:
-    """The connections from one address; `idle` in the order in which they became idle."""
+    """The connections from one address; `idle` is in the order of becoming idle."""
 
     def __init__(self, name: str | None) -> None:
         self.name = name
@@ -45,7 +45,7 @@ class OpenConnections:
 
     @classmethod
     def of(cls, config: ServiceConfig) -> OpenConnections:
-        """Return those of a service that was just started."""
+        """Return the empty set of connections with the limits of `config`."""
         return cls(
             connections_max=config.connections_max,
             address_connections_max=config.address_connections_max,
@@ -55,7 +55,7 @@ class OpenConnections:
         return len(self._address_of)
 
     def opened(self, connection: Connection, address: str | None) -> None:
-        """Add a connection, which is idle; raises `OverloadedError` if all others are in use."""
+        """Add an idle connection; raises `OverloadedError` if all connections are in use."""
         of_address = self._addresses.get(address)
         if of_address is not None and of_address.count >= self._address_max:
             self._make_room(
@@ -67,14 +67,14 @@ class OpenConnections:
             self._make_room(
                 self._idle, f"{self._connections_max} connections are in use (connections_max)"
             )
-        # Looked up again: it goes with its last connection.
+        # A second lookup: an address without connections has been removed.
         of_address = self._addresses.setdefault(address, _Address(address))
         of_address.count += 1
         self._address_of[connection] = of_address
         self.idle(connection)
 
     def idle(self, connection: Connection) -> None:
-        """Say that a connection waits for its next request."""
+        """Mark a connection as waiting for its next request."""
         of_address = self._address_of.get(connection)
         if of_address is not None:
             for idle in (self._idle, of_address.idle):
@@ -82,14 +82,14 @@ class OpenConnections:
                 idle[connection] = None
 
     def in_use(self, connection: Connection) -> None:
-        """Say that a connection has a request in progress."""
+        """Mark a connection as having a request in progress."""
         of_address = self._address_of.get(connection)
         if of_address is not None:
             self._idle.pop(connection, None)
             of_address.idle.pop(connection, None)
 
     def closed(self, connection: Connection) -> None:
-        """Forget a connection; one that is not known is fine."""
+        """Remove a connection; an unknown connection is ignored."""
         self.in_use(connection)
         of_address = self._address_of.pop(connection, None)
         if of_address is not None:
@@ -98,8 +98,8 @@ class OpenConnections:
                 del self._addresses[of_address.name]
 
     def _make_room(self, idle: dict[Connection, None], reason: str) -> None:
-        longest = next(iter(idle), None)
-        if longest is None:
+        connection = next(iter(idle), None)
+        if connection is None:
             raise OverloadedError(f"{reason}; try again later")
         self.closed_idle_count += 1
-        longest.drop()
+        connection.drop()

@@ -1,11 +1,11 @@
-"""TLS: the certificate, checked before anything is opened, and the connections that use it.
+"""TLS: the certificate, checked before the service opens its data, and the TLS connections.
 
-uvicorn knows a connection once its handshake is done. Until then it has a file open that nobody
-counts, so connections that never shake hands would take all of them, also those of the log. Here
-they are among the others: bounded in all and of one address, and closed for new ones while idle.
+uvicorn knows a connection only after the handshake. Connections that never finish a handshake would
+take all open files of the process, including the files of the log. Therefore `OpenConnections`
+counts and bounds a connection from its beginning, and closes idle handshakes for new connections.
 
-A certificate is replaced without a restart: its files are looked at every second, and connections
-that come later are shown the new one. Those that are open stay as they are.
+A certificate is replaced without a restart. The service checks the files every second and shows the
+new certificate to later connections. Open connections keep the old certificate.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _logger = logging.getLogger(__name__)
 
 _HANDSHAKE_TIMEOUT_S: Final = 10
 _LOOK_INTERVAL_S: Final = 1.0
-# When the system refuses another open file.
+# The pause after the system refused another open file.
 _PAUSE_S: Final = 0.1
 
 
 class Certificate:
-    """What TLS is spoken with, read again when its files change; broken files change nothing.
+    """The certificate and key, read again when the files change; broken files change nothing.
 
     Raises `InvalidRequestError` if certificate and key cannot be used together at the start.
     """
@@ -53,9 +53,9 @@ class Certificate:
 
     @classmethod
     def of(cls, config: ServiceConfig) -> Certificate | None:
-        """Return the certificate of a service that has one.
+        """Return the certificate of the configuration; None without a certificate.
 
-        Else a warning if tokens will cross the network readable by everybody on the way.
+        Without a certificate, a warning is logged if tokens cross the network in the clear.
         """
         if config.tls_certificate_file is not None:
             return cls(config)
@@ -65,16 +65,16 @@ class Certificate:
 
     def refresh(self) -> None:
         """Read the files if they have changed since the last look."""
-        # Taken first: what changes while the files are read is seen by the next look.
+        # Taken before the read: the next look then notices a change during the read.
         signature = self._signature_now()
         if signature == self._signature:
             return
         self._signature = signature
         try:
-            # A context of its own: a certificate without its key yet would spoil the one in use.
+            # A new context: a certificate without its key would spoil the context in use.
             self.context = self._loaded()
         except (StreamhouseError, OSError, ValueError) as error:
-            # Of a pair one file is replaced before the other.
+            # The two files are replaced one after the other.
             _logger.warning("event=certificate_not_reloaded why=%r", str(error))
         else:
             _logger.info("event=certificate_reloaded path=%s", self._config.tls_certificate_file)
@@ -82,7 +82,7 @@ class Certificate:
     def _loaded(self) -> ssl.SSLContext:
         assert self._config.tls_certificate_file is not None
         context = _context(self._config)
-        # Known before it is shown: a worker of this process may be the first to see it.
+        # Remembered before the first handshake: a worker of this process may be the first client.
         remember_own_certificate(certificate_fingerprint(self._config.tls_certificate_file))
         return context
 
@@ -111,7 +111,7 @@ def _context(config: ServiceConfig) -> ssl.SSLContext:
 
 
 def certificate_fingerprint(path: Path) -> str:
-    """Return the SHA-256 of the first certificate of a PEM file, which is the service's own."""
+    """Return the SHA-256 of the first certificate of a PEM file, the service's certificate."""
     end = "-----END CERTIFICATE-----"
     text = path.read_text(encoding="ascii", errors="replace")
     first = text[text.index("-----BEGIN CERTIFICATE-----") : text.index(end) + len(end)]
@@ -119,7 +119,7 @@ def certificate_fingerprint(path: Path) -> str:
 
 
 class TlsListener:
-    """Hands connections over to `make_protocol` when their handshake is done. Event loop only."""
+    """Hands connections over to `make_protocol` after the handshake. Event loop only."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class TlsListener:
             try:
                 self._connections.opened(handshake, peer[0])
             except OverloadedError:
-                # It could be told why only after a handshake.
+                # Only a handshake would allow an error message.
                 accepted.close()
                 continue
             task = loop.create_task(self._shake_hands(handshake, accepted))
@@ -178,7 +178,7 @@ class TlsListener:
         with contextlib.suppress(OSError):
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            # Whoever does not speak TLS, or goes away, is nobody's loss.
+            # Errors of peers that disconnect or do not speak TLS need no report.
             with contextlib.suppress(OSError):
                 await asyncio.get_running_loop().connect_accepted_socket(
                     self._make_protocol,
@@ -191,7 +191,7 @@ class TlsListener:
 
 
 class _Handshake:
-    """A connection before it is one of the protocol's."""
+    """A connection during the TLS handshake."""
 
     task: asyncio.Task[None]
 
