@@ -106,7 +106,7 @@ def matched_by_key(
         (connection.endpoint, connection.token),
         key,
         {name: f"t{number}" for number, name in enumerate(own)},
-        given=tuple(f"k{number}" for number in range(len(key))),
+        frame_columns=tuple(f"k{number}" for number in range(len(key))),
         how=LEFT if keeps_unmatched else INNER,
     )
     pairs = joined_frame(given.select("*", *keys), plan)
@@ -143,7 +143,7 @@ def with_existing(
         (connection.endpoint, connection.token),
         key,
         {key[0]: mark},
-        given=key,
+        frame_columns=key,
         how=LEFT,
     )
     return joined_frame(rows, plan)
@@ -300,7 +300,7 @@ def _rows_with(
         (connection.endpoint, connection.token),
         info.descriptor.primary_key,
         {name: f"t{number}" for number, name in enumerate(read)},
-        given=tuple(keys.column_names),
+        frame_columns=tuple(keys.column_names),
         how=INNER,
     )
     found = joined_frame(spark.createDataFrame(keys), plan)

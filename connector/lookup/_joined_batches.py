@@ -1,9 +1,9 @@
-"""What a task does: batches of rows in, the same rows with what was looked up for them out.
+"""The work of a task: batches of rows in, the same rows with the looked-up columns out.
 
-While the joined rows of a window go to Spark, one thread asks for the keys of the next window that
-are not known yet. A key is asked for once a task: what is known is kept until the task ends, or as
-long as the plan's `cache_ms` says, as far as `cache_bytes` reaches. So a row is never older than
-its task, or than `cache_ms`; and whatever was written before the task began is seen.
+While the joined rows of a window go to Spark, one thread asks for the uncached keys of the next
+window. A task asks for a key once. The answer stays cached until the task ends, or for the plan's
+`cache_ms`, within `cache_bytes`. So a row is never older than the task, or than `cache_ms`, and
+every write from before the task is seen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from streamhouse.connector.lookup._key_rows import KeyRows, Keys, Numbers
 from streamhouse.connector.lookup._lookup_plan import INNER, LEFT, LookupPlan
-from streamhouse.connector.lookup._row_source import Found, RowSource
+from streamhouse.connector.lookup._row_source import KeyedRows, RowSource
 from streamhouse.connector.lookup._row_values import RowValues
 from streamhouse.connector.lookup._shared_tables import shared_by_executor
 from streamhouse.connector.lookup._table_cut import PlannedTable
@@ -35,9 +35,9 @@ from streamhouse.reading.scan.split_reader import coalesce
 __all__ = ["joined", "joined_structs", "joined_values", "looked_up_by"]
 
 _WINDOW_ROWS: Final = 65_536
-"""Rows whose keys are looked for at once; Spark's own batches have 10,000."""
+"""Rows whose keys are looked up at once; Spark's own batches have 10,000."""
 _PIECE_BYTES: Final = 128 << 20
-_KEPT_PLANS_MAX: Final = 8
+_MEMORIES_MAX: Final = 8
 
 
 class _Window(NamedTuple):
@@ -47,12 +47,12 @@ class _Window(NamedTuple):
     valid: Numbers | None
     keys: Keys
     numbers: Numbers
-    asked: Future[Found | KeyRows] | None
-    asked_s: float
+    answer: Future[KeyedRows | KeyRows] | None
+    asked_at_s: float
 
 
 class _Matched(NamedTuple):
-    """Rows, and where their looked-up rows are in `values`: `counts` of them from `starts` on."""
+    """Rows, and their looked-up rows in `values`: `counts` rows from `starts` on."""
 
     batch: pa.RecordBatch
     values: RowValues
@@ -61,7 +61,7 @@ class _Matched(NamedTuple):
 
 
 def looked_up_by(plan: LookupPlan) -> RowSource:
-    """Return what answers this process's keys: it has one connection to the service."""
+    """Return the source of rows for this process, with one connection to the service."""
     client = client_for(plan.endpoint, plan.token)
     shared = shared_by_executor() if plan.may_write_files else None
     return RowSource(plan, client, PlannedTable(plan, client), shared=shared)
@@ -75,9 +75,9 @@ def joined(
     window_rows: int = _WINDOW_ROWS,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows with the columns that were looked up behind their own, in their order.
+    """Yield the rows, in their order, with the looked-up columns at the end.
 
-    Rows for which nothing is found have nulls there, or are left out of an inner join.
+    A row without a match has nulls in these columns; an inner join drops the row.
     """
     for matched in _matched(batches, plan, source, window_rows=window_rows, clock=clock):
         yield from _pieces(matched, plan)
@@ -91,7 +91,7 @@ def joined_structs(
     window_rows: int = _WINDOW_ROWS,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[pa.Array]:
-    """Yield one struct a row, null where nothing is found; keys are whole ones."""
+    """Yield one struct a row, null without a match; keys are whole primary keys."""
     fields = [field.with_nullable(True) for field in plan.row_schema]
     for columns, is_absent in _columns(batches, plan, source, window_rows=window_rows, clock=clock):
         mask = pa.array(is_absent) if is_absent.any() else None
@@ -106,7 +106,7 @@ def joined_values(
     window_rows: int = _WINDOW_ROWS,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[pa.Array]:
-    """Yield one value a row, of the plan's first column, null also where nothing is found."""
+    """Yield one value a row, of the plan's first column, null also without a match."""
     for columns, _ in _columns(batches, plan, source, window_rows=window_rows, clock=clock):
         yield columns[0]
 
@@ -119,7 +119,7 @@ def _columns(
     window_rows: int,
     clock: Callable[[], float],
 ) -> Iterator[tuple[list[pa.Array], npt.NDArray[np.bool_]]]:
-    """Yield what is found, in pieces, and where that is nothing."""
+    """Yield the looked-up columns in pieces, and a flag for each row without a match."""
     for batch, values, starts, counts in _matched(
         batches, plan, source, window_rows=window_rows, clock=clock
     ):
@@ -142,17 +142,17 @@ def _matched(
     with ThreadPoolExecutor(1, thread_name_prefix="streamhouse-lookup") as asking:
         waiting: _Window | None = None
         for batch in _windows(batches, window_rows):
-            done = None if waiting is None else _answered(waiting, memory)
-            waiting = _begun(batch, memory, plan, source, asking, clock())
-            if done is not None:
-                yield done
+            matched = None if waiting is None else _completed(waiting, memory)
+            waiting = _started(batch, memory, plan, source, asking, clock())
+            if matched is not None:
+                yield matched
         if waiting is not None:
-            yield _answered(waiting, memory)
+            yield _completed(waiting, memory)
     _keep(plan, memory)
 
 
 def _windows(batches: Iterable[pa.RecordBatch], window_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the first batch alone, which tells how large rows are, then larger ones."""
+    """Yield the first batch alone, to learn the size of rows, and larger batches afterwards."""
     rows = (batch for batch in batches if batch.num_rows)
     first = next(rows, None)
     if first is not None:
@@ -160,7 +160,7 @@ def _windows(batches: Iterable[pa.RecordBatch], window_rows: int) -> Iterator[pa
         yield from coalesce(rows, rows_max=window_rows)
 
 
-def _begun(
+def _started(
     batch: pa.RecordBatch,
     memory: _Memory,
     plan: LookupPlan,
@@ -169,21 +169,21 @@ def _begun(
     now_s: float,
 ) -> _Window:
     keys, valid = _keys_of(batch, plan)
-    numbers = memory.known(now_s).find(keys)
+    numbers = memory.usable(now_s).find(keys)
     is_unknown = numbers < 0
-    asked = None
+    answer = None
     if is_unknown.any():
         positions = np.flatnonzero(is_unknown)
         unknown = keys if len(positions) == len(keys) else keys.at(positions)
-        asked = asking.submit(lambda: source.answer(unknown.distinct()))
-    return _Window(batch, valid, keys, numbers, asked, now_s)
+        answer = asking.submit(lambda: source.answer(unknown.distinct()))
+    return _Window(batch, valid, keys, numbers, answer, now_s)
 
 
-def _answered(window: _Window, memory: _Memory) -> _Matched:
-    """Wait for what was asked for the window; return its rows with what is known of them."""
+def _completed(window: _Window, memory: _Memory) -> _Matched:
+    """Wait for the window's answer; return the window's rows with the cached rows of their keys."""
     numbers = window.numbers
-    if window.asked is not None:
-        memory.learn(window.asked.result(), window.asked_s)
+    if window.answer is not None:
+        memory.learn(window.answer.result(), window.asked_at_s)
         numbers = memory.rows.find(window.keys)
     if window.valid is not None:
         all_numbers = np.zeros(window.batch.num_rows, dtype=np.int64)
@@ -193,10 +193,10 @@ def _answered(window: _Window, memory: _Memory) -> _Matched:
 
 
 def _keys_of(batch: pa.RecordBatch, plan: LookupPlan) -> tuple[Keys, Numbers | None]:
-    """Return the keys of the rows, and which rows these are if some have a null in theirs."""
+    """Return the keys of rows without nulls, and the positions of these rows if some have nulls."""
     arrays = [
         _as_key(batch.column(name), name, field, plan)
-        for name, field in zip(plan.given, plan.key_schema, strict=True)
+        for name, field in zip(plan.frame_columns, plan.key_schema, strict=True)
     ]
     if not any(array.null_count for array in arrays):
         return Keys(arrays), None
@@ -206,7 +206,7 @@ def _keys_of(batch: pa.RecordBatch, plan: LookupPlan) -> tuple[Keys, Numbers | N
 
 
 def _as_key(column: pa.Array, name: str, field: pa.Field, plan: LookupPlan) -> pa.Array:
-    """Return values as those of a key column; raises for the first that would be another one."""
+    """Return values in the type of a key column; raise for the first value that does not fit."""
     if column.type == field.type:
         return column
     if not may_fit(column.type, field.type):
@@ -225,8 +225,12 @@ def _pieces(matched: _Matched, plan: LookupPlan) -> Iterator[pa.RecordBatch]:
     if plan.is_whole_key and batch.num_rows <= _piece_rows(values):
         is_absent = counts == 0
         if is_inner and is_absent.any():
-            kept = np.flatnonzero(counts)
-            batch, starts, is_absent = batch.take(pa.array(kept)), starts[kept], is_absent[kept]
+            positions = np.flatnonzero(counts)
+            batch, starts, is_absent = (
+                batch.take(pa.array(positions)),
+                starts[positions],
+                is_absent[positions],
+            )
         yield _joined(batch, values, starts, is_absent, plan)
         return
     lengths = counts if is_inner else np.maximum(counts, 1)
@@ -238,16 +242,18 @@ def _pieces(matched: _Matched, plan: LookupPlan) -> Iterator[pa.RecordBatch]:
         # At least one row, however many it matches.
         last = max(int(np.searchsorted(ends, begun + step, side="right")), first + 1)
         part = lengths[first:last]
-        left = np.repeat(np.arange(first, last), part)
-        within = np.arange(len(left)) - np.repeat(np.cumsum(part) - part, part)
-        piece = batch.take(pa.array(left))
-        if len(left):
-            yield _joined(piece, values, starts[left] + within, counts[left] == 0, plan)
+        row_numbers = np.repeat(np.arange(first, last), part)
+        within = np.arange(len(row_numbers)) - np.repeat(np.cumsum(part) - part, part)
+        piece = batch.take(pa.array(row_numbers))
+        if len(row_numbers):
+            yield _joined(
+                piece, values, starts[row_numbers] + within, counts[row_numbers] == 0, plan
+            )
         first = last
 
 
 def _piece_rows(values: RowValues) -> int:
-    """Return how many rows a piece may have that shows some of these rows."""
+    """Return how many joined rows a piece may have, by the mean size of a row."""
     row_bytes = values.nbytes // max(int(values.rows.num_rows), 1) + 1
     return max(1, _PIECE_BYTES // row_bytes)
 
@@ -267,11 +273,11 @@ def _joined(
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*batch.schema, *fields]))
 
 
-# -- what is known beyond a task -------------------------------------------------------------------
+# -- rows cached beyond a task ---------------------------------------------------------------------
 
 
 class _Memory:
-    """What is known of a plan's keys, bounded in bytes and, with `cache_ms`, in age."""
+    """The cached rows of a plan's keys, bounded in bytes and, with `cache_ms`, in age."""
 
     def __init__(self, plan: LookupPlan, now_s: float) -> None:
         self._plan: Final = plan
@@ -281,38 +287,39 @@ class _Memory:
         self.rows = KeyRows(self._plan.row_schema, has_runs=not self._plan.is_whole_key)
         self._since_s = now_s
 
-    def known(self, now_s: float) -> KeyRows:
-        """Return what may be used now: all of it is as old as the oldest."""
+    def usable(self, now_s: float) -> KeyRows:
+        """Return the rows that may be used now; all of them count as being as old as the oldest."""
         is_old = self._plan.cache_ms and (now_s - self._since_s) * 1000 >= self._plan.cache_ms
         if is_old or self.rows.nbytes > self._plan.cache_bytes:
             self._forget(now_s)
         return self.rows
 
-    def learn(self, answer: Found | KeyRows, asked_s: float) -> None:
-        """Take in what was asked at that time."""
+    def learn(self, answer: KeyedRows | KeyRows, asked_at_s: float) -> None:
+        """Add the answer to a request of that time."""
         if isinstance(answer, KeyRows):
-            self.rows, self._since_s = answer, asked_s
+            self.rows, self._since_s = answer, asked_at_s
         else:
             self.rows.add(answer.keys, answer.counts, answer.rows)
 
 
-_kept: Final[dict[Any, _Memory]] = {}
+_memories: Final[dict[Any, _Memory]] = {}
 
 
 def _plan_key(plan: LookupPlan) -> Any:
-    # Spark forks its workers, and a plan is another object in each task.
-    return os.getpid(), replace(plan, how=LEFT, given=())
+    # The process is part of the key because Spark forks its workers. Each task unpickles its own
+    # plan, so plans compare by value.
+    return os.getpid(), replace(plan, how=LEFT, frame_columns=())
 
 
 def _memory_of(plan: LookupPlan, now_s: float) -> _Memory:
-    """Return what earlier tasks of this process left, for this task alone, or nothing."""
-    kept = _kept.pop(_plan_key(plan), None) if plan.cache_ms else None
-    return _Memory(plan, now_s) if kept is None else kept
+    """Return the cache of this process's earlier tasks, for this task alone, or an empty cache."""
+    memory = _memories.pop(_plan_key(plan), None) if plan.cache_ms else None
+    return _Memory(plan, now_s) if memory is None else memory
 
 
 def _keep(plan: LookupPlan, memory: _Memory) -> None:
-    """Leave what is known to later tasks of this process."""
+    """Leave the cache to later tasks of this process."""
     if plan.cache_ms:
-        while len(_kept) >= _KEPT_PLANS_MAX:
-            del _kept[next(iter(_kept))]
-        _kept[_plan_key(plan)] = memory
+        while len(_memories) >= _MEMORIES_MAX:
+            del _memories[next(iter(_memories))]
+        _memories[_plan_key(plan)] = memory

@@ -1,18 +1,18 @@
 """A hash table of keys that only grows, probed for many keys at once.
 
-A key gets another number in its place; one that is forgotten keeps its place, since a free one
-would end the search for those that lie behind it, until the table grows.
+A place of the table holds the words of a key and its number; number 0 means that the place is free.
+Keys have one word or two, and are numbered from 1 on in the order of their addition. Replacing a
+key changes the number in the key's place. A forgotten key keeps its place until the table grows: a
+free place would end the search for keys of deeper levels.
 
-A key is one word or two. Keys are numbered from 1 on, in the order in which they are added. A place
-of the table has the words of a key and its number, or 0. A key whose place in the first level is
-another's lies in the next level, a quarter as large, where it has another place; and so on. So a
-free place ends a search, and of four keys three are found at the first look and all but a few at
-the second. Two places a key keep it so, and factors that nobody can know beforehand keep anybody
-from making it worse.
+If another key occupies a key's place in the first level, the key goes to its place in the second
+level, which is a quarter as large, and further down if needed. So a free place ends a search. Three
+of four keys are met at the first look, and nearly all at the second. Two places a key keep this
+ratio. Random factors keep an attacker from choosing colliding keys.
 
-A large table costs what is read of it at random. So words and number lie together and are read as
-one, which is most of why this takes a third of the time of `model/hashing/hash_index.py`. That one
-takes less memory for two words and a number.
+The cost of a large table is its random reads. Therefore words and number lie together and are read
+as one item. Mostly for this reason the table takes a third of the time of
+`model/hashing/hash_index.py`, which takes less memory for two words and a number.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ _Places = npt.NDArray[np.int64]
 _PLACES_MIN: Final = 1_024
 _PLACES_PER_KEY: Final = 2
 _FULL: Final = 9 / 8
-"""A table grows once it has so many times the keys that it was made for: few more cost little."""
+"""A table grows when it holds this many times the keys of its size: a few more cost little."""
 _SHRINKING: Final = 2
-"""By how many bits a level is smaller than the one before."""
+"""Each level is smaller than the level above by this many bits."""
 _FORGOTTEN: Final = 1 << 62
 _HALF: Final = np.uint64(32)
 _FOUND_AT_ONCE: Final = 1 << 16
 _PLACED_AT_ONCE: Final = 1 << 14
-"""What a pass over so many keys works on stays in the processor's cache."""
+"""The working set of a pass over this many keys stays in the processor's cache."""
 
 
 class KeyIndex:
-    """Finds the numbers of keys, each of which has so many words.
+    """Maps keys, each of `word_count` words, to numbers.
 
-    With the seed, levels and count of another one, of another process too, it is the same.
+    An index made from the seed, levels and count of another index, also of another process, equals
+    that index.
     """
 
     def __init__(
@@ -68,19 +69,19 @@ class KeyIndex:
 
     @property
     def levels(self) -> tuple[Words, ...]:
-        """All of its memory: a row a place, of the words of a key and its number."""
+        """The whole memory of the index: one row a place, of the words of a key and its number."""
         return tuple(self._levels)
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes that it takes."""
+        """The bytes of memory of the index."""
         return sum(level.nbytes for level in self._levels)
 
     def _empty(self, places: int) -> Words:
         return np.zeros((places, self._width), dtype=np.uint64)
 
     def add(self, *words: Words, numbers: Words | None = None) -> None:
-        """Add keys that are distinct and not there, with numbers of their own if some are given."""
+        """Add distinct keys that are absent, with `numbers` or else with the next numbers."""
         count = len(words[0])
         if (self.count + count) * _PLACES_PER_KEY > len(self._levels[0]) * _FULL:
             self._grow(self.count + count)
@@ -98,15 +99,17 @@ class KeyIndex:
             self.count += len(records)
 
     def _grow(self, count: int) -> None:
-        known = [level[level[:, -1] != 0] for level in self._levels]
+        records_of_levels = [level[level[:, -1] != 0] for level in self._levels]
         if self.has_forgotten:
-            known = [records[records[:, -1] != _FORGOTTEN] for records in known]
-            self.count = sum(map(len, known))
+            records_of_levels = [
+                records[records[:, -1] != _FORGOTTEN] for records in records_of_levels
+            ]
+            self.count = sum(map(len, records_of_levels))
             self.has_forgotten = False
-        # Twice as many at least, so that keys which come little by little are moved seldom.
+        # At least doubling keeps the moves few when keys arrive little by little.
         places = max(count * _PLACES_PER_KEY, len(self._levels[0]) * 2)
         self._levels = [self._empty(places)]
-        for records in known:
+        for records in records_of_levels:
             for start in range(0, len(records), _PLACED_AT_ONCE):
                 self._place(records[start : start + _PLACED_AT_ONCE])
 
@@ -119,7 +122,7 @@ class KeyIndex:
             level = self._levels[number]
             places_of = self._places_of([*records.T[:-1]], number)
             is_free = level[:, -1][places_of] == 0
-            # Of several that want a place the last one gets it.
+            # If several keys have the same place, the last key gets the place.
             if is_free.all():
                 _whole(level)[places_of] = _whole(records)
             else:
@@ -128,7 +131,7 @@ class KeyIndex:
             number += 1
 
     def find(self, *words: Words) -> npt.NDArray[np.int64]:
-        """Return the number of each key, 0 if it is not there."""
+        """Return the number of each key, 0 if the key is absent."""
         numbers = np.empty(len(words[0]), dtype=np.int64)
         for start in range(0, len(numbers), _FOUND_AT_ONCE):
             part = slice(start, start + _FOUND_AT_ONCE)
@@ -138,25 +141,25 @@ class KeyIndex:
         return numbers
 
     def renumber(self, *words: Words, numbers: Words) -> npt.NDArray[np.bool_]:
-        """Give distinct keys these numbers, and return which of them are not there.
+        """Give distinct keys these numbers, and return which of the keys are absent.
 
-        One that was forgotten is there.
+        A forgotten key is present.
         """
         is_absent = np.zeros(len(numbers), dtype=np.bool_)
-        left = np.arange(len(numbers))
+        remaining = np.arange(len(numbers))
         for number, level in enumerate(self._levels):
-            some = [each[left] for each in words]
-            known, is_other = self._compared(some, number)
-            is_absent[left] = known == 0
-            is_here = (known != 0) & ~is_other
-            places = self._places_of(some, number)[is_here]
-            level[places, -1] = numbers[left[is_here]]
-            left = left[is_other]
-        is_absent[left] = True
+            some = [each[remaining] for each in words]
+            old_numbers, is_other = self._compared(some, number)
+            is_absent[remaining] = old_numbers == 0
+            is_present = (old_numbers != 0) & ~is_other
+            places = self._places_of(some, number)[is_present]
+            level[places, -1] = numbers[remaining[is_present]]
+            remaining = remaining[is_other]
+        is_absent[remaining] = True
         return is_absent
 
     def forget(self, *words: Words) -> None:
-        """Let keys, of which some may not be there, be found no more."""
+        """Make keys, some of which may be absent, count as absent."""
         numbers = np.full(len(words[0]), _FORGOTTEN, dtype=np.uint64)
         is_absent = self.renumber(*words, numbers=numbers)
         self.has_forgotten = self.has_forgotten or not is_absent.all()
@@ -164,16 +167,20 @@ class KeyIndex:
     def _find(self, words: list[Words], numbers: npt.NDArray[np.int64]) -> None:
         """Write the number of each key."""
         numbers[:], is_other = self._compared(words, 0)
-        left = np.flatnonzero(is_other)
+        remaining = np.flatnonzero(is_other)
         for number in range(1, len(self._levels)):
-            if not len(left):
+            if not len(remaining):
                 return
-            numbers[left], is_other = self._compared([each[left] for each in words], number)
-            left = left[is_other]
-        numbers[left] = 0
+            numbers[remaining], is_other = self._compared(
+                [each[remaining] for each in words], number
+            )
+            remaining = remaining[is_other]
+        numbers[remaining] = 0
 
     def _compared(self, words: list[Words], number: int) -> tuple[Words, npt.NDArray[np.bool_]]:
-        """Return what one level has in the keys' places, and which of that are other keys."""
+        """Return the numbers that a level has in the keys' places, and flags for places of
+        different keys.
+        """
         places = self._places_of(words, number)
         records = _whole(self._levels[number]).take(places).view(np.uint64)
         records = records.reshape(-1, self._width)

@@ -1,13 +1,12 @@
-"""What is known of keys: which rows each has, found for many keys at once.
+"""A cache of keys: the rows of each key, found for many keys at once.
 
-Integers are compared as they are; those that lie close together are found by their value alone. So
-are short texts, if a whole table has no others (`text_words.py`). Other keys are compared by the
-128-bit hashes that the service's own rows in memory go by (`model/hashing/key_hash.py`): two
-different keys with the same hash do not happen by chance, nor on purpose.
+Integers are compared by value; integers that lie close together are found in an array by value. If
+all texts of a whole table are short, texts are compared by value too (`_text_words.py`). Other keys
+are compared by the 128-bit hashes that the service uses for its own rows in memory
+(`model/hashing/key_hash.py`): different keys do not have the same hash by chance or on purpose.
 
-A number stands for a key's rows. 0 is a key that has none, and -1 one that was never asked for. Of
-a whole primary key there is one row, which is at position number - 1. By the first columns of a key
-there is a run of rows.
+A number stands for a key's rows: 0 for a key without rows, -1 for a key outside the cache. A whole
+primary key has one row, at position number - 1. A prefix of a primary key has a run of rows.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ _INTEGERS: Final = {
     pa.timestamp("us", tz="UTC"): pa.int64(),
 }
 _DENSE_SHARE: Final = 4
-"""A table by value may be so many times as long as there are values."""
+"""A table by value may be this many times as long as it has values."""
 _DENSE_MIN: Final = 1_024
 _UNUSED_SHARE: Final = 8
-"""Of so many rows that were read one may have been replaced."""
+"""At most one of this many rows of a full read may have been replaced."""
 _AT_ONCE: Final = 1 << 16
-"""What a pass over so many keys works on stays in the processor's cache."""
+"""The working set of a pass over this many keys stays in the processor's cache."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -61,7 +60,7 @@ class Keys:
 
     @functools.cached_property
     def hashed(self) -> tuple[Hashes, Hashes]:
-        """The keys' hashes: two of each."""
+        """Two hashes of each key."""
         return self.hashed_by(PROCESS_HASHER)
 
     def hashed_by(self, hasher: KeyHasher) -> tuple[Hashes, Hashes]:
@@ -74,15 +73,15 @@ class Keys:
 
     @property
     def are_short_texts(self) -> bool:
-        """Whether they are of one column, and all of them short."""
+        """Whether the keys have one column and all its values are short texts."""
         return len(self.arrays) == 1 and are_short_texts(self.arrays[0])
 
     def text_words(self) -> tuple[Words, Words]:
-        """Return two words of each key, which are texts: no other short one has the same."""
+        """Return two words of each key, which is a text; short texts have words of their own."""
         return self._in_parts(lambda start: text_words(self.arrays[0].slice(start, _AT_ONCE)))
 
-    def _in_parts(self, made_from: Callable[[int], tuple[Words, Words]]) -> tuple[Words, Words]:
-        parts = [made_from(start) for start in range(0, max(len(self), 1), _AT_ONCE)]
+    def _in_parts(self, words_from: Callable[[int], tuple[Words, Words]]) -> tuple[Words, Words]:
+        parts = [words_from(start) for start in range(0, max(len(self), 1), _AT_ONCE)]
         if len(parts) == 1:
             return parts[0]
         first, second = zip(*parts, strict=True)
@@ -90,7 +89,7 @@ class Keys:
 
     @functools.cached_property
     def words(self) -> Numbers | None:
-        """The keys as integers, if they are of one column that is stored as integers."""
+        """The keys as integers, if the key is one column that is stored as integers."""
         stored = _INTEGERS.get(self.arrays[0].type)
         if len(self.arrays) > 1 or stored is None:
             return None
@@ -98,9 +97,9 @@ class Keys:
         return np.asarray(values, dtype=np.int64)
 
     def at(self, positions: Numbers) -> Keys:
-        """Return those at some positions."""
-        taken = pa.array(positions)
-        return Keys([array.take(taken) for array in self.arrays])
+        """Return the keys at these positions."""
+        indices = pa.array(positions)
+        return Keys([array.take(indices) for array in self.arrays])
 
     def distinct(self) -> Keys:
         """Return each key once."""
@@ -118,19 +117,19 @@ class Keys:
 def _hashes(arrays: Sequence[pa.Array], hasher: KeyHasher) -> tuple[Hashes, Hashes]:
     data_type = arrays[0].type
     if len(arrays) == 1 and (pa.types.is_string(data_type) or pa.types.is_binary(data_type)):
-        # One text is told from another by its own bytes, without those that order keys.
+        # The bytes of a single text are enough; the prefix that orders keys is skipped.
         return hasher.many(arrays[0], skipped=0)
     return hasher.many(encode_key(arrays))
 
 
 class _ByValue:
-    """Numbers of integers, in a table that is read at value - least."""
+    """Numbers of integers, in an array read at value - least."""
 
     def __init__(self, least: int, numbers: npt.NDArray[np.int32]) -> None:
         self.least: Final = np.int64(least)
-        # After the last value comes one for all others.
+        # The last place stands for all values outside the span.
         self.numbers: Final = numbers
-        self._others: Final = np.uint64(len(numbers) - 1)
+        self._outside: Final = np.uint64(len(numbers) - 1)
 
     @classmethod
     def of(cls, words: Numbers, numbers: Numbers) -> _ByValue:
@@ -145,14 +144,14 @@ class _ByValue:
 
     @staticmethod
     def fits(words: Numbers | None) -> bool:
-        """Whether the table would not be much longer than the values are many."""
+        """Whether an array by value would not be much longer than the count of the values."""
         if words is None or len(words) == 0:
             return False
         span = int(words.max()) - int(words.min())
         return span < _DENSE_SHARE * len(words) + _DENSE_MIN
 
     def spanning(self, words: Numbers) -> _ByValue | None:
-        """Return a table that has these values too; None if it would be much too long."""
+        """Return an array that also covers these values; None if it would be much too long."""
         if not len(words):
             return self
         least = min(int(words.min()), int(self.least))
@@ -160,8 +159,8 @@ class _ByValue:
         length = end - least + 1
         if length == len(self.numbers):
             return self
-        known = int(np.count_nonzero(self.numbers)) + len(words)
-        if length > _DENSE_SHARE * known + _DENSE_MIN:
+        value_count = int(np.count_nonzero(self.numbers)) + len(words)
+        if length > _DENSE_SHARE * value_count + _DENSE_MIN:
             return None
         numbers = np.zeros(length, dtype=np.int32)
         first = int(self.least) - least
@@ -173,24 +172,24 @@ class _ByValue:
         self.numbers[words - self.least] = numbers
 
     def forget(self, words: Numbers) -> None:
-        """Let values, of which some may not be there, be found no more."""
-        # Of those that are not there only the one for all others changes, which has 0 already.
+        """Make values, some of which may be absent, count as absent."""
+        # Values outside the span change only the last place, which has 0 already.
         self.numbers[self._places(words)] = 0
 
     def _places(self, words: Numbers) -> Numbers:
-        # What is below the least wraps around, to far above the last.
+        # A value below the least wraps around to a place far above the last.
         with np.errstate(over="ignore"):
             places = (words - self.least).view(np.uint64)
-        np.minimum(places, self._others, out=places)
+        np.minimum(places, self._outside, out=places)
         return places.view(np.int64)
 
     def find(self, words: Numbers) -> Numbers:
-        found: Numbers = self.numbers[self._places(words)].astype(np.int64)
-        return found
+        numbers: Numbers = self.numbers[self._places(words)].astype(np.int64)
+        return numbers
 
 
 class KeyRowsParts(NamedTuple):
-    """A table that is complete, in forms that a file can have: facts are numbers of JSON."""
+    """The parts of a complete table in forms that a file can store; `facts` are JSON values."""
 
     facts: dict[str, Any]
     arrays: list[npt.NDArray[Any]]
@@ -198,7 +197,7 @@ class KeyRowsParts(NamedTuple):
 
 
 class KeyRows:
-    """Keys with their rows; of a table that `is_complete` a key that is not there has no rows."""
+    """Keys with their rows; in a table that `is_complete` an absent key has no rows."""
 
     def __init__(self, row_schema: pa.Schema, *, has_runs: bool) -> None:
         self._has_runs: Final = has_runs
@@ -206,19 +205,19 @@ class KeyRows:
         self._has_short_texts = False
         self._hasher = PROCESS_HASHER
         self._by_value: _ByValue | None = None
-        # By what the index has for a key, which is 0 if it is not there.
+        # By the index's number of a key; 0 is an absent key.
         self._numbers: Numbers = np.full(1, UNKNOWN)
         self.values = RowValues(empty_batch(row_schema))
-        # By number: where the run begins and how long it is.
+        # By number: the first row of the run and the length of the run.
         self._starts = np.zeros(1, dtype=np.int64)
         self._counts = np.zeros(1, dtype=np.int64)
         self.is_complete = False
-        # How many rows of a complete table were read as a whole.
+        # The rows of a complete table at its full read.
         self._read_rows = 0
 
     @property
     def nbytes(self) -> int:
-        """What all of it takes in memory."""
+        """The bytes of memory of all parts."""
         index = 0 if self._index is None else self._index.memory_bytes
         by_value = 0 if self._by_value is None else self._by_value.nbytes
         runs = self._starts.nbytes + self._counts.nbytes + self._numbers.nbytes
@@ -232,43 +231,43 @@ class KeyRows:
             return self._by_value.find(words)
         if self._index is None:
             return np.full(len(keys), 0 if self.is_complete else UNKNOWN)
-        found = self._index.find(*self._indexed(keys))
-        # A table that is complete has keys and rows in one order.
-        return found if self.is_complete else self._numbers[found]
+        numbers = self._index.find(*self._indexed(keys))
+        # A complete table has keys and rows in the same order.
+        return numbers if self.is_complete else self._numbers[numbers]
 
     def runs(self, numbers: Numbers) -> tuple[Numbers, Numbers]:
-        """Return where the rows of each number begin, and how many they are."""
+        """Return the first row and the count of rows of each number."""
         if not self._has_runs:
             return np.maximum(numbers - 1, 0), (numbers > 0).astype(np.int64)
         return self._starts[numbers], self._counts[numbers]
 
     def add(self, keys: Keys, counts: Numbers, rows: pa.RecordBatch) -> None:
-        """Add keys that are not there, each once, and their rows, key after key."""
-        known = self.values.rows
-        base = known.num_rows
+        """Add distinct absent keys and their rows, key after key."""
+        cached_rows = self.values.rows
+        base = cached_rows.num_rows
         self._numbers = np.concatenate([self._numbers, self._numbered(counts, base)])
         self._put_in(keys)
-        self.values = RowValues(pa.concat_batches([known, rows]) if base else rows)
+        self.values = RowValues(pa.concat_batches([cached_rows, rows]) if base else rows)
 
     def take_in(self, deleted: Keys, keys: Keys, rows: pa.RecordBatch) -> bool:
-        """Take keys out of a complete table, then put others in, each once, with these rows.
+        """Delete keys of a complete table, and put distinct keys with these rows.
 
-        Return whether it could; a table that could not is the one it was.
+        Return False if the table cannot take the change; the table is unchanged in that case.
         """
-        assert self.is_complete, "of a key that is not there nothing may be known"
+        assert self.is_complete, "only a complete table knows that an absent key has no rows"
         assert not self._has_runs, "a key has one row"
-        known = self.values.rows
-        if (known.num_rows + len(keys) - self._read_rows) * _UNUSED_SHARE > self._read_rows:
+        cached_rows = self.values.rows
+        if (cached_rows.num_rows + len(keys) - self._read_rows) * _UNUSED_SHARE > self._read_rows:
             return False
-        numbers = known.num_rows + 1 + np.arange(len(keys))
+        numbers = cached_rows.num_rows + 1 + np.arange(len(keys))
         if self._by_value is not None:
-            gone, words = deleted.words, keys.words
-            assert gone is not None, "keys have one type"
+            deleted_words, words = deleted.words, keys.words
+            assert deleted_words is not None, "keys have one type"
             assert words is not None, "keys have one type"
             by_value = self._by_value.spanning(words)
             if by_value is None:
                 return False
-            by_value.forget(gone)
+            by_value.forget(deleted_words)
             by_value.put(words, numbers)
             self._by_value = by_value
         elif self._has_short_texts and not keys.are_short_texts:
@@ -276,7 +275,7 @@ class KeyRows:
         else:
             self._renumber(deleted, keys, numbers.view(np.uint64))
         if len(keys):
-            self.values = RowValues(pa.concat_batches([known, rows]), kept=True)
+            self.values = RowValues(pa.concat_batches([cached_rows, rows]), kept=True)
         return True
 
     def _renumber(self, deleted: Keys, keys: Keys, numbers: Words) -> None:
@@ -296,7 +295,7 @@ class KeyRows:
         self._index.add(*words)
 
     def _indexed(self, keys: Keys) -> tuple[Words, ...]:
-        """Return what tells one key from another."""
+        """Return the words that identify each key in the index."""
         if keys.words is not None:
             return (keys.words.view(np.uint64),)
         if self._has_short_texts:
@@ -307,29 +306,29 @@ class KeyRows:
     def complete(
         cls, row_schema: pa.Schema, keys: Keys, rows: pa.RecordBatch, *, has_runs: bool
     ) -> KeyRows:
-        """Return all rows of a table, which have these keys."""
-        made = cls(row_schema, has_runs=has_runs)
-        made.is_complete = True
+        """Return a complete table of these rows and their keys."""
+        table = cls(row_schema, has_runs=has_runs)
+        table.is_complete = True
         if has_runs and len(keys):
             keys, counts, order = key_runs(keys)
             rows = rows.take(pa.array(order))
         else:
             counts = np.ones(len(keys), dtype=np.int64)
-        made.values = RowValues(rows, kept=True)
-        made._read_rows = rows.num_rows
-        numbers = made._numbered(counts, 0)
+        table.values = RowValues(rows, kept=True)
+        table._read_rows = rows.num_rows
+        numbers = table._numbered(counts, 0)
         words = keys.words
         if words is not None and _ByValue.fits(words):
-            made._by_value = _ByValue.of(words, numbers)
+            table._by_value = _ByValue.of(words, numbers)
         else:
-            made._has_short_texts = keys.are_short_texts
-            made._put_in(keys)
-        return made
+            table._has_short_texts = keys.are_short_texts
+            table._put_in(keys)
+        return table
 
     # -- in another process ------------------------------------------------------------------------
 
     def parts(self) -> KeyRowsParts:
-        """Return what a complete table is made of."""
+        """Return the parts of a complete table."""
         facts: dict[str, Any] = {
             "has_runs": self._has_runs,
             "has_short_texts": self._has_short_texts,
@@ -351,26 +350,26 @@ class KeyRows:
 
     @classmethod
     def of_parts(cls, parts: KeyRowsParts) -> KeyRows:
-        """Return the complete table that has these parts."""
+        """Return the complete table of these parts."""
         facts = parts.facts
-        made = cls(parts.rows.schema, has_runs=facts["has_runs"])
-        made.is_complete = True
-        made.values = RowValues(parts.rows, kept=True)
-        made._has_short_texts = facts["has_short_texts"]
-        made._hasher = KeyHasher(tuple(facts["hasher"]))
-        made._read_rows = facts["read_rows"]
-        made._starts, made._counts, *found_by = parts.arrays
+        table = cls(parts.rows.schema, has_runs=facts["has_runs"])
+        table.is_complete = True
+        table.values = RowValues(parts.rows, kept=True)
+        table._has_short_texts = facts["has_short_texts"]
+        table._hasher = KeyHasher(tuple(facts["hasher"]))
+        table._read_rows = facts["read_rows"]
+        table._starts, table._counts, *index_arrays = parts.arrays
         if "least" in facts:
-            made._by_value = _ByValue(facts["least"], *found_by)
+            table._by_value = _ByValue(facts["least"], *index_arrays)
         elif "seed" in facts:
-            made._index = KeyIndex(
-                found_by[0].shape[1] - 1,
+            table._index = KeyIndex(
+                index_arrays[0].shape[1] - 1,
                 seed=facts["seed"],
-                levels=found_by,
+                levels=index_arrays,
                 count=facts["count"],
                 has_forgotten=facts["has_forgotten"],
             )
-        return made
+        return table
 
     def _numbered(self, counts: Numbers, base: int) -> Numbers:
         """Return the numbers of new keys, whose rows begin at `base`."""
@@ -384,7 +383,7 @@ class KeyRows:
 
 
 def key_runs(keys: Keys) -> tuple[Keys, Numbers, Numbers]:
-    """Return each key once, how often it is there, and an order in which equal keys are together.
+    """Return the distinct keys, the count of each, and an order that puts equal keys together.
 
     The keys come in that order.
     """

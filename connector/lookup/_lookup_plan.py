@@ -1,4 +1,4 @@
-"""What a lookup asks for, checked against the table when the lookup is made; values only."""
+"""The request of a lookup, checked against the table on the driver; values only."""
 
 from __future__ import annotations
 
@@ -41,19 +41,20 @@ _CACHE_MS_MAX: Final = 86_400_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupPlan:
-    """Which rows of which table are looked up; it travels to the executors.
+    """The table, keys and columns of a lookup; sent to the executors.
 
-    `given` are the DataFrame's columns that hold the key, in the key's order. `key_schema` has the
-    table's columns that they are compared with: all of its primary key, or the leading ones.
-    `columns` are the table's columns that come with a row, at least one, and `row_schema` has them
-    as the result calls them, if it `shows_columns`. If it `may_write_files`, a table that is
-    read as a whole is a file for the other tasks of the machine.
+    `frame_columns` are the DataFrame's columns that hold the key, in the key's order. `key_schema`
+    has the table's columns to compare: the whole primary key, or its first columns. `columns` are
+    the looked-up columns of the table, at least one. `row_schema` has the same columns with their
+    names in the result; without `shows_columns` the result has none of them. With
+    `may_write_files`, a full read of the table is written to a file for the other tasks of the
+    machine.
     """
 
     table: str
     endpoint: str
     token: str | None
-    given: tuple[str, ...]
+    frame_columns: tuple[str, ...]
     key_schema: pa.Schema
     is_whole_key: bool
     columns: tuple[str, ...]
@@ -70,7 +71,7 @@ class LookupPlan:
 
 
 def key_order(info: TableInfo, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the key columns that `names` are, in the key's order: all of them, or leading ones."""
+    """Return the key columns among `names`, in the key's order: the whole key or a prefix."""
     table = str(info.path)
     if not info.is_primary_key_table:
         raise UnsupportedError(
@@ -91,10 +92,10 @@ def key_order(info: TableInfo, names: Sequence[str]) -> tuple[str, ...]:
     return leading
 
 
-def check_key_types(info: TableInfo, given: Mapping[str, pa.Field]) -> None:
-    """Raise unless each key column can be compared with the field that is given for it."""
+def check_key_types(info: TableInfo, fields: Mapping[str, pa.Field]) -> None:
+    """Raise unless each key column can be compared with the DataFrame's field in `fields`."""
     table = str(info.path)
-    for name, field in given.items():
+    for name, field in fields.items():
         try:
             part = pa.schema([pa.field(name, field.type)])
             check_schema(part, info.schema.select([name], table=table), table=table)
@@ -118,28 +119,28 @@ def looked_up(
     if isinstance(columns, str):
         raise InvalidRequestError(f"columns is a list of names, as in columns=['{columns}']")
     named = columns if isinstance(columns, Mapping) else {name: name for name in columns}
-    known = info.schema.names
-    what = f"table '{table}'"
+    table_columns = info.schema.names
+    owner = f"table '{table}'"
     return {
-        resolved(name, known, what=what, is_case_sensitive=is_case_sensitive): str(result)
+        resolved(name, table_columns, owner=owner, is_case_sensitive=is_case_sensitive): str(result)
         for name, result in named.items()
     }
 
 
-def resolved(name: str, known: Sequence[str], *, what: str, is_case_sensitive: bool) -> str:
-    """Return the one of `known` that `name` means, as Spark matches names."""
-    found = [each for each in known if each == name]
-    if not found and not is_case_sensitive:
-        found = [each for each in known if each.lower() == name.lower()]
-    if len(found) == 1:
-        return found[0]
-    if found:
+def resolved(name: str, names: Sequence[str], *, owner: str, is_case_sensitive: bool) -> str:
+    """Return the name in `names` that `name` means, as Spark matches names."""
+    matches = [each for each in names if each == name]
+    if not matches and not is_case_sensitive:
+        matches = [each for each in names if each.lower() == name.lower()]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         raise InvalidRequestError(
-            f"{what} has {len(found)} columns that '{name}' may mean; rename one"
+            f"{owner} has {len(matches)} columns that '{name}' may mean; rename one"
         )
     raise UnknownColumnError(
-        f"{what} has no column '{name}'{suggestion(name, list(known))}"
-        f" ({listing('columns', list(known))})"
+        f"{owner} has no column '{name}'{suggestion(name, list(names))}"
+        f" ({listing('columns', list(names))})"
     )
 
 
@@ -147,17 +148,18 @@ def planned(
     info: TableInfo,
     connection: tuple[str, str | None],
     key: tuple[str, ...],
-    wanted: Mapping[str, str],
+    result_names: Mapping[str, str],
     *,
-    given: tuple[str, ...],
+    frame_columns: tuple[str, ...],
     how: str,
     cache_ms: int = 0,
     cache_bytes: int | str = CACHE_BYTES,
     may_write_files: bool = False,
 ) -> LookupPlan:
-    """Return the plan of a lookup by `key`, as `key_order` returns it, whose columns are `given`.
+    """Return the plan of a lookup by `key`, as `key_order` returns it.
 
-    `connection` is the endpoint and the token, `wanted` is what `looked_up` returns.
+    `connection` is the endpoint and the token, `result_names` is the result of `looked_up`, and
+    `frame_columns` hold the key.
     """
     table = str(info.path)
     if not 0 <= cache_ms <= _CACHE_MS_MAX:
@@ -165,19 +167,19 @@ def planned(
     size = parse_bytes(str(cache_bytes), name="cache_bytes")
     if not 0 < size <= _CACHE_BYTES_MAX:
         raise InvalidRequestError(f"cache_bytes is at most 1GiB, not {cache_bytes}")
-    # Something has to come with a row to say that it is there.
-    named = wanted or {key[0]: key[0]}
+    # At least one column is read, to tell a matching row from no row.
+    named = result_names or {key[0]: key[0]}
     columns = info.schema.select(list(named), table=table).to_arrow()
     return LookupPlan(
         table=table,
         endpoint=connection[0],
         token=connection[1],
-        given=given,
+        frame_columns=frame_columns,
         key_schema=info.schema.select(list(key), table=table).to_arrow(),
         is_whole_key=len(key) == len(info.descriptor.primary_key),
         columns=tuple(columns.names),
         row_schema=pa.schema([field.with_name(named[field.name]) for field in columns]),
-        shows_columns=bool(wanted),
+        shows_columns=bool(result_names),
         may_write_files=may_write_files,
         how=how,
         cache_ms=cache_ms,

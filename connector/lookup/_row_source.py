@@ -1,8 +1,8 @@
-"""Getting rows by key from the service: those of the keys that are asked for, or the whole table.
+"""Getting rows by key from the service: the rows of the requested keys, or the whole table.
 
-A key costs the service about a microsecond, a row of a whole table a tenth of that. So once a task
-has asked for a good part of the table, the table is read as one cut instead, if it fits in memory.
-Where that fails the task goes on asking: reading the table is never needed.
+A key costs the service about a microsecond, a row of a full read a tenth of a microsecond. So once
+a task has asked for a good part of the table, the task reads one cut of the table instead, if the
+table fits in memory. If the read fails, the task goes on with single keys.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from streamhouse.connector.lookup._whole_rows import (
 from streamhouse.core.errors import RequestTooLargeError, StreamhouseError
 from streamhouse.core.model.schema import FOUND_COLUMN, empty_batch
 
-__all__ = ["Found", "RowSource", "ServiceCalls"]
+__all__ = ["KeyedRows", "RowSource", "ServiceCalls"]
 
 _log = logging.getLogger(__name__)
 
 _ASKED_MIN: Final = 20_000
-"""Reading a table takes as long as asking for so many keys, however small it is."""
+"""However small a table is, reading it takes as long as this many keys."""
 _ASKED_SHARE: Final = 16
-"""The table is read once one key of so many rows was asked for."""
+"""The table is read after requests for one key in this many rows."""
 _CHANGES_MAX: Final = 4
-"""A table with so many changes a row, which are not in the lake yet, is not read."""
+"""A table with more changes a row outside the lake is not read."""
 _KEY_BYTES: Final = 64
-# How many rows of a prefix are asked for, and how many prefixes at once: the service answers at
-# most 100,000 rows (`lookup_rows_max`). Prefixes that may have more rows go to the next step.
+# Rows requested of each prefix, and prefixes in a request: the service answers at most 100,000
+# rows (`lookup_rows_max`). A prefix that may have more rows goes to the next step.
 _STEPS: Final = ((100, 1_000), (10_000, 10), (100_000, 1))
 
 
 class ServiceCalls(Protocol):
-    """What is asked of `StorageClient`."""
+    """The methods of `StorageClient` that a lookup uses."""
 
     def lookup(self, path: str, keys: pa.Table, *, columns: list[str]) -> pa.Table:
-        """Return one row a key, and whether it is there."""
+        """Return one row a key, and a flag for a missing row."""
         ...
 
     def prefix_lookup(
@@ -57,7 +57,7 @@ class ServiceCalls(Protocol):
         ...
 
     def count(self, path: str) -> int:
-        """Return how many rows the table has."""
+        """Return the number of the table's rows."""
         ...
 
 
@@ -65,12 +65,12 @@ class WholeTable(Protocol):
     """Reads the whole table as one cut."""
 
     def cut(self) -> TableCut:
-        """Return the table as it is now."""
+        """Return the current cut of the table."""
         ...
 
 
-class Found(NamedTuple):
-    """Keys, how many rows each has, and their rows, key after key."""
+class KeyedRows(NamedTuple):
+    """Keys, the number of rows of each key, and the rows, key after key."""
 
     keys: Keys
     counts: Numbers
@@ -78,7 +78,7 @@ class Found(NamedTuple):
 
 
 class RowSource:
-    """Answers keys for one task, one call at a time."""
+    """Answers requests for keys, for one task, one call at a time."""
 
     def __init__(
         self,
@@ -94,47 +94,47 @@ class RowSource:
         self._plan = plan
         self._client = client
         self._table = table
-        self._asked = 0
+        self._asked_count = 0
         self._row_bytes = 0.0
         self._may_read_all = True
 
     @property
     def shares(self) -> bool:
-        """Whether other tasks use the table that is read."""
+        """Whether other tasks use the same full read."""
         return self._shared is not None
 
-    def answer(self, keys: Keys) -> Found | KeyRows:
-        """Return the rows of keys, each given once, or all rows of the table."""
-        self._asked += len(keys)
-        if self._may_read_all and self._asked > self._asked_min:
-            cut = self._cheaper()
+    def answer(self, keys: Keys) -> KeyedRows | KeyRows:
+        """Return the rows of distinct keys, or all rows of the table."""
+        self._asked_count += len(keys)
+        if self._may_read_all and self._asked_count > self._asked_min:
+            cut = self._cut_if_cheaper()
             everything = None if cut is None else self._read_all(cut)
             if everything is not None:
                 return everything
-        found = self._rows_of(keys) if self._plan.is_whole_key else self._rows_under(keys)
-        if found.rows.num_rows:
-            self._row_bytes = max(self._row_bytes, found.rows.nbytes / found.rows.num_rows)
-        return found
+        rows = self._rows_of(keys) if self._plan.is_whole_key else self._rows_under(keys)
+        if rows.rows.num_rows:
+            self._row_bytes = max(self._row_bytes, rows.rows.nbytes / rows.rows.num_rows)
+        return rows
 
     # -- by key --------------------------------------------------------------------------------
 
-    def _rows_of(self, keys: Keys) -> Found:
+    def _rows_of(self, keys: Keys) -> KeyedRows:
         plan = self._plan
         answer = self._client.lookup(plan.table, self._as_table(keys), columns=list(plan.columns))
         is_found = answer.column(FOUND_COLUMN)
         rows = shaped(plan, answer.filter(is_found))
         counts = np.asarray(is_found.to_numpy()).astype(np.int64)
-        return Found(keys, counts, rows)
+        return KeyedRows(keys, counts, rows)
 
-    def _rows_under(self, prefixes: Keys) -> Found:
-        parts: list[Found] = []
+    def _rows_under(self, prefixes: Keys) -> KeyedRows:
+        parts: list[KeyedRows] = []
         for limit, at_once in _STEPS:
             larger = []
             for start in range(0, len(prefixes), at_once):
                 part = prefixes.at(np.arange(start, min(start + at_once, len(prefixes))))
-                found, more = self._some_under(part, limit)
-                parts.append(found)
-                larger.append(start + more)
+                rows_of_part, unfinished = self._some_under(part, limit)
+                parts.append(rows_of_part)
+                larger.append(start + unfinished)
             prefixes = prefixes.at(np.concatenate(larger) if larger else np.zeros(0, np.int64))
             if not len(prefixes):
                 break
@@ -153,34 +153,36 @@ class RowSource:
             for i in range(len(self._plan.key_schema))
         ]
         rows = pa.concat_batches([part.rows for part in parts])
-        return Found(Keys(arrays), np.concatenate([part.counts for part in parts]), rows)
+        return KeyedRows(Keys(arrays), np.concatenate([part.counts for part in parts]), rows)
 
-    def _some_under(self, prefixes: Keys, limit: int) -> tuple[Found, Numbers]:
-        """Return the prefixes with less than `limit` rows, and the positions of the others."""
+    def _some_under(self, prefixes: Keys, limit: int) -> tuple[KeyedRows, Numbers]:
+        """Return the rows of prefixes with less than `limit` rows, and the positions of the other
+        prefixes.
+        """
         plan = self._plan
         columns = read_columns(plan)
         answer = self._client.prefix_lookup(
             plan.table, self._as_table(prefixes), limit=limit, columns=columns
         ).combine_chunks()
-        asked = KeyRows(pa.schema([]), has_runs=False)
-        one = np.ones(len(prefixes), dtype=np.int64)
-        asked.add(prefixes, one, empty_batch(pa.schema([])))
-        numbers = asked.find(keys_in(plan, answer)) - 1
+        prefix_index = KeyRows(pa.schema([]), has_runs=False)
+        single_rows = np.ones(len(prefixes), dtype=np.int64)
+        prefix_index.add(prefixes, single_rows, empty_batch(pa.schema([])))
+        numbers = prefix_index.find(keys_in(plan, answer)) - 1
         counts = np.bincount(numbers, minlength=len(prefixes))
         is_whole = counts < limit
         rows = shaped(plan, answer)
         if not is_whole.all():
             rows = rows.filter(pa.array(is_whole[numbers]))
         chosen = prefixes.at(np.flatnonzero(is_whole))
-        return Found(chosen, counts[is_whole], rows), np.flatnonzero(~is_whole)
+        return KeyedRows(chosen, counts[is_whole], rows), np.flatnonzero(~is_whole)
 
     # -- the whole table -----------------------------------------------------------------------
 
-    def _cheaper(self) -> TableCut | None:
-        """Return the table, if reading the whole of it costs less than asking on, and fits."""
+    def _cut_if_cheaper(self) -> TableCut | None:
+        """Return the cut of the table if a full read fits and costs less than more single keys."""
         row_count = self._client.count(self._plan.table)
         size = row_count * (self._row_bytes + _KEY_BYTES)
-        if self._asked * _ASKED_SHARE < row_count:
+        if self._asked_count * _ASKED_SHARE < row_count:
             return None
         if size > self._plan.cache_bytes:
             self._may_read_all = False
@@ -195,15 +197,15 @@ class RowSource:
             if self._shared is None or name is None:
                 everything = whole_rows(plan, cut)
             else:
-                everything = self._shared.made_once(SharedCut(plan, cut, name))
+                everything = self._shared.load_once(SharedCut(plan, cut, name))
         except (StreamhouseError, OSError, ImportError, pa.ArrowException) as error:
             self._may_read_all = False
             _log.warning(
                 "table=%s is not read as a whole, its rows are looked up: %s", plan.table, error
             )
             return None
-        # It is read again, once it is too old, only after as many keys were asked for again.
-        self._asked = 0
+        # When the cache is too old, a new full read needs as many requested keys again.
+        self._asked_count = 0
         self._may_read_all = everything.nbytes <= plan.cache_bytes
         return everything
 

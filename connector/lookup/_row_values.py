@@ -1,8 +1,8 @@
-"""Rows of which the values at many places are taken.
+"""Takes the values of rows at many positions.
 
-Arrow copies texts one after the other and waits for the memory of each, which of a large column is
-most of what a lookup costs. Of a text's view, its length and first bytes in 16 bytes, numpy takes
-many at once, and Arrow makes texts of these in a quarter of the time, where they are short ones.
+Arrow copies texts one after the other and waits for the memory of each text; in a large column this
+wait is most of the cost of a lookup. A text's view holds its length and first bytes in 16 bytes.
+numpy takes many views at once, and Arrow makes short texts of the views in a quarter of the time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class RowValues:
-    """The values of `rows`; of those that are `kept` for many calls large texts have views."""
+    """The values of `rows`; if the rows are `kept` for many calls, large texts have views."""
 
     def __init__(self, rows: pa.RecordBatch, *, kept: bool = False) -> None:
         self.rows: Final = rows
@@ -40,7 +40,7 @@ class RowValues:
 
     @property
     def nbytes(self) -> int:
-        """What they take in memory."""
+        """The bytes of memory of rows and views."""
         views = sum(view is not None for view in self._views)
         return int(self.rows.nbytes + views * self.rows.num_rows * _VIEW.itemsize)
 
@@ -48,9 +48,9 @@ class RowValues:
         """Return the values of each column at `positions`, null where `is_absent`."""
         if not self.rows.num_rows:
             return [pa.nulls(len(positions), t) for t in self.rows.schema.types]
-        wanted = pa.array(positions, mask=is_absent if is_absent.any() else None)
+        indices = pa.array(positions, mask=is_absent if is_absent.any() else None)
         return [
-            column.take(wanted)
+            column.take(indices)
             if view is None
             else _texts_at(view, positions, is_absent).cast(column.type)
             for column, view in zip(self.rows.columns, self._views, strict=True)

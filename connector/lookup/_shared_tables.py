@@ -1,18 +1,19 @@
-"""A whole table that the tasks of one machine read once, as a file of the executor's own.
+"""A full read of a table, shared by the tasks of one machine as a file of the executor.
 
-Each task runs in a process of its own, and a table with its index takes longer to read and to make
-than to copy. Invariants:
+Each task is a process of its own, and reading a table and building its index takes longer than
+copying both. Invariants:
 
-- A file is named for what is looked up and for the cut that it was read at. Each task asks the
-  service for the cut before it looks for the file, so it never sees less than it would have read.
-- Where there is no file of the cut, a task takes one of an earlier cut and brings it up to its own
-  in memory. Only what takes long is written: a table that was read, or brought a long way.
-- The directory is Spark's own for this executor, which goes with it. At most four files are kept,
-  and none is used that was read more than a minute ago, however often it was brought further since.
-- A file is whole once it has its name. Who makes it holds a lock that goes with the process; others
-  wait, and make it themselves if there is none afterwards.
-- A file that has another checksum or name than it was written with is not used. Where anything of
-  this fails the task reads the table by itself.
+- The name of a file contains the lookup and the cut of the read. A task asks the service for the
+  current cut before the task looks for the file, so a file never hides newer rows.
+- If the cut has no file, a task takes the file of an earlier cut and applies the changes in memory.
+  Only slow work is written: a full read, or many changes.
+- The directory is Spark's own for this executor and is deleted with it. At most four files are
+  kept. A file is not used for more than a minute after the full read, however many changes were
+  applied since.
+- A file with its final name is complete. The writer holds a lock that ends with its process; other
+  tasks wait, and make the table themselves if the file is still missing.
+- A file with a wrong checksum or a wrong name inside is not used. If any step fails, the task reads
+  the table by itself.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ _log = logging.getLogger(__name__)
 
 _FILES_MAX: Final = 4
 _AGE_MAX_S: Final = 60.0
-_BROUGHT_SHARE: Final = 8
-"""A table is brought further by at most so many changes of its rows: then it is read as quickly."""
+_ADVANCED_SHARE: Final = 8
+"""Changes up to one in this many rows are applied; for more, a full read is as quick."""
 _SLOW_SHARE: Final = 32
-"""After one change of so many rows it is worth a file."""
+"""A table with more than one change in this many rows is worth a file."""
 _BEING_MADE: Final = ".part"
 _ALIGNMENT: Final = 64
 _CHECKSUM_BYTES: Final = 4
@@ -58,52 +59,54 @@ _Bytes = npt.NDArray[np.uint8]
 
 
 def shared_by_executor() -> SharedTables | None:
-    """Return the tables of the executor that this process works for, if it works for one."""
-    # Spark sets it for each process that runs tasks.
+    """Return the tables of this process's executor, or None outside an executor."""
+    # Spark sets this variable for each process that runs tasks.
     directory = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
     return SharedTables(Path(directory, "streamhouse-lookup")) if directory else None
 
 
 class Cut(Protocol):
-    """A table at one instant, which others may have read at another one."""
+    """A table at one instant; other tasks may have read the table at another instant."""
 
     @property
     def name(self) -> str:
-        """What no other cut has, nor anything else that is shared."""
+        """A name that differs from the names of all other cuts and shared tables."""
         ...
 
     @property
     def form(self) -> str | None:
-        """What cuts have in common of which one is brought up to another; None: none are."""
+        """A text in common with the cuts from which this cut can be made by changes; None without
+        any.
+        """
         ...
 
     @property
     def place(self) -> Any:
-        """Where it is among these, as JSON."""
+        """The position of the cut among the cuts of the same form, as JSON."""
         ...
 
     def since(self, place: Any) -> int | None:
-        """Return how many changes came after that one; None if it is nothing to begin with."""
+        """Return the number of changes since the cut at `place`; None without a way from there."""
         ...
 
-    def made(self) -> KeyRows:
+    def load(self) -> KeyRows:
         """Return the table."""
         ...
 
-    def brought(self, table: KeyRows, place: Any) -> KeyRows | None:
-        """Return the table of that cut with the changes since, if that can be."""
+    def advance(self, table: KeyRows, place: Any) -> KeyRows | None:
+        """Return the table of the cut at `place` with the changes since; None if impossible."""
         ...
 
 
 class _Head(NamedTuple):
-    """What a file says of itself, and when its table was read."""
+    """The head of a file, and the time of the table's full read."""
 
-    said: dict[str, Any]
+    fields: dict[str, Any]
     read_ns: int
 
 
 class _Earlier(NamedTuple):
-    """A file that a cut may begin with, and how many changes came since."""
+    """A file of an earlier cut, and the number of changes since."""
 
     path: Path
     head: _Head
@@ -111,18 +114,18 @@ class _Earlier(NamedTuple):
 
     @property
     def is_near(self) -> bool:
-        return self.changes * _SLOW_SHARE <= int(self.head.said["rows"])
+        return self.changes * _SLOW_SHARE <= int(self.head.fields["rows"])
 
 
 class SharedTables:
-    """Tables of a directory that this user alone can write to."""
+    """Tables of a directory that only this user can write to."""
 
     def __init__(self, directory: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._directory: Final = directory
         self._clock: Final = clock
 
-    def made_once(self, cut: Cut) -> KeyRows:
-        """Return the table at a cut, or a later one; it is made if nothing there leads to it."""
+    def load_once(self, cut: Cut) -> KeyRows:
+        """Return the table at a cut or a later cut; load it only if no file leads to it."""
         path = self._path_of(cut)
         lock = _part_of(path if cut.form is None else self._directory / _digest(cut.form))
         part = None
@@ -130,13 +133,13 @@ class SharedTables:
         with _not_shared(path):
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_owned(self._directory)
-            if (known := self._read(path)) is not None:
-                return known
-            if (brought := self._brought(cut, tried, is_near=True)) is not None:
-                return brought[0]
+            if (cached := self._read(path)) is not None:
+                return cached
+            if (advanced := self._advanced_earlier(cut, tried, is_near=True)) is not None:
+                return advanced[0]
             part = _locked(lock, is_waiting=True)
         try:
-            return self._made(cut, path, part, lock, tried)
+            return self._loaded(cut, path, part, lock, tried)
         finally:
             if part is not None:
                 with _not_shared(path):
@@ -144,59 +147,63 @@ class SharedTables:
                         lock.unlink()
                 os.close(part)
 
-    def _made(
+    def _loaded(
         self, cut: Cut, path: Path, part: int | None, lock: Path, tried: set[Path]
     ) -> KeyRows:
-        """Return the table once nobody else makes it; write it to the file that is locked."""
-        brought = None
+        """Return the table while no other task makes it; write the table to the locked file."""
+        advanced = None
         with _not_shared(path):
-            # Whoever was waited for may have made it, or one that is near.
-            if (known := self._read(path)) is not None:
-                return known
-            brought = self._brought(cut, tried)
-        made, earlier = (cut.made(), None) if brought is None else brought
+            # The task that held the lock may have made this table, or a table of a near cut.
+            if (cached := self._read(path)) is not None:
+                return cached
+            advanced = self._advanced_earlier(cut, tried)
+        table, earlier = (cut.load(), None) if advanced is None else advanced
         if earlier is not None and earlier.is_near:
-            return made
+            return table
         if part is not None:
             with _not_shared(path):
-                _write(made.parts(), part, name=path.name, place=cut.place)
+                _write(table.parts(), part, name=path.name, place=cut.place)
                 if earlier is not None:
                     os.utime(part, ns=(earlier.head.read_ns, earlier.head.read_ns))
                 lock.rename(path)
                 self._sweep(path)
-        return made
+        return table
 
     def _path_of(self, cut: Cut) -> Path:
         name = _digest(cut.name)
         return self._directory / (name if cut.form is None else f"{_digest(cut.form)}-{name}")
 
     def _nearest(self, cut: Cut) -> _Earlier | None:
-        """Return the file of an earlier cut that lacks the fewest changes."""
+        """Return the file of the earlier cut with the fewest changes since."""
         if cut.form is None:
             return None
-        found: list[_Earlier] = []
+        candidates: list[_Earlier] = []
         for path in self._directory.glob(f"{_digest(cut.form)}-*"):
             with _not_shared(path):
                 head = self._head_of(path)
                 if head is None:
                     continue
-                changes = cut.since(head.said["place"])
-                if changes is not None and changes * _BROUGHT_SHARE <= head.said["rows"]:
-                    found.append(_Earlier(path, head, changes))
-        return min(found, key=lambda each: each.changes, default=None)
+                changes = cut.since(head.fields["place"])
+                if changes is not None and changes * _ADVANCED_SHARE <= head.fields["rows"]:
+                    candidates.append(_Earlier(path, head, changes))
+        return min(candidates, key=lambda each: each.changes, default=None)
 
-    def _brought(
+    def _advanced_earlier(
         self, cut: Cut, tried: set[Path], *, is_near: bool = False
     ) -> tuple[KeyRows, _Earlier] | None:
-        """Return the table as it was once with the changes since, and that one, if it is there."""
+        """Return the nearest earlier cut's table with the changes since, and the cut's file."""
         earlier = self._nearest(cut)
         if earlier is None or earlier.path in tried or (is_near and not earlier.is_near):
             return None
         tried.add(earlier.path)
         table = None
         with _not_shared(earlier.path):
-            known = self._read(earlier.path)
-            table = None if known is None else cut.brought(known, earlier.head.said["place"])
+            earlier_table = self._read(earlier.path)
+            table = (
+                None
+                if earlier_table is None
+                else cut.advance(earlier_table, earlier.head.fields["place"])
+            )
         return None if table is None else (table, earlier)
 
     def _head_of(self, path: Path) -> _Head | None:
@@ -215,7 +222,7 @@ class SharedTables:
 
     @contextlib.contextmanager
     def _opened(self, path: Path) -> Iterator[io.FileIO | None]:
-        """Yield the file, or None if there is none that is new enough."""
+        """Yield the file, or None if it is missing or too old."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -227,15 +234,15 @@ class SharedTables:
     def _is_new(self, status: os.stat_result) -> bool:
         return abs(self._clock() - status.st_mtime) < _AGE_MAX_S
 
-    def _sweep(self, made: Path) -> None:
-        """Delete the files that nobody will use, and what those left who died over it."""
+    def _sweep(self, new_path: Path) -> None:
+        """Delete files that are too old or too many, and unfinished files of dead tasks."""
         whole: list[tuple[float, Path]] = []
         for path in self._directory.iterdir():
             if path.suffix == _BEING_MADE:
                 if (part := _locked(path, is_waiting=False)) is not None:
                     path.unlink(missing_ok=True)
                     os.close(part)
-            elif path != made:
+            elif path != new_path:
                 with contextlib.suppress(FileNotFoundError):
                     status = path.stat()
                     whole.append((status.st_mtime if self._is_new(status) else 0.0, path))
@@ -246,15 +253,15 @@ class SharedTables:
 
 @contextlib.contextmanager
 def _not_shared(path: Path) -> Iterator[None]:
-    """Go on without the file where it cannot be read or written."""
+    """Go on without the file if it cannot be read or written."""
     try:
         yield
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        _log.warning("a table that was looked up is not shared at %s: %s", path, error)
+        _log.warning("the table of a lookup is not shared at %s: %s", path, error)
 
 
 def _check_owned(directory: Path) -> None:
-    """Raise if another user could have put a file there."""
+    """Raise if another user can write to the directory."""
     status = directory.lstat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise PermissionError(f"{directory} is not this user's alone to write to")
@@ -269,7 +276,9 @@ def _part_of(path: Path) -> Path:
 
 
 def _locked(path: Path, *, is_waiting: bool) -> int | None:
-    """Return the file, locked until it is closed; None if another has it, or had it until now."""
+    """Return the file, locked until closed; None if another process holds or just released the
+    lock.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if is_waiting else fcntl.LOCK_NB))
@@ -293,8 +302,9 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 # -- a table as a file ---------------------------------------------------------------------------
 #
-# The CRC-32 of all that follows, that of the head and its length, the length of the head, the head
-# as JSON, and from multiples of 64 bytes on the arrays; the last one is the rows, an Arrow stream.
+# The layout: the CRC-32 of the bytes that follow, the CRC-32 of the head and its length, the length
+# of the head, the head as JSON, and the arrays, each from a multiple of 64 bytes on. The last array
+# is the rows, an Arrow stream.
 
 
 def _write(parts: KeyRowsParts, descriptor: int, *, name: str, place: Any) -> None:
@@ -303,7 +313,7 @@ def _write(parts: KeyRowsParts, descriptor: int, *, name: str, place: Any) -> No
         stream.write_batch(parts.rows)
     arrays = [np.ascontiguousarray(array) for array in parts.arrays]
     arrays.append(np.frombuffer(rows.getvalue(), dtype=np.uint8))
-    said = {
+    head = {
         "name": name,
         "place": place,
         "rows": parts.rows.num_rows,
@@ -314,7 +324,7 @@ def _write(parts: KeyRowsParts, descriptor: int, *, name: str, place: Any) -> No
     with os.fdopen(descriptor, "wb", closefd=False) as file:
         file.write(bytes(_CHECKSUM_BYTES))
         checksum = 0
-        for piece in _pieces(json.dumps(said).encode(), arrays):
+        for piece in _pieces(json.dumps(head).encode(), arrays):
             checksum = zlib.crc32(piece, checksum)
             file.write(piece)
         file.seek(0)
@@ -337,7 +347,7 @@ def _checksum(value: int) -> bytes:
 
 
 def _memory(size: int) -> _Bytes:
-    """Return so many bytes, in large pages where there are some: these are had in half the time."""
+    """Return memory of this size, in large pages where possible: they take half the time."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -350,16 +360,18 @@ def _head_in(file: io.FileIO) -> _Head:
     length = int.from_bytes(start[-_LENGTH_BYTES:], "little")
     if len(start) < _HEAD_START or length > _HEAD_BYTES_MAX:
         raise ValueError("it has no head")
-    return _Head(_said_in(start + os.pread(file.fileno(), length, _HEAD_START)), status.st_mtime_ns)
+    return _Head(
+        _parsed_head(start + os.pread(file.fileno(), length, _HEAD_START)), status.st_mtime_ns
+    )
 
 
-def _said_in(head: bytes) -> dict[str, Any]:
-    """Return what is said by a file that begins with these bytes."""
+def _parsed_head(head: bytes) -> dict[str, Any]:
+    """Return the head of a file that begins with these bytes."""
     sized = head[2 * _CHECKSUM_BYTES :]
     if _checksum(zlib.crc32(sized)) != head[_CHECKSUM_BYTES : 2 * _CHECKSUM_BYTES]:
         raise ValueError("its head has a wrong checksum")
-    said: dict[str, Any] = json.loads(sized[_LENGTH_BYTES:])
-    return said
+    values: dict[str, Any] = json.loads(sized[_LENGTH_BYTES:])
+    return values
 
 
 def _parts_in(content: _Bytes, *, name: str) -> KeyRowsParts:
@@ -367,14 +379,14 @@ def _parts_in(content: _Bytes, *, name: str) -> KeyRowsParts:
         raise ValueError("its checksum is wrong")
     length = content[2 * _CHECKSUM_BYTES : _HEAD_START].tobytes()
     start = _HEAD_START + int.from_bytes(length, "little")
-    said = _said_in(content[:start].tobytes())
-    if said["name"] != name:
+    head = _parsed_head(content[:start].tobytes())
+    if head["name"] != name:
         raise ValueError("it is another table's")
     arrays: list[npt.NDArray[Any]] = []
-    for kind, shape in said["shapes"]:
+    for kind, shape in head["shapes"]:
         start += -start % _ALIGNMENT
         array = np.ndarray(tuple(shape), dtype=kind, buffer=content.data, offset=start)
         arrays.append(array)
         start += array.nbytes
     rows = pa.ipc.open_stream(pa.py_buffer(arrays.pop())).read_next_batch()
-    return KeyRowsParts(said["facts"], arrays, rows)
+    return KeyRowsParts(head["facts"], arrays, rows)

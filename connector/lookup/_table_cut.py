@@ -1,8 +1,9 @@
-"""The table that is looked up, at one instant: read as a whole, or only what came after another.
+"""The looked-up table at one instant: all its rows, or only the rows that changed since another
+cut.
 
-Both are what a batch read has: the same plans, on the same cut. Which rows a table has is told by
-its changes. So of two cuts that differ in nothing but how far the changes have come, the later one
-has the rows of the earlier with these changes; of any other two nothing is said.
+Both use the plans of a batch read on the same cut. A table's changes determine its rows. If two
+cuts differ only in the ends of their changes, the later cut has the rows of the earlier cut with
+the changes in between applied. No other pair of cuts is compared.
 """
 
 from __future__ import annotations
@@ -24,25 +25,27 @@ if TYPE_CHECKING:
 __all__ = ["CutOfTable", "PlannedTable"]
 
 _CLAIM: Final = ("tiering_epoch", "tiering_worker")
-"""Who is at work on the lake: no rows change by that."""
+"""The worker of the lake; a new worker changes no rows."""
 _PROGRESS: Final = ("log_start_offset", "high_watermark", "tiered_offset")
-"""How far a bucket has come; the rest of its positions takes rows away without a change."""
+"""The progress of a bucket; a change of its other positions may remove rows without a change
+record.
+"""
 
 
 class PlannedTable:
-    """The table as a batch read has it."""
+    """The table as a batch read plans it."""
 
     def __init__(self, plan: LookupPlan, client: StorageClient) -> None:
         self._plan: Final = plan
         self._client: Final = client
 
     def cut(self) -> CutOfTable:
-        """Ask the service how the table is now."""
+        """Ask the service for the current state of the table."""
         return CutOfTable(self._plan, self._client, self._client.table_state(self._plan.table))
 
 
 class CutOfTable(NamedTuple):
-    """The table in a state of it."""
+    """The table in one state."""
 
     plan: LookupPlan
     client: StorageClient
@@ -50,8 +53,8 @@ class CutOfTable(NamedTuple):
 
     @property
     def name(self) -> str | None:
-        """What no other cut has, nor any other table; None if that cannot be told."""
-        # Where acknowledged rows may be lost, others can have their offsets.
+        """A name that no other cut of any table has; None without such a name."""
+        # If acknowledged rows may be lost, their offsets can be reused by different rows.
         if self.state.may_lose_rows:
             return None
         state = self.state.to_json()
@@ -60,7 +63,7 @@ class CutOfTable(NamedTuple):
 
     @property
     def changes(self) -> int:
-        """How many changes a read goes through beside the lake."""
+        """The number of changes outside the lake that a read goes through."""
         return sum(
             at.high_watermark - max(at.tiered_offset, at.first_offset)
             for at in self.state.positions.values()
@@ -68,25 +71,26 @@ class CutOfTable(NamedTuple):
 
     @property
     def place(self) -> Any:
-        """Where the cut is among the others, as JSON, for `since`."""
+        """The position of the cut among the cuts of the table, as JSON, for `since`."""
         state = self.state.to_json()
         positions = state.pop("positions")
         state["lake"] = _without(state["lake"], _CLAIM)
         state["cuts"] = {bucket: _without(at, _PROGRESS) for bucket, at in positions.items()}
         ends = {bucket: at["high_watermark"] for bucket, at in positions.items()}
-        said = json.dumps(state, sort_keys=True).encode()
-        return {"state": hashlib.sha256(said).hexdigest(), "ends": ends}
+        encoded = json.dumps(state, sort_keys=True).encode()
+        return {"state": hashlib.sha256(encoded).hexdigest(), "ends": ends}
 
     def since(self, place: Any) -> int | None:
-        """Return how many changes came after the cut that was there, none if it is a later one.
+        """Return the number of changes after the cut at `place`, 0 if that cut is the later one.
 
-        None if more than changes tells the two apart, or if the log does not have them any more.
+        Return None if the two cuts differ in more than changes, or if the log has dropped the
+        changes.
         """
         ours = self.place
         if (
             place["state"] != ours["state"]
             or self.state.may_lose_rows
-            # Rows that are too old go without being told here.
+            # Expired rows disappear without a change record.
             or self.state.table.properties().datalake_ttl_ms is not None
         ):
             return None
@@ -106,21 +110,21 @@ class CutOfTable(NamedTuple):
         return self._pinned(columns).rows()
 
     def read_since(self, place: Any, columns: list[str]) -> pa.Table:
-        """Return what `PinnedTable.changes_since` does, after the cut that was there."""
+        """Return `PinnedTable.changes_since` for the cut at `place`."""
         return self._pinned(columns).changes_since(_ends_of(place))
 
     def _pinned(self, columns: list[str]) -> PinnedTable:
-        # Most tasks never need what plans reads.
+        # Most tasks never need the planner.
         from streamhouse.reading.options.options import BATCH, read_options
         from streamhouse.reading.options.quoted_names import quoted_list
         from streamhouse.reading.plan.table_read import PinnedTable
 
-        given = {
+        options = {
             "table": self.plan.table,
             "endpoint": self.plan.endpoint,
             "columns": quoted_list(columns),
         }
-        return PinnedTable(self.client, read_options(given, use=BATCH), self.state)
+        return PinnedTable(self.client, read_options(options, use=BATCH), self.state)
 
 
 def _without(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Short texts as two words each, which two texts have in common only if they are equal.
+"""Short texts as two words each; equal words mean equal texts.
 
-The words are the text's own bytes and its length, so nothing is hashed: that takes as long as all
-else that is done to find a text.
+The words contain the text's own bytes and its length. No hash is computed: hashing takes as long as
+all other steps of finding a text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Words = npt.NDArray[np.uint64]
 
 
 def are_short_texts(array: pa.Array) -> bool:
-    """Return whether all values of an array without nulls are texts, or bytes, of 15 at most."""
+    """Return whether all values of an array without nulls are texts of 15 bytes at most."""
     return _is_text(array.type) and longest_of(array) <= SHORT_BYTES
 
 
@@ -44,7 +44,7 @@ def _is_text(data_type: pa.DataType) -> bool:
 def text_words(array: pa.Array) -> tuple[Words, Words]:
     """Return two words of each text of an array without nulls.
 
-    A longer text than 15 bytes has other words than any that is not.
+    The words of a text longer than 15 bytes differ from the words of every shorter text.
     """
     data, offsets = binary_parts(array)
     first, last = int(offsets[0]), int(offsets[-1])
@@ -58,7 +58,7 @@ def text_words(array: pa.Array) -> tuple[Words, Words]:
     if lengths.max(initial=0) > _WORD_BYTES:
         starts += _WORD_BYTES
         tail: Words = gather_at(data, starts, _WORD)
-        # Of a text that ends before, nothing is kept.
+        # A shorter text has an empty tail.
         tail &= _LOW_BYTES.take(lengths - _WORD_BYTES, mode="clip")
         tail <<= _LENGTH_BITS
     else:

@@ -1,7 +1,8 @@
-"""All rows of a table by their keys, as a plan has them: read at one cut, or brought up to it.
+"""All rows of a table by key, in the form of a plan: a full read of a cut, or an updated earlier
+cut.
 
-An earlier cut's rows become those of a later one by the changes in between. Where anything stands
-against that, the later one is read as a whole.
+The changes in between turn the rows of an earlier cut into the rows of a later cut. If the changes
+are not enough, the later cut is read in full.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ class TableCut(Protocol):
 
     @property
     def name(self) -> str | None:
-        """What no other cut has, nor any other table; None if that cannot be told."""
+        """A name that no other cut of any table has; None without such a name."""
         ...
 
     @property
     def changes(self) -> int:
-        """How many changes a read goes through beside the lake."""
+        """The number of changes outside the lake that a read goes through."""
         ...
 
     @property
     def place(self) -> Any:
-        """Where it is among the cuts of this table, as JSON."""
+        """The position of the cut among the cuts of this table, as JSON."""
         ...
 
     def since(self, place: Any) -> int | None:
-        """Return how many changes lead here from the cut that was there; None if they do not."""
+        """Return the number of changes since the cut at `place`; None without a way from there."""
         ...
 
     def read(self, columns: list[str]) -> pa.Table:
@@ -51,15 +52,15 @@ class TableCut(Protocol):
         ...
 
     def read_since(self, place: Any, columns: list[str]) -> pa.Table:
-        """Return the rows that are newer than the cut that was there, and those deleted since.
+        """Return the rows that are new since the cut at `place`, and the rows deleted since.
 
-        These are told apart by `__change_type`; a key that is among both has a row.
+        `__change_type` tells the two apart; a key with both has a row.
         """
         ...
 
 
 class SharedCut(NamedTuple):
-    """A cut, which has a name, as the tasks of an executor share it (`shared_tables.Cut`)."""
+    """A named cut, shared by the tasks of an executor (`_shared_tables.Cut`)."""
 
     plan: LookupPlan
     cut: TableCut
@@ -67,33 +68,33 @@ class SharedCut(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What tells its rows from those of another plan or cut."""
+        """A text that identifies the cut and the plan."""
         return json.dumps([self.cut_name, _form_of(self.plan)])
 
     @property
     def form(self) -> str | None:
-        """What tells its rows from those of another plan or table."""
+        """A text that identifies the table and the plan; None if changes cannot be applied."""
         plan = self.plan
-        # Runs would have to be cut open for each row that comes or goes.
+        # Each added or deleted row would split a run.
         return (
             json.dumps([plan.endpoint, plan.table, _form_of(plan)]) if plan.is_whole_key else None
         )
 
     @property
     def place(self) -> Any:
-        """Where the cut is among the others of the table."""
+        """The position of the cut among the cuts of the table."""
         return self.cut.place
 
     def since(self, place: Any) -> int | None:
-        """Return how many changes lead here from the cut that was there."""
+        """Return the number of changes since the cut at `place`."""
         return self.cut.since(place)
 
-    def made(self) -> KeyRows:
+    def load(self) -> KeyRows:
         """Read the table."""
         return whole_rows(self.plan, self.cut)
 
-    def brought(self, table: KeyRows, place: Any) -> KeyRows | None:
-        """Take the changes since that cut into its table; None if they cannot be had, or taken."""
+    def advance(self, table: KeyRows, place: Any) -> KeyRows | None:
+        """Apply the changes since the cut at `place` to its table; None if impossible."""
         if not self.cut.since(place):
             return table
         plan = self.plan
@@ -117,7 +118,7 @@ def whole_rows(plan: LookupPlan, cut: TableCut) -> KeyRows:
 
 
 def read_columns(plan: LookupPlan) -> list[str]:
-    """Return the columns that are read: the key's, and those that are looked up."""
+    """Return the columns to read: the key columns and the looked-up columns."""
     names = list(plan.key_schema.names)
     return [*names, *(name for name in plan.columns if name not in names)]
 
@@ -128,7 +129,7 @@ def keys_in(plan: LookupPlan, rows: pa.Table) -> Keys:
 
 
 def shaped(plan: LookupPlan, rows: pa.Table) -> pa.RecordBatch:
-    """Return the wanted columns of the table's rows as the plan has them."""
+    """Return the looked-up columns of the table's rows in the types of the plan."""
     arrays = []
     for name, field in zip(plan.columns, plan.row_schema, strict=True):
         column = _one_array(rows.column(name))
@@ -145,7 +146,7 @@ def shaped(plan: LookupPlan, rows: pa.Table) -> pa.RecordBatch:
 
 
 def _form_of(plan: LookupPlan) -> list[str]:
-    """Return what tells the rows of a plan from those of another one, of the same cut."""
+    """Return the parts of a plan that determine its rows of a cut."""
     schemas = (plan.key_schema, plan.row_schema)
     forms = [schema.serialize().to_pybytes().hex() for schema in schemas]
     return [*forms, *plan.columns, str(plan.is_whole_key)]

@@ -1,4 +1,4 @@
-"""What a program calls: `lookup_join` for a DataFrame, `register_lookup` for SQL."""
+"""The public functions: `lookup_join` for a DataFrame, `register_lookup` for SQL."""
 
 from __future__ import annotations
 
@@ -58,46 +58,48 @@ def lookup_join(
     cache_bytes: int | str = CACHE_BYTES,
     **options: Any,
 ) -> DataFrame:
-    """Return `df` with columns of a primary key table: of the row that has the key of each row.
+    """Return `df` with columns of the primary key table's row that has the key of each row.
 
-    Works for a batch and for a stream. A row sees what was written before its task, so before its
-    micro-batch, began. A null in a key matches nothing.
+    Works for a batch and for a stream. Each task, and so each micro-batch, sees all writes from
+    before its start. A null in a key matches nothing.
 
     Args:
         table: `database.table`.
         on: the DataFrame's column -> the table's, as in `{"user": "id"}`; names alone where both
-            are called the same. The table's columns are its primary key, or the first ones of it:
-            then a row is there once for each row of the table that it matches.
+            are called the same. The table's columns are its primary key or the first columns of the
+            key. With a part of the key, the result has one row for each matching row of the table.
         columns: the table's columns to add, or column -> its name in the result; default: all but
-            those of `on`.
+            the columns of `on`.
         how: `left` keeps rows that match nothing, with nulls; `inner` leaves them out.
-        cache_ms: a worker keeps what it has looked up for later tasks, for so long; 0: for its task
-            alone.
-        cache_bytes: how much it keeps, as in `128MiB`.
+        cache_ms: how long a worker keeps looked-up rows for later tasks; 0: for the same task only.
+        cache_bytes: the limit of the looked-up rows in memory, as in `128MiB`.
         options: `endpoint`, `token` and `tls.ca` of the service, as for a read.
     """
     if how not in (LEFT, INNER):
         raise InvalidRequestError(f"lookup_join: how is '{LEFT}' or '{INNER}', not '{how}'")
     is_case_sensitive = _is_case_sensitive(df.sparkSession)
     info, connection = _table(table, options)
-    given = {
-        resolved(mine, df.columns, what="the DataFrame", is_case_sensitive=is_case_sensitive): (
+    table_names = {
+        resolved(
+            frame_name, df.columns, owner="the DataFrame",
+            is_case_sensitive=is_case_sensitive,
+        ): (
             resolved(
-                theirs, info.schema.names, what=f"table '{info.path}'",
+                table_name, info.schema.names, owner=f"table '{info.path}'",
                 is_case_sensitive=is_case_sensitive,
             )
         )
-        for mine, theirs in _pairs(on)
+        for frame_name, table_name in _pairs(on)
     }  # fmt: skip
-    key = key_order(info, list(given.values()))
-    mine_of = {theirs: mine for mine, theirs in given.items()}
-    fields = to_arrow_schema(StructType([df.schema[name] for name in given]), timezone="UTC")
-    check_key_types(info, {given[field.name]: field for field in fields})
-    wanted = looked_up(info, columns, without=key, is_case_sensitive=is_case_sensitive)
-    _check_names(df, wanted, info, is_case_sensitive=is_case_sensitive)
+    key = key_order(info, list(table_names.values()))
+    frame_names = {table_name: frame_name for frame_name, table_name in table_names.items()}
+    fields = to_arrow_schema(StructType([df.schema[name] for name in table_names]), timezone="UTC")
+    check_key_types(info, {table_names[field.name]: field for field in fields})
+    result_names = looked_up(info, columns, without=key, is_case_sensitive=is_case_sensitive)
+    _check_names(df, result_names, info, is_case_sensitive=is_case_sensitive)
     plan = planned(
-        info, connection, key, wanted,
-        given=tuple(mine_of[name] for name in key), how=how,
+        info, connection, key, result_names,
+        frame_columns=tuple(frame_names[name] for name in key), how=how,
         cache_ms=cache_ms, cache_bytes=cache_bytes,
         may_write_files=_may_write_files(df.sparkSession),
     )  # fmt: skip
@@ -105,7 +107,7 @@ def lookup_join(
 
 
 def joined_frame(df: DataFrame, plan: LookupPlan) -> DataFrame:
-    """Return the DataFrame with the columns that a plan looks up behind its own."""
+    """Return the DataFrame with the looked-up columns of a plan at the end."""
     added = from_arrow_schema(plan.row_schema).fields if plan.shows_columns else []
     fields = [StructField(f.name, f.dataType, f.nullable or plan.how == LEFT) for f in added]
     if plan.is_whole_key and all(field.nullable for field in fields):
@@ -120,25 +122,26 @@ def joined_frame(df: DataFrame, plan: LookupPlan) -> DataFrame:
 
 
 def _with_function(df: DataFrame, plan: LookupPlan, fields: Sequence[StructField]) -> DataFrame:
-    """Return the same, with a function of the key: all other columns stay in Spark.
+    """Return the same result, by a function of the key: all other columns stay in Spark.
 
-    What a function returns may be null, so columns that may not need `mapInArrow`, as do rows that
-    match several.
+    The result of a function is nullable. So a plan with a column that is not nullable uses
+    `mapInArrow`, and so does a plan with several matches a row.
     """
-    key = [df[quoted(name)] for name in plan.given]
-    # Spark may call any other function twice for a row, which may have changed in between.
+    key = [df[quoted(name)] for name in plan.frame_columns]
+    # Spark may call a deterministic function twice for a row, and the answers may differ.
     if plan.how == LEFT and len(fields) == 1:
-        # Whether the row is there is not asked for, and Spark reads a value sooner than a struct.
+        # A left join of one column needs no flag for a match, and Spark reads a value faster than
+        # a struct.
         value = _value_function(plan).asNondeterministic()(*key)
         return df.select("*", value.alias(fields[0].name))
-    row, taken = "row", {name.lower() for name in [*df.columns, *(f.name for f in fields)]}
-    while row in taken:
+    row, column_names = "row", {name.lower() for name in [*df.columns, *(f.name for f in fields)]}
+    while row in column_names:
         row = f"_{row}"
-    found = df.select("*", _row_function(plan).asNondeterministic()(*key).alias(row))
+    looked_up_frame = df.select("*", _row_function(plan).asNondeterministic()(*key).alias(row))
     if plan.how == INNER:
-        found = found.where(found[row].isNotNull())
-    columns = [found[row].getField(field.name).alias(field.name) for field in fields]
-    return found.select("*", *columns).drop(row)
+        looked_up_frame = looked_up_frame.where(looked_up_frame[row].isNotNull())
+    columns = [looked_up_frame[row].getField(field.name).alias(field.name) for field in fields]
+    return looked_up_frame.select("*", *columns).drop(row)
 
 
 def register_lookup(
@@ -154,8 +157,9 @@ def register_lookup(
     """Make a SQL function that returns the row of a key as a struct, or null; return its name.
 
     `SELECT l.*, lookup_user(l.user).name FROM l` after `register_lookup(spark, "dim.users",
-    "lookup_user")`. It takes the columns of the primary key, in the key's order; everything else
-    is as for `lookup_join`. Columns that are added to the table later are not in the struct.
+    "lookup_user")`. The arguments of the function are the columns of the primary key, in the key's
+    order. The other parameters are as for `lookup_join`. Columns added to the table later are not
+    in the struct.
     """
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise InvalidNameError(
@@ -163,12 +167,12 @@ def register_lookup(
         )
     info, connection = _table(table, options)
     key = key_order(info, list(info.descriptor.primary_key if info.is_primary_key_table else ()))
-    wanted = looked_up(info, columns, without=(), is_case_sensitive=_is_case_sensitive(spark))
-    if not wanted:
+    result_names = looked_up(info, columns, without=(), is_case_sensitive=_is_case_sensitive(spark))
+    if not result_names:
         raise InvalidRequestError(f"register_lookup of '{info.path}': name at least one column")
     plan = planned(
-        info, connection, key, wanted,
-        given=key, how=LEFT, cache_ms=cache_ms, cache_bytes=cache_bytes,
+        info, connection, key, result_names,
+        frame_columns=key, how=LEFT, cache_ms=cache_ms, cache_bytes=cache_bytes,
         may_write_files=_may_write_files(spark),
     )  # fmt: skip
     spark.udf.register(name, _row_function(plan))
@@ -176,68 +180,68 @@ def register_lookup(
 
 
 def _row_function(plan: LookupPlan) -> Any:
-    """Return the function of Spark that makes a struct, or null, of a whole key."""
+    """Return the Spark function that makes a struct, or null, of a whole key."""
     fields = from_arrow_schema(plan.row_schema).fields
     returned = StructType([StructField(f.name, f.dataType) for f in fields])
     return _function(plan, joined_structs, returned)
 
 
 def _value_function(plan: LookupPlan) -> Any:
-    """Return the function of Spark that makes the only value looked up, or null, of a key."""
+    """Return the Spark function that makes the only looked-up value, or null, of a key."""
     (field,) = from_arrow_schema(plan.row_schema).fields
     return _function(plan, joined_values, field.dataType)
 
 
 def _function(
     plan: LookupPlan,
-    found: Callable[[Iterator[pa.RecordBatch], LookupPlan, RowSource], Iterator[pa.Array]],
+    values_of: Callable[[Iterator[pa.RecordBatch], LookupPlan, RowSource], Iterator[pa.Array]],
     returned: DataType,
 ) -> Any:
     from pyspark.sql.pandas.functions import arrow_udf
 
-    # Spark goes by the types that the functions state.
+    # Spark chooses the kind of call by the annotations of the function.
     @spark_iterator_errors
     def look_up(keys: Iterator[pa.Array]) -> Iterator[pa.Array]:
-        return found(_as_batches(plan, keys), plan, looked_up_by(plan))
+        return values_of(_as_batches(plan, keys), plan, looked_up_by(plan))
 
     @spark_iterator_errors
     def look_up_parts(keys: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        return found(_as_batches(plan, keys), plan, looked_up_by(plan))
+        return values_of(_as_batches(plan, keys), plan, looked_up_by(plan))
 
-    chosen: Any = look_up if len(plan.given) == 1 else look_up_parts
-    made: Any = arrow_udf
-    return made(chosen, returned)
+    chosen: Any = look_up if len(plan.frame_columns) == 1 else look_up_parts
+    make_function: Any = arrow_udf
+    return make_function(chosen, returned)
 
 
 def _as_batches(plan: LookupPlan, calls: Iterator[Any]) -> Iterator[pa.RecordBatch]:
-    """Yield the arguments of calls as rows; Spark gives one array alone, several as a tuple."""
+    """Yield the arguments of calls as rows; Spark passes one array alone, several as a tuple."""
     for call in calls:
         arrays = list(call) if isinstance(call, tuple) else [call]
-        if len(arrays) != len(plan.given):
+        if len(arrays) != len(plan.frame_columns):
             raise InvalidRequestError(
-                f"a lookup in '{plan.table}' takes its key ({', '.join(plan.given)}), so"
-                f" {len(plan.given)} arguments, not {len(arrays)}"
+                f"a lookup in '{plan.table}' takes its key ({', '.join(plan.frame_columns)}), so"
+                f" {len(plan.frame_columns)} arguments, not {len(arrays)}"
             )
-        yield pa.RecordBatch.from_arrays(arrays, names=list(plan.given))
+        yield pa.RecordBatch.from_arrays(arrays, names=list(plan.frame_columns))
 
 
 def _pairs(on: str | Sequence[str] | Mapping[str, str]) -> list[tuple[str, str]]:
     if isinstance(on, str):
         return [(on, on)]
     if isinstance(on, Mapping):
-        return [(str(mine), str(theirs)) for mine, theirs in on.items()]
+        return [(str(frame_name), str(table_name)) for frame_name, table_name in on.items()]
     return [(name, name) for name in on]
 
 
 def _table(table: str, options: Mapping[str, Any]) -> tuple[TableInfo, tuple[str, str | None]]:
-    """Return the table as it is, and the endpoint and token that it was asked at."""
-    given = as_options(options)
-    for key in given:
+    """Return the table's description, and the endpoint and token of its service."""
+    all_options = as_options(options)
+    for key in all_options:
         if key.lower() not in _CONNECTION_OPTIONS:
             raise UnknownOptionError(
                 f"a lookup has no option '{key}' (options: {', '.join(_CONNECTION_OPTIONS)})"
             )
-    connection = connection_options(given | {"table": table})
+    connection = connection_options(all_options | {"table": table})
     if connection.name.part:
         raise InvalidRequestError(
             f"rows are looked up in '{connection.name.path}', not in its part"
@@ -249,15 +253,15 @@ def _table(table: str, options: Mapping[str, Any]) -> tuple[TableInfo, tuple[str
 
 
 def _check_names(
-    df: DataFrame, wanted: Mapping[str, str], info: TableInfo, *, is_case_sensitive: bool
+    df: DataFrame, result_names: Mapping[str, str], info: TableInfo, *, is_case_sensitive: bool
 ) -> None:
-    """Raise if a column of the result would have the name of another."""
+    """Raise if two columns of the result would have the same name."""
 
     def folded(name: str) -> str:
         return name if is_case_sensitive else name.lower()
 
     seen = {folded(name) for name in df.columns}
-    for column, name in wanted.items():
+    for column, name in result_names.items():
         if folded(name) in seen:
             raise InvalidRequestError(
                 f"lookup_join with '{info.path}': the result would have two columns '{name}'; give"
@@ -271,5 +275,5 @@ def _is_case_sensitive(spark: SparkSession) -> bool:
 
 
 def _may_write_files(spark: SparkSession) -> bool:
-    """Return whether Spark may have rows in its local files as they are."""
+    """Return whether Spark allows unencrypted rows in its local files."""
     return (spark.conf.get("spark.io.encryption.enabled", "false") or "false").lower() != "true"

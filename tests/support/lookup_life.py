@@ -49,12 +49,12 @@ class _Told:
     def since(self, place: Any) -> int | None:
         return self._cut.since(place)
 
-    def made(self) -> KeyRows:
+    def load(self) -> KeyRows:
         self._told.append("read")
-        return self._cut.made()
+        return self._cut.load()
 
-    def brought(self, table: KeyRows, place: Any) -> KeyRows | None:
-        brought = self._cut.brought(table, place)
+    def advance(self, table: KeyRows, place: Any) -> KeyRows | None:
+        brought = self._cut.advance(table, place)
         self._told.append("not brought" if brought is None else "brought")
         return brought
 
@@ -76,7 +76,7 @@ class LookupLife:
             table=KeyTableWorld.PATH,
             endpoint="http://memory",
             token=None,
-            given=tuple(self.names),
+            frame_columns=tuple(self.names),
             key_schema=pa.schema(fields),
             is_whole_key=True,
             columns=("n", "name"),
@@ -111,7 +111,7 @@ class LookupLife:
         The table it must find is the one that is there now.
         """
         told: list[str] = []
-        rows = SharedTables(self.directory).made_once(_Told(cut or self.cut(), told))
+        rows = SharedTables(self.directory).load_once(_Told(cut or self.cut(), told))
         expected = {
             tuple(row[name] for name in self.names): row for row in self.table.rows.values()
         }

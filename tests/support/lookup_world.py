@@ -92,7 +92,7 @@ def plan_of(
             "table": "default.t",
             "endpoint": "http://127.0.0.1:1",
             "token": None,
-            "given": tuple(given),
+            "frame_columns": tuple(given),
             "key_schema": pa.schema([fake.schema.field(name) for name in key]),
             "is_whole_key": key == fake.key,
             "columns": tuple(columns),

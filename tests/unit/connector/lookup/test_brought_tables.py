@@ -61,7 +61,7 @@ def test_what_is_brought_far_is_written_once_and_is_as_old_as_what_was_read(
     life.table.upsert(life.row(9, name="new", n=10))
     assert life.looked_up() == ["brought"]
     late = SharedTables(life.directory, clock=lambda: written.stat().st_mtime + 60)
-    assert late.made_once(life.cut()).values.rows.num_rows == ROWS
+    assert late.load_once(life.cut()).values.rows.num_rows == ROWS
 
 
 def test_after_many_changes_the_table_is_read(life: LookupLife) -> None:
@@ -181,7 +181,7 @@ def test_another_tables_file_under_its_name_is_no_beginning(life: LookupLife) ->
     (path,) = life.directory.iterdir()
     other = replace(life.plan, endpoint="http://elsewhere")
     cut = life.cut()
-    SharedTables(life.directory).made_once(SharedCut(other, cut.cut, cut.cut_name))
+    SharedTables(life.directory).load_once(SharedCut(other, cut.cut, cut.cut_name))
     (others,) = set(life.directory.iterdir()) - {path}
     shutil.copyfile(others, path)
     others.unlink()

@@ -50,15 +50,15 @@ class _Cut(NamedTuple):
     def since(self, place: Any) -> int | None:
         return None if place is None else max(int(self.place) - int(place), 0)
 
-    def made(self) -> KeyRows:
+    def load(self) -> KeyRows:
         return self.make()
 
-    def brought(self, table: KeyRows, place: Any) -> KeyRows | None:
+    def advance(self, table: KeyRows, place: Any) -> KeyRows | None:
         return self.bring(table, place)
 
 
 def _once(directory: Path, name: str, make: Callable[[], KeyRows], **more: Any) -> KeyRows:
-    return SharedTables(directory).made_once(_Cut(name, make, **more))
+    return SharedTables(directory).load_once(_Cut(name, make, **more))
 
 
 def _small(value: int = 5) -> KeyRows:
@@ -179,21 +179,21 @@ def test_what_a_dead_task_left_is_written_over_or_swept(tmp_path: Path) -> None:
 def test_few_tables_are_kept_and_none_for_long(tmp_path: Path) -> None:
     tables = SharedTables(tmp_path)
     for number in range(6):
-        tables.made_once(_Cut(str(number), _small))
+        tables.load_once(_Cut(str(number), _small))
         for path in tmp_path.iterdir():
             os.utime(path, (path.stat().st_mtime - 1, path.stat().st_mtime - 1))
     assert len(_names(tmp_path)) == 4
-    tables.made_once(_Cut("5", _unmade))
+    tables.load_once(_Cut("5", _unmade))
 
     late = SharedTables(tmp_path, clock=lambda: tmp_path.stat().st_mtime + 70)
-    assert late.made_once(_Cut("5", lambda: _small(8))).find(Keys([pa.array([8])])).tolist() == [1]
+    assert late.load_once(_Cut("5", lambda: _small(8))).find(Keys([pa.array([8])])).tolist() == [1]
     assert len(_names(tmp_path)) == 1
 
 
 def test_without_a_place_for_it_each_task_makes_its_own(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     blocked = SharedTables(tmp_path / "file" / "below")
-    assert [blocked.made_once(_Cut("t", _small)).values.rows.num_rows for _ in range(2)] == [1, 1]
+    assert [blocked.load_once(_Cut("t", _small)).values.rows.num_rows for _ in range(2)] == [1, 1]
 
     _once(tmp_path, "t", _small)
     (whole,) = (path for path in tmp_path.iterdir() if path.name != "file")
@@ -260,6 +260,6 @@ def test_the_place_is_the_executors_own(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/nowhere")
     shared = shared_by_executor()
     assert shared is not None
-    shared.made_once(_Cut("t", _small))
+    shared.load_once(_Cut("t", _small))
     assert _names(tmp_path) == {"streamhouse-lookup"}
     assert (tmp_path / "streamhouse-lookup").stat().st_mode & 0o777 == 0o700
