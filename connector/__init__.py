@@ -1,7 +1,7 @@
 """Spark's format `streamhouse`: batch and stream reads and writes of Streamhouse tables.
 
-Importing this package loads neither Spark nor the lake library; each public name loads what it
-needs on first use.
+Importing this package loads neither Spark nor the lake library; each public name loads its module
+on first use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Spark's side of reading splits: partitions, what executors read them with, errors as Spark shows.
+"""Spark's side of reading splits: partitions, the readers on executors, and errors in Spark's form.
 
-Both kinds of reader get splits that are planned; a task reads one of them. A stream's partition
-carries its context along, the partitions of a batch share their reader's.
+Readers of batches and of streams get planned splits; a task reads one split. A stream's partition
+carries its scan context; the partitions of a batch share their reader's context.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = [
     "unscaled",
 ]
 
-# Spark's worker reads it when it reports an exception; it changes nothing else.
+# Spark's worker reads this variable when it reports an exception, and nowhere else.
 _HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
 
-# Where Spark's worker turns the filters that it offers into Python values: by name under Spark's
-# daemon, and as the program itself without it.
+# The module in which Spark's worker turns offered filters into Python values: a named module under
+# Spark's daemon, and the main program without the daemon.
 _PLANNERS: Final = ("pyspark.sql.worker.data_source_pushdown_filters", "__main__")
 _BEYOND_PYTHON: Final = object()
 
@@ -47,9 +47,9 @@ _T = TypeVar("_T")
 
 
 def spark_errors(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let a method that Spark calls report our errors by one sentence, without a traceback.
+    """Show `StreamhouseError`s of a method that Spark calls as one sentence, without a traceback.
 
-    Everything else is a bug and keeps its traceback.
+    Any other exception is a bug and keeps its traceback.
     """
 
     @functools.wraps(method)
@@ -65,7 +65,7 @@ def spark_errors(method: Callable[_P, _T]) -> Callable[_P, _T]:
 def spark_iterator_errors(
     method: Callable[_P, Iterator[_T]],
 ) -> Callable[_P, Iterator[_T]]:
-    """Do the same for a method whose iterator Spark consumes later."""
+    """Do the work of `spark_errors` for a method whose iterator Spark consumes later."""
 
     @functools.wraps(method)
     def wrapped(*args: _P.args, **kwargs: _P.kwargs) -> Iterator[_T]:
@@ -78,7 +78,7 @@ def spark_iterator_errors(
 
 
 class _OfferedValue(VariantVal):
-    """A literal of a filter that Spark offers; one that Python cannot hold equals nothing."""
+    """A literal of a filter that Spark offers; a literal that Python cannot hold equals nothing."""
 
     def toPython(self) -> Any:
         try:
@@ -88,12 +88,12 @@ class _OfferedValue(VariantVal):
 
 
 def accept_offered_values() -> None:
-    """Let Spark's worker, if this is one that plans a scan, offer a filter with any literal.
+    """Make a Spark worker that plans a scan accept filters with any literal.
 
-    PySpark 4.3 turns the literals into Python values before a source sees them, and fails on a
-    timestamp or date beyond the year 9999, though nobody uses the filter: Spark evaluates it. The
-    worker asks for the reader first, so that a reader can prevent it. Doing it again changes
-    nothing.
+    PySpark 4.3 turns the literals into Python values before a source sees the filters. The
+    conversion fails on a timestamp or date beyond the year 9999, though only Spark evaluates the
+    filter. The worker asks for the reader first, so a reader can prevent the failure. A second call
+    changes nothing.
     """
     for name in _PLANNERS:
         worker: Any = sys.modules.get(name)
@@ -103,8 +103,8 @@ def accept_offered_values() -> None:
 
         @functools.wraps(to_variant)
         def offered(given: dict[str, Any], to_variant: Any = to_variant) -> VariantVal:
-            found = to_variant(given)
-            return _OfferedValue(found.value, found.metadata)
+            variant = to_variant(given)
+            return _OfferedValue(variant.value, variant.metadata)
 
         worker.deserializeVariant = offered
 
@@ -116,7 +116,7 @@ def _shown(error: StreamhouseError) -> StreamhouseError:
 
 
 class StreamhousePartition(InputPartition):
-    """One split on its way to a task; streams carry the context along, batch readers share it."""
+    """One split on its way to a task; a stream's partition has a context of its own."""
 
     def __init__(self, split: Split, context: ScanContext | None = None) -> None:
         super().__init__(None)
@@ -128,9 +128,9 @@ class StreamhousePartition(InputPartition):
 
 
 class StreamhouseBatchReader(DataSourceReader):
-    """Reads the splits of a finished plan; `schema` is what Spark expects of every batch.
+    """Reads the splits of a finished plan; Spark expects `schema` of every batch.
 
-    A column `PLANNED_COLUMN` of it comes last; the splits do not have it.
+    If `schema` has the column `PLANNED_COLUMN`, the column is the last; the splits lack it.
     """
 
     def __init__(self, context: ScanContext, splits: Sequence[Split], schema: pa.Schema) -> None:
@@ -160,7 +160,7 @@ class StreamhouseBatchReader(DataSourceReader):
 
 
 class _RowCountPartition(InputPartition):
-    """A number of rows that is known without reading them."""
+    """A number of rows that is known without a read."""
 
     def __init__(self, row_count: int) -> None:
         super().__init__(None)
@@ -168,7 +168,7 @@ class _RowCountPartition(InputPartition):
 
 
 class RowCountReader(StreamhouseBatchReader):
-    """Counts rows: `row_count` of them are known, those of the splits are counted by tasks.
+    """Counts rows: `row_count` rows are known from the plan, tasks count the rows of the splits.
 
     Yields one row a partition, with the number.
     """
@@ -181,7 +181,7 @@ class RowCountReader(StreamhouseBatchReader):
 
     @spark_errors
     def partitions(self) -> list[InputPartition]:
-        """Return one partition for the rows that are known, and one a split."""
+        """Return one partition for the known rows, and one a split."""
         return [_RowCountPartition(self._row_count), *super().partitions()]
 
     @spark_iterator_errors
@@ -201,12 +201,12 @@ class RowCountReader(StreamhouseBatchReader):
 
 
 class SplitStreamReader(DataSourceStreamReader):
-    """Reads partitions that carry all they need; `_schema` is that of the rows."""
+    """Reads partitions that carry their context; `_schema` is the schema of the rows."""
 
     _schema: pa.Schema
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tasks need nothing but the schema: each partition carries its context.
+        # A task needs only the schema: each partition carries its context.
         return {"_schema": self._schema}
 
     @spark_iterator_errors
@@ -239,12 +239,12 @@ def in_schema(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _in_type(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    if array.type.equals(wanted):
+def _in_type(array: pa.Array, data_type: pa.DataType) -> pa.Array:
+    if array.type.equals(data_type):
         return array
-    if pa.types.is_decimal128(array.type) and pa.types.is_int64(wanted):
+    if pa.types.is_decimal128(array.type) and pa.types.is_int64(data_type):
         return unscaled(array)
-    return array.cast(wanted)
+    return array.cast(data_type)
 
 
 def unscaled(decimals: pa.Decimal128Array) -> pa.Int64Array:
@@ -252,7 +252,7 @@ def unscaled(decimals: pa.Decimal128Array) -> pa.Int64Array:
     validity, values = decimals.buffers()
     if values is None:
         return pa.nulls(len(decimals), pa.int64())
-    # A decimal is 16 bytes, the lower half first; the upper one of such is only the sign.
+    # A decimal is 16 bytes, the lower half first; up to 18 digits the upper half is only the sign.
     words = np.frombuffer(values, dtype="<i8")
     first = 2 * decimals.offset
     numbers = np.ascontiguousarray(words[first : first + 2 * len(decimals) : 2])

@@ -1,5 +1,6 @@
-"""Rows changed as a table's: `Table` merges, updates and deletes, each in one transaction, once.
+"""Changes of a table by Spark: `Table` merges, updates and deletes, each in one transaction, once.
 
-The door is `table.py`. `merge.py` makes Spark compute the rows that a merge writes; `commit.py`
-stages them and commits them if nobody has changed what they were computed from, else does it anew.
+The public class is in `table.py`. `_merge.py` makes Spark compute the rows that a merge writes.
+`_commit.py` stages the rows and commits them if the rows that Spark read are unchanged. After a
+conflict the change is computed again.
 """

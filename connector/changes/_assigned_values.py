@@ -1,11 +1,13 @@
-"""What a change assigns to columns: values as INSERT INTO assigns them, keys without loss.
+"""The values that a change assigns to columns: values as INSERT INTO assigns them, keys without
+loss.
 
-Values stay as Spark computed them until a task stages them: there `write/assignment.py` converts
-them, as it does for every write. A column whose clauses give values of several types comes as a
-struct with one field a type, of which at most one is set in a row; so no value is converted twice.
+Values keep Spark's types until a task stages the rows; there `write/_assignment.py` converts the
+values, as in every write. If the clauses of a column give several types, the column is a struct
+with one field a type; at most one field is set in a row. So no value is converted twice.
 
-Keys are converted by Spark, because rows are found by them. A value that the type of the key column
-cannot hold exactly is no key: it matches no row, and a row with it is not inserted.
+Spark converts keys, because a join or lookup matches rows by key. A value that the key column's
+type cannot hold exactly is no key: the value matches no row, and a row with this value is not
+inserted.
 """
 
 from __future__ import annotations
@@ -40,12 +42,12 @@ from streamhouse.core.model.values.zone import Zone
 __all__ = ["Assignment", "Case", "settled", "settled_schema", "types_of", "values_of"]
 
 _OF_TYPE: Final = "__of_type_"
-"""How the fields of a column begin that comes in several types."""
+"""The prefix of the fields of a column with several types."""
 _INTEGERS: Final = (ByteType, ShortType, IntegerType, LongType)
 
 
 class Case(NamedTuple):
-    """A value, its type, and the condition under which it counts."""
+    """A value, its type, and the condition under which the value is assigned."""
 
     condition: Column
     value: Column
@@ -54,34 +56,35 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """How values become those of a table's columns; times are read in `zone`, the session's."""
+    """Converts values to the types of a table's columns; times are in `zone`, the session's."""
 
     info: TableInfo
     zone: Zone | None
 
     def check(self, name: str, data_type: DataType) -> None:
-        """Raise `SchemaMismatchError` unless values of a type are assigned to a column."""
+        """Raise `SchemaMismatchError` unless values of a type can be assigned to a column."""
         if not self._is_assigned(name, data_type):
             (field,) = to_arrow_schema(StructType([StructField(name, data_type)]), timezone="UTC")
             raise not_assigned(field, self._arrow_type(name), self.info)
 
     def key(self, name: str, value: Column, data_type: DataType) -> Column | None:
-        """Return a value as that of a key column, null where the column cannot hold it exactly.
+        """Return a value in the type of a key column, null where the column cannot hold the value
+        exactly.
 
-        None if values of this type are not assigned to the column.
+        Return None if values of this type cannot be assigned to the column.
         """
-        wanted = self.spark_type(name)
-        if data_type == wanted:
+        key_type = self.spark_type(name)
+        if data_type == key_type:
             return value
         if not self._is_assigned(name, data_type):
             return None
-        key = value.try_cast(wanted)
-        if isinstance(data_type, (*_INTEGERS, NullType)) and isinstance(wanted, _INTEGERS):
+        key = value.try_cast(key_type)
+        if isinstance(data_type, (*_INTEGERS, NullType)) and isinstance(key_type, _INTEGERS):
             return key
         return F.when(key.try_cast(data_type) == value, key)
 
     def spark_type(self, name: str) -> DataType:
-        """Return the type that a column of the table has in Spark."""
+        """Return the Spark type of a table's column."""
         column = self.info.schema.select([name], table=str(self.info.path))
         return from_arrow_schema(column.to_arrow()).fields[0].dataType
 
@@ -98,13 +101,13 @@ class Assignment:
 
 
 def types_of(rows: DataFrame, values: Sequence[Column]) -> list[DataType]:
-    """Return the types that values computed from `rows` have."""
+    """Return the types of values computed from `rows`."""
     named = [value.alias(f"v{number}") for number, value in enumerate(values)]
     return [field.dataType for field in rows.select(*named).schema.fields]
 
 
 def values_of(cases: Sequence[Case], data_type: DataType) -> Column:
-    """Return the value of the first case that counts, for a column of type `data_type`."""
+    """Return the value of the first case that is true, for a column of type `data_type`."""
     types: list[DataType] = []
     for case in cases:
         if not isinstance(case.data_type, NullType) and case.data_type not in types:
@@ -124,22 +127,22 @@ def values_of(cases: Sequence[Case], data_type: DataType) -> Column:
 
 
 def settled_schema(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
-    """Return the schema of what `settled` makes of batches; `types` are the table's."""
+    """Return the schema of the batches that `settled` returns; `types` are the table's."""
     return pa.schema([f.with_type(types[f.name]) if _has_types(f.type) else f for f in schema])
 
 
 def settled(
     batch: pa.RecordBatch, types: Mapping[str, pa.DataType], *, zone: Zone | None
 ) -> pa.RecordBatch:
-    """Return a batch whose columns have one type each; raises `SchemaMismatchError`."""
+    """Return a batch whose columns have one type each; raise `SchemaMismatchError`."""
     for place, field in enumerate(batch.schema):
         if _has_types(field.type):
-            wanted = types[field.name]
+            column_type = types[field.name]
             values = [
-                assigned(part, wanted, column=field.name, zone=zone)
+                assigned(part, column_type, column=field.name, zone=zone)
                 for part in batch.column(place).flatten()
             ]
-            batch = batch.set_column(place, pa.field(field.name, wanted), pc.coalesce(*values))
+            batch = batch.set_column(place, pa.field(field.name, column_type), pc.coalesce(*values))
     return batch
 
 

@@ -1,12 +1,12 @@
-"""Rows that Spark computes from a table, written to it in one transaction, once.
+"""Rows that Spark computes from a table, written to the table in one transaction, once.
 
-The table's positions are taken first, then the table is read, and the commit names the positions:
-the service refuses it if somebody has changed the rows with its keys since. Then everything is done
-anew, from a new read. So what was computed is what it would have been at the moment of the commit.
+An attempt takes the table's positions, reads the table, and commits with the positions. The service
+refuses the commit if a row with one of its keys has changed since the positions. After a refusal
+the next attempt starts with a new read. So a commit writes the result of the rows at its own time.
 
-A frame of changes has the columns to write (`assigned_values.py` says in which types),
-`__change_type` (`+I`, `+U`, `-D`, or `=` for a row that stays) and `PROBLEM_COLUMN`: a sentence
-where the row must not be written, else null.
+A frame of changes has the columns to write (`_assigned_values.py` describes their types),
+`__change_type` (`+I`, `+U`, `-D`, or `=` for a row that stays) and `PROBLEM_COLUMN`: a sentence for
+a row that must not be written, else null.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _ARROW_STAGED: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What a call changed. `is_skipped`: nothing, because its version was committed before."""
+    """The counts of changed rows. `is_skipped`: the version was committed before."""
 
     rows_inserted: int = 0
     rows_updated: int = 0
@@ -94,9 +94,10 @@ def commit_changes(
     isolation: str,
     is_overwrite: bool = False,
 ) -> Changes:
-    """Write what `compute` makes of the table, read anew; raises `CommitConflictError` at last.
+    """Write the rows that `compute` returns for the table; raise `CommitConflictError` after all
+    attempts.
 
-    With `is_overwrite` its rows replace all rows of the table.
+    With `is_overwrite` these rows replace all rows of the table.
     """
     conflict: CommitConflictError | None = None
     for attempt in range(1, _ATTEMPTS + 1):
@@ -120,12 +121,12 @@ def _attempt(
     attempt: int,
 ) -> Changes:
     client = client_for(options.connection.endpoint, options.connection.token)
-    # Before anything is read: what is read later and unchanged since is what this cut has.
+    # The positions are taken before the read: a row that is unchanged since is as it was read.
     state = client.table_state(str(options.connection.name.path))
     frame = compute(state.table)
-    # What was read names columns by this version.
+    # The frame has the column names of this schema version.
     options = dataclasses.replace(options, schema_id=state.table.schema_id)
-    job = _begun(client, options, frame, state.table, is_overwrite=is_overwrite)
+    job = _started_job(client, options, frame, state.table, is_overwrite=is_overwrite)
     if job.is_skipped:
         return Changes(attempts=attempt, is_skipped=True)
     if job.target.table_id != state.table.table_id:
@@ -148,21 +149,21 @@ def _attempt(
 
 
 class Committing(Protocol):
-    """What is asked of a `TransactionJob`."""
+    """The methods of a `TransactionJob` that a commit needs."""
 
     @property
     def transaction_id(self) -> str:
-        """What `Table.history` calls the transaction."""
+        """The transaction's id in `Table.history`."""
         ...
 
     def commit_if_unchanged(
         self, messages: Sequence[StagedRows], *, read_offsets: Mapping[int, int], isolation: str
     ) -> CommitResult:
-        """Commit; repeating it is answered alike."""
+        """Commit; a repeated call gets the same answer."""
         ...
 
     def end(self) -> TransactionStatus:
-        """Abort it unless it is decided; return what it is then."""
+        """Abort the transaction if it is undecided; return its final status."""
         ...
 
 
@@ -173,9 +174,9 @@ def committed(
     read_offsets: Mapping[int, int],
     isolation: str,
 ) -> CommitResult:
-    """Commit; if that fails find out what became of it, and raise only if nothing was written.
+    """Commit; after a failure find out the outcome, and raise only if nothing was written.
 
-    Where that cannot be found out it raises `UnknownOutcomeError`, which says how to learn it.
+    If the outcome cannot be found out, raise `UnknownOutcomeError`, which says how to learn it.
     """
     try:
         return job.commit_if_unchanged(messages, read_offsets=read_offsets, isolation=isolation)
@@ -193,15 +194,15 @@ def committed(
         if status is TransactionStatus.ABORTED or not error.retriable:
             raise
     except BaseException:
-        # What is committed stays; of anything else nothing is left.
+        # A committed transaction stays; an undecided transaction is aborted.
         with contextlib.suppress(StreamhouseError):
             job.end()
         raise
-    # It is decided, so it happens: a repetition waits for it, and is answered alike.
+    # The commit is decided, so a repeated call waits for its end and gets the same answer.
     return job.commit_if_unchanged(messages, read_offsets=read_offsets, isolation=isolation)
 
 
-def _begun(
+def _started_job(
     client: StorageClient,
     options: WriteOptions,
     frame: DataFrame,
@@ -209,10 +210,10 @@ def _begun(
     *,
     is_overwrite: bool,
 ) -> TransactionJob:
-    left_out = {PROBLEM_COLUMN, CHANGE_TYPE_COLUMN} if is_overwrite else {PROBLEM_COLUMN}
+    helper_columns = {PROBLEM_COLUMN, CHANGE_TYPE_COLUMN} if is_overwrite else {PROBLEM_COLUMN}
     schema = to_arrow_schema(frame.schema, timezone="UTC")
     types = {column.name: column.type for column in info.schema.columns}
-    schema = settled_schema(pa.schema([f for f in schema if f.name not in left_out]), types)
+    schema = settled_schema(pa.schema([f for f in schema if f.name not in helper_columns]), types)
     target = resolve_target(client, options, schema, is_stream=False, is_overwrite=is_overwrite)
     return TransactionJob.begun(
         client,
@@ -226,7 +227,7 @@ def _begun(
 
 
 def _staged(frame: DataFrame, job: TransactionJob) -> tuple[list[StagedRows], Counter[str]]:
-    """Let the tasks of `frame` stage its rows; of a repeated task one attempt is named."""
+    """Let the tasks of `frame` stage its rows; of a repeated task only one attempt counts."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from _stage_task(job, batches)
@@ -251,7 +252,7 @@ def _stage_task(job: TransactionJob, batches: Iterator[pa.RecordBatch]) -> Itera
     except StreamhouseError as error:
         if error.retriable:
             raise
-        # As an answer it reaches the caller as one sentence, and no task is tried again.
+        # A row with the refusal, in place of an exception, keeps Spark from repeating the task.
         refusal = error.message
         for _ in batches:
             pass
@@ -268,7 +269,7 @@ def _stage_task(job: TransactionJob, batches: Iterator[pa.RecordBatch]) -> Itera
 def _counted(
     batches: Iterator[pa.RecordBatch], counts: Counter[str], target: WriteTarget
 ) -> Iterator[pa.RecordBatch]:
-    """Yield what is to be staged, and count it; raises for the first row with a problem."""
+    """Yield the rows to stage, and count them; raise for the first row with a problem."""
     types = {field.name: field.type for field in target.shape.types}
     for batch in batches:
         problems = batch.column(PROBLEM_COLUMN).drop_null()
@@ -283,5 +284,5 @@ def _counted(
 
 
 def _count_of(kinds: pa.Array) -> Mapping[str, int]:
-    found = pc.value_counts(kinds)
-    return dict(zip(found.field(0).to_pylist(), found.field(1).to_pylist(), strict=True))
+    counts = pc.value_counts(kinds)
+    return dict(zip(counts.field(0).to_pylist(), counts.field(1).to_pylist(), strict=True))

@@ -1,4 +1,4 @@
-"""What callers give for conditions and values: Spark columns, SQL text, plain values."""
+"""The conditions and values of callers: Spark columns, SQL text, plain values."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ __all__ = [
 _EQUALITY: Final = re.compile(r"\s*`?(\w+)`?\.`?(\w+)`?\s*={1,2}\s*`?(\w+)`?\.`?(\w+)`?\s*")
 
 
-def condition(given: Column | str | None) -> Column:
-    """Return a condition; no condition is always true."""
-    if given is None:
+def condition(text_or_column: Column | str | None) -> Column:
+    """Return a condition as a Spark column; None is always true."""
+    if text_or_column is None:
         return F.lit(True)
-    return F.expr(given) if isinstance(given, str) else given
+    return F.expr(text_or_column) if isinstance(text_or_column, str) else text_or_column
 
 
-def _value(given: Any) -> Column:
-    """Return a value: text is SQL, a column is itself, anything else is a literal."""
-    if isinstance(given, str):
-        return F.expr(given)
-    return given if isinstance(given, Column) else F.lit(given)
+def _value(value: Any) -> Column:
+    """Return a value as a Spark column: text is SQL, a plain value is a literal."""
+    if isinstance(value, str):
+        return F.expr(value)
+    return value if isinstance(value, Column) else F.lit(value)
 
 
 def named(alias: str, column: str) -> Column:
@@ -51,32 +51,32 @@ def named(alias: str, column: str) -> Column:
 
 
 def assignments(
-    given: Mapping[str, Any], *, columns: Sequence[str], table: str, what: str
+    values: Mapping[str, Any], *, columns: Sequence[str], table: str, operation: str
 ) -> dict[str, Column]:
     """Return the values by the table's own column names; case does not matter."""
-    if not given:
+    if not values:
         raise InvalidRequestError(
-            f"table '{table}': {what} takes a mapping from column to value, as in"
+            f"table '{table}': {operation} takes a mapping from column to value, as in"
             ' {"balance": "balance + 1"}'
         )
-    own = {column.lower(): column for column in columns}
-    found: dict[str, Column] = {}
-    for name, given_value in given.items():
-        column = own.get(str(name).strip("`").lower())
+    table_columns = {column.lower(): column for column in columns}
+    assigned: dict[str, Column] = {}
+    for name, value in values.items():
+        column = table_columns.get(str(name).strip("`").lower())
         if column is None:
             raise UnknownColumnError(
-                f"table '{table}': {what} names column '{name}', which the table has not (columns:"
-                f" {', '.join(columns)}){suggestion(str(name), list(columns))}"
+                f"table '{table}': {operation} names column '{name}', which the table has not"
+                f" (columns: {', '.join(columns)}){suggestion(str(name), list(columns))}"
             )
-        if column in found:
-            raise InvalidRequestError(f"table '{table}': {what} names column '{column}' twice")
-        found[column] = _value(given_value)
-    return found
+        if column in assigned:
+            raise InvalidRequestError(f"table '{table}': {operation} names column '{column}' twice")
+        assigned[column] = _value(value)
+    return assigned
 
 
 def key_equalities(text: str, *, target_alias: str, source_alias: str) -> dict[str, str] | None:
     """Return target column -> source column of `t.a = s.b AND t.c = s.d`; else None."""
-    found: dict[str, str] = {}
+    equalities: dict[str, str] = {}
     for part in re.split(r"\s+and\s+", text, flags=re.IGNORECASE):
         match = _EQUALITY.fullmatch(part)
         if match is None:
@@ -84,15 +84,15 @@ def key_equalities(text: str, *, target_alias: str, source_alias: str) -> dict[s
         sides = {match[1].lower(): match[2], match[3].lower(): match[4]}
         if set(sides) != {target_alias.lower(), source_alias.lower()}:
             return None
-        own = sides[target_alias.lower()]
-        if own in found:
+        target_column = sides[target_alias.lower()]
+        if target_column in equalities:
             return None
-        found[own] = sides[source_alias.lower()]
-    return found
+        equalities[target_column] = sides[source_alias.lower()]
+    return equalities
 
 
 def all_of(conditions: Sequence[Column]) -> Column:
-    """Return that all conditions are true."""
+    """Return the conjunction of all conditions."""
     return functools.reduce(lambda left, right: left & right, conditions)
 
 
@@ -107,8 +107,8 @@ def first_of(cases: Sequence[tuple[Column, Column]], otherwise: Column) -> Colum
 
 
 def column_of(schema: StructType, name: str) -> str | None:
-    """Return the name of a column as the schema has it; case does not matter."""
-    found = [field.name for field in schema if field.name.lower() == name.lower()]
-    if name in found:
+    """Return the name of a column in the schema's spelling; case does not matter."""
+    names = [field.name for field in schema if field.name.lower() == name.lower()]
+    if name in names:
         return name
-    return found[0] if found else None
+    return names[0] if names else None

@@ -1,8 +1,8 @@
-"""A merge: clauses that say what becomes of rows that match, and of those that do not.
+"""A merge: clauses that change rows with a match, and rows without a match.
 
-The source is joined with the table, and for each pair Spark finds the first clause whose condition
-is true; rows without one stay as they are. Only rows that change are written. Rows that match by
-the primary key are looked up (`needed_rows.py`), so that the table is not read.
+The source is joined with the table. For each pair Spark finds the first clause whose condition is
+true; a row without such a clause stays. Only changed rows are written. If rows match by the primary
+key, the table's rows are looked up (`_needed_rows.py`) and the table is not read.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Side(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Clause:
-    """What becomes of some rows; `values` None means all columns, from the source's."""
+    """One clause; `values` None means all columns, with the source's values."""
 
     side: _Side
     kind: str
@@ -75,18 +75,18 @@ class _Clause:
     values: Mapping[str, Any] | None = None
 
     @property
-    def what(self) -> str:
+    def method(self) -> str:
         verb = {INSERTED: "insert", UPDATED: "update", DELETED: "delete"}[self.kind]
         return f"{self.side}_{verb}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """A merge that is being put together: `Table.merge` begins one, `execute` runs it.
+    """A merge under construction: `Table.merge` begins the merge, `execute` runs it.
 
-    For each row the first clause counts whose condition is true. Conditions and values are SQL text
-    or Spark columns, and name columns as `target.balance` and `source.balance`, or by the aliases
-    that `Table.merge` was given.
+    The first clause whose condition is true changes the row. Conditions and values are SQL text or
+    Spark columns, and name columns as `target.balance` and `source.balance`, or by the aliases of
+    the call of `Table.merge`.
     """
 
     source: DataFrame
@@ -101,25 +101,25 @@ class Merge:
         set: Mapping[str, Any],  # noqa: A002 - the word of SQL
         condition: Column | str | None = None,
     ) -> Merge:
-        """Change these columns of rows that match; the others stay."""
+        """Change these columns of matching rows; the other columns stay."""
         return self._with(_Side.MATCHED, UPDATED, condition, set)
 
     def when_matched_update_all(self, condition: Column | str | None = None) -> Merge:
-        """Change all columns of rows that match to the source's of the same name."""
+        """Set all columns of matching rows to the source's columns of the same name."""
         return self._with(_Side.MATCHED, UPDATED, condition, None)
 
     def when_matched_delete(self, condition: Column | str | None = None) -> Merge:
-        """Delete rows that match."""
+        """Delete matching rows."""
         return self._with(_Side.MATCHED, DELETED, condition)
 
     def when_not_matched_insert(
         self, values: Mapping[str, Any], condition: Column | str | None = None
     ) -> Merge:
-        """Add the source's rows that match none, with these values; other columns are null."""
+        """Insert the source's rows without a match, with these values or nulls."""
         return self._with(_Side.NOT_MATCHED, INSERTED, condition, values)
 
     def when_not_matched_insert_all(self, condition: Column | str | None = None) -> Merge:
-        """Add the source's rows that match none, all columns by name."""
+        """Insert the source's rows without a match, all columns by name."""
         return self._with(_Side.NOT_MATCHED, INSERTED, condition, None)
 
     def when_not_matched_by_source_update(
@@ -141,13 +141,13 @@ class Merge:
         app_version: int | None = None,
         isolation: str = "snapshot",
     ) -> Changes:
-        """Run the merge as one transaction; return what it changed.
+        """Run the merge as one transaction; return the counts of changed rows.
 
         Args:
             app_id: with `app_version`, makes the merge happen once, also if the job is started
-                again: the table skips a version that is not above the last one of `app_id`.
-            isolation: `snapshot` does the merge anew if others changed rows that it writes;
-                `serializable` if they changed any row of the table.
+                again: the table skips a version that is not above the last version of `app_id`.
+            isolation: `snapshot` repeats the merge if a different writer changed a row that the
+                merge writes; `serializable` if a different writer changed any row of the table.
         """
         if not self.clauses:
             raise InvalidRequestError(
@@ -173,40 +173,40 @@ _ENGINES: Final = {
     f" with {_APPENDED}, which leaves keys alone that are there",
     MergeEngine.VERSIONED: "of the rows of a key the one with the greatest version stays. Write"
     f" new versions with {_APPENDED}",
-    MergeEngine.AGGREGATION: "a row is combined with the one that is there. Write what is to be"
+    MergeEngine.AGGREGATION: "a row is combined with the one that is there. Write the values to be"
     f" added with {_APPENDED}",
 }
-"""What each engine does with a row that is written, and what to use instead."""
+"""How each merge engine treats a written row, and the write to use instead."""
 
 
-def check_changeable(info: TableInfo, *, what: str, deletes: bool) -> None:
-    """Raise `UnsupportedError` unless rows of the table become what is written by their key."""
+def check_changeable(info: TableInfo, *, operation: str, deletes: bool) -> None:
+    """Raise `UnsupportedError` unless a written row replaces the row of its key."""
     table = str(info.path)
     if not info.is_primary_key_table:
         raise UnsupportedError(
-            f"table '{table}' has no primary key, so {what} has no key to find rows by; append to"
-            " it, or create a table with option 'primary.key'"
+            f"table '{table}' has no primary key, so {operation} has no key to find rows by; append"
+            " to it, or create a table with option 'primary.key'"
         )
     rules = info.descriptor.merge_rules()
     if rules.engine is not MergeEngine.LAST_ROW:
         raise UnsupportedError(
             f"table '{table}' has table.merge-engine = {rules.engine}: {_ENGINES[rules.engine]}, so"
-            f" {what} would not do what it says"
+            f" {operation} would not take effect"
         )
     if deletes and rules.delete_behavior is not DeleteBehavior.ALLOW:
         raise UnsupportedError(
-            f"table '{table}' has table.delete.behavior = {rules.delete_behavior}, so {what} would"
-            " delete nothing"
+            f"table '{table}' has table.delete.behavior = {rules.delete_behavior}, so {operation}"
+            " would delete nothing"
         )
 
 
 def changed_rows(
     merge: Merge, target: DataFrame, assignment: Assignment, connection: ConnectionOptions
 ) -> DataFrame:
-    """Return the rows that a merge changes, as `commit.py` takes them."""
+    """Return the rows that a merge changes, in the form that `_commit.py` takes."""
     info = assignment.info
     deletes = any(clause.kind == DELETED for clause in merge.clauses)
-    check_changeable(info, what="a merge", deletes=deletes)
+    check_changeable(info, operation="a merge", deletes=deletes)
     key = list(info.descriptor.primary_key)
     equalities = _equalities(merge, key, str(info.path))
     if equalities is not None:
@@ -221,7 +221,7 @@ def changed_rows(
             rows = _changed(merge, pairs, target.schema, assignment, equalities)
             rows.schema  # noqa: B018 - Spark Connect looks for columns only when it is asked
         except AnalysisException:
-            # A column that belongs to a DataFrame, as `frame["id"]` does, is known to a join only.
+            # A column that belongs to a DataFrame, as `frame["id"]`, is resolved only by a join.
             rows = None
     if rows is None:
         joined = _joined(merge, target, on)
@@ -238,7 +238,7 @@ def _changed(
     assignment: Assignment,
     equalities: dict[str, str] | None,
 ) -> DataFrame:
-    """Return what the clauses make of pairs of rows, those that no clause takes left out."""
+    """Return the changes that the clauses make of pairs of rows; other pairs are dropped."""
     info = assignment.info
     in_source, in_target = F.col(IN_SOURCE).isNotNull(), F.col(IN_TARGET).isNotNull()
     is_on_side = {
@@ -253,31 +253,33 @@ def _changed(
         ],
         F.lit(None),
     )
-    taken = pairs.withColumn(_CLAUSE, first_clause).filter(F.col(_CLAUSE).isNotNull())
+    pairs_with_clause = pairs.withColumn(_CLAUSE, first_clause).filter(F.col(_CLAUSE).isNotNull())
     key = info.descriptor.primary_key
     only_deletes = all(clause.kind == DELETED for clause in merge.clauses)
     columns = list(key) if only_deletes else schema.names
     values = [_values(merge, clause, schema, info, equalities) for clause in merge.clauses]
-    types = types_of(taken, [own[name] for own in values for name in columns])
+    types = types_of(
+        pairs_with_clause, [clause_values[name] for clause_values in values for name in columns]
+    )
     cases: dict[str, list[Case]] = {name: [] for name in columns}
     problems: list[tuple[Column, Column]] = []
-    for number, (clause, own) in enumerate(zip(merge.clauses, values, strict=True)):
-        is_taken = F.col(_CLAUSE) == F.lit(number)
+    for number, (clause, clause_values) in enumerate(zip(merge.clauses, values, strict=True)):
+        is_of_clause = F.col(_CLAUSE) == F.lit(number)
         for place, name in enumerate(columns):
-            value, data_type = own[name], types[number * len(columns) + place]
+            value, data_type = clause_values[name], types[number * len(columns) + place]
             assignment.check(name, data_type)
             if clause.kind == INSERTED and name in key:
                 exact = assignment.key(name, value, data_type)
-                assert exact is not None, "it was checked"
-                is_lost = is_taken & value.isNotNull() & exact.isNull()
+                assert exact is not None, "the type was checked"
+                is_lost = is_of_clause & value.isNotNull() & exact.isNull()
                 problems.append((is_lost, _is_no_key(assignment, clause, name, value)))
                 value, data_type = exact, schema[name].dataType
-            cases[name].append(Case(is_taken, value, data_type))
+            cases[name].append(Case(is_of_clause, value, data_type))
     kinds = [
         (F.col(_CLAUSE) == F.lit(number), F.lit(clause.kind))
         for number, clause in enumerate(merge.clauses)
     ]
-    return taken.select(
+    return pairs_with_clause.select(
         *(values_of(cases[name], schema[name].dataType).alias(name) for name in columns),
         first_of(kinds, F.lit(None)).alias(CHANGE_TYPE_COLUMN),
         first_of(problems, F.lit(None).cast("string")).alias(PROBLEM_COLUMN),
@@ -285,16 +287,16 @@ def _changed(
 
 
 def _is_no_key(assignment: Assignment, clause: _Clause, name: str, value: Column) -> Column:
-    wanted = assignment.spark_type(name).simpleString().upper()
+    type_name = assignment.spark_type(name).simpleString().upper()
     return F.concat(
         F.lit(
-            f"table '{assignment.info.path}': {clause.what} gives the key column '{name}' the"
+            f"table '{assignment.info.path}': {clause.method} gives the key column '{name}' the"
             " value "
         ),
         value.cast("string"),
         F.lit(
-            f", which {wanted} cannot hold without loss, and nothing was written; convert it, as"
-            f" in cast({name} AS {wanted}), or leave such rows out of the source"
+            f", which {type_name} cannot hold without loss, and nothing was written; convert it, as"
+            f" in cast({name} AS {type_name}), or leave such rows out of the source"
         ),
     )
 
@@ -302,17 +304,17 @@ def _is_no_key(assignment: Assignment, clause: _Clause, name: str, value: Column
 def _inserts_own_key(
     merge: Merge, clause: _Clause, equalities: Mapping[str, str] | None, key: Sequence[str]
 ) -> bool:
-    """Whether a clause surely inserts no row with another key than the one that matched none."""
+    """Whether a clause can only insert the key that had no match."""
     if clause.kind != INSERTED:
         return True
     if equalities is None or set(equalities) != set(key):
         return False
     if clause.values is None:
         return True
-    given = {str(name).strip("`").lower(): value for name, value in clause.values.items()}
+    values = {str(name).strip("`").lower(): value for name, value in clause.values.items()}
     return all(
-        isinstance(given.get(name.lower()), str)
-        and given[name.lower()].replace("`", "").strip().lower()
+        isinstance(values.get(name.lower()), str)
+        and values[name.lower()].replace("`", "").strip().lower()
         == f"{merge.source_alias}.{equalities[name]}".lower()
         for name in key
     )
@@ -324,7 +326,7 @@ def _looked_up(
     connection: ConnectionOptions,
     equalities: dict[str, str] | None,
 ) -> DataFrame | None:
-    """Return the pairs by lookups of the source's keys; None where the table has to be read."""
+    """Return the pairs by lookups of the source's keys; None if the table has to be read."""
     sides = {clause.side for clause in merge.clauses}
     key = assignment.info.descriptor.primary_key
     is_by_key = equalities is not None and set(equalities) == set(key)
@@ -350,18 +352,20 @@ def _equalities(merge: Merge, key: Sequence[str], table: str) -> dict[str, str] 
     if isinstance(on, Column):
         return None
     if isinstance(on, str):
-        found = key_equalities(on, target_alias=merge.target_alias, source_alias=merge.source_alias)
-        return found if found is not None and set(found) == set(key) else None
-    given = dict(on) if isinstance(on, Mapping) else {name: name for name in on}
-    if not given:
+        equalities = key_equalities(
+            on, target_alias=merge.target_alias, source_alias=merge.source_alias
+        )
+        return equalities if equalities is not None and set(equalities) == set(key) else None
+    columns = dict(on) if isinstance(on, Mapping) else {name: name for name in on}
+    if not columns:
         raise InvalidRequestError(f"table '{table}': 'on' of a merge names no column")
-    return given
+    return columns
 
 
 def _joined(merge: Merge, target: DataFrame, on: Column) -> DataFrame:
     """Return the pairs that some clause may change, by a join with the whole table."""
-    left = merge.source.withColumn(IN_SOURCE, F.lit(True)).alias(merge.source_alias)
-    right = target.withColumn(IN_TARGET, F.lit(True)).alias(merge.target_alias)
+    source = merge.source.withColumn(IN_SOURCE, F.lit(True)).alias(merge.source_alias)
+    target_side = target.withColumn(IN_TARGET, F.lit(True)).alias(merge.target_alias)
     sides = {clause.side for clause in merge.clauses}
     keeps_source, keeps_target = (
         _Side.NOT_MATCHED in sides,
@@ -373,29 +377,31 @@ def _joined(merge: Merge, target: DataFrame, on: Column) -> DataFrame:
         (False, True): "right",
         (True, True): "full",
     }[keeps_source, keeps_target]
-    return left.join(right, on, how)
+    return source.join(target_side, on, how)
 
 
 def _all_equal(
     merge: Merge, target: DataFrame, equalities: Mapping[str, str], assignment: Assignment
 ) -> Column:
-    """Return that the columns are equal; those of the primary key as lookups find rows by it."""
+    """Return the condition that the columns are equal; key columns are compared as in lookups."""
     is_by_key = set(equalities) == set(assignment.info.descriptor.primary_key)
     sides = []
-    for own, other in equalities.items():
-        column = column_of(target.schema, own)
-        given = column_of(merge.source.schema, other)
-        if column is None or given is None:
+    for target_name, source_name in equalities.items():
+        column = column_of(target.schema, target_name)
+        source_column = column_of(merge.source.schema, source_name)
+        if column is None or source_column is None:
             side, schema = ("source", merge.source) if column else ("table", target)
             raise UnknownColumnError(
-                f"a merge matches rows by column '{other if column else own}', which the {side} has"
-                f" not (columns: {', '.join(schema.columns)})"
+                f"a merge matches rows by column '{source_name if column else target_name}', which"
+                f" the {side} has not (columns: {', '.join(schema.columns)})"
             )
-        other_side = named(merge.source_alias, given)
+        source_value = named(merge.source_alias, source_column)
         if is_by_key:
-            exact = assignment.key(column, other_side, merge.source.schema[given].dataType)
-            other_side = other_side if exact is None else exact
-        sides.append(named(merge.target_alias, column) == other_side)
+            exact = assignment.key(
+                column, source_value, merge.source.schema[source_column].dataType
+            )
+            source_value = source_value if exact is None else exact
+        sides.append(named(merge.target_alias, column) == source_value)
     return all_of(sides)
 
 
@@ -406,53 +412,53 @@ def _values(
     info: TableInfo,
     equalities: Mapping[str, str] | None,
 ) -> dict[str, Column]:
-    """Return what each column of the table becomes by a clause."""
+    """Return the new value of each column of the table by a clause."""
     key, table = info.descriptor.primary_key, str(info.path)
     names = [field.name for field in schema]
-    own = {name: named(merge.target_alias, name) for name in names}
+    old_values = {name: named(merge.target_alias, name) for name in names}
     if clause.kind == DELETED:
-        return {name: own[name] if name in key else F.lit(None) for name in names}
-    given = _given(merge, clause, names, info, equalities)
+        return {name: old_values[name] if name in key else F.lit(None) for name in names}
+    new_values = _clause_values(merge, clause, names, info, equalities)
     if clause.kind == INSERTED:
-        return {name: given.get(name, F.lit(None)) for name in names}
-    changed = [name for name in given if name in key]
+        return {name: new_values.get(name, F.lit(None)) for name in names}
+    changed = [name for name in new_values if name in key]
     if changed:
         raise UnsupportedError(
-            f"table '{table}': {clause.what} sets column '{changed[0]}' of the primary key, which a"
-            " row keeps for life; delete the row and insert one with the new key"
+            f"table '{table}': {clause.method} sets column '{changed[0]}' of the primary key, which"
+            " a row keeps for life; delete the row and insert one with the new key"
         )
-    return own | given
+    return old_values | new_values
 
 
-def _given(
+def _clause_values(
     merge: Merge,
     clause: _Clause,
     names: Sequence[str],
     info: TableInfo,
     equalities: Mapping[str, str] | None,
 ) -> dict[str, Column]:
-    """Return the values that a clause names, or those of all columns."""
+    """Return the values that a clause names, or the source's values of all columns."""
     key, table = info.descriptor.primary_key, str(info.path)
     if clause.values is not None:
-        return assignments(clause.values, columns=names, table=table, what=clause.what)
+        return assignments(clause.values, columns=names, table=table, operation=clause.method)
     renamed = equalities or {}
-    found = {}
+    values = {}
     for name in names:
         if clause.kind == UPDATED and name in key:
             continue
-        other = column_of(merge.source.schema, renamed.get(name, name))
-        if other is None:
+        source_column = column_of(merge.source.schema, renamed.get(name, name))
+        if source_column is None:
             raise UnknownColumnError(
-                f"table '{table}': {clause.what}_all needs a column '{name}' in the source (it has:"
-                f" {', '.join(merge.source.columns)}); name the values, as in {clause.what}("
+                f"table '{table}': {clause.method}_all needs a column '{name}' in the source (it"
+                f" has: {', '.join(merge.source.columns)}); name the values, as in {clause.method}("
                 f'{{"{name}": ...}})'
             )
-        found[name] = named(merge.source_alias, other)
-    return found
+        values[name] = named(merge.source_alias, source_column)
+    return values
 
 
 def _checked(rows: DataFrame, key: Sequence[str], table: str) -> DataFrame:
-    """Add what is wrong with a row: another has its key, or an inserted one is there already."""
+    """Add the problem of a row: its key is changed twice, or inserted though it exists."""
     keys = [F.col(quoted(name)) for name in key]
     shown = F.concat_ws(
         ", ",
@@ -471,13 +477,13 @@ def _checked(rows: DataFrame, key: Sequence[str], table: str) -> DataFrame:
         ),
     ]
     if _EXISTS in rows.columns:
-        is_there = F.col(_EXISTS).isNotNull() & (F.col(CHANGE_TYPE_COLUMN) == INSERTED)
+        is_existing = F.col(_EXISTS).isNotNull() & (F.col(CHANGE_TYPE_COLUMN) == INSERTED)
         message = F.concat(
             F.lit(f"table '{table}': a row to insert has the key of a row that is there: "),
             shown,
             F.lit("; match rows by the primary key, and insert with the key that they match by"),
         )
-        cases.append((is_there, message))
-    own = [name for name in rows.columns if name not in (_EXISTS, PROBLEM_COLUMN)]
-    columns = [F.col(quoted(name)) for name in own]
+        cases.append((is_existing, message))
+    names = [name for name in rows.columns if name not in (_EXISTS, PROBLEM_COLUMN)]
+    columns = [F.col(quoted(name)) for name in names]
     return rows.select(*columns, first_of(cases, F.lit(None)).alias(PROBLEM_COLUMN))

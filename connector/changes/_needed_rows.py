@@ -1,12 +1,13 @@
-"""The rows of a table that a change needs, found by their keys where the keys are known.
+"""The rows of a table that a change needs, looked up by key if the keys are known.
 
-- a merge by the primary key looks up the keys of its source, each once a task
+- a merge by the primary key looks up each key of its source once a task
 - an update or a delete whose condition fixes the primary key looks these keys up
-- any other condition is given to the read, which takes only the columns and rows it needs
+- any other condition goes to the read, which takes only the columns and rows it needs
 
-A looked-up row is as new as its lookup, so it may be newer than the positions that the commit
-names, never older: these are taken before. If it is changed after them the commit is a conflict.
-So is a row that was not there and is by then, because a key that is written counts, not a row.
+The positions that the commit names are taken before the lookups. So a looked-up row is as new as
+the positions or newer, and never older. If the row changes after the positions, the commit is a
+conflict. An insert of the missing row in the meantime is a conflict too, because conflicts are
+found by the written keys.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ __all__ = [
 
 IN_TARGET: Final = "__in_target"
 IN_SOURCE: Final = "__in_source"
-"""Columns of a joined row that are null where that side has no row."""
+"""Columns of a joined row that are null if the side has no row."""
 
 _KEYS_MAX: Final = 10_000
-"""A condition that fixes more keys is given to the read."""
+"""A condition that fixes more keys goes to the read."""
 _ALWAYS_LOOKED_UP: Final = 20_000
 _READ_SHARE: Final = 4
-"""A source that has more rows than one of so many of the table is joined with the whole table."""
+"""A source with more rows than the table's rows divided by this number is joined with the table."""
 _STATISTICS_MAX: Final = 1 << 60
-"""Spark says more bytes than that of what it does not know."""
+"""Spark reports more bytes than this for an unknown size."""
 
 
 def matched_by_key(
@@ -72,56 +73,60 @@ def matched_by_key(
     keeps_unmatched: bool,
     needs_columns: bool,
 ) -> DataFrame | None:
-    """Return each row of `source` with the row of the table that has its key; None to join instead.
+    """Return each row of `source` with the table's row of its key; None if the caller has to join.
 
-    `equalities` are the table's key columns -> the source's, which are converted without loss. The
-    sides are two structs with the
-    names of the aliases; a column that only one side has is there by its own name, too. Without
-    `needs_columns` the table's side has the key alone.
+    `equalities` are the table's key columns -> the source's columns, which are converted without
+    loss. The sides are two structs with the names of the aliases. A column of only one side is also
+    a column of the result by its own name. Without `needs_columns` the table's side has the key
+    alone.
     """
     info = assignment.info
     try:
         check_spark_types(source.schema, table=str(info.path))
     except StreamhouseError:
-        # What tables cannot hold may still be joined by Spark.
+        # Spark can join types that tables cannot hold.
         return None
     key = info.descriptor.primary_key
     names = list(source.columns)
-    given = source.toDF(*[f"s{number}" for number in range(len(names))])
+    numbered = source.toDF(*[f"s{number}" for number in range(len(names))])
     keys = []
     for number, name in enumerate(key):
-        places = [i for i, own in enumerate(names) if own.lower() == equalities[name].lower()]
+        places = [
+            i
+            for i, table_columns in enumerate(names)
+            if table_columns.lower() == equalities[name].lower()
+        ]
         if len(places) != 1:
             return None
         place = places[0]
-        column = assignment.key(name, F.col(f"s{place}"), given.schema[place].dataType)
+        column = assignment.key(name, F.col(f"s{place}"), numbered.schema[place].dataType)
         if column is None:
             return None
         keys.append(column.alias(f"k{number}"))
     if _is_large(source, info, connection):
         return None
-    own = list(info.schema.names) if needs_columns else list(key)
+    table_columns = list(info.schema.names) if needs_columns else list(key)
     plan = planned(
         info,
         (connection.endpoint, connection.token),
         key,
-        {name: f"t{number}" for number, name in enumerate(own)},
+        {name: f"t{number}" for number, name in enumerate(table_columns)},
         frame_columns=tuple(f"k{number}" for number in range(len(key))),
         how=LEFT if keeps_unmatched else INNER,
     )
-    pairs = joined_frame(given.select("*", *keys), plan)
+    pairs = joined_frame(numbered.select("*", *keys), plan)
     sides = {
         source_alias: [(F.col(f"s{number}"), name) for number, name in enumerate(names)],
-        target_alias: [(F.col(f"t{number}"), name) for number, name in enumerate(own)],
+        target_alias: [(F.col(f"t{number}"), name) for number, name in enumerate(table_columns)],
     }
-    taken = [name.lower() for side in sides.values() for _, name in side]
+    lower_names = [name.lower() for side in sides.values() for _, name in side]
     alone = [
         column.alias(name)
         for side in sides.values()
         for column, name in side
-        if taken.count(name.lower()) == 1
+        if lower_names.count(name.lower()) == 1
     ]
-    is_there = F.col(f"t{own.index(key[0])}").isNotNull()
+    is_there = F.col(f"t{table_columns.index(key[0])}").isNotNull()
     return pairs.select(
         *(
             F.struct(*[column.alias(name) for column, name in side]).alias(alias)
@@ -136,7 +141,7 @@ def matched_by_key(
 def with_existing(
     rows: DataFrame, info: TableInfo, connection: ConnectionOptions, *, mark: str
 ) -> DataFrame:
-    """Return `rows`, which have the primary key, with a column `mark`: null where no row has it."""
+    """Return `rows`, which have the primary key, with a column `mark`: null for a new key."""
     key = info.descriptor.primary_key
     plan = planned(
         info,
@@ -150,15 +155,15 @@ def with_existing(
 
 
 def _is_large(source: DataFrame, info: TableInfo, connection: ConnectionOptions) -> bool:
-    """Whether Spark knows that `source` has so many rows that reading the table costs less."""
-    made = getattr(source, "_jdf", None)
-    if made is None:
+    """Whether Spark's statistics give `source` so many rows that reading the table costs less."""
+    java_frame = getattr(source, "_jdf", None)
+    if java_frame is None:
         return False
     try:
-        found = made.queryExecution().optimizedPlan().stats()
-        counted, size = found.rowCount(), int(found.sizeInBytes())
-        width = max(int(made.schema().defaultSize()), 1)
-        rows = int(counted.get()) if counted.isDefined() else size // width
+        statistics = java_frame.queryExecution().optimizedPlan().stats()
+        row_count, size = statistics.rowCount(), int(statistics.sizeInBytes())
+        width = max(int(java_frame.schema().defaultSize()), 1)
+        rows = int(row_count.get()) if row_count.isDefined() else size // width
     except (Py4JError, PySparkException):
         return False
     if rows <= _ALWAYS_LOOKED_UP or size >= _STATISTICS_MAX:
@@ -180,13 +185,13 @@ def rows_for(
     columns: Sequence[str],
     where: str | None,
 ) -> DataFrame:
-    """Return what `build` makes of the table, of which only the needed rows and columns are read.
+    """Return the result of `build` for the table, reading only the needed rows and columns.
 
-    `options` are those of a read. Where Spark's planner cannot be asked, under Spark Connect, what
-    is needed is `columns`, and rows for which the SQL text `where` may be true.
+    `options` are the options of a read. Under Spark Connect the planner is out of reach; the needs
+    are `columns` and the rows for which the SQL text `where` may be true.
     """
-    given = {key: value for key, value in options.items() if key != "table"}
-    table = QueryTable(spark, str(info.path), given)
+    read_options = {key: value for key, value in options.items() if key != "table"}
+    table = QueryTable(spark, str(info.path), read_options)
 
     def by_text() -> PlanNeeds | None:
         if where is None:
@@ -208,30 +213,30 @@ def rows_for(
 
 
 def _keys_of(spark: SparkSession, where: str, info: TableInfo) -> pa.Table | None:
-    """Return the primary keys of all rows for which a predicate may be true, if it names them."""
+    """Return the primary keys of all rows for which a predicate may be true, if it fixes them."""
     key = info.descriptor.primary_key
     zone = spark_zone(session_zone(spark)[ZONE_MARK], name="the time zone")
     try:
         predicate = parse_predicate(where, info.schema, table=str(info.path), zone=zone)
     except StreamhouseError:
         return None
-    found = fixed_keys(predicate.root, key)
-    if found is None:
+    keys = fixed_keys(predicate.root, key)
+    if keys is None:
         return None
     schema = info.schema.select(list(key), table=str(info.path)).to_arrow()
-    columns = [pa.array([row[i] for row in found], f.type) for i, f in enumerate(schema)]
+    columns = [pa.array([row[i] for row in keys], f.type) for i, f in enumerate(schema)]
     return pa.table(columns, names=[f"k{number}" for number in range(len(key))])
 
 
 def fixed_keys(
     node: Node, key: Sequence[str], *, keys_max: int = _KEYS_MAX
 ) -> list[tuple[Any, ...]] | None:
-    """Return the keys of all rows for which a predicate may be true, each once; None for any key.
+    """Return the distinct keys of all rows for which a predicate may be true; None for any key.
 
-    None is also the answer for more than `keys_max`.
+    More than `keys_max` keys give None too.
     """
-    found = _fixed(node, tuple(key), keys_max)
-    return None if found is None else list(dict.fromkeys(found))
+    keys = _fixed(node, tuple(key), keys_max)
+    return None if keys is None else list(dict.fromkeys(keys))
 
 
 def _fixed(node: Node, key: tuple[str, ...], keys_max: int) -> list[tuple[Any, ...]] | None:
@@ -239,25 +244,25 @@ def _fixed(node: Node, key: tuple[str, ...], keys_max: int) -> list[tuple[Any, .
         case Constant(value) if value is not True:
             return []
         case Or(children):
-            return _together((_fixed(child, key, keys_max) for child in children), keys_max)
+            return _union((_fixed(child, key, keys_max) for child in children), keys_max)
         case And() | Compare() | In():
             children = node.children if isinstance(node, And) else (node,)
-            return _all_true(children, key, keys_max)
+            return _intersection(children, key, keys_max)
     return None
 
 
-def _together(
+def _union(
     parts: Iterable[list[tuple[Any, ...]] | None], keys_max: int
 ) -> list[tuple[Any, ...]] | None:
-    found: list[tuple[Any, ...]] = []
+    keys: list[tuple[Any, ...]] = []
     for part in parts:
-        if part is None or len(found) + len(part) > keys_max:
+        if part is None or len(keys) + len(part) > keys_max:
             return None
-        found += part
-    return found
+        keys += part
+    return keys
 
 
-def _all_true(
+def _intersection(
     children: Sequence[Node], key: tuple[str, ...], keys_max: int
 ) -> list[tuple[Any, ...]] | None:
     values: dict[str, list[Any]] = {}
@@ -268,15 +273,17 @@ def _all_true(
             case In(column, named) if len(column.path) == 1:
                 pass
             case Or() | And() | Constant():
-                # One that names keys by itself is enough.
+                # One child that fixes the keys is enough.
                 alone = _fixed(child, key, keys_max)
                 if alone is not None:
                     return alone
                 continue
             case _:
                 continue
-        before = values.get(column.path[0], named)
-        values[column.path[0]] = [value for value in dict.fromkeys(named) if value in before]
+        earlier_values = values.get(column.path[0], named)
+        values[column.path[0]] = [
+            value for value in dict.fromkeys(named) if value in earlier_values
+        ]
     if not set(key) <= set(values):
         return None
     count = 1
@@ -293,7 +300,7 @@ def _rows_with(
     schema: StructType,
     columns: Sequence[str] | None,
 ) -> DataFrame:
-    """Return the rows with these keys, in the table's form; columns but `columns` are null."""
+    """Return the rows with these keys, in the table's schema; unread columns are null."""
     read = list(info.schema.names if columns is None else columns)
     plan = planned(
         info,
@@ -303,8 +310,8 @@ def _rows_with(
         frame_columns=tuple(keys.column_names),
         how=INNER,
     )
-    found = joined_frame(spark.createDataFrame(keys), plan)
-    return found.select(
+    looked_up_frame = joined_frame(spark.createDataFrame(keys), plan)
+    return looked_up_frame.select(
         *(
             F.col(f"t{read.index(field.name)}").alias(field.name)
             if field.name in read

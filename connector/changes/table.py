@@ -1,4 +1,4 @@
-"""`Table`: a table of the service as one that Spark changes: merge, update, delete, truncate."""
+"""`Table`: a table of the service that Spark changes: merge, update, delete, truncate."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Table"]
 
-# What Spark notes of a column that `window()` or `session_window()` made, whatever it is called.
+# Spark's metadata of a column from `window()` or `session_window()`, whatever the column's name.
 _WINDOW_MARKS: Final = frozenset({"spark.timeWindow", "spark.sessionWindow"})
 _WRITES_ONLY: Final = ("app.id", "app.version", "transaction.timeout")
 
 
 class Table:
-    """A table to change: each call is one transaction, which happens as a whole, once, or not.
+    """A table to change: each call is one transaction, which happens as a whole, once, or not at
+    all.
 
-    What a call computes from the table it computes anew if others change the same rows meanwhile:
-    no update is lost. `app_id` and `app_version` make a call happen once, also if its job is
-    started again.
+    If a different writer changes the same rows meanwhile, a call computes its rows again: no update
+    is lost. `app_id` and `app_version` make a call happen once, also if its job is started again.
     """
 
     def __init__(self, spark: SparkSession, path: str, **options: Any) -> None:
-        """Name a table; nothing is asked yet.
+        """Name a table, without a request to the service.
 
         Args:
             spark: the session whose joins do the work.
@@ -76,7 +76,7 @@ class Table:
         return f"Table({self.path!r})"
 
     def to_df(self) -> DataFrame:
-        """Return the table's rows; every statement reads the newest."""
+        """Return the table's rows; every statement reads the newest rows."""
         return self._spark.read.format(FORMAT).options(**self._read_options()).load()
 
     def _read_options(self) -> dict[str, str]:
@@ -93,7 +93,7 @@ class Table:
         columns: Sequence[str],
         build: Callable[[DataFrame], DataFrame],
     ) -> DataFrame:
-        """Return what `build` makes of `columns` of the rows for which `where` is true."""
+        """Return the result of `build` for `columns` of the rows for which `where` is true."""
         return rows_for(
             self._spark,
             self._read_options(),
@@ -105,13 +105,13 @@ class Table:
         )
 
     def history(self) -> DataFrame:
-        """Return what changed the table: transactions, and snapshots of the lake, oldest first.
+        """Return the changes of the table: transactions, and snapshots of the lake, oldest first.
 
-        Column `kind` tells them apart. Transactions are those that the service remembers, which
-        docs/spark_changes.md describes; `asOfSnapshot` goes back to a `snapshot_id`.
+        Column `kind` separates the two. docs/spark_changes.md describes how long the service
+        remembers transactions; `asOfSnapshot` goes back to a `snapshot_id`.
         """
-        given = self._read_options() | {"table": f"{self.path}$history"}
-        return self._spark.read.format(FORMAT).options(**given).load()
+        options = self._read_options() | {"table": f"{self.path}$history"}
+        return self._spark.read.format(FORMAT).options(**options).load()
 
     def merge(
         self,
@@ -121,15 +121,15 @@ class Table:
         source_alias: str = "source",
         target_alias: str = "target",
     ) -> Merge:
-        """Begin a merge of the rows of `source`; it runs with `execute`.
+        """Begin a merge of the rows of `source`; `execute` runs the merge.
 
         Args:
             source: the rows to merge; each may change one row of the table.
-            on: which rows match. Default: those with the same primary key. Else names of columns
-                that both have, a mapping from the table's columns to the source's, or a condition
-                like `"target.id = source.user"`.
-            source_alias: what conditions and values call the source.
-            target_alias: what they call the table.
+            on: the rule of a match. Default: the same primary key. Else names of columns that both
+                sides have, a mapping from the table's columns to the source's, or a condition like
+                `"target.id = source.user"`.
+            source_alias: the name of the source in conditions and values.
+            target_alias: the name of the table in conditions and values.
         """
         if source_alias.lower() == target_alias.lower():
             raise InvalidRequestError(f"source and target of a merge are both '{source_alias}'")
@@ -162,27 +162,27 @@ class Table:
         app_version: int | None = None,
         isolation: str = "snapshot",
     ) -> Changes:
-        """Change columns of the rows for which `where` is true, by default of all.
+        """Change columns of the rows for which `where` is true, by default of all rows.
 
         Args:
             set: column -> its new value: SQL text, a Spark column, or a plain value.
             where: SQL text or a Spark column.
-            rewrite: a table without a primary key is written anew as a whole.
+            rewrite: write a table without a primary key anew as a whole.
             app_id: see `Merge.execute`, as for `app_version` and `isolation`.
         """
 
         def changed(info: TableInfo) -> DataFrame:
             names = info.schema.names
-            given = assignments(set, columns=names, table=self.path, what="update")
-            in_key = [name for name in given if name in info.descriptor.primary_key]
+            values = assignments(set, columns=names, table=self.path, operation="update")
+            in_key = [name for name in values if name in info.descriptor.primary_key]
             if in_key:
                 raise UnsupportedError(
                     f"table '{self.path}': update sets column '{in_key[0]}' of the primary key,"
                     " which a row keeps for life; delete the row and insert one with the new key"
                 )
             if rewrite:
-                return _rewritten(self.to_df(), given, condition(where), self._assignment(info))
-            return self._rows_for(info, where, names, lambda rows: _updated(rows, given))
+                return _rewritten(self.to_df(), values, condition(where), self._assignment(info))
+            return self._rows_for(info, where, names, lambda rows: _updated(rows, values))
 
         return self._changed(changed, "update", rewrite, app_id, app_version, isolation)
 
@@ -195,9 +195,9 @@ class Table:
         app_version: int | None = None,
         isolation: str = "snapshot",
     ) -> Changes:
-        """Delete the rows for which `where` is true; all rows: `truncate`.
+        """Delete the rows for which `where` is true; `truncate` deletes all rows.
 
-        The arguments are those of `update`.
+        The arguments are as in `update`.
         """
         if where is None:
             raise InvalidRequestError(
@@ -217,7 +217,7 @@ class Table:
         return self._changed(changed, "delete", rewrite, app_id, app_version, isolation)
 
     def truncate(self, *, app_id: str | None = None, app_version: int | None = None) -> Changes:
-        """Delete all rows, also those that arrive until the commit."""
+        """Delete all rows, also rows that arrive until the commit."""
         options = self._write_options(app_id, app_version)
         connection = options.connection
         transaction = client_for(connection.endpoint, connection.token).begin_transaction(
@@ -240,35 +240,36 @@ class Table:
         app_id: str | None = None,
         **options: Any,
     ) -> DataStreamWriter:
-        """Return a writer of a stream whose rows replace those with their keys, exactly once.
+        """Return a writer of a stream whose rows replace the rows with the same keys, exactly once.
 
-        It is what `outputMode("update")` would be, which Spark refuses a Python sink: start it with
-        a checkpoint. The results of an aggregation come as often as they change. A column that
-        `window()` or `session_window()` made becomes two, `window_start` and `window_end`.
+        The writer does the work of `outputMode("update")`, which Spark refuses for a Python sink.
+        Start the writer with a checkpoint. An aggregation writes each change of its results. A
+        column from `window()` or `session_window()` becomes two columns, `window_start` and
+        `window_end`.
 
         Args:
             df: a streaming DataFrame.
             keys: the primary key, if this write creates the table; else a check. A window's name
                 stands for both of its columns.
-            app_id: who writes, the same after every restart; default: the query's id.
+            app_id: the id of the writer, the same after every restart; default: the query's id.
             options: options of a write, as in `**{"bucket.num": 4, "sequence.column": "at"}`.
         """
         rows, windows = _without_windows(df)
-        given = {k: v for k, v in self._options.items() if k != "table"} | as_options(options)
+        all_options = {k: v for k, v in self._options.items() if k != "table"} | as_options(options)
         if keys is not None:
-            named = [part for key in keys for part in windows.get(key, (key,))]
-            given["primary.key"] = quoted_list(named)
-        given["write.mode"] = str(given.get("write.mode", "upsert"))
-        self._check_upserts(given)
+            key_columns = [part for key in keys for part in windows.get(key, (key,))]
+            all_options["primary.key"] = quoted_list(key_columns)
+        all_options["write.mode"] = str(all_options.get("write.mode", "upsert"))
+        self._check_upserts(all_options)
         path = self.path
 
         def upsert(frame: DataFrame, batch_id: int) -> None:
-            write_batch(frame, batch_id, table=path, app_id=app_id, **given)
+            write_batch(frame, batch_id, table=path, app_id=app_id, **all_options)
 
         return rows.writeStream.outputMode("update").foreachBatch(upsert)
 
-    def _check_upserts(self, given: Mapping[str, str]) -> None:
-        parsed = write_options({**given, "table": self.path})
+    def _check_upserts(self, options: Mapping[str, str]) -> None:
+        parsed = write_options({**options, "table": self.path})
         connection = parsed.connection
         try:
             info = client_for(connection.endpoint, connection.token).describe_table(self.path)
@@ -294,7 +295,7 @@ class Table:
     def _changed(
         self,
         compute: Any,
-        what: str,
+        operation: str,
         rewrite: bool,
         app_id: str | None,
         app_version: int | None,
@@ -302,11 +303,11 @@ class Table:
     ) -> Changes:
         def checked(info: TableInfo) -> DataFrame:
             if not rewrite:
-                _check_has_key(info, what)
-                check_changeable(info, what=what, deletes=what == "delete")
+                _check_has_key(info, operation)
+                check_changeable(info, operation=operation, deletes=operation == "delete")
             elif info.is_primary_key_table:
                 raise InvalidRequestError(
-                    f"table '{self.path}' has a primary key, so {what} finds its rows by key;"
+                    f"table '{self.path}' has a primary key, so {operation} finds its rows by key;"
                     " remove rewrite=True"
                 )
             frame: DataFrame = compute(info)
@@ -322,54 +323,54 @@ class Table:
     def _write_options(
         self, app_id: str | None = None, app_version: int | None = None
     ) -> WriteOptions:
-        given = dict(self._options) | session_zone(self._spark) | stream_marks(self._spark)
+        options = dict(self._options) | session_zone(self._spark) | stream_marks(self._spark)
         if app_id is not None:
-            given["app.id"] = app_id
+            options["app.id"] = app_id
         if app_version is not None:
-            given["app.version"] = str(app_version)
-        parsed = write_options(given)
+            options["app.version"] = str(app_version)
+        parsed = write_options(options)
         if parsed.app_id is not None and parsed.app_version is None:
             raise InvalidRequestError("app_id needs app_version, the number of this change")
         return parsed
 
 
-def _check_has_key(info: TableInfo, what: str) -> None:
+def _check_has_key(info: TableInfo, operation: str) -> None:
     if not info.is_primary_key_table:
         raise UnsupportedError(
-            f"table '{info.path}' has no primary key, so {what} cannot find rows by key;"
-            f" {what}(..., rewrite=True) writes the whole table anew in one transaction, and"
+            f"table '{info.path}' has no primary key, so {operation} cannot find rows by key;"
+            f" {operation}(..., rewrite=True) writes the whole table anew in one transaction, and"
             " streams of it that have not read all old rows fail then"
         )
 
 
-def _updated(rows: DataFrame, given: Mapping[str, Column]) -> DataFrame:
-    """Return the rows that change, with their new values."""
-    columns = [given.get(name, F.col(quoted(name))).alias(name) for name in rows.columns]
+def _updated(rows: DataFrame, values: Mapping[str, Column]) -> DataFrame:
+    """Return the changing rows, with their new values."""
+    columns = [values.get(name, F.col(quoted(name))).alias(name) for name in rows.columns]
     return _marked(rows.select(*columns), F.lit(UPDATED))
 
 
 def _rewritten(
-    rows: DataFrame, given: Mapping[str, Column], is_changed: Column, assignment: Assignment
+    rows: DataFrame, values: Mapping[str, Column], is_changed: Column, assignment: Assignment
 ) -> DataFrame:
-    """Return all rows, those that change with their new values."""
-    new_types = dict(zip(given, types_of(rows, list(given.values())), strict=True))
+    """Return all rows, the changing rows with their new values."""
+    new_types = dict(zip(values, types_of(rows, list(values.values())), strict=True))
     columns = []
     for field in rows.schema:
-        own = F.col(quoted(field.name))
+        value = F.col(quoted(field.name))
         if (new_type := new_types.get(field.name)) is not None:
             assignment.check(field.name, new_type)
             cases = [
-                Case(is_changed, given[field.name], new_type),
-                Case(F.lit(True), own, field.dataType),
+                Case(is_changed, values[field.name], new_type),
+                Case(F.lit(True), value, field.dataType),
             ]
-            own = values_of(cases, field.dataType)
-        columns.append(own.alias(field.name))
+            value = values_of(cases, field.dataType)
+        columns.append(value.alias(field.name))
     kind = first_of([(is_changed, F.lit(UPDATED))], F.lit(KEPT))
     return _marked(rows.select(*columns, kind.alias(CHANGE_TYPE_COLUMN)), F.col(CHANGE_TYPE_COLUMN))
 
 
 def _marked(rows: DataFrame, kind: Column) -> DataFrame:
-    """Return rows with what becomes of each, and no problem."""
+    """Return rows with their kind of change, and no problem."""
     problem = F.lit(None).cast("string")
     return rows.withColumn(CHANGE_TYPE_COLUMN, kind).withColumn(PROBLEM_COLUMN, problem)
 
@@ -379,13 +380,13 @@ def _without_windows(df: DataFrame) -> tuple[DataFrame, dict[str, tuple[str, str
     windows: dict[str, tuple[str, str]] = {}
     columns = []
     for field in df.schema:
-        own = quoted(field.name)
+        name = quoted(field.name)
         if isinstance(field.dataType, StructType) and _WINDOW_MARKS & field.metadata.keys():
             windows[field.name] = (f"{field.name}_start", f"{field.name}_end")
             columns += [
-                F.col(f"{own}.start").alias(windows[field.name][0]),
-                F.col(f"{own}.end").alias(windows[field.name][1]),
+                F.col(f"{name}.start").alias(windows[field.name][0]),
+                F.col(f"{name}.end").alias(windows[field.name][1]),
             ]
         else:
-            columns.append(F.col(own))
+            columns.append(F.col(name))
     return (df.select(*columns) if windows else df), windows
