@@ -1,6 +1,7 @@
 """Change data capture: envelopes unwrapped into changes, and the history of a table's rows.
 
-The doors are `debezium` (envelope.py) and `scd2` (history.py), as `streamhouse.cdc`.
+The public functions are `debezium` (`_envelope.py`) and `scd2` (`_history.py`), as
+`streamhouse.cdc`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Debezium's envelope unwrapped: rows with `__change_type`, as a write of the format takes them.
 
-An envelope is `{op, before, after, source}`, alone or as the payload beside its schema. Everything
-is made of Spark's own expressions: it works in batches and streams, and in Spark Connect.
+An envelope is `{op, before, after, source}`, alone or as the payload beside its schema. The module
+uses only Spark's own expressions, and works in batches, in streams and in Spark Connect.
 
-- `c`, `r` and `u` become their `after`; `d` becomes its `before`, or the record's key.
-- A tombstone, the empty record behind a delete, becomes nothing.
-- A `u` whose `before` has another key than its `after` becomes two rows: the old one is deleted.
-- A placeholder for a value that an update left alone is no value: its record is malformed.
-- `t` (truncate) and what is no envelope fail the query, unless it is told to skip them.
-- No value of JSON becomes NULL because it does not fit its column: its record is malformed. Names
-  match whatever their case, as a table's do.
+- `c`, `r` and `u` give a row of `after`; `d` gives a row of `before`, or of the record's key.
+- A tombstone, the empty record behind a delete, gives no row.
+- A `u` whose `before` and `after` have different keys gives two rows: the old row is deleted.
+- A placeholder for a value unchanged by an update is no value: the record is malformed.
+- `t` (truncate) and a record without an envelope fail the query, unless the caller skips them.
+- A value of JSON never becomes NULL because the value does not fit its column: the record is
+  malformed. Names match in any case, as in a table.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ __all__ = ["ORDER_COLUMN", "debezium"]
 
 _WRITES: Final = ("c", "r", "u")
 ORDER_COLUMN: Final = "__source_order"
-"""Where the source had a change: of several of one key, the greatest is the last."""
+"""The position of a change in the source: among changes of one key the greatest is the last."""
 
-# As texts, which JSON always has: a connector that says its place in another way has no order.
+# Texts, because every JSON value is also a text. A connector with other fields has no order.
 _SOURCE: Final = "lsn STRING, ts_us STRING, ts_ms STRING, file STRING, pos STRING, row STRING"
-# Where Spark says that it did not understand all of a record.
+# Spark's column for a record with a part that Spark could not parse.
 _UNREAD: Final = "__unread"
 _READING: Final = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _UNREAD}
 _OBJECT: Final = "MAP<STRING, VARIANT>"
-# Of MySQL's binary logs: the file's number, the position in it, the row of the event.
+# The bits of MySQL's binary log: the position in a file, and the row of an event.
 _POSITION_BITS: Final = 32
 _ROW_BITS: Final = 12
 
@@ -74,33 +74,33 @@ def debezium(
     """Return the changes of Debezium's records, in the order of `df`.
 
     Args:
-        df: records as Kafka's source or a file has them (`value` is JSON, text or binary), or with
+        df: records of Kafka's source or of a file (`value` is JSON, text or binary), or with
             `value` parsed into a struct, or with `op`, `before`, `after` as columns of their own.
         schema: columns of the table, as DDL or a struct; only for JSON.
         value: the column with the envelope.
-        key: the column with the record's key, for deletes that have no `before`; None: none.
-        timestamps: what a timestamp that comes as a number counts.
-        truncates: what a truncate does; a stream of rows cannot say it.
-        malformed: what a record does that is no envelope, or has a value that its column cannot
-            have, or a placeholder instead of one.
-        keys: the table's primary key, by which a `u` is known that gives a row another one; None:
-            the columns that the record's key has.
-        unavailable: Debezium's `unavailable.value.placeholder`, for large values that an update
-            left alone.
+        key: the column with the record's key, for deletes without a `before`; None: no such column.
+        timestamps: the unit of a timestamp that comes as a number.
+        truncates: fail on a truncate, which no row can express, or skip it.
+        malformed: fail on or skip a record without an envelope, with a value that does not fit its
+            column, or with a placeholder instead of a value.
+        keys: the table's primary key, which shows whether a `u` changes the key of a row; None:
+            the columns of the record's key.
+        unavailable: Debezium's `unavailable.value.placeholder`, for large values unchanged by an
+            update.
 
     Returns:
         the table's columns, `__change_type` (`+I`, `+U` or `-D`) and `__source_order`.
     """
     from pyspark.sql import functions as f
 
-    for name, given, known in (
+    for name, choice, choices in (
         ("timestamps", timestamps, tuple(UNITS)),
         ("truncates", truncates, ("fail", "skip")),
         ("malformed", malformed, ("fail", "skip")),
     ):
-        if given not in known:
+        if choice not in choices:
             raise InvalidRequestError(
-                f"debezium: {name} = '{given}' is not one of {', '.join(known)}"
+                f"debezium: {name} = '{choice}' is not one of {', '.join(choices)}"
             )
     placeholder = UnavailableValue(unavailable)
     rows, row_type = _opened(
@@ -117,22 +117,22 @@ def debezium(
         rows = rows.where(op.isin(*_WRITES, "d", "t"))
         rows = rows.where(~(is_bad | is_unavailable) | (op == "t"))
     change = f.when(op == "d", f.lit("-D")).when(op == "u", f.lit("+U")).otherwise(f.lit("+I"))
-    made = f.struct(
+    new = f.struct(
         _row(op, is_bad, _unavailable_text(is_unavailable, placeholder), row_type).alias("row"),
         change.alias("change"),
     )
     old = f.struct(f.col("e.before").alias("row"), f.lit("-D").alias("change"))
     is_moved = (op == "u") & _is_moved(row_type, keys)
-    changes = f.when(is_moved, f.array(old, made)).otherwise(f.array(made))
-    # In a step of its own: Spark's optimizer loses columns of an expression that it explodes.
+    changes = f.when(is_moved, f.array(old, new)).otherwise(f.array(new))
+    # A separate step: Spark's optimizer loses columns of an exploded expression.
     changed = rows.select(changes.alias("changes"), f.col("e.order").alias(ORDER_COLUMN))
-    return changed.select(f.explode("changes").alias("made"), ORDER_COLUMN).select(
-        "made.row.*", f.col("made.change").alias(CHANGE_TYPE_COLUMN), ORDER_COLUMN
+    return changed.select(f.explode("changes").alias("exploded"), ORDER_COLUMN).select(
+        "exploded.row.*", f.col("exploded.change").alias(CHANGE_TYPE_COLUMN), ORDER_COLUMN
     )
 
 
 def _unavailable_text(is_unavailable: Column, placeholder: UnavailableValue) -> Column:
-    """Return why a record without some values is malformed, null of one that has all."""
+    """Return the reason why a record with unavailable values is malformed, else null."""
     from pyspark.sql import functions as f
 
     names = f.array_join("e.unavailable", ", ")
@@ -141,16 +141,16 @@ def _unavailable_text(is_unavailable: Column, placeholder: UnavailableValue) -> 
 
 
 def _is_moved(row_type: StructType, keys: Sequence[str] | str | None) -> Column:
-    """Return whether the row has another key after an update than before it."""
+    """Return whether an update changes the key of the row."""
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
 
-    before, after = f.col("e.before"), f.col("e.after")
+    old_row, new_row = f.col("e.before"), f.col("e.after")
     if keys is None:
-        # A column of the record's key is there; no such column is nested.
+        # The key's columns are the columns of the record's key; none of them is nested.
         plain = [x.name for x in row_type if isinstance(x.dataType, t.AtomicType)]
         return has_other_key(
-            before, after, [(name, f.col("k")[name].isNotNull()) for name in plain]
+            old_row, new_row, [(name, f.col("k")[name].isNotNull()) for name in plain]
         )
     names = [keys] if isinstance(keys, str) else list(keys)
     unknown = [name for name in names if name not in row_type.names]
@@ -159,11 +159,11 @@ def _is_moved(row_type: StructType, keys: Sequence[str] | str | None) -> Column:
             f"debezium: keys has '{unknown[0]}', which is no column"
             f" (columns: {', '.join(row_type.names)})"
         )
-    return has_other_key(before, after, [(name, f.lit(True)) for name in names])
+    return has_other_key(old_row, new_row, [(name, f.lit(True)) for name in names])
 
 
 def _row(op: Column, is_bad: Column, lacks_value: Column, row_type: StructType) -> Column:
-    """Return the row of a change, or fail with a sentence, as `lacks_value` is one."""
+    """Return the row of a change, or fail with a sentence, such as `lacks_value`."""
     from pyspark.sql import functions as f
 
     def failing(text: Column) -> Column:
@@ -203,26 +203,32 @@ def _row(op: Column, is_bad: Column, lacks_value: Column, row_type: StructType) 
 
 
 def _misfits(row_type: StructType) -> Column:
-    """Return the names of the columns whose values in JSON became NULL, for a message."""
+    """Return the names of the columns whose JSON values became NULL, for a message."""
     from pyspark.sql import functions as f
 
     text = f.col("v").cast("string")
     places = ("$.payload.after", "$.after", "$.payload.before", "$.before")
     row = f.coalesce(*[f.get_json_object(text, place) for place in places])
-    given = f.map_filter(
+    json_values = f.map_filter(
         f.from_json(row, "MAP<STRING, STRING>"), lambda _name, value: value.isNotNull()
     )
-    made = f.to_json(f.coalesce(f.col("e.after"), f.col("e.before")), {"ignoreNullFields": "true"})
+    row_json = f.to_json(
+        f.coalesce(f.col("e.after"), f.col("e.before")), {"ignoreNullFields": "true"}
+    )
     names = f.array(*[f.lit(x.name) for x in row_type])
-    lost = f.array_intersect(names, f.array_except(f.map_keys(given), f.json_object_keys(made)))
+    lost = f.array_intersect(
+        names, f.array_except(f.map_keys(json_values), f.json_object_keys(row_json))
+    )
     return f.when(f.size(lost) > 0, f.concat(f.lit(" "), f.array_join(lost, ", "))).otherwise("")
 
 
 class _Opened(NamedTuple):
-    """`rows` has columns `v`, an envelope as it came, `e`, what is in it, and `k`, its key's row.
+    """`rows` has columns `v`, the raw envelope, `e`, the parsed envelope, and `k`, the row of the
+    key.
 
-    `e` has op, before, after, order, is_bad and unavailable. What is bad, as `is_key_bad` says of
-    the key, has a value that its column cannot have; columns that are unavailable have no value.
+    `e` has op, before, after, order, is_bad and unavailable. A bad envelope, or a key with
+    `is_key_bad`, has a value that does not fit its column. `unavailable` has the columns without a
+    value.
     """
 
     rows: DataFrame
@@ -238,7 +244,7 @@ def _opened(
     timestamps: str,
     placeholder: UnavailableValue,
 ) -> _Opened:
-    """Return what a record has, whatever form it has."""
+    """Return the parts of a record of any form."""
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
 
@@ -249,21 +255,22 @@ def _opened(
                 f" {', '.join(df.columns)}); name the envelope's with value="
             )
         return _of_struct(df, df.schema, "", f.lit(""), placeholder)
-    given = df.schema[value].dataType
-    if isinstance(given, t.StructType):
+    value_type = df.schema[value].dataType
+    if isinstance(value_type, t.StructType):
         prefix = f"{quoted(value)}."
-        payload = given["payload"].dataType if "payload" in given.names else None
+        payload = value_type["payload"].dataType if "payload" in value_type.names else None
         if isinstance(payload, t.StructType):
-            given, prefix = payload, f"{prefix}payload."
-        if not {"op", "after"} <= set(given.names):
+            value_type, prefix = payload, f"{prefix}payload."
+        if not {"op", "after"} <= set(value_type.names):
             raise SchemaMismatchError(
                 f"debezium: struct '{value}' has no fields 'op' and 'after'"
-                f" (fields: {', '.join(given.names)})"
+                f" (fields: {', '.join(value_type.names)})"
             )
-        return _of_struct(df, given, prefix, f.col(quoted(value)), placeholder)
-    if not isinstance(given, t.StringType | t.BinaryType):
+        return _of_struct(df, value_type, prefix, f.col(quoted(value)), placeholder)
+    if not isinstance(value_type, t.StringType | t.BinaryType):
         raise SchemaMismatchError(
-            f"debezium: column '{value}' is {given.simpleString()}; it must be JSON or a struct"
+            f"debezium: column '{value}' is {value_type.simpleString()}; it must be JSON or a"
+            " struct"
         )
     if schema is None:
         raise InvalidRequestError(
@@ -280,27 +287,31 @@ def _opened(
 
 
 def _of_struct(
-    df: DataFrame, given: StructType, prefix: str, whole: Column, placeholder: UnavailableValue
+    df: DataFrame,
+    envelope_type: StructType,
+    prefix: str,
+    whole: Column,
+    placeholder: UnavailableValue,
 ) -> _Opened:
-    """Return the parts of an envelope that is parsed already."""
+    """Return the parts of a parsed envelope."""
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
 
-    row_type = given["after"].dataType
+    row_type = envelope_type["after"].dataType
     if not isinstance(row_type, t.StructType):
         raise SchemaMismatchError(
             f"debezium: '{prefix}after' is {row_type.simpleString()}; it must be a struct"
         )
     nothing = f.lit(None).cast(row_type)
-    source = given["source"].dataType if "source" in given.names else None
-    known = source.names if isinstance(source, t.StructType) else []
+    source = envelope_type["source"].dataType if "source" in envelope_type.names else None
+    source_names = source.names if isinstance(source, t.StructType) else []
 
     def of_source(name: str) -> Column:
-        return f.col(f"{prefix}source.{name}") if name in known else f.lit(None)
+        return f.col(f"{prefix}source.{name}") if name in source_names else f.lit(None)
 
     envelope = f.struct(
         f.col(f"{prefix}op").cast("string").alias("op"),
-        (f.col(f"{prefix}before") if "before" in given.names else nothing).alias("before"),
+        (f.col(f"{prefix}before") if "before" in envelope_type.names else nothing).alias("before"),
         f.col(f"{prefix}after").alias("after"),
         _order(of_source).alias("order"),
         f.lit(False).alias("is_bad"),
@@ -318,9 +329,9 @@ def _of_struct(
 def _of_json(
     df: DataFrame, row_type: StructType, *, timestamps: str, placeholder: UnavailableValue
 ) -> _Opened:
-    """Return the parts of an envelope that is JSON, with its schema beside it or without.
+    """Return the parts of a JSON envelope, with or without its schema.
 
-    `df` has it as column `v`, and the record's key as column `kt`.
+    `df` has the envelope as column `v`, and the record's key as column `kt`.
     """
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
@@ -335,9 +346,9 @@ def _of_json(
         ]
     )
     whole = _with_unread([*inner, t.StructField("payload", inner)])
-    beside = _with_unread([t.StructField("payload", read_type)])
+    payload_type = _with_unread([t.StructField("payload", read_type)])
     plain = _with_unread([*read_type])
-    # One step after another: Spark writes out an expression wherever it is used in the same step.
+    # Several steps: within one step Spark repeats an expression at each of its uses.
     rows = df.where(f.col("v").isNotNull()).select(
         "v",
         f.from_json(_with_names_of(f.col("v").cast("string"), row_type), whole, _READING).alias(
@@ -349,20 +360,20 @@ def _of_json(
         "v",
         *[f.coalesce(f"p.payload.{x.name}", f"p.{x.name}").alias(x.name) for x in inner],
         f.col(f"p.{_UNREAD}").alias("unread"),
-        f.from_json("kt", beside, _READING).alias("beside"),
+        f.from_json("kt", payload_type, _READING).alias("wrapped"),
         f.from_json("kt", plain, _READING).alias("plain"),
     )
     of_plain = [f.col("plain")[x.name] for x in row_type]
     has_any = f.coalesce(*[value.cast("string") for value in of_plain]).isNotNull()
     row = f.struct(*[value.alias(x.name) for value, x in zip(of_plain, row_type, strict=True)])
-    key_unread = f.when(f.col("beside.payload").isNull(), f.col(f"plain.{_UNREAD}")).otherwise(
-        f.col(f"beside.{_UNREAD}")
+    key_unread = f.when(f.col("wrapped.payload").isNull(), f.col(f"plain.{_UNREAD}")).otherwise(
+        f.col(f"wrapped.{_UNREAD}")
     )
     rows = rows.select(
         "v",
         *inner.names,
         "unread",
-        f.coalesce("beside.payload", f.when(has_any, row)).alias("key"),
+        f.coalesce("wrapped.payload", f.when(has_any, row)).alias("key"),
         key_unread.alias("key_unread"),
     )
     is_bad = f.col("unread").isNotNull()
@@ -393,30 +404,30 @@ def _with_unread(fields: list[StructField]) -> StructType:
 
 
 def _with_names_of(text: Column, row_type: StructType, *, of_key: bool = False) -> Column:
-    """Return JSON of an envelope or a key with the columns' names as the schema has them."""
+    """Return JSON of an envelope or a key with the column names in the schema's spelling."""
     from pyspark.sql import functions as f
 
     names = [x.name for x in row_type]
     either = "|".join(re.escape(name) for name in names)
-    # As it is in JSON: any text before a colon is a name. One of elsewhere costs time alone.
+    # In JSON any text before a colon is a name. A match outside of names costs only time.
     is_other = text.rlike(rf'(?<!\\)"(?!(?:{either})")(?iu:{either})"\s*:')
-    own = f.create_map(*[f.lit(part) for name in names for part in (name.lower(), name)])
+    schema_names = f.create_map(*[f.lit(part) for name in names for part in (name.lower(), name)])
 
     def named(row: Column) -> Column:
-        def name_of(given: Column) -> Column:
-            wanted = f.coalesce(own[f.lower(given)], given)
-            return f.when(f.map_contains_key(row, wanted), given).otherwise(wanted)
+        def name_of(name: Column) -> Column:
+            schema_name = f.coalesce(schema_names[f.lower(name)], name)
+            return f.when(f.map_contains_key(row, schema_name), name).otherwise(schema_name)
 
-        return f.transform_keys(row, lambda given, _value: name_of(given))
+        return f.transform_keys(row, lambda name, _value: name_of(name))
 
     def within(whole: Column, members: Sequence[str], change: Callable[[Column], Column]) -> Column:
         def changed(member: Column, value: Column) -> Column:
-            made = f.to_variant_object(change(value.try_cast(_OBJECT)))
-            return f.when(member.isin(*members), f.coalesce(made, value)).otherwise(value)
+            changed_value = f.to_variant_object(change(value.try_cast(_OBJECT)))
+            return f.when(member.isin(*members), f.coalesce(changed_value, value)).otherwise(value)
 
         return f.transform_values(whole, changed)
 
-    # Variants, since they become JSON again as they were.
+    # Variants become the same JSON again.
     whole = f.from_json(text, _OBJECT)
     if of_key:
         whole = within(named(whole), ["payload"], named)
@@ -427,7 +438,7 @@ def _with_names_of(text: Column, row_type: StructType, *, of_key: bool = False) 
 
 
 def _order(of_source: Callable[[str], Column]) -> Column:
-    """Return where the source had a change: PostgreSQL's LSN, MySQL's position, else its time."""
+    """Return the position of a change in the source, from LSN, binary log or time."""
     from pyspark.sql import functions as f
 
     def number(name: str) -> Column:

@@ -1,8 +1,8 @@
-"""The values of Debezium's JSON as those of a table's columns, in Spark's own expressions.
+"""The values of Debezium's JSON in the types of a table's columns, by Spark's own expressions.
 
-Spark reads some types otherwise than Debezium means them, or changes a value to make it fit. Those
-are read as texts, or as wider types, and made here: what does not fit exactly becomes NULL, and
-`loses_any` says so. Arrays, maps and structs are made of their parts.
+Spark reads some types differently from Debezium, or changes a value until it fits. Such values are
+read as texts or as wider types, and converted here: a value without an exact conversion becomes
+NULL, and `loses_any` returns true. Arrays, maps and structs are converted part by part.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = [
 ]
 
 UNITS: Final = {"millis": "timestamp_millis", "micros": "timestamp_micros"}
-"""What a timestamp that comes as a number may count, and Spark's function for it."""
-# Of more, Spark's function fails.
+"""The units of a timestamp that comes as a number, and Spark's function for each."""
+# Spark's function fails above this number.
 _MILLIS_MAX: Final = (1 << 63) // 1_000 - 1
 _WITH_EXPONENT: Final = r"^\s*[+-]?(\d*)\.?(\d*)[eE]([+-]?\d{1,9})\s*$"
 
 
 def read_row_type(row_type: StructType) -> StructType:
-    """Return what rows of JSON are read as; `made_row` makes rows of `row_type` of them."""
+    """Return the type for reading rows of JSON; `made_row` converts such rows to `row_type`."""
     read_type = _read_type(row_type)
     from pyspark.sql import types as t
 
@@ -44,7 +44,7 @@ def read_row_type(row_type: StructType) -> StructType:
 
 
 def made_row(row: Column, row_type: StructType, timestamps: str) -> Column:
-    """Return a row of the columns' own types."""
+    """Return a row in the types of its columns."""
     return _value(row, row_type, timestamps, always=True)
 
 
@@ -54,33 +54,33 @@ def loses_any(row: Column, row_type: StructType, timestamps: str) -> Column:
 
     if _read_type(row_type) == row_type:
         return f.lit(False)
-    # A parameter, since Spark writes out a column of a filter as often as it is named.
-    return f.exists(f.array(row), lambda given: _loses(given, row_type, timestamps))
+    # A lambda's parameter is evaluated once; Spark repeats a named column at each use.
+    return f.exists(f.array(row), lambda item: _loses(item, row_type, timestamps))
 
 
 def unavailable_columns(row: Column, row_type: StructType, value: UnavailableValue) -> Column:
-    """Return the names of the columns of a row, as it was read, that have the placeholder."""
+    """Return the names of a row's columns with the placeholder; the row is as read from JSON."""
     from pyspark.sql import functions as f
 
     names = []
     for x in row_type:
-        is_it = _is_unavailable(row[x.name], x.dataType, value)
-        if is_it is not None:
-            names.append(f.when(is_it, f.lit(x.name)))
+        is_placeholder = _is_unavailable(row[x.name], x.dataType, value)
+        if is_placeholder is not None:
+            names.append(f.when(is_placeholder, f.lit(x.name)))
     return f.array_compact(f.array(*names)) if names else f.array().cast("array<string>")
 
 
-def has_other_key(before: Column, after: Column, keys: Sequence[tuple[str, Column]]) -> Column:
-    """Return whether a row has another key than before; each column comes with whether it is one.
+def has_other_key(old_row: Column, new_row: Column, keys: Sequence[tuple[str, Column]]) -> Column:
+    """Return whether two versions of a row have different keys; a flag tells the key columns.
 
-    False where the old row lacks a part of its key: it does not say which row it was.
+    Return False if the old version lacks a part of its key and therefore does not identify a row.
     """
     from pyspark.sql import functions as f
 
     differs, is_whole = f.lit(False), f.lit(True)
     for name, is_key in keys:
-        differs |= is_key & (before[name] != after[name])
-        is_whole &= ~is_key | before[name].isNotNull()
+        differs |= is_key & (old_row[name] != new_row[name])
+        is_whole &= ~is_key | old_row[name].isNotNull()
     return f.coalesce(differs & is_whole, f.lit(False))
 
 
@@ -100,49 +100,49 @@ def _read_type(kind: DataType) -> DataType:
         return t.ArrayType(_read_type(kind.elementType), kind.containsNull)
     if isinstance(kind, t.MapType):
         return t.MapType(kind.keyType, _read_type(kind.valueType), kind.valueContainsNull)
-    # Times are numbers or texts, as the source's settings have it. Spark rounds decimals.
+    # Times are numbers or texts, depending on the source's settings. Spark rounds decimals.
     if _is_time(kind) or isinstance(kind, t.DecimalType):
         return t.StringType()
     # Spark reads 200 as the byte -56.
     return t.ShortType() if isinstance(kind, t.ByteType) else kind
 
 
-def _loses(given: Column, kind: DataType, timestamps: str) -> Column:
+def _loses(value: Column, kind: DataType, timestamps: str) -> Column:
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
 
     if isinstance(kind, t.StructType):
         changed = [x for x in kind if _read_type(x.dataType) != x.dataType]
-        lost = [_loses(given[x.name], x.dataType, timestamps) for x in changed]
+        lost = [_loses(value[x.name], x.dataType, timestamps) for x in changed]
         return functools.reduce(operator.or_, lost, f.lit(False))
     if isinstance(kind, t.MapType):
-        given, kind = f.map_values(given), t.ArrayType(kind.valueType)
+        value, kind = f.map_values(value), t.ArrayType(kind.valueType)
     if isinstance(kind, t.ArrayType):
         element = kind.elementType
-        any_lost = f.exists(given, lambda item: _loses(item, element, timestamps))
+        any_lost = f.exists(value, lambda item: _loses(item, element, timestamps))
         return f.coalesce(any_lost, f.lit(False))
-    return given.isNotNull() & _value(given, kind, timestamps).isNull()
+    return value.isNotNull() & _value(value, kind, timestamps).isNull()
 
 
-def _value(given: Column, kind: DataType, timestamps: str, *, always: bool = False) -> Column:
-    """Return the value of a column, NULL if it cannot have it."""
+def _value(value: Column, kind: DataType, timestamps: str, *, always: bool = False) -> Column:
+    """Return the value of a column, NULL for a value that does not fit."""
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
 
     if _read_type(kind) == kind and not always:
-        return given
+        return value
     if isinstance(kind, t.StructType):
-        values = [_value(given[x.name], x.dataType, timestamps).alias(x.name) for x in kind]
-        return f.when(given.isNotNull(), f.struct(*values))
+        values = [_value(value[x.name], x.dataType, timestamps).alias(x.name) for x in kind]
+        return f.when(value.isNotNull(), f.struct(*values))
     if isinstance(kind, t.ArrayType):
         element = kind.elementType
-        return f.transform(given, lambda item: _value(item, element, timestamps))
+        return f.transform(value, lambda item: _value(item, element, timestamps))
     if isinstance(kind, t.MapType):
         inner = kind.valueType
-        return f.transform_values(given, lambda _, item: _value(item, inner, timestamps))
+        return f.transform_values(value, lambda _, item: _value(item, inner, timestamps))
     if isinstance(kind, t.DecimalType):
-        return f.when(_has_places(given, kind.scale), given.try_cast(kind))
-    return _time(given, kind, timestamps) if _is_time(kind) else given.try_cast(kind)
+        return f.when(_has_places(value, kind.scale), value.try_cast(kind))
+    return _time(value, kind, timestamps) if _is_time(kind) else value.try_cast(kind)
 
 
 def _has_places(number: Column, scale: int) -> Column:
@@ -154,17 +154,17 @@ def _has_places(number: Column, scale: int) -> Column:
     digits = f.concat(whole, fraction)
     used = f.rtrim(digits, f.lit("0"))
     unused = f.length(digits) - f.length(used)
-    # Null where there is no exponent, or no number.
+    # Null without an exponent, and for a text that is no number.
     places = f.length(fraction) - exponent.try_cast("int") - unused
     is_exact = places.isNotNull() & ((used == "") | (places <= scale))
     return is_plain | is_exact
 
 
-def _time(given: Column, kind: DataType, timestamps: str) -> Column:
+def _time(value: Column, kind: DataType, timestamps: str) -> Column:
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
 
-    number = given.try_cast("bigint")
+    number = value.try_cast("bigint")
     if isinstance(kind, t.DateType):
         counted = f.date_from_unix_date(number.try_cast("int"))
     elif isinstance(kind, t.TimestampType):
@@ -177,22 +177,22 @@ def _time(given: Column, kind: DataType, timestamps: str) -> Column:
         seconds = (number.cast("decimal(20,0)") / per_second).try_cast("decimal(18,6)")
         epoch = f.lit("1970-01-01 00:00:00").cast("timestamp_ntz")
         counted = epoch + f.make_dt_interval(secs=seconds)
-    return f.when(number.isNotNull(), counted).otherwise(given.try_cast(kind))
+    return f.when(number.isNotNull(), counted).otherwise(value.try_cast(kind))
 
 
-def _is_unavailable(given: Column, kind: DataType, value: UnavailableValue) -> Column | None:
-    """Return whether a column has the placeholder; None if its type takes none."""
+def _is_unavailable(column: Column, kind: DataType, value: UnavailableValue) -> Column | None:
+    """Return whether a column has the placeholder; None for a type without placeholders."""
     from pyspark.sql import functions as f
     from pyspark.sql import types as t
 
     raw = value.placeholder.encode()
     if isinstance(kind, t.StringType):
-        return given.isin(*value.texts)
+        return column.isin(*value.texts)
     if isinstance(kind, t.BinaryType):
-        return given == f.lit(raw)
+        return column == f.lit(raw)
     if isinstance(kind, t.ArrayType):
-        # Only these sizes are written out, as JSON, to be compared.
-        return f.size(given).isin(1, len(raw)) & f.to_json(given).isin(*value.texts)
+        # Only arrays of these sizes are turned into JSON for the comparison.
+        return f.size(column).isin(1, len(raw)) & f.to_json(column).isin(*value.texts)
     if isinstance(kind, t.MapType) and isinstance(kind.keyType, t.StringType):
-        return f.map_contains_key(given, f.lit(value.placeholder))
+        return f.map_contains_key(column, f.lit(value.placeholder))
     return None

@@ -1,7 +1,7 @@
-"""Slowly changing dimensions, type 2: every version of every row, with the time it was valid.
+"""Slowly changing dimensions, type 2: every version of every row, with the time of its validity.
 
-The rows come from `table$changelog`. One write has one time. Of several changes of a key in one
-write only the last is a version: the others were never to be seen.
+The rows come from `table$changelog`. One write has one time. If one write changes a key several
+times, only the last change is a version: no reader ever saw the earlier changes.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def scd2(changes: DataFrame, keys: Sequence[str] | str) -> DataFrame:
         keys: the table's primary key columns.
 
     Returns:
-        the table's columns, then `valid_from` (inclusive), `valid_to` (exclusive, null while the
-        row is as it is) and `is_current`. A deleted row has no current version.
+        the table's columns, then `valid_from` (inclusive), `valid_to` (exclusive, null for the
+        current version) and `is_current`. A deleted row has no current version.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
@@ -44,13 +44,13 @@ def scd2(changes: DataFrame, keys: Sequence[str] | str) -> DataFrame:
     names = [keys] if isinstance(keys, str) else list(keys)
     _check(changes, names)
     data = [name for name in changes.columns if name not in _NEEDED]
-    # A key is in one bucket for life, where offsets say what came first.
+    # A key stays in one bucket, and offsets order the changes of a bucket.
     order = Window.partitionBy(*[f.col(quoted(name)) for name in names]).orderBy(
         BUCKET_COLUMN, OFFSET_COLUMN
     )
-    # What a change replaces (-U) is said by the change that replaces it.
-    made = changes.where(f.col(CHANGE_TYPE_COLUMN) != "-U")
-    versions = made.select(
+    # The old row (-U) adds nothing to the change that replaces it.
+    new_rows = changes.where(f.col(CHANGE_TYPE_COLUMN) != "-U")
+    versions = new_rows.select(
         *[f.col(quoted(name)) for name in data],
         f.col(TIMESTAMP_COLUMN).alias("valid_from"),
         f.lead(TIMESTAMP_COLUMN).over(order).alias("valid_to"),
@@ -87,6 +87,8 @@ def _check(changes: DataFrame, keys: Sequence[str]) -> None:
             )
     if not keys:
         raise InvalidRequestError("scd2 needs the primary key columns, as in keys=['id']")
-    taken = [name for name in _ADDED if name in changes.columns]
-    if taken:
-        raise InvalidRequestError(f"scd2 adds column '{taken[0]}', which the table has: rename it")
+    clashing = [name for name in _ADDED if name in changes.columns]
+    if clashing:
+        raise InvalidRequestError(
+            f"scd2 adds column '{clashing[0]}', which the table has: rename it"
+        )

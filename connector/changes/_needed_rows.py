@@ -75,10 +75,9 @@ def matched_by_key(
 ) -> DataFrame | None:
     """Return each row of `source` with the table's row of its key; None if the caller has to join.
 
-    `equalities` are the table's key columns -> the source's columns, which are converted without
-    loss. The sides are two structs with the names of the aliases. A column of only one side is also
-    a column of the result by its own name. Without `needs_columns` the table's side has the key
-    alone.
+    `equalities` are the table's key columns -> the source's columns. The sides are two structs with
+    the names of the aliases; a column of only one side is also a column of the result. Without
+    `needs_columns` the table's side has the key alone.
     """
     info = assignment.info
     try:
@@ -91,11 +90,8 @@ def matched_by_key(
     numbered = source.toDF(*[f"s{number}" for number in range(len(names))])
     keys = []
     for number, name in enumerate(key):
-        places = [
-            i
-            for i, table_columns in enumerate(names)
-            if table_columns.lower() == equalities[name].lower()
-        ]
+        source_name = equalities[name].lower()
+        places = [i for i, column_name in enumerate(names) if column_name.lower() == source_name]
         if len(places) != 1:
             return None
         place = places[0]

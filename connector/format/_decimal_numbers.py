@@ -1,12 +1,13 @@
 """Decimals of up to 18 digits on their way to Spark: as bigints, which Spark reads far quicker.
 
-Spark makes a `BigDecimal` of each decimal that a Python source hands over: about 0.3 us of
-processor time each, in every row. A bigint costs next to nothing, and Spark's own `MakeDecimal`,
-which takes a number without its point, is as cheap. So a load of `read` gets bigints, each with the
-decimal's type in the column's metadata, and shows decimals made of them. What the rows mean, and
-what a statement may do with them, stays the same.
+Spark makes a `BigDecimal` of each decimal from a Python source: about 0.3 us of processor time in
+every row. A bigint costs next to nothing, and so does Spark's own `MakeDecimal`, which turns an
+unscaled number into a decimal. So a load of `read` gets bigints, each with the decimal's type in
+the column's metadata, and shows decimals made of the bigints. The meaning of the rows and the
+statements allowed on them stay the same.
 
-Only the driver's JVM has `MakeDecimal`: not under Spark Connect, nor for a schema of the user's.
+Only the driver's JVM has `MakeDecimal`. Under Spark Connect, and for a schema of the user's,
+decimals stay decimals.
 """
 
 from __future__ import annotations
@@ -29,42 +30,42 @@ _DIGITS_MAX: Final = 18
 
 
 def as_numbers(schema: StructType) -> StructType:
-    """Return `schema` with a bigint for each decimal that fits one."""
+    """Return `schema` with a bigint for each decimal of up to 18 digits."""
     return StructType([_as_number(field) for field in schema.fields])
 
 
 def stored_schema(schema: StructType) -> pa.Schema:
-    """Return the columns of `schema` as the table has them: decimals for such bigints."""
+    """Return the columns of `schema` in the table's types: decimals in place of the bigints."""
     return to_arrow_schema(StructType([_stored(field) for field in schema.fields]), timezone="UTC")
 
 
 def shown(loaded: DataFrame) -> DataFrame:
     """Return a load with the table's own columns: decimals again, without `PLANNED_COLUMN`.
 
-    Columns are taken by place: a name may be ambiguous where case does not matter.
+    Columns are taken by position: in a case-sensitive table a name may be ambiguous.
     """
     fields = loaded.schema.fields if has_jvm(loaded.sparkSession) else []
     if not any(_PRECISION in field.metadata for field in fields):
         return loaded.drop(PLANNED_COLUMN)
     from pyspark.sql.classic.column import Column
 
-    # Each part of such a name is a call to the JVM.
+    # Each part of this dotted name is a call to the JVM.
     spark_sql: Any = loaded.sparkSession._jvm.org.apache.spark.sql  # type: ignore[union-attr]
     make_decimal = spark_sql.catalyst.expressions.MakeDecimal
     column_of = spark_sql.classic.ExpressionUtils.column
-    made: Any = loaded
-    output = made._jdf.queryExecution().analyzed().output()
+    classic_frame: Any = loaded
+    output = classic_frame._jdf.queryExecution().analyzed().output()
     columns = []
     for place, field in enumerate(fields):
         if field.name == PLANNED_COLUMN:
             continue
-        found = output.apply(place)
+        column = output.apply(place)
         if _PRECISION in field.metadata:
             precision, scale = field.metadata[_PRECISION], field.metadata[_SCALE]
-            found = column_of(make_decimal(found, precision, scale, False)).alias(field.name)
+            column = column_of(make_decimal(column, precision, scale, False)).alias(field.name)
         else:
-            found = column_of(found)
-        columns.append(Column(found))
+            column = column_of(column)
+        columns.append(Column(column))
     return loaded.select(*columns)
 
 

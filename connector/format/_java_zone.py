@@ -1,7 +1,7 @@
-"""What Java has of a time zone that Python's zone database has not: asked in Spark's driver, once.
+"""The rules of a time zone that Java has and Python's zone database lacks: asked in Spark's driver.
 
-Spark evaluates times by Java's zone database. The rows that a predicate keeps must be those that
-Spark's filter would keep, whichever database this machine has.
+Spark evaluates times by Java's zone database. A predicate must keep exactly the rows of Spark's
+filter, whatever zone database this machine has. The rules of a zone are asked once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streamhouse.core.model.values.zone import Transition, Zone, ZoneText, parse
 
 __all__ = ["handed_over", "parse_transitions", "with_java_rules"]
 
-# From the first clocks of zones to where rules have repeated for years.
+# From the first clocks of zones to a year in which rules have long repeated.
 _FIRST_US: Final = days_of(1800, 1, 1) * DAY_US
 _LAST_US: Final = days_of(2045, 1, 1) * DAY_US
 _STEP_US: Final = 7 * DAY_US
@@ -33,13 +33,13 @@ _lock: Final = threading.Lock()
 
 
 def with_java_rules(spark: Any, text: str) -> str:
-    """Return a session's zone as `parse_zone` reads it, with Java's rules if a JVM can be asked."""
+    """Return a session's zone as `parse_zone` reads it, with Java's rules if there is a JVM."""
     if not has_jvm(spark):
         return text
     try:
         zone = parse_zone(text, name="the time zone")
     except InvalidRequestError:
-        # It is refused where a time needs it.
+        # A time that needs the zone raises the error.
         return text
     if zone.fixed_us is not None:
         return text
@@ -50,7 +50,7 @@ def with_java_rules(spark: Any, text: str) -> str:
 
 
 def _java_transitions(jvm: Any, region: str) -> list[Transition]:
-    """Return when clocks of a zone are changed up to `_LAST_US`."""
+    """Return the clock changes of a zone up to `_LAST_US`."""
     rules = jvm.java.time.ZoneId.of(region).getRules()
     changes = parse_transitions(rules.getTransitions().toString())
     moment = jvm.java.time.Instant.ofEpochSecond(
@@ -65,10 +65,10 @@ def _java_transitions(jvm: Any, region: str) -> list[Transition]:
 
 
 def parse_transitions(text: str) -> list[Transition]:
-    """Read what `toString` says of transitions, or of a list of them."""
+    """Parse the result of `toString` of a transition or of a list of transitions."""
     changes = []
-    for wall, before, after in _TRANSITION.findall(text):
-        before_us, after_us = _offset_us(before), _offset_us(after)
+    for wall, old_offset, new_offset in _TRANSITION.findall(text):
+        before_us, after_us = _offset_us(old_offset), _offset_us(new_offset)
         shown = datetime.fromisoformat(wall).replace(tzinfo=UTC)
         wall_us = (shown - _EPOCH) // timedelta(microseconds=1)
         changes.append(Transition(wall_us - before_us, before_us, after_us))
@@ -84,21 +84,22 @@ def _offset_us(text: str) -> int:
 
 
 def handed_over(zone: Zone, changes: list[Transition]) -> ZoneText:
-    """Return Java's transitions up to the last that Python has otherwise."""
+    """Return Java's transitions up to the last difference from Python's."""
     last_us = _last_difference_us(zone, changes)
     if last_us is None:
         return ZoneText(zone.id)
     end = bisect_right(changes, last_us, key=lambda change: change.moment_us)
     if end < len(changes):
         return ZoneText(zone.id, changes[: end + 1])
-    # Python has changes after Java's last one: its own count once these are over.
+    # Python has changes after Java's last change; Python's rules apply again after the last
+    # difference.
     offset_us = changes[-1].after_us
     over = Transition(last_us + _STEP_US, offset_us, offset_us)
     return ZoneText(zone.id, [*changes, over], is_endless=over.moment_us >= _LAST_US)
 
 
 def _last_difference_us(zone: Zone, changes: list[Transition]) -> int | None:
-    """Return the last moment at which a zone's clocks are known to differ, None without any."""
+    """Return the last known moment of different clocks, None without a difference."""
     if not changes:
         return None
     moments = [change.moment_us for change in changes]

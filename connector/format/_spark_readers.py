@@ -1,16 +1,17 @@
-"""What `register` adds to Spark's readers of our format: what Spark does not tell a source.
+"""The additions of `register` to Spark's readers of our format: facts that Spark hides from a
+source.
 
-Both kinds of load get the session's time zone, in which Spark reads times that name none. A load of
-`readStream` is marked, because a source learns too late whether it is a stream's. A load of `read`
-gets one more column, `PLANNED_COLUMN`, which is always true, and a filter on it. That
-filter is there for its effect on Spark's planner. PySpark 4.3 asks a Python source for its
-partitions once a relation and keeps them for good, with one exception: with
-`spark.sql.python.filterPushdown.enabled` it asks again each time it plans a scan that has a filter
-to offer. (`PythonScanBuilder.pushFilters` then replaces what the relation read before.) So each
-statement, and each micro-batch of a stream that joins the DataFrame, reads the table as it is when
-it is planned. All scans of one relation in one statement share what was planned last, and so one
-cut of the table. The filter itself is never used: what Spark offers goes to every scan of the
-relation, also to those without it.
+Both kinds of load get the session's time zone, in which Spark reads times without a zone. A load of
+`readStream` gets a mark, because a source learns too late whether it is a stream's.
+
+A load of `read` gets one more column, `PLANNED_COLUMN`, which is always true, and a filter on it.
+The filter changes Spark's planning. PySpark 4.3 asks a Python source for its partitions once a
+relation and keeps them for good. The exception is a scan with a filter to offer, under
+`spark.sql.python.filterPushdown.enabled`: Spark asks again each time it plans the scan
+(`PythonScanBuilder.pushFilters` replaces the earlier partitions of the relation). So each
+statement, and each micro-batch of a stream that joins the DataFrame, reads the current table. All
+scans of one relation in one statement share the last plan, and so one cut of the table. The filter
+itself is never used: Spark offers it to every scan of the relation, also to scans without it.
 """
 
 from __future__ import annotations
@@ -54,33 +55,33 @@ __all__ = [
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 _ZONE: Final = "spark.sql.session.timeZone"
 QUERY_ID: Final = "sql.streaming.queryId"
-"""Spark's name of the property that says for which stream a thread works."""
+"""Spark's name of the property with the stream for which a thread works."""
 _JOB_GROUP: Final = "spark.jobGroup.id"
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _OWN: Final = "_without_streamhouse"
-"""The mark of what is put around methods here."""
+"""The mark of the wrappers around methods here."""
 
 
 def session_zone(spark: SparkSession) -> dict[str, str]:
-    """Return the option that tells a read the time zone of the session, as Java has it."""
+    """Return the option with the session's time zone, by Java's rules, for a read."""
     return {ZONE_MARK: with_java_rules(spark, spark.conf.get(_ZONE) or "UTC")}
 
 
 def stream_marks(spark: SparkSession) -> dict[str, str]:
-    """Return the options that tell a write in foreachBatch its stream, and the run of that."""
+    """Return the options with a write's stream and run, for a write in foreachBatch."""
     if not has_jvm(spark):
         return {}
     context = spark.sparkContext
     query_id, group = (context.getLocalProperty(key) for key in (QUERY_ID, _JOB_GROUP))
     if query_id is None:
         return {}
-    # A stream's jobs are a group that is called as its run is, unless the program named another.
+    # The job group of a stream has the name of the run, unless the program chose another group.
     run = {RUN_MARK: group} if group is not None and _UUID.fullmatch(group) else {}
     return {QUERY_MARK: query_id} | run
 
 
 def mark_streams(reader_class: Any) -> None:
-    """Let `reader_class`, Spark's `DataStreamReader`, mark its loads; again changes nothing."""
+    """Make `reader_class`, Spark's `DataStreamReader`, mark its loads; idempotent."""
 
     def marked_format(self: Any, choose: Any, source: str) -> Any:
         _mark_stream(self, source)
@@ -95,22 +96,22 @@ def mark_streams(reader_class: Any) -> None:
 
 
 def plan_reads_afresh(spark: SparkSession) -> None:
-    """Let the DataFrames of this session's `read` be planned afresh by every statement.
+    """Make every statement plan the DataFrames of this session's `read` afresh.
 
-    Spark's setting `PUSHDOWN` is switched on for it. A session that switches it off afterwards
-    gets DataFrames that keep the rows of their first use, and a warning that says so.
+    The function switches Spark's setting `PUSHDOWN` on. A session that switches it off afterwards
+    gets DataFrames that keep the rows of their first use, and a warning.
     """
-    # A declarative pipeline sets it in its specification: its definitions may set nothing.
+    # A declarative pipeline sets it in its specification: its definitions cannot change settings.
     if spark.conf.get(PUSHDOWN, None) != "true":
         spark.conf.set(PUSHDOWN, "true")
     _change(type(spark.read))
 
 
 def hand_over_zone(writer_class: Any) -> None:
-    """Let `writer_class`, one of Spark's two kinds of writers, tell our format the session's zone.
+    """Make `writer_class`, one of Spark's two writers, pass the session's zone to our format.
 
-    A date that is written to a timestamp begins at its midnight there. In foreachBatch it tells the
-    stream, too.
+    A date written to a timestamp begins at midnight in this zone. In foreachBatch the writer passes
+    the stream, too.
     """
 
     def zoned_format(self: Any, choose: Any, source: str) -> Any:
@@ -123,7 +124,7 @@ def hand_over_zone(writer_class: Any) -> None:
 
 
 def _change(reader_class: Any) -> None:
-    own_schema = own_method(reader_class, "schema", mark=_OWN)
+    original_schema = own_method(reader_class, "schema", mark=_OWN)
 
     def noted_format(self: Any, choose: Any, source: str) -> Any:
         self._streamhouse_format = _is_ours(source)
@@ -134,17 +135,21 @@ def _change(reader_class: Any) -> None:
         return choose_schema(self, schema)
 
     def planned_load(self: Any, load: Any, *arguments: Any, **options: Any) -> Any:
-        named = _format_of_load(arguments, options)
-        is_ours = getattr(self, "_streamhouse_format", False) if named is None else _is_ours(named)
+        format_name = _format_of_load(arguments, options)
+        is_ours = (
+            getattr(self, "_streamhouse_format", False)
+            if format_name is None
+            else _is_ours(format_name)
+        )
         if is_ours:
             self.options(**session_zone(session_of(self)))
         if not is_ours or not _is_pushdown_on(self):
             return load(self, *arguments, **options)
-        given = arguments[2] if len(arguments) > 2 else options.get("schema")
-        given = getattr(self, "_streamhouse_schema", None) if given is None else given
-        if given is not None:
+        schema = arguments[2] if len(arguments) > 2 else options.get("schema")
+        schema = getattr(self, "_streamhouse_schema", None) if schema is None else schema
+        if schema is not None:
             arguments, options = arguments[:2], {k: v for k, v in options.items() if k != "schema"}
-            own_schema(self, _with_planned(given))
+            original_schema(self, _with_planned(schema))
         elif has_jvm(session_of(self)):
             self.option(NUMBERS_MARK, "true")
         self.option(PLANNED_MARK, "true")
@@ -157,7 +162,7 @@ def _change(reader_class: Any) -> None:
 
 
 def warn_if_reads_are_kept(spark: Any, name: str) -> None:
-    """Warn that what reads an attached name may keep its first rows, where `PUSHDOWN` is off."""
+    """Warn that readers of an attached name may keep their first rows, if `PUSHDOWN` is off."""
     if not _is_on(spark):
         warnings.warn(
             f"{PUSHDOWN} is off in this session: a stream that joins '{name}', and a DataFrame of"
@@ -176,7 +181,7 @@ def _is_pushdown_on(reader: Any) -> bool:
     warnings.warn(
         f"{PUSHDOWN} is off in this session: the DataFrame keeps the rows of its first use, also"
         " where a stream joins it; set it to true, or load again to see newer rows",
-        # This function, the one in the place of `load`, what calls that one.
+        # The levels: this function, the wrapper of `load`, and the caller of `load`.
         stacklevel=4,
     )
     return False

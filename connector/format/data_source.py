@@ -1,9 +1,9 @@
-"""The format `streamhouse`: which reader or writer Spark gets for a table and its options.
+"""The format `streamhouse`: chooses Spark's reader or writer for a table and its options.
 
 `schema()` asks the service for the table's columns at `load()`, and Spark pickles this object
-forward to the reader. `reader()` is called each time Spark plans a scan, and asks again: the cut of
-the table that is read is taken there. There is no `pushFilters`: in PySpark 4.3 it returns wrong
-rows when a relation is used twice; predicates are an option.
+forward to the reader. Spark calls `reader()` each time it plans a scan; `reader()` asks again and
+takes the cut of the table for the scan. There is no `pushFilters`: in PySpark 4.3 the method
+returns wrong rows when a relation is used twice. Predicates are an option.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class StreamhouseDataSource(DataSource):
             columns = pa.schema([column.to_arrow() for column in output])
         if shape.is_planned_afresh:
             columns = columns.append(pa.field(PLANNED_COLUMN, pa.bool_()))
-        found = from_arrow_schema(columns)
-        return as_numbers(found) if shape.has_numbers else found
+        spark_schema = from_arrow_schema(columns)
+        return as_numbers(spark_schema) if shape.has_numbers else spark_schema
 
     @spark_errors
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Plan a batch read of the columns of `schema`, on the table as it is now."""
+        """Plan a batch read of the columns of `schema`, on the current table."""
         from streamhouse.connector._partition_reader import StreamhouseBatchReader
         from streamhouse.reading.plan.union_read import plan_batch_read
 
@@ -104,13 +104,13 @@ class StreamhouseDataSource(DataSource):
         return StreamhouseBatchReader(plan.context, plan.splits, arrow_schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return a reader that follows the table, or one that says why that is not possible."""
+        """Return a reader that follows the table, or a reader that raises the reason."""
         from streamhouse.connector.stream._stream_reader import RefusedStreamReader
 
         try:
             return self._stream_reader(schema)
         except StreamhouseError as error:
-            # Spark reports whatever is raised here as an UnboundLocalError of its own.
+            # Spark hides an exception raised here behind an UnboundLocalError.
             return RefusedStreamReader(error)
 
     def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
@@ -143,7 +143,7 @@ class StreamhouseDataSource(DataSource):
 
     @spark_errors
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Check the write as a whole, create the table if need be, and return the writer."""
+        """Check the write as a whole, create the table if needed, and return the writer."""
         from streamhouse.connector.write._writers import StreamhouseWriter
 
         return StreamhouseWriter.planned(
@@ -152,7 +152,7 @@ class StreamhouseDataSource(DataSource):
 
     @spark_errors
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """Do the same for one micro-batch."""
+        """Do the work of `writer` for one micro-batch."""
         from streamhouse.connector.write._writers import StreamhouseStreamWriter
 
         return StreamhouseStreamWriter.planned(
@@ -160,7 +160,7 @@ class StreamhouseDataSource(DataSource):
         )
 
     def _options(self, *uses: str) -> Mapping[str, str]:
-        """Return the options for a use; an attached table adds its own."""
+        """Return the options for a use; an attached table adds options."""
         return self.options
 
     def _client(self) -> StorageClient:
@@ -168,14 +168,14 @@ class StreamhouseDataSource(DataSource):
         return client_for(connection.endpoint, connection.token)
 
     def _loaded(self) -> TableState:
-        """Return the table as it was at `load()`."""
+        """Return the table's state at `load()`."""
         if self._state is None:
-            self._state = self._asked()
+            self._state = self._fetch_state()
         return self._state
 
     def _current(self) -> TableState:
-        """Return the table as it is now; raises if another has taken its name since `load()`."""
-        loaded, current = self._state, self._asked()
+        """Return the table's current state; raise if a new table has the name since `load()`."""
+        loaded, current = self._state, self._fetch_state()
         if loaded is not None and loaded.table.table_id != current.table.table_id:
             raise TableNotFoundError(
                 f"table '{current.table.path}' was dropped and made again after this DataFrame was"
@@ -183,13 +183,13 @@ class StreamhouseDataSource(DataSource):
             )
         return current
 
-    def _asked(self) -> TableState:
+    def _fetch_state(self) -> TableState:
         name = connection_options(self._options(*ALL_USES)).name
         if name.is_iceberg:
-            return self._asked_source()
+            return self._fetch_source_state()
         return self._client().table_state(str(name.path))
 
-    def _asked_source(self) -> TableState:
+    def _fetch_source_state(self) -> TableState:
         from streamhouse.reading.plan.iceberg_read import source_state
 
         shape = shape_options(self._options(BATCH, STREAM))
@@ -197,23 +197,23 @@ class StreamhouseDataSource(DataSource):
 
 
 def _output(
-    state: TableState, options: ReadOptions, wanted: pa.Schema, *, is_loaded: bool = False
+    state: TableState, options: ReadOptions, schema: pa.Schema, *, is_loaded: bool = False
 ) -> tuple[ScanColumn, ...]:
-    """Return the table's columns for the schema that Spark, or `.schema(...)`, asks for."""
-    wanted = _of_table(wanted)
+    """Return the table's columns for the schema that Spark, or `.schema(...)`, requests."""
+    schema = _of_table(schema)
     output = table_columns(
         state.table,
-        columns=wanted.names,
+        columns=schema.names,
         include_metadata=False,
-        has_change_type=CHANGE_TYPE_COLUMN in wanted.names,
+        has_change_type=CHANGE_TYPE_COLUMN in schema.names,
     )
     table = str(options.connection.name.path)
-    check_types(output, wanted, table=table, is_loaded=is_loaded)
+    check_types(output, schema, table=table, is_loaded=is_loaded)
     return output
 
 
 def _of_table(schema: pa.Schema) -> pa.Schema:
-    """Return the columns that are the table's."""
+    """Return the table's columns in the schema."""
     return pa.schema([field for field in schema if field.name != PLANNED_COLUMN])
 
 

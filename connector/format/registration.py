@@ -1,9 +1,9 @@
-"""What a program calls: `register`, `attach` for a table as a SQL name, `write_batch`.
+"""The public functions: `register`, `attach` for a table as a SQL name, `write_batch`.
 
-Spark asks a Python source for its columns before it says, anywhere, whether the read is a stream;
-but the stream of a primary key table has one column more than its rows: `__change_type`. So
-`register` lets `readStream` mark its loads of our format by an option. Where it cannot (a stream
-made by another language, or by the name of an attached table), the stream says `readChangeFeed`.
+Spark asks a Python source for its columns before the source can learn whether the read is a stream.
+But the stream of a primary key table has an additional column: `__change_type`. So `register` makes
+`readStream` mark its loads of our format by an option. A stream of another language, or by the name
+of an attached table, has no mark and needs the option `readChangeFeed`.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ _WITH_COUNTS: Final = "_with_counts"
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `streamhouse` known to a session; doing it again changes nothing.
+    """Make the format `streamhouse` known to a session; a second call changes nothing.
 
-    It also switches `spark.sql.python.filterPushdown.enabled` on, with which each statement, and
-    each micro-batch that joins a DataFrame of the format, reads the newest rows.
+    The function also switches `spark.sql.python.filterPushdown.enabled` on. With this setting each
+    statement, and each micro-batch that joins a DataFrame of the format, reads the newest rows.
     """
     if not _is_registered(spark):
         spark.dataSource.register(StreamhouseDataSource)
-        # The definitions of a declarative pipeline may set nothing; they register once anyway.
+        # A declarative pipeline cannot change settings, and registers only once.
         with contextlib.suppress(PySparkException):
             spark.conf.set(_REGISTERED, "true")
     mark_streams(type(spark.readStream))
@@ -87,8 +87,8 @@ def register(spark: SparkSession) -> None:
 def _is_registered(spark: SparkSession) -> bool:
     """Whether the session has the format, of an earlier call or found by Spark itself.
 
-    Spark warns of each registration after the first. A client of Spark Connect cannot ask, so it
-    keeps a setting.
+    Spark warns of each registration after the first. A client of Spark Connect cannot ask Spark, so
+    the client keeps a setting.
     """
     if not has_jvm(spark):
         return spark.conf.get(_REGISTERED, "") == "true"
@@ -101,10 +101,10 @@ def _is_connect(spark: SparkSession) -> bool:
 
 
 def _let_pipelines_end(spark: SparkSession) -> None:
-    """Let `spark-pipelines` end well after a run in which Python took part.
+    """Make `spark-pipelines` end without an error after a run with Python workers.
 
-    PySpark 4.3 takes what Python workers count on the side, which the server sends with the events
-    of a run, for an unknown response, and ends with an error after the run has completed.
+    The server sends metrics of Python workers with the events of a run. PySpark 4.3 takes them for
+    an unknown response, and ends with an error after the run has completed.
     """
     from pyspark.sql.connect.client.core import PlanObservedMetrics
 
@@ -119,7 +119,7 @@ def _let_pipelines_end(spark: SparkSession) -> None:
 
         def _execute_and_fetch_as_iterator(self, *arguments: Any) -> Iterator[Any]:
             responses = self._client._execute_and_fetch_as_iterator(*arguments)
-            return (one for one in responses if not isinstance(one, PlanObservedMetrics))
+            return (r for r in responses if not isinstance(r, PlanObservedMetrics))
 
     def followed(self: Any, follow: Any, *arguments: Any, **named: Any) -> Any:
         return follow(WithoutCounts(self), *arguments, **named)
@@ -159,10 +159,12 @@ def attach(spark: SparkSession, table: str, name: str | None = None, **options: 
 
 
 def _attach(spark: SparkSession, table: str, name: str | None, options: Mapping[str, Any]) -> str:
-    given = session_zone(spark) | as_options(options) | {"table": table}
-    check_keys(given, uses=(BATCH, STREAM, WRITE))
-    found = connection_options(given).name
-    sql_name = name or (f"{found.path.table}_{found.part}" if found.part else found.path.table)
+    all_options = session_zone(spark) | as_options(options) | {"table": table}
+    check_keys(all_options, uses=(BATCH, STREAM, WRITE))
+    table_name = connection_options(all_options).name
+    sql_name = name or (
+        f"{table_name.path.table}_{table_name.part}" if table_name.part else table_name.path.table
+    )
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*", sql_name):
         raise InvalidNameError(
             f"'{sql_name}' is not a SQL name: use letters, digits and underscores, with dots"
@@ -171,17 +173,17 @@ def _attach(spark: SparkSession, table: str, name: str | None, options: Mapping[
     warn_if_reads_are_kept(spark, sql_name)
     in_catalog, session = catalog_name(spark, sql_name.split(".")), _session_id(spark)
     earlier = noted(spark, in_catalog)
-    if earlier is not None and (earlier.session, earlier.options) == (session, given):
-        # Spark warns of each registration after the first, and would get the same class.
+    if earlier is not None and (earlier.session, earlier.options) == (session, all_options):
+        # Spark warns of each registration after the first, and the class would be the same.
         provider_name, schema = earlier.provider, earlier.schema
     else:
-        provider = _provider(sql_name, given)
+        provider = _provider(sql_name, all_options)
         spark.dataSource.register(provider)
         provider_name, schema = provider.name(), lambda: provider({}).schema()
     attached = AttachedName(
         sql_name=in_catalog,
         provider=provider_name,
-        options=given,
+        options=all_options,
         schema=schema,
         session=session,
     )
@@ -192,7 +194,7 @@ def _attach(spark: SparkSession, table: str, name: str | None, options: Mapping[
 
 
 def _session_id(spark: Any) -> str:
-    """Return what a session is called: formats are registered in one session each."""
+    """Return the id of a session: a format is registered in one session."""
     if has_jvm(spark):
         return str(spark._jsparkSession.sessionUUID())
     return str(spark.session_id)
@@ -213,7 +215,7 @@ def _make_room(spark: SparkSession, sql_name: str) -> None:
 def _provider(sql_name: str, baked: dict[str, str]) -> type[StreamhouseDataSource]:
     """Return a format of its own for one attached table.
 
-    Spark hands the options of CREATE TABLE to neither readers nor writers: the class has them.
+    Spark passes the options of CREATE TABLE neither to readers nor to writers: the class has them.
     """
     provider_name = PROVIDER_PREFIX + sql_name.replace(".", "_").lower()
 
@@ -225,8 +227,8 @@ def _provider(sql_name: str, baked: dict[str, str]) -> type[StreamhouseDataSourc
             return provider_name
 
         def schema(self) -> StructType:
-            # Spark plans a scan afresh for a micro-batch only if it has a filter to offer. For a
-            # join it finds one by itself, "the column is not null", but for columns that may be.
+            # Spark plans a scan afresh for a micro-batch only with a filter to offer. For a join on
+            # nullable columns Spark adds the filter "the column is not null" by itself.
             fields = super().schema().fields
             return StructType(
                 [StructField(f.name, f.dataType, metadata=f.metadata) for f in fields]
@@ -241,7 +243,7 @@ def _provider(sql_name: str, baked: dict[str, str]) -> type[StreamhouseDataSourc
                 return super().writer(schema, overwrite)
 
         def _options(self, *uses: str) -> Mapping[str, str]:
-            # An option for reads must not fail an INSERT, nor the other way round.
+            # An option for reads must not fail an INSERT, and an option for writes no SELECT.
             return applicable(baked, uses=uses) | dict(self.options)
 
     return Attached
@@ -249,7 +251,7 @@ def _provider(sql_name: str, baked: dict[str, str]) -> type[StreamhouseDataSourc
 
 @contextlib.contextmanager
 def _hinting(provider_name: str) -> Iterator[None]:
-    """Say where the columns come from that Spark asks for and the table has not."""
+    """Add the origin of requested columns to the error that the table lacks them."""
     try:
         yield
     except UnknownColumnError as error:
@@ -266,32 +268,32 @@ def write_batch(
     """Write the rows of a micro-batch to a table, all of them once; for use in `foreachBatch`.
 
     A micro-batch that Spark runs again writes nothing. With `sequence.column` the rows are sorted
-    where the table does not compare them itself.
+    unless the table compares the column itself.
 
     Args:
         table: `database.table`.
-        app_id: who writes, the same after every restart; default: the query's id, which its
-            checkpoint keeps. Two calls for one table in one micro-batch need two ids; without
-                them the second is refused.
+        app_id: the id of the writer, the same after every restart; default: the query's id, which
+            the checkpoint keeps. Two calls for one table in one micro-batch need two ids; with one
+            id the second call is refused.
         options: options of a write, as in `**{"write.mode": "partial"}`.
     """
     register(df.sparkSession)
-    given = as_options(options) | {
+    all_options = as_options(options) | {
         "table": table,
         "app.id": app_id or _query_id(df.sparkSession),
         "app.version": str(batch_id),
     }
-    parsed = write_options(given)
+    parsed = write_options(all_options)
     column = parsed.sequence_column
     if column is not None and not _compares_versions(parsed):
         df = df.orderBy(df[column])
-    df.write.format(FORMAT).options(**given).mode("append").save()
+    df.write.format(FORMAT).options(**all_options).mode("append").save()
 
 
 def _query_id(spark: SparkSession) -> str:
     try:
         query_id = spark.sparkContext.getLocalProperty(QUERY_ID)
-    except Exception:  # noqa: BLE001 - Spark Connect has no context, and says so in its own ways
+    except Exception:  # noqa: BLE001 - Spark Connect has no context, and raises various errors
         query_id = None
     if query_id is None:
         raise InvalidRequestError(

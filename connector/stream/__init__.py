@@ -1,1 +1,1 @@
-"""Streams: where one starts, what a micro-batch consists of, what its checkpoint says."""
+"""Readers of streams: start positions, the ranges of micro-batches, and checkpoints."""

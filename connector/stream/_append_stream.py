@@ -1,9 +1,9 @@
-"""Spark's side of a stream of an Iceberg table: the rows it has, then those appended to it.
+"""Spark's side of a stream of an Iceberg table: first the rows of a snapshot, later appended rows.
 
 Invariants:
-- a micro-batch is a range of whole files, which are the same whenever it is planned; so a replay
-  after a restart is the same micro-batch
-- at least one file is read at a time, however many rows it has
+- a micro-batch is a range of whole files, always planned alike; so a replay after a restart is the
+  same micro-batch
+- at least one file is read at a time, however many rows the file has
 - the constructor does nothing: Spark builds a second reader just to ship `read` to executors
 """
 
@@ -41,7 +41,7 @@ __all__ = ["AppendStreamReader", "advanced"]
 
 
 class AppendStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
-    """Follows one Iceberg table from a snapshot's rows into what is appended after it."""
+    """Follows one Iceberg table from a snapshot's rows into later appends."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class AppendStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
         schema: pa.Schema,
         client: StorageClient | None = None,
     ) -> None:
-        """Of `client`, or of the one this process has for the options' endpoint."""
-        self._given_client = client
+        """Use `client`, or else this process's client for the options' endpoint."""
+        self._client = client
         self._options = options
         self._columns = columns
         self._context = context
@@ -65,7 +65,7 @@ class AppendStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
 
     @spark_errors
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a stream without a checkpoint starts; repeated calls agree."""
+        """Return the start of a stream without a checkpoint; repeated calls agree."""
         if self._initial is None:
             source = self._last or self._open()
             start = source.start(source.snapshot_id)
@@ -74,28 +74,28 @@ class AppendStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
         return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return how much one micro-batch reads unless its trigger says otherwise."""
+        """Return the size of one micro-batch unless its trigger sets a limit."""
         return ReadMaxRows(self._options.max_offsets_per_trigger)
 
     @spark_errors
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next micro-batch; pauses briefly if there is nothing to read."""
+        """Return the end of the next micro-batch; pause briefly if nothing is new."""
         source = self._last or self._open()
         position = self._position(start, source)
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = advanced(source, position, rows_max, self._options)
         if end == position and self._last is None:
-            # A catalog tells nobody that a table has changed: it is asked, but not all the time.
+            # A catalog sends no notice of a change, so the stream polls with a pause.
             time.sleep(self._options.long_poll_ms / 1000)
         return end.to_json()
 
     @spark_errors
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix what is there now as the end of the query."""
+        """Fix the current snapshot as the end of the query."""
         self._last = self._open()
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: who owns the table decides how long its snapshots stay."""
+        """Do nothing: the owner of the table decides how long its snapshots stay."""
 
     # -- one micro-batch -----------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class AppendStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
 
     def _open(self) -> SourceTable:
         connection = self._options.connection
-        client = self._given_client or client_for(connection.endpoint, connection.token)
+        client = self._client or client_for(connection.endpoint, connection.token)
         self._newest = open_source(client, connection.name)
         return self._newest
 
@@ -125,15 +125,15 @@ class AppendStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
 def advanced(
     source: SourceTable, position: AppendPosition, rows_max: int | None, options: ReadOptions
 ) -> AppendPosition:
-    """Return how far to read: whole files, of at most `rows_max` rows, but one file at least."""
+    """Return the end of a read: whole files with at most `rows_max` rows, and at least one file."""
     end, rows = position, 0
     until, skipped = source.snapshot_id, options.skipped_snapshots
     for start, counts in source.unread(position, until=until, skipped=skipped):
-        taken = 0
+        file_count = 0
         for count in counts:
             if rows and rows_max is not None and rows + count > rows_max:
-                return start.at(start.files_read + taken) if taken else end
+                return start.at(start.files_read + file_count) if file_count else end
             rows += count
-            taken += 1
-        end = start.at(start.files_read + taken)
+            file_count += 1
+        end = start.at(start.files_read + file_count)
     return end

@@ -1,11 +1,11 @@
 """Spark's side of a stream: offsets from the service, ranges planned per micro-batch.
 
 Invariants:
-- `partitions(start, end)` gives exactly the rows of that range whenever it is called, from
-  whichever tier has them then; so a replay after a restart is the same micro-batch
-- a range that is still in the log is read from the log alone: live data never waits for the lake
+- `partitions(start, end)` gives exactly the rows of that range at every call, from whichever tier
+  has them at the time; so a replay after a restart is the same micro-batch
+- a range still in the log is read from the log alone: live data never waits for the lake
 - the constructor does nothing: Spark builds a second reader just to ship `read` to executors
-- the service is told how far the stream has read beside the reading; what fails of that harms none
+- reports of the stream's progress to the service run beside the reading; a failed report harms none
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class StreamhouseStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
         schema: pa.Schema,
         client: StorageClient | None = None,
     ) -> None:
-        """Of `client`, or of the one this process has for the options' endpoint."""
-        self._given_client = client
+        """Use `client`, or else this process's client for the options' endpoint."""
+        self._fixed_client = client
         self._options = options
-        own_name = f"spark-{uuid.uuid4().hex[:12]}"
-        self._follower = TableFollower(options, state, output, self._client, own_name=own_name)
+        member_name = f"spark-{uuid.uuid4().hex[:12]}"
+        self._follower = TableFollower(options, state, output, self._client, own_name=member_name)
         self._schema = schema
         self._initial: StreamPosition | None = None
         self._last: Mapping[int, int] | None = None
@@ -65,21 +65,21 @@ class StreamhouseStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
 
     @spark_errors
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a stream without a checkpoint starts; repeated calls agree."""
+        """Return the start of a stream without a checkpoint; repeated calls agree."""
         if self._initial is None:
             self._initial = self._follower.start()
         return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return how much one micro-batch reads unless its trigger says otherwise."""
+        """Return the size of one micro-batch unless its trigger sets a limit."""
         return ReadMaxRows(self._options.max_offsets_per_trigger)
 
     @spark_errors
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next micro-batch; waits briefly at the service for new rows.
+        """Return the end of the next micro-batch; wait briefly at the service for new rows.
 
-        All before `start` is through: Spark asks when a micro-batch is committed, and again while
-        there is none.
+        All rows before `start` are processed: Spark calls the method after the commit of a
+        micro-batch, and again while nothing is new.
         """
         end = self._follower.next_end(
             start,
@@ -90,17 +90,17 @@ class StreamhouseStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
         position = self._follower.position(start)
         self._follower.reached(position)
         if self._last is not None and end == position:
-            # The query ends, and this process with it.
+            # The query ends, and this process may end with the query.
             self._follower.flush_reports()
         return end.to_json()
 
     @spark_errors
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix what is there now as the end of the query."""
+        """Fix the current end of the table as the end of the query."""
         self._last = high_watermarks(self._follower.refresh())
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the newest end seen, for progress reports; it asks nobody."""
+        """Return the newest end seen, for progress reports, without a request."""
         follower = self._follower
         if not follower.is_current:
             return None
@@ -112,7 +112,7 @@ class StreamhouseStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
         return latest.to_json() | {LAG_MEMBER: follower.lag_ms()}
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the next micro-batch begins where this one ended, and reports that."""
+        """Do nothing: the next micro-batch begins at this end, and reports the end."""
 
     # -- one micro-batch -----------------------------------------------------------------------
 
@@ -131,11 +131,11 @@ class StreamhouseStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
 
     def _client(self) -> StorageClient:
         connection = self._options.connection
-        return self._given_client or client_for(connection.endpoint, connection.token)
+        return self._fixed_client or client_for(connection.endpoint, connection.token)
 
 
 class RefusedStreamReader(DataSourceStreamReader):
-    """Stands for a stream that cannot be read: whatever Spark asks first gets the reason."""
+    """Stands for a stream that cannot be read: every call of Spark raises the reason."""
 
     def __init__(self, error: StreamhouseError) -> None:
         self._error = error
@@ -151,7 +151,7 @@ class RefusedStreamReader(DataSourceStreamReader):
         raise self._error
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return a limit; Spark asks for it before anything may fail."""
+        """Return a limit; Spark asks for a limit before a call may fail."""
         return ReadAllAvailable()
 
     @spark_errors
@@ -160,7 +160,7 @@ class RefusedStreamReader(DataSourceStreamReader):
         raise self._error
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Never called: there are no partitions."""
+        """Never called: a refused stream has no partitions."""
         raise self._error
 
 

@@ -1,1 +1,1 @@
-"""Writes: checked before any task starts, then one transaction, or requests sent at once."""
+"""Writes: checked before any task starts, and sent in one transaction or in direct requests."""

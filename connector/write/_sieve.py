@@ -1,4 +1,4 @@
-"""A task's rows with `on.error=reject`: what fits goes on, what does not is staged as rejected."""
+"""A task's rows with `on.error=reject`: fitting rows are written, others staged as rejected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BATCH_ID: Final = "streaming.sql.batchId"
 
 
 class OpenedOnce:
-    """The transaction of a task, opened when its first row comes."""
+    """The transaction of a task, opened at its first row."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class OpenedOnce:
 
     @property
     def transaction_id(self) -> str | None:
-        """Its id; None before it is opened."""
+        """The id of the transaction; None before it is opened."""
         return None if self._transaction is None else self._transaction.transaction_id
 
     def transaction(self) -> Transaction:
-        """Return it; raises if the table is no longer the one the write was planned for."""
+        """Return the transaction; raise if a new table has the name since the write was planned."""
         if self._transaction is None:
             opened = self._open(self.client)
             if not opened.is_skipped:
@@ -52,7 +52,7 @@ class OpenedOnce:
 
 
 def check_table(table_id: int, target: WriteTarget) -> None:
-    """Raise unless the table is still the one the write was planned for."""
+    """Raise unless the table is still the table of the planned write."""
     if table_id != target.table_id:
         raise TableNotFoundError(
             f"table '{target.path}' was dropped and created again while this job was writing to it"
@@ -60,7 +60,7 @@ def check_table(table_id: int, target: WriteTarget) -> None:
 
 
 class Sieve:
-    """Sees the rows of one task pass."""
+    """Filters the rows of one task."""
 
     def __init__(self, target: WriteTarget, opened: OpenedOnce) -> None:
         assert target.rejecting is not None
@@ -77,11 +77,11 @@ class Sieve:
 
     @property
     def staged(self) -> StagedRejects | None:
-        """What was rejected, if anything was."""
+        """The staged rejected rows, None without any."""
         return None if self._rejects is None else self._rejects.staged
 
     def fitting(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that fit, as the table has them; the others are staged as rejected."""
+        """Return the fitting rows in the table's types; stage the remaining rows as rejected."""
         first, self._row_count = self._row_count, self._row_count + batch.num_rows
         good, bad = self._splitter.split(_arranged(batch, self._target.shape))
         if bad:
@@ -96,28 +96,28 @@ class Sieve:
 
 
 def _arranged(batch: pa.RecordBatch, shape: RowShape) -> pa.RecordBatch:
-    """Return the columns of the table, those that are filled too, as they came."""
-    kept = {
+    """Return the columns of the table, filled columns included, in the types of the batch."""
+    columns = {
         name: column
         for name, column in zip(shape.names, batch.columns, strict=True)
         if name not in shape.dropped
     }
-    kept |= {field.name: pa.nulls(batch.num_rows, field.type) for field in shape.filled}
-    return pa.RecordBatch.from_pydict(kept)
+    columns |= {field.name: pa.nulls(batch.num_rows, field.type) for field in shape.filled}
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def _assigned(
-    array: pa.Array, wanted: pa.DataType, *, assign: Callable[..., pa.Array], zone: Zone | None
+    array: pa.Array, data_type: pa.DataType, *, assign: Callable[..., pa.Array], zone: Zone | None
 ) -> pa.Array:
-    """Return values as INSERT INTO assigns them; texts are tried as the values they name."""
+    """Return values as INSERT INTO assigns them; texts are parsed as the column's type."""
     is_text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
     if is_text:
-        return cast_values(array, wanted)
-    return assign(array, wanted, column="", zone=zone)
+        return cast_values(array, data_type)
+    return assign(array, data_type, column="", zone=zone)
 
 
 def _source() -> str:
-    """Say which task of which micro-batch the rows are of."""
+    """Return the task and the micro-batch of the rows, for a message."""
     context = TaskContext.get()
     if context is None:
         return "task"

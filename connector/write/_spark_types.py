@@ -1,6 +1,6 @@
-"""What columns a table gets of a schema of Spark's.
+"""The columns of a table for a schema of Spark's.
 
-A type that tables do not have is refused by its name, with what to write. Comments are kept.
+A type that tables lack is refused by its name, with the type to write instead. Comments are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from streamhouse.core.errors import InvalidSchemaError
 
 __all__ = ["arrow_columns", "check_spark_types"]
 
-# By `typeName`, since not every version of PySpark has every class.
+# Keyed by `typeName`, because not every version of PySpark has every class.
 _INSTEAD: Final = {
     "variant": "write to_json({0}) as a string, or a struct of the fields you need",
     "time": "write cast({0} AS string), or microseconds of the day as bigint",
@@ -44,21 +44,23 @@ _SUPPORTED: Final = frozenset(
 
 
 def check_spark_types(schema: StructType, *, table: str) -> None:
-    """Raise `InvalidSchemaError` for the first column of a DataFrame with a type that we lack."""
+    """Raise `InvalidSchemaError` for the first column of a DataFrame with an unsupported type."""
     for field in schema.fields:
         _check(field.dataType, f"`{field.name}`", table=table)
 
 
 def arrow_columns(schema: StructType, *, table: str) -> pa.Schema:
-    """Return the columns that a table gets of a schema, with their comments.
+    """Return a table's columns for a schema, with their comments.
 
     Raises:
-        InvalidSchemaError: as of `check_spark_types`.
+        InvalidSchemaError: as in `check_spark_types`.
     """
     check_spark_types(schema, table=table)
     fields = []
-    for given, field in zip(schema.fields, to_arrow_schema(schema, timezone="UTC"), strict=True):
-        comment = given.metadata.get("comment")
+    for spark_field, field in zip(
+        schema.fields, to_arrow_schema(schema, timezone="UTC"), strict=True
+    ):
+        comment = spark_field.metadata.get("comment")
         metadata = {"comment": comment} if isinstance(comment, str) and comment else None
         fields.append(field.with_metadata(metadata) if metadata else field)
     return pa.schema(fields)
@@ -82,7 +84,7 @@ def _check(data_type: DataType, where: str, *, table: str) -> None:
 
 
 def _instead(data_type: DataType) -> str | None:
-    """Return what to do instead; None for a type that tables have."""
+    """Return the advice for an unsupported type, None for a supported type."""
     if isinstance(data_type, UserDefinedType):
         return "write its fields as a struct or an array"
     if isinstance(data_type, CalendarIntervalType | DayTimeIntervalType):

@@ -1,4 +1,4 @@
-"""Spark's side of writes: checked before any task starts, then handed to the write's job."""
+"""Spark's side of writes: checked before any task starts, and handed to the write's job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StreamhouseWriter(DataSourceArrowWriter):
     def planned(
         cls, options: WriteOptions, schema: StructType, *, overwrite: bool
     ) -> StreamhouseWriter:
-        """Check everything that can be checked before a row is written, and begin."""
+        """Make every check possible before a row is written, and begin the transaction."""
         if options.app_id is not None and options.app_version is None:
             raise InvalidRequestError(
                 f"option 'app.id' = '{options.app_id}' of a batch write needs 'app.version', the"
@@ -57,25 +57,25 @@ class StreamhouseWriter(DataSourceArrowWriter):
 
     @spark_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Take in one task's rows."""
+        """Write one task's rows."""
         return self._job.run(iterator)
 
     @spark_errors
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """End the write well."""
+        """Commit the write."""
         self._job.commit(messages)
 
     @spark_errors
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """End a write that failed."""
+        """End a failed write."""
         self._job.abort(messages)
 
 
 class StreamhouseStreamWriter(DataSourceStreamArrowWriter):
     """Writes the rows of one micro-batch.
 
-    Spark makes a new one for the tasks of each micro-batch, and another to commit it: making one
-    changes nothing.
+    Spark makes a new writer for the tasks of each micro-batch, and another writer for the commit:
+    making a writer changes nothing.
     """
 
     def __init__(self, job: WriteJob) -> None:
@@ -85,7 +85,7 @@ class StreamhouseStreamWriter(DataSourceStreamArrowWriter):
     def planned(
         cls, options: WriteOptions, schema: StructType, *, overwrite: bool
     ) -> StreamhouseStreamWriter:
-        """Check everything that can be checked before a row is written."""
+        """Make every check possible before a row is written."""
         if options.app_version is not None:
             raise InvalidRequestError(
                 "option 'app.version' has no meaning for a stream, whose batches are numbered;"
@@ -98,17 +98,17 @@ class StreamhouseStreamWriter(DataSourceStreamArrowWriter):
 
     @spark_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Take in one task's rows."""
+        """Write one task's rows."""
         return self._job.run(iterator)
 
     @spark_errors
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """End the micro-batch well."""
+        """Commit the micro-batch."""
         self._job.commit(messages)
 
     @spark_errors
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """End a micro-batch that failed; it will be written again."""
+        """End a failed micro-batch; Spark writes it again."""
         self._job.abort(messages)
 
 
