@@ -1,12 +1,12 @@
-"""Values as the texts that Spark's cast to a string makes of them, whole columns at a time.
+"""Values as texts, as Spark's cast to a string writes them, whole columns at a time.
 
-A float has the fewest digits that lead back to it, and an exponent below 0.001 and from 10,000,000
-on: `1.0E10`. (Java before 19 writes a digit more of a few floats.) A decimal has all digits of its
+A float has the fewest digits that identify it, and an exponent below 0.001 and from 10,000,000 on:
+`1.0E10`. (Java before 19 writes a digit more of a few floats.) A decimal has all digits of its
 scale, and never an exponent. A timestamp is the wall clock of the session's zone, without zeros at
-the end of its fraction. Bytes are taken for the UTF-8 of a text.
+the end of its fraction. Bytes are read as UTF-8.
 
-All by Arrow's kernels, but for what hardly occurs: dates and timestamps outside of the years 0 to
-9999 and the few smallest floats are written one by one, each value once.
+Arrow's kernels do the work except for rare values: dates and timestamps outside of the years 0 to
+9999, and the few smallest floats. Python writes these, each distinct value once.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ _DAY_FIRST: Final = days_of(0, 1, 1)
 _DAY_END: Final = days_of(10_000, 1, 1)
 _PLAIN_FIRST, _PLAIN_END = 1e-3, 1e7
 _FLOAT: Final = r"^(?P<sign>-?)(?P<whole>\d+)(?:\.(?P<part>\d+))?(?:e\+?(?P<exponent>-?\d+))?$"
-# Two digits name each float below these. Java writes no fewer, and takes the nearest two, where
-# the fewest digits are one other.
+# Two digits identify each float below these limits. Java writes at least two digits, the nearest
+# pair, even where a single different digit would do.
 _TWO_DIGITS_BELOW: Final = {pa.float64(): 1e-322, pa.float32(): 1e-43}
 
 
-def text_kernel(given: pa.DataType, zone: Zone | None) -> Callable[[pa.Array], pa.Array] | None:
-    """Return what writes values of a canonical type; None for nested ones.
+def text_kernel(data_type: pa.DataType, zone: Zone | None) -> Callable[[pa.Array], pa.Array] | None:
+    """Return the kernel that writes values of a canonical type; None for nested types.
 
-    A timestamp with a zone is written in `zone`: None without one. The kernel raises `ArrowInvalid`
-    for bytes that are no UTF-8.
+    A timestamp with a zone is written in `zone`; without a `zone` the kernel is None. The kernel
+    raises `ArrowInvalid` for bytes outside of UTF-8.
     """
-    if pa.types.is_floating(given):
+    if pa.types.is_floating(data_type):
         return _float_texts
-    if pa.types.is_decimal(given):
+    if pa.types.is_decimal(data_type):
         return _decimal_texts
-    if pa.types.is_date32(given):
+    if pa.types.is_date32(data_type):
         return _date_texts
-    if pa.types.is_timestamp(given):
-        shown_in = UTC if given.tz is None else zone
+    if pa.types.is_timestamp(data_type):
+        shown_in = UTC if data_type.tz is None else zone
         return None if shown_in is None else lambda array: _timestamp_texts(array, shown_in)
-    is_simple = pa.types.is_signed_integer(given) or pa.types.is_boolean(given)
-    if is_simple or pa.types.is_string(given) or pa.types.is_binary(given):
+    is_simple = pa.types.is_signed_integer(data_type) or pa.types.is_boolean(data_type)
+    if is_simple or pa.types.is_string(data_type) or pa.types.is_binary(data_type):
         return lambda array: array.cast(pa.string())
     return None
 
@@ -67,14 +67,14 @@ def _float_texts(array: pa.Array) -> pa.Array:
     has_point = pc.match_substring(texts, ".")
     texts = pc.if_else(has_point, texts, pc.binary_join_element_wise(texts, ".0", ""))
     is_plain = pc.and_(pc.greater_equal(size, _PLAIN_FIRST), pc.less(size, _PLAIN_END))
-    # What is neither plain nor zero; nothing is neither less nor greater than NaN.
-    others = pc.fill_null(pc.and_(pc.invert(is_plain), pc.not_equal(array, 0.0)), False)
-    if pc.any(others).as_py() is not True:
+    # The mask: neither plain nor zero. Every comparison with NaN is false.
+    has_exponent = pc.fill_null(pc.and_(pc.invert(is_plain), pc.not_equal(array, 0.0)), False)
+    if pc.any(has_exponent).as_py() is not True:
         return texts
-    return pc.replace_with_mask(texts, others, _other_floats(array.filter(others)))
+    return pc.replace_with_mask(texts, has_exponent, _exponent_texts(array.filter(has_exponent)))
 
 
-def _other_floats(array: pa.Array) -> pa.Array:
+def _exponent_texts(array: pa.Array) -> pa.Array:
     """Write floats with an exponent, or by their names."""
     parts = pc.extract_regex(array.cast(pa.string()), _FLOAT)
     sign, whole, part, exponent = (
@@ -86,19 +86,19 @@ def _other_floats(array: pa.Array) -> pa.Array:
     exponent = pc.if_else(pc.equal(exponent, ""), "0", exponent).cast(pa.int32())
     exponent = pc.add(exponent, pc.subtract(pc.subtract(pc.utf8_length(whole), 1), zeros))
     significant = pc.utf8_rtrim(significant, "0")
-    rest = pc.utf8_slice_codeunits(significant, 1)
+    more_digits = pc.utf8_slice_codeunits(significant, 1)
     texts = pc.binary_join_element_wise(
         sign,
         pc.utf8_slice_codeunits(significant, 0, 1),
         ".",
-        pc.if_else(pc.equal(rest, ""), "0", rest),
+        pc.if_else(pc.equal(more_digits, ""), "0", more_digits),
         "E",
         exponent.cast(pa.string()),
         "",
     )
     for value, name in ((np.nan, "NaN"), (np.inf, "Infinity"), (-np.inf, "-Infinity")):
-        found = pc.is_nan(array) if name == "NaN" else pc.equal(array, value)
-        texts = pc.if_else(found, name, texts)
+        is_value = pc.is_nan(array) if name == "NaN" else pc.equal(array, value)
+        texts = pc.if_else(is_value, name, texts)
     numbers = array.to_numpy()
     smallest = np.abs(numbers) < _TWO_DIGITS_BELOW[array.type]
     return _one_by_one(texts, smallest, numbers[smallest].tolist(), "{:.1E}".format)
@@ -125,19 +125,19 @@ def _date_texts(array: pa.Array) -> pa.Array:
 
 
 def _timestamp_texts(array: pa.Array, zone: Zone) -> pa.Array:
-    days, rest = zone.walls(array.view(pa.int64()).fill_null(0).to_numpy())
+    days, day_us = zone.walls(array.view(pa.int64()).fill_null(0).to_numpy())
     is_far = _far(days)
-    walls = np.where(is_far, 0, days) * DAY_US + rest
-    known = pa.array(walls, mask=array.is_null().to_numpy(zero_copy_only=False))
-    texts = known.view(pa.timestamp("us")).cast(pa.string())
+    walls = np.where(is_far, 0, days) * DAY_US + day_us
+    near_walls = pa.array(walls, mask=array.is_null().to_numpy(zero_copy_only=False))
+    texts = near_walls.view(pa.timestamp("us")).cast(pa.string())
     texts = pc.utf8_rtrim(pc.utf8_rtrim(texts, "0"), ".")
-    far = zip(days[is_far].tolist(), rest[is_far].tolist(), strict=True)
+    far = zip(days[is_far].tolist(), day_us[is_far].tolist(), strict=True)
     return _one_by_one(texts, is_far, list(far), _far_timestamp_text)
 
 
 def _far_timestamp_text(wall: tuple[int, int]) -> str:
-    days, rest = wall
-    text = timestamp_text(days * DAY_US + rest, separator=" ")
+    days, day_us = wall
+    text = timestamp_text(days * DAY_US + day_us, separator=" ")
     return text.rstrip("0") if "." in text else text
 
 
@@ -151,7 +151,7 @@ def _one_by_one(
     values: Sequence[Hashable],
     write: Callable[[Any], str],
 ) -> pa.Array:
-    """Return the texts with those `where` replaced by what `write` makes of `values`."""
+    """Return the texts, with the texts `where` replaced by the results of `write` for `values`."""
     if not values:
         return texts
     written = {value: write(value) for value in set(values)}

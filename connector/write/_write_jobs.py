@@ -1,8 +1,8 @@
-"""How a write happens: straight to the table, or as one transaction of all its tasks.
+"""The jobs of a write: straight to the table, or one transaction of all tasks.
 
 A job is made on the driver and pickled to every task, and to the process that commits or aborts.
-Every task runs `run`; of attempts that Spark repeats or duplicates, `commit` gets the message of
-exactly one. `abort` may come while tasks still run, and after a commit that was applied.
+Every task runs `run`. Spark may repeat or duplicate a task; `commit` gets the message of exactly
+one attempt. `abort` may come while tasks still run, and after a commit that was applied.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 Messages = Sequence[WriterCommitMessage | None]
 
-# What Spark tells the tasks of a micro-batch.
+# Spark's properties of the tasks of a micro-batch.
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
 
@@ -65,14 +65,14 @@ _SKIPPED: Final = (
 )
 
 REQUEST_ROWS: Final = 65_536
-"""Rows a request is filled up to: Spark's own batches have 10,000, too few for one fsync."""
+"""The rows of a full request: Spark's own batches have 10,000, too few for one fsync."""
 
 
 class WriteJob(Protocol):
-    """One batch job's, or micro-batch's, way to write."""
+    """The way of a batch job, or of a micro-batch, to write."""
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Take in the rows of one task, in their order."""
+        """Write or stage the rows of one task, in their order."""
         ...
 
     def commit(self, messages: Messages) -> None:
@@ -80,13 +80,13 @@ class WriteJob(Protocol):
         ...
 
     def abort(self, messages: Messages) -> None:
-        """Take back what can be taken back."""
+        """Undo as much as possible."""
         ...
 
 
 @dataclass
 class WrittenRows(WriterCommitMessage):
-    """How many rows one task wrote."""
+    """The number of rows that one task wrote."""
 
     row_count: int = 0
 
@@ -102,10 +102,10 @@ class DirectJob:
         return _write_directly(self.target, batches)
 
     def commit(self, messages: Messages) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the rows are already in the table."""
 
     def abort(self, messages: Messages) -> None:
-        """Say what stays."""
+        """Log how many rows stay."""
         rows = sum(m.row_count for m in messages if isinstance(m, WrittenRows))
         _log.warning(
             "the write to table=%s failed; at least %d rows of it stay", self.target.path, rows
@@ -113,13 +113,14 @@ class DirectJob:
 
 
 def _write_directly(target: WriteTarget, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
-    """Write all rows of one task, in their order; what it wrote before it fails stays."""
+    """Write all rows of one task, in their order; after a failure the written rows stay."""
     client = client_for(target.connection.endpoint, target.connection.token)
     check_table(client.describe_table(target.path).table_id, target)
     writer = AppendWriter()
     written = WrittenRows()
     shaped = (target.shape.apply(batch) for batch in batches if batch.num_rows)
-    # One request is on its way while Spark makes the next batch; never two, so order holds.
+    # One request is on its way while Spark makes the next batch. A second concurrent request could
+    # change the order.
     with ThreadPoolExecutor(1, thread_name_prefix="streamhouse-write") as sender:
         pending: Future[None] | None = None
         for batch in coalesce(shaped, rows_max=REQUEST_ROWS):
@@ -146,7 +147,7 @@ def _send(
 
 @dataclass
 class StagedRows(WriterCommitMessage):
-    """What one task staged, in order; without `transaction_id` it had no rows to stage."""
+    """The staged rows of one task, in order; without `transaction_id` the task had no rows."""
 
     transaction_id: str | None = None
     parts: tuple[str, ...] = ()
@@ -175,7 +176,7 @@ class TransactionJob:
         source: str | None = None,
         run: str | None = None,
     ) -> TransactionJob:
-        """Begin the transaction; one that its application has committed before writes nothing."""
+        """Begin the transaction; a version that its application has committed writes nothing."""
         transaction = _begin(
             client,
             target,
@@ -206,7 +207,7 @@ class TransactionJob:
         )
 
     def commit(self, messages: Messages) -> None:
-        """Commit what the tasks staged, whatever else lies in the transaction."""
+        """Commit the rows that these tasks staged, and no other staged rows."""
         if self.is_skipped:
             return
         client = _client(self.target)
@@ -216,7 +217,7 @@ class TransactionJob:
     def commit_if_unchanged(
         self, messages: Messages, *, read_offsets: Mapping[int, int], isolation: str
     ) -> CommitResult:
-        """Commit as `commit` if the rows were computed from what the table still has.
+        """Commit as `commit` does, if the rows that Spark read are still unchanged.
 
         See `Transaction.commit`; raises `CommitConflictError`.
         """
@@ -229,23 +230,23 @@ class TransactionJob:
         )
 
     def end(self) -> TransactionStatus:
-        """Abort the transaction unless it is decided; return what it is then."""
+        """Abort the transaction unless it is decided; return its status."""
         transaction = _client(self.target).open_transaction(self.target.path, self.transaction_id)
         return transaction.abort()
 
     def abort(self, messages: Messages) -> None:
-        """Drop all that was staged; a transaction that is committed stays as it is."""
+        """Drop all staged rows; a committed transaction stays as it is."""
         if not self.is_skipped:
             _abort(self.target, self.transaction_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamJob:
-    """A micro-batch as one transaction, named by its application and Spark's batch id.
+    """A micro-batch as one transaction, identified by its application and Spark's batch id.
 
-    The driver's side of a stream writer does not know its batch, its tasks do: the first of them
-    begins the transaction, and the others find it begun. A batch that is replayed finds it
-    committed, and writes nothing.
+    Only the tasks of a stream writer know their batch. The first task begins the transaction, and
+    the remaining tasks join it. A replayed batch finds its transaction committed, and writes
+    nothing.
     """
 
     target: WriteTarget
@@ -257,7 +258,7 @@ class StreamJob:
         return _stage(self.target, batches, self._begin)
 
     def commit(self, messages: Messages) -> None:
-        """Commit what the tasks staged; a batch without rows leaves no trace."""
+        """Commit the rows that the tasks staged; a batch without rows leaves no trace."""
         ids = {m.transaction_id for m in _staged(messages) if m.transaction_id is not None}
         if not ids:
             return
@@ -268,7 +269,7 @@ class StreamJob:
         transaction.commit(_parts(self.target, messages), rejected=_rejected(self.target, messages))
 
     def abort(self, messages: Messages) -> None:
-        """Drop what was staged as far as it is known; a replay begins anew."""
+        """Drop the rows of known transactions; a replay begins anew."""
         for transaction_id in {m.transaction_id for m in _staged(messages)} - {None}:
             assert transaction_id is not None
             _abort(self.target, transaction_id)
@@ -378,7 +379,7 @@ def _shaped(
 
 
 def _drained(batches: Iterator[pa.RecordBatch]) -> StagedRows:
-    # Spark throws away a worker that leaves its input unread.
+    # Spark ends a worker with unread input.
     for _ in batches:
         pass
     return StagedRows()
@@ -389,13 +390,13 @@ def _staged(messages: Messages) -> list[StagedRows]:
 
 
 def _rejected(target: WriteTarget, messages: Messages) -> StagedRejects | None:
-    """Return what the tasks rejected."""
-    found = [m.rejected for m in _staged(messages) if m.rejected is not None]
-    if not found:
+    """Return the rows that the tasks rejected."""
+    rejects = [m.rejected for m in _staged(messages) if m.rejected is not None]
+    if not rejects:
         return None
-    if len({rejected.transaction_id for rejected in found}) > 1:
+    if len({rejected.transaction_id for rejected in rejects}) > 1:
         raise _ended_between(target)
-    return StagedRejects(found[0].transaction_id, [p for staged in found for p in staged.parts])
+    return StagedRejects(rejects[0].transaction_id, [p for staged in rejects for p in staged.parts])
 
 
 def _ended_between(target: WriteTarget) -> UnavailableError:
@@ -406,7 +407,7 @@ def _ended_between(target: WriteTarget) -> UnavailableError:
 
 
 def _parts(target: WriteTarget, messages: Messages) -> list[str]:
-    """Return the parts of the tasks Spark reports, in the order in which they apply."""
+    """Return the parts of the tasks of these messages, in the order of application."""
     tasks = _staged(messages)
     order: Sequence[int] = range(len(tasks))
     if target.ordered_by is not None:
@@ -420,7 +421,7 @@ def _abort(target: WriteTarget, transaction_id: str) -> None:
         client = _client(target)
         client.open_transaction(target.path, transaction_id).abort()
     except StreamhouseError as error:
-        # Spark is failing the job already; what stays staged is dropped by the service in time.
+        # Spark is failing the job already; the service drops the staged rows after a while.
         _log.warning("transaction=%s of table=%s: %s", transaction_id, target.path, error)
 
 
@@ -433,12 +434,13 @@ class SequenceSpan:
 
 
 class SequenceCheck:
-    """Sees one task's rows pass, in constant memory; raises for the first one out of order.
+    """Checks the order of one task's rows, in constant memory; raises for the first row out of
+    order.
 
-    For `sequence.column` where the table keeps the row written last: nobody compares rows there,
-    the order in which they are applied decides. Each task checks its own rows, and the driver
-    orders the tasks by what each of them had. That is the order `DataFrame.orderBy` makes; any
-    other is refused before a row is applied.
+    The check is for `sequence.column` in a table that keeps the row written last. Such a table does
+    not compare rows: the order of application decides. Each task checks its own rows, and the
+    driver orders the tasks by their spans. `DataFrame.orderBy` makes this order; any other order is
+    refused before a row is applied.
     """
 
     def __init__(self, column: str, *, table: str) -> None:
@@ -448,7 +450,7 @@ class SequenceCheck:
 
     @property
     def span(self) -> SequenceSpan | None:
-        """What has passed so far; None before the first row."""
+        """The span of the rows checked so far; None before the first row."""
         return self._span
 
     def take(self, batch: pa.RecordBatch) -> None:
@@ -470,15 +472,15 @@ class SequenceCheck:
 def tasks_in_sequence(
     spans: Sequence[SequenceSpan | None], *, column: str, table: str
 ) -> list[int]:
-    """Return the tasks that have rows in the order in which theirs must be applied.
+    """Return the tasks with rows, in the order in which their rows must be applied.
 
-    Raises `InvalidRequestError` when there is none, because the values of two tasks interleave.
+    Raise `InvalidRequestError` if the values of two tasks interleave.
     """
-    found = sorted((span, task) for task, span in enumerate(spans) if span is not None)
-    for (before, _), (after, _) in itertools.pairwise(found):
-        if after.first < before.last:
+    tasks = sorted((span, task) for task, span in enumerate(spans) if span is not None)
+    for (earlier, _), (later, _) in itertools.pairwise(tasks):
+        if later.first < earlier.last:
             raise _out_of_order(column, table=table)
-    return [task for _, task in found]
+    return [task for _, task in tasks]
 
 
 def _out_of_order(column: str, *, table: str) -> InvalidRequestError:

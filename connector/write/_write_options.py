@@ -1,4 +1,4 @@
-"""The options of a write, read and checked; what they mean is in `options.OPTIONS`."""
+"""The options of a write, read and checked; `options.OPTIONS` describes each option."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["WriteMode", "WriteOptions", "write_options"]
 
 
 class WriteMode(StrEnum):
-    """What the rows of a write do to the table."""
+    """How the rows of a write change the table."""
 
     APPEND = "append"
     UPSERT = "upsert"
@@ -43,12 +43,12 @@ class WriteMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """What a write wants; None is what was not given.
+    """The options of a write; None for a missing option.
 
-    `query_id` and `run_id` are of the stream in whose foreachBatch it is.
+    `query_id` and `run_id` are of the stream, for a write in foreachBatch.
 
-    The fields from `bucket_count` on describe the table: one that does not exist is created so, one
-    that does must not be another.
+    The fields from `bucket_count` on describe the table: a missing table is created by this
+    description, and an existing table must agree with it.
     """
 
     connection: ConnectionOptions
@@ -74,15 +74,15 @@ class WriteOptions:
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Read and check the options of a write."""
-    given = check_keys(options, uses=(WRITE,))
+    values = check_keys(options, uses=(WRITE,))
     connection = connection_options(options)
     if connection.name.part:
         raise InvalidRequestError(
             f"'{connection.name}' can only be read; write to '{connection.name.path}'"
         )
-    app_id = (given.get("app.id") or "").strip() or None
-    app_version = optional(given, "app.version", parse_version)
-    is_transactional = optional(given, "write.transactional", parse_boolean) is not False
+    app_id = (values.get("app.id") or "").strip() or None
+    app_version = optional(values, "app.version", parse_version)
+    is_transactional = optional(values, "write.transactional", parse_boolean) is not False
     if app_id is not None and not is_transactional:
         raise InvalidRequestError(
             "option 'app.id' makes a write happen once, which needs a transaction: remove"
@@ -90,15 +90,15 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         )
     if app_version is not None and app_id is None:
         raise InvalidRequestError("option 'app.version' needs 'app.id', whose version it is")
-    schema_id = optional(given, "schema.id", parse_version)
-    merges_schema = parse_boolean(given.get("mergeschema", "false"), name="option 'mergeSchema'")
+    schema_id = optional(values, "schema.id", parse_version)
+    merges_schema = parse_boolean(values.get("mergeschema", "false"), name="option 'mergeSchema'")
     if schema_id is not None and merges_schema:
         raise InvalidRequestError(
             "option 'schema.id' names columns of a version there is, and 'mergeSchema' makes a new"
             " one; remove one of them"
         )
-    mode = optional(given, "write.mode", _parse_mode)
-    rejects = optional(given, "on.error", _parse_on_error) is True
+    mode = optional(values, "write.mode", _parse_mode)
+    rejects = optional(values, "on.error", _parse_on_error) is True
     if rejects and (not is_transactional or mode is WriteMode.PARTIAL):
         why = "write.mode = 'partial'" if is_transactional else "write.transactional = 'false'"
         raise InvalidRequestError(
@@ -112,33 +112,33 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         app_id=app_id,
         app_version=app_version,
         timeout_ms=parse_duration_ms(
-            given.get("transaction.timeout") or TRANSACTION_TIMEOUT,
+            values.get("transaction.timeout") or TRANSACTION_TIMEOUT,
             name="option 'transaction.timeout'",
         ),
-        sequence_column=(given.get("sequence.column") or "").strip() or None,
+        sequence_column=(values.get("sequence.column") or "").strip() or None,
         merges_schema=merges_schema,
         rejects=rejects,
         keeps_nullability=parse_boolean(
-            given.get("keepnullability", "false"), name="option 'keepNullability'"
+            values.get("keepnullability", "false"), name="option 'keepNullability'"
         ),
-        bucket_count=optional(given, "bucket.num", parse_whole_number),
-        bucket_key=optional(given, "bucket.key", parse_names),
-        primary_key=optional(given, "primary.key", parse_names),
-        partitioned_by=optional(given, "partitioned.by", parse_expressions),
-        time_zone=given.get(ZONE_MARK),
+        bucket_count=optional(values, "bucket.num", parse_whole_number),
+        bucket_key=optional(values, "bucket.key", parse_names),
+        primary_key=optional(values, "primary.key", parse_names),
+        partitioned_by=optional(values, "partitioned.by", parse_expressions),
+        time_zone=values.get(ZONE_MARK),
         schema_id=schema_id,
-        query_id=given.get(QUERY_MARK),
-        run_id=given.get(RUN_MARK),
-        properties={k: v for k, v in given.items() if k.startswith(PROPERTY_PREFIXES)},
+        query_id=values.get(QUERY_MARK),
+        run_id=values.get(RUN_MARK),
+        properties={k: v for k, v in values.items() if k.startswith(PROPERTY_PREFIXES)},
     )
 
 
 def _parse_on_error(text: str, *, name: str) -> bool:
-    known = ["refuse", "reject"]
+    choices = ["refuse", "reject"]
     lowered = text.strip().lower()
-    if lowered not in known:
+    if lowered not in choices:
         raise InvalidRequestError(
-            f"{name} = '{text}' is not one of {', '.join(known)}{suggestion(lowered, known)}"
+            f"{name} = '{text}' is not one of {', '.join(choices)}{suggestion(lowered, choices)}"
         )
     return lowered == "reject"
 
@@ -149,9 +149,9 @@ def _parse_mode(text: str, *, name: str) -> WriteMode:
         raise InvalidRequestError(
             f"{name} = 'direct' is written 'write.transactional' = 'false': set that instead"
         )
-    known = [mode.value for mode in WriteMode]
-    if lowered not in known:
+    choices = [mode.value for mode in WriteMode]
+    if lowered not in choices:
         raise InvalidRequestError(
-            f"{name} = '{text}' is not one of {', '.join(known)}{suggestion(lowered, known)}"
+            f"{name} = '{text}' is not one of {', '.join(choices)}{suggestion(lowered, choices)}"
         )
     return WriteMode(lowered)

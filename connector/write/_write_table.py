@@ -1,7 +1,7 @@
-"""The table a write goes to: created as its options say, or found to be what they say.
+"""The table of a write: created by the write's options, or checked against the options.
 
-With option `mergeSchema` the columns of the DataFrame that the table lacks are added to it, and the
-fields of their structs.
+With option `mergeSchema` the write adds columns of the DataFrame to the table, and fields of the
+DataFrame's structs.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ __all__ = ["CHANGELOG_COLUMNS", "existing_or_created", "merge_schema", "missing_
 _log = logging.getLogger(__name__)
 
 CHANGELOG_COLUMNS: Final = frozenset({BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN})
-"""What rows of a `$changelog` carry besides the table's columns and their change type."""
+"""The columns of a `$changelog` beside the table's columns and the change type."""
 
-_COLUMN_PROPERTY: Final = re.compile(r"fields\.(?P<column>.+?)(?P<rest>\.agg|\.listagg\..+)")
+_COLUMN_PROPERTY: Final = re.compile(r"fields\.(?P<column>.+?)(?P<suffix>\.agg|\.listagg\..+)")
 
 
 def existing_or_created(
     client: StorageClient, options: WriteOptions, schema: pa.Schema, *, is_stream: bool
 ) -> TableInfo:
-    """Return the table, created from the DataFrame's `schema` if there is none.
+    """Return the table, created from the DataFrame's `schema` if it does not exist.
 
-    Raises `InvalidRequestError` for an option that describes another table than the one there is.
-    A stream asks again with every micro-batch: properties altered meanwhile do not end it.
+    Raise `InvalidRequestError` for an option that disagrees with the existing table. A stream
+    checks again with every micro-batch; properties altered in the meantime do not end the stream.
     """
     path = options.connection.name.path
     options = _in_names_of(options, schema.names)
@@ -72,7 +72,7 @@ def existing_or_created(
         try:
             return _created(client, options, schema)
         except TableExistsError:
-            # Another job created it in between.
+            # Another job has created the table in between.
             info = client.describe_table(str(path))
     options = _in_names_of(options, info.schema.names)
     _check_described(options, info)
@@ -81,7 +81,7 @@ def existing_or_created(
 
 
 def _in_names_of(options: WriteOptions, columns: Iterable[str]) -> WriteOptions:
-    """Return the options with keys named as the columns are, which they match without case."""
+    """Return the options with the columns' spelling of keys, which match columns without case."""
     by_lower = {column.lower(): column for column in columns}
 
     def named(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -96,18 +96,18 @@ def _created(client: StorageClient, options: WriteOptions, schema: pa.Schema) ->
     path = options.connection.name.path
     has_changes = CHANGE_TYPE_COLUMN in schema.names
     if not options.primary_key and (has_changes or options.mode is WriteMode.UPSERT):
-        what = f"column '{CHANGE_TYPE_COLUMN}'" if has_changes else "write.mode = 'upsert'"
+        request = f"column '{CHANGE_TYPE_COLUMN}'" if has_changes else "write.mode = 'upsert'"
         raise InvalidRequestError(
-            f"table '{path}' does not exist, and {what} needs a table with a primary key; name"
+            f"table '{path}' does not exist, and {request} needs a table with a primary key; name"
             " its columns with option 'primary.key'"
         )
     _log.info("creating table=%s from the DataFrame's schema", path)
-    own = [
+    fields = [
         _as_created(field, options)
         for field in schema
         if not has_changes or field.name not in (CHANGE_TYPE_COLUMN, *CHANGELOG_COLUMNS)
     ]
-    for field in own:
+    for field in fields:
         if pa.types.is_null(field.type):
             raise InvalidSchemaError(
                 f"table '{path}': column '{field.name}' is VOID, since all its values are NULL;"
@@ -115,20 +115,20 @@ def _created(client: StorageClient, options: WriteOptions, schema: pa.Schema) ->
             )
     return client.create_table(
         str(path),
-        pa.schema(own),
+        pa.schema(fields),
         primary_key=options.primary_key or (),
         bucket_count=options.bucket_count or 1,
         bucket_key=options.bucket_key or (),
         partitioned_by=options.partitioned_by or (),
-        properties=_with_column_names(options.properties, [field.name for field in own]),
+        properties=_with_column_names(options.properties, [field.name for field in fields]),
     )
 
 
 def _as_created(field: pa.Field, options: WriteOptions) -> pa.Field:
-    """Return a DataFrame's column as a new table gets it.
+    """Return a DataFrame's column for a new table.
 
-    Spark says of literals and ranges that they are not null, which means nothing for later rows,
-    and hardly ever knows it of a key.
+    Spark reports literals and ranges as not nullable, which says nothing of later rows. And Spark
+    rarely knows that a key is not null.
     """
     if field.name in (options.primary_key or ()):
         return field.with_nullable(False)
@@ -149,14 +149,14 @@ def _nullable(t: pa.DataType) -> pa.DataType:
 
 
 def _with_column_names(properties: Mapping[str, str], columns: list[str]) -> dict[str, str]:
-    """Return the properties with columns named as the table does: Spark lowers option keys."""
+    """Return the properties with the table's spelling of columns: Spark lowers option keys."""
     by_lower = {column.lower(): column for column in columns}
     named = {}
     for key, text in properties.items():
         match = _COLUMN_PROPERTY.fullmatch(key)
         if match is not None:
             column = by_lower.get(match["column"], match["column"])
-            key = f"fields.{column}{match['rest']}"
+            key = f"fields.{column}{match['suffix']}"
         named[key] = text
     return named
 
@@ -164,21 +164,21 @@ def _with_column_names(properties: Mapping[str, str], columns: list[str]) -> dic
 def _check_described(options: WriteOptions, info: TableInfo) -> None:
     descriptor = info.descriptor
     partitioned_by = options.partitioned_by
-    wanted_fields = (
+    partition_fields = (
         None
         if partitioned_by is None
         else [str(PartitionField.parse(text)) for text in partitioned_by]
     )
-    for key, given, actual in (
+    for key, option, actual in (
         ("bucket.num", options.bucket_count, descriptor.bucket_count),
         ("primary.key", _listed(options.primary_key), _listed(descriptor.primary_key)),
         ("bucket.key", _listed(options.bucket_key), _listed(descriptor.effective_bucket_key)),
-        ("partitioned.by", _listed(wanted_fields), _listed(map(str, descriptor.partitioned_by))),
+        ("partitioned.by", _listed(partition_fields), _listed(map(str, descriptor.partitioned_by))),
     ):
-        if given is not None and given != actual:
+        if option is not None and option != actual:
             raise InvalidRequestError(
                 f"table '{info.path}' exists with {key} = {actual or 'none'}, and this write says"
-                f" {given}; a table keeps that for life: remove the option, or write to another"
+                f" {option}; a table keeps that for life: remove the option, or write to another"
                 " table"
             )
 
@@ -190,11 +190,11 @@ def _listed(names: Iterable[str] | None) -> str | None:
 def _check_properties(options: WriteOptions, info: TableInfo, *, is_stream: bool) -> None:
     table = str(info.path)
     actual = info.descriptor.properties
-    given = _with_column_names(options.properties, info.schema.names)
+    properties = _with_column_names(options.properties, info.schema.names)
     differing = [
         key
-        for key in given
-        if _differs(key, given[key], actual, table=table)
+        for key in properties
+        if _differs(key, properties[key], actual, table=table)
         and not (options.merges_schema and _is_of_new_column(key, info))
     ]
     if not differing:
@@ -202,7 +202,7 @@ def _check_properties(options: WriteOptions, info: TableInfo, *, is_stream: bool
     key = differing[0]
     sentence = (
         f"table '{table}' exists with {key} = {actual.get(key) or 'its default'}, and this write"
-        f" says {given[key]}; remove the option, or change the table with the client's"
+        f" says {properties[key]}; remove the option, or change the table with the client's"
         " alter_properties"
     )
     if not is_stream:
@@ -211,10 +211,10 @@ def _check_properties(options: WriteOptions, info: TableInfo, *, is_stream: bool
 
 
 def _is_of_new_column(key: str, info: TableInfo) -> bool:
-    """Whether a property is of a column that the table has not, and that this write may add."""
+    """Whether a property is of a column that the table lacks and this write may add."""
     match = _COLUMN_PROPERTY.fullmatch(key)
-    known = {name.lower() for name in info.schema.names}
-    return match is not None and match["column"].lower() not in known
+    table_columns = {name.lower() for name in info.schema.names}
+    return match is not None and match["column"].lower() not in table_columns
 
 
 def _differs(key: str, text: str, actual: Mapping[str, str], *, table: str) -> bool:
@@ -234,13 +234,12 @@ def merge_schema(
     data: pa.Schema,
     properties: Mapping[str, str] | None = None,
 ) -> TableInfo:
-    """Return the table with all columns and fields of `data`, and types as wide as there.
+    """Return the table with all columns and fields of `data`, and types at least as wide.
 
-    New ones are at the end of the table, or of their struct.
+    New columns are at the end of the table, new fields at the end of their struct. A column that is
+    nullable in `data` becomes nullable in the table, as in Iceberg's merging.
 
-    A column that may be null in `data` may be so in the table then, as Iceberg's merging has it.
-
-    Another job may do the same at the same time: whoever comes second finds it done.
+    If a concurrent job makes the same changes first, the changes are already done here.
     """
     named = _with_column_names(properties or {}, data.names)
     changes = _changes(info, data, named)
@@ -249,21 +248,21 @@ def merge_schema(
     try:
         return _changed(client, info, changes)
     except InvalidSchemaError:
-        found = client.describe_table(str(info.path))
-        if found.schema_id == info.schema_id:
+        newer_info = client.describe_table(str(info.path))
+        if newer_info.schema_id == info.schema_id:
             raise
-        left = _changes(found, data, named)
-        return _changed(client, found, left) if left else found
+        remaining_changes = _changes(newer_info, data, named)
+        return _changed(client, newer_info, remaining_changes) if remaining_changes else newer_info
 
 
 def _aggregate(name: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """Return how a new column is merged, if the write says so."""
+    """Return the merge function of a new column, if the write names one."""
     keys = {"aggregate": f"fields.{name}.agg", "delimiter": f"fields.{name}.listagg.delimiter"}
-    return {what: properties[key] for what, key in keys.items() if key in properties}
+    return {attribute: properties[key] for attribute, key in keys.items() if key in properties}
 
 
 def missing_columns(info: TableInfo, data: pa.Schema) -> tuple[pa.Field, ...]:
-    """Return the nullable columns of the table that `data` has not: they become null."""
+    """Return the nullable columns of the table that `data` lacks; their values become null."""
     return tuple(
         column.to_arrow()
         for column in info.schema.columns
@@ -279,20 +278,20 @@ def _changed(client: StorageClient, info: TableInfo, changes: list[dict[str, Any
 def _changes(
     info: TableInfo, data: pa.Schema, properties: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    own = {column.name: column for column in info.schema.columns}
+    table_columns = {column.name: column for column in info.schema.columns}
     changes: list[dict[str, Any]] = []
     for field in data:
-        wanted = canonical_type(field.type, where=field.name)
-        column = own.get(field.name)
+        data_type = canonical_type(field.type, where=field.name)
+        column = table_columns.get(field.name)
         if column is None:
-            added = {"add": field.name, "type": type_to_json(_nullable(wanted))}
+            added = {"add": field.name, "type": type_to_json(_nullable(data_type))}
             changes.append(added | _aggregate(field.name, properties))
             continue
         if field.name in info.descriptor.primary_key:
             continue
-        for path, t in fields_lacking(column.type, wanted):
+        for path, t in fields_lacking(column.type, data_type):
             changes.append({"add": [field.name, *path], "type": type_to_json(_nullable(t))})
-        for path, t in wider_parts(column.type, wanted):
+        for path, t in wider_parts(column.type, data_type):
             changes.append({"widen": [field.name, *path], "to": type_to_json(t)})
         if field.nullable and not column.nullable:
             changes.append({"drop_not_null": field.name})

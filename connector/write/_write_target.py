@@ -1,4 +1,4 @@
-"""Everything about a write that can be settled before its first row: one value for all tasks."""
+"""Every fact of a write that is settled before its first row: one value for all tasks."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ __all__ = ["RowShape", "WriteTarget", "not_assigned", "resolve_target"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowShape:
-    """How rows leave a task: as `types` of the table's columns, without those in `dropped`.
+    """The form of rows that leave a task: in the `types` of the table, without the columns in
+    `dropped`.
 
-    The DataFrame's columns come in the order of `names`, which is what the table calls them.
-    `filled` are columns that the rows lack; they become null. `keys` are those of the primary key,
-    which take their values without loss. Dates are taken as midnight in `zone`
-    where a column is a timestamp.
+    The DataFrame's columns come in the order of `names`, which are the table's names. `filled` are
+    columns that the rows lack; their values are null. `keys` are the columns of the primary key,
+    which take values without loss. In a timestamp column a date means its midnight in `zone`.
     """
 
     types: pa.Schema
@@ -56,16 +56,16 @@ class RowShape:
     zone: Zone | None = None
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch to send; raises `SchemaMismatchError` for a value that does not fit."""
+        """Return the batch to send; raise `SchemaMismatchError` for a value that does not fit."""
         arrays, fields = [], []
         for name, array in zip(self.names, batch.columns, strict=True):
             if name in self.dropped:
                 continue
             position = self.types.get_field_index(name)
-            wanted = array.type if position < 0 else self.types.field(position).type
+            data_type = array.type if position < 0 else self.types.field(position).type
             assign = assigned_key if name in self.keys else assigned
-            arrays.append(assign(array, wanted, column=name, zone=self.zone))
-            fields.append(pa.field(name, wanted))
+            arrays.append(assign(array, data_type, column=name, zone=self.zone))
+            fields.append(pa.field(name, data_type))
         for field in self.filled:
             arrays.append(pa.nulls(batch.num_rows, field.type))
             fields.append(field)
@@ -74,11 +74,11 @@ class RowShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteTarget:
-    """Where the rows go and what they do there. Small: it is pickled to every task.
+    """The table of a write and the effect of its rows there. Small: it is pickled to every task.
 
-    Columns are named by version `schema_id` of the table's schema; `columns` are those of a partial
-    update, else None. `ordered_by` is the column in whose order
-    rows must come, when that decides which of them wins. With `is_overwrite` they replace all rows.
+    Column names are of version `schema_id` of the table's schema. `columns` are the columns of a
+    partial update, else None. `ordered_by` is the column that orders the rows, if the last row of a
+    key wins. With `is_overwrite` the rows replace all rows of the table.
     """
 
     connection: ConnectionOptions
@@ -90,7 +90,7 @@ class WriteTarget:
     ordered_by: str | None = None
     is_overwrite: bool = False
     rejecting: TableInfo | None = None
-    """The table whose rows are tried one by one; None: what does not fit fails the write."""
+    """The table for checks row by row; None: a value that does not fit fails the write."""
 
     @property
     def path(self) -> str:
@@ -106,16 +106,16 @@ def resolve_target(
     is_stream: bool,
     is_overwrite: bool = False,
 ) -> WriteTarget:
-    """Check the write as a whole against the table, which is created if there is none.
+    """Check the write as a whole against the table, which is created if it does not exist.
 
-    `schema` is the DataFrame's. Raises for whatever its rows could not do, by one sentence.
+    `schema` is the DataFrame's. Every failure that the schema already shows is raised here.
     """
     current = existing_or_created(client, options, schema, is_stream=is_stream)
     info = current.in_version(options.schema_id)
-    own_names = schema.names
+    frame_names = schema.names
     schema = _in_names_of(schema, info)
     if options.schema_id is None and (is_stream or options.app_version is not None):
-        # Such a write comes again: whoever began it may have meant an earlier version.
+        # This write may be a repetition, begun under an earlier version of the schema.
         how = f"set option 'schema.id' = '{info.schema_id}'"
         check_names(info, schema.names, how=how)
     mode = _mode(options, current)
@@ -151,39 +151,39 @@ def resolve_target(
             keys=frozenset(info.descriptor.primary_key),
             zone=zone,
         ),
-        # Rows are checked as they come, under the names they come with.
-        ordered_by=None if ordered_by is None else own_names[schema.names.index(ordered_by)],
+        # The check of the order sees rows under the DataFrame's names.
+        ordered_by=None if ordered_by is None else frame_names[schema.names.index(ordered_by)],
         is_overwrite=is_overwrite,
         rejecting=info if options.rejects else None,
     )
 
 
 def _in_names_of(schema: pa.Schema, info: TableInfo) -> pa.Schema:
-    """Return the DataFrame's schema with the table's names; no two of a table differ by case alone.
+    """Return the DataFrame's schema with the table's spelling of names, also of fields of structs.
 
-    So it is with the fields of structs.
-
-    A column whose exact name the DataFrame has too keeps its own, which the table then lacks.
+    A table has no two names that differ only in case. If the DataFrame has both spellings of a
+    name, the second column keeps its name and is unknown to the table.
     """
-    known = (*info.schema.names, CHANGE_TYPE_COLUMN, *CHANGELOG_COLUMNS)
-    by_lower = {name.lower(): name for name in known}
-    given = set(schema.names)
+    table_names = (*info.schema.names, CHANGE_TYPE_COLUMN, *CHANGELOG_COLUMNS)
+    by_lower = {name.lower(): name for name in table_names}
+    frame_names = set(schema.names)
     types = {column.name: column.type for column in info.schema.columns}
 
-    def own(field: pa.Field) -> pa.Field:
+    def renamed(field: pa.Field) -> pa.Field:
         name = by_lower.get(field.name.lower(), field.name)
-        if name not in given:
+        if name not in frame_names:
             field = field.with_name(name)
-        known = types.get(field.name)
-        return field if known is None else field.with_type(named_like(field.type, known))
+        column = types.get(field.name)
+        return field if column is None else field.with_type(named_like(field.type, column))
 
-    return pa.schema([own(field) for field in schema])
+    return pa.schema([renamed(field) for field in schema])
 
 
 def _is_earlier(info: TableInfo, data: pa.Schema) -> bool:
-    """Whether `data` is exactly a version of the table since which columns and fields were added.
+    """Whether `data` is exactly an earlier version of the table, before columns or fields were
+    added.
 
-    The program that writes it does not know of them.
+    The program of the write does not know the later columns.
     """
     return version_of(info, data, stated=info.schema_id) != info.schema_id
 
@@ -191,14 +191,14 @@ def _is_earlier(info: TableInfo, data: pa.Schema) -> bool:
 def _assigned_types(
     data: pa.Schema, info: TableInfo, zone: Zone | None, *, fills: bool
 ) -> pa.Schema:
-    """Return `data` with the table's types where its values are assigned to them.
+    """Return `data` with the table's types for assignable columns.
 
-    Fields that its structs lack are null, if it `fills` them.
+    With `fills` the fields that structs of `data` lack are null.
     """
-    wanted = {column.name: column.type for column in info.schema.columns}
+    column_types = {column.name: column.type for column in info.schema.columns}
     fields = []
     for field in data:
-        column_type = wanted.get(field.name)
+        column_type = column_types.get(field.name)
         if column_type is not None and not pa.types.is_null(field.type):
             if not can_assign(field.type, column_type, zone=zone, fills=fills):
                 raise not_assigned(field, column_type, info)
@@ -207,28 +207,28 @@ def _assigned_types(
     return pa.schema(fields)
 
 
-def not_assigned(field: pa.Field, wanted: pa.DataType, info: TableInfo) -> SchemaMismatchError:
-    """Return the error for a column of type `wanted` that `field` is not assigned to."""
+def not_assigned(field: pa.Field, target: pa.DataType, info: TableInfo) -> SchemaMismatchError:
+    """Return the error for a column of type `target` to which `field` cannot be assigned."""
     begin = (
-        f"table '{info.path}': column '{field.name}' is {type_name(wanted)}, and"
+        f"table '{info.path}': column '{field.name}' is {type_name(target)}, and"
         f" {type_name(field.type)} is not assigned to it; "
     )
-    for path, _ in fields_lacking(wanted, field.type):
+    for path, _ in fields_lacking(target, field.type):
         shown = ".".join([field.name, *path])
         return SchemaMismatchError(f"{begin}field '{shown}' is new: add it with mergeSchema")
-    for path, _ in fields_lacking(field.type, wanted):
+    for path, _ in fields_lacking(field.type, target):
         shown = ".".join([field.name, *path])
         return SchemaMismatchError(
             f"{begin}field '{shown}' is missing: write it, or mergeSchema, which makes it null"
         )
-    return SchemaMismatchError(f"{begin}write cast({field.name} AS {type_name(wanted)})")
+    return SchemaMismatchError(f"{begin}write cast({field.name} AS {type_name(target)})")
 
 
 def _filled(info: TableInfo, mode: WriteMode, data: pa.Schema) -> tuple[pa.Field, ...]:
     """Return the table's columns that rows with the columns of `data` get as nulls.
 
-    Those a DataFrame lacks that merges its schema, and those that were added to the table since a
-    program was written that has exactly the columns of an earlier version.
+    Missing columns are filled for a DataFrame that merges its schema, and for a program with
+    exactly the columns of an earlier version of the table.
     """
     is_whole = mode in (WriteMode.APPEND, WriteMode.UPSERT)
     if not is_whole or set(data.names) <= set(info.descriptor.primary_key):
@@ -269,7 +269,7 @@ def _mode(options: WriteOptions, info: TableInfo) -> WriteMode:
 
 
 def _version_column(current: TableInfo, info: TableInfo) -> str | None:
-    """Return what the column whose greater value wins is called in `info`, if there is one."""
+    """Return the name in `info` of the column whose greatest value wins, if there is one."""
     name = current.descriptor.merge_rules().version_column
     if name is None:
         return None
@@ -284,11 +284,11 @@ def _ordering(
     schema: pa.Schema,
     version_column: str | None,
 ) -> str | None:
-    """Return the column whose order this write must keep; None if the table keeps it itself."""
+    """Return the column that orders this write's rows; None if the table orders rows itself."""
     name = options.sequence_column
     if name is None:
         return None
-    name = next((known for known in schema.names if known.lower() == name.lower()), name)
+    name = next((n for n in schema.names if n.lower() == name.lower()), name)
     if not info.is_primary_key_table:
         raise InvalidRequestError(
             f"table '{info.path}' has no primary key, so 'sequence.column' has nothing to decide;"
@@ -330,14 +330,14 @@ def _check_takes_changes(info: TableInfo, mode: WriteMode) -> None:
 def _check_columns(data: pa.Schema, info: TableInfo, mode: WriteMode, *, has_changes: bool) -> None:
     table = str(info.path)
     key = info.descriptor.primary_key
-    wanted: Schema = info.schema
+    expected: Schema = info.schema
     is_keys_alone = has_changes and set(data.names) == set(key)
     if mode is WriteMode.DELETE:
-        others = [name for name in data.names if name not in key]
-        if others:
+        extra_columns = [name for name in data.names if name not in key]
+        if extra_columns:
             raise SchemaMismatchError(
                 f"table '{table}': write.mode = 'delete' takes the key columns only"
-                f" ({', '.join(key)}); drop column '{others[0]}'"
+                f" ({', '.join(key)}); drop column '{extra_columns[0]}'"
             )
     if mode is WriteMode.PARTIAL:
         missing = [name for name in key if name not in data.names]
@@ -346,17 +346,17 @@ def _check_columns(data: pa.Schema, info: TableInfo, mode: WriteMode, *, has_cha
                 f"table '{table}': write.mode = 'partial' needs the key column '{missing[0]}'"
                 f" (given: {', '.join(data.names)})"
             )
-        wanted = wanted.select(data.names, table=table)
+        expected = expected.select(data.names, table=table)
     elif mode is WriteMode.DELETE or is_keys_alone:
-        # Deletes need no more; a change that does is refused by the service, with its row.
-        wanted = wanted.select(key, table=table)
-    _check_given(data, wanted, info)
-    check_schema(data, wanted, table=table)
+        # Deletes need only the key. The service refuses a different change of the key alone.
+        expected = expected.select(key, table=table)
+    _check_not_null_columns(data, expected, info)
+    check_schema(data, expected, table=table)
 
 
-def _check_given(data: pa.Schema, wanted: Schema, info: TableInfo) -> None:
-    """Raise for a column that rows must have, because it is NOT NULL, with what to do."""
-    for column in wanted.columns:
+def _check_not_null_columns(data: pa.Schema, expected: Schema, info: TableInfo) -> None:
+    """Raise for a missing NOT NULL column, with the two remedies."""
+    for column in expected.columns:
         is_key = column.name in info.descriptor.primary_key
         if column.name not in data.names and not column.nullable and not is_key:
             raise SchemaMismatchError(
