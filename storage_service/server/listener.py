@@ -27,12 +27,14 @@ from prometheus_client.core import Metric
 
 from streamhouse.core.errors import UnavailableError
 from streamhouse.core.extras import require
-from streamhouse.core.model.lake.older_rows import LakeHistory
+from streamhouse.core.model.lake.facts import LakeCatalog, LakeState
+from streamhouse.core.model.lake.older_rows import LakeBucket, LakeHistory
+from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.core.traces.settings import opened_spans
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.directory.runtime import Runtime
-from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
+from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery, LakeRows
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.table_moves import TableMoves
 from streamhouse.storage_service.ownership.journal.store.object_store import ObjectStoreError
@@ -85,8 +87,7 @@ def run_service(
     on_ready: Callable[[str], Callable[[], None]],
     on_standby: Callable[[str], None] = lambda _: None,
     on_kafka: Callable[[str], None] = lambda _: None,
-    recovery: KeyRecovery | None = None,
-    open_history: Callable[[], LakeHistory] | None = None,
+    rebuild: frozenset[TablePath] = frozenset(),
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish the requests in progress and return.
 
@@ -95,9 +96,7 @@ def run_service(
             another thread, when the service begins to stop and still answers all requests.
         on_standby: Gets the endpoint once a standby follows the owner.
         on_kafka: Gets the address for Kafka clients right after `on_ready`, with `kafka_port` only.
-        recovery: How to restore lost rows by key; by default from the changelog alone.
-        open_history: Opens the reader of rows that have left the log, for Kafka clients and for
-            searches by time; without the function only rows in the log are readable.
+        rebuild: Tables whose rows by key are built anew, though they are there.
     Raises `InvalidRequestError` or `UnavailableError` if the service cannot start.
     """
     certificate = Certificate.of(config)
@@ -123,10 +122,28 @@ def run_service(
                 on_standby=on_standby,
                 kafka=kafka,
                 spans=spans,
-                open_history=open_history,
             )
+            recovery = KeyRecovery(lake_rows=_lake_rows(config.lake_catalog()), rebuild=rebuild)
             serving = _serve(process, recovery)
             uvloop.run(serving)
+
+
+# The lake's library takes a second to load, and most services never need it.
+
+
+def _lake_rows(catalog: LakeCatalog) -> LakeRows:
+    def lake_rows(table: TableInfo, lake: LakeState, bucket: int) -> LakeBucket:
+        from streamhouse.reading.plan.lake_bucket import lake_bucket_rows
+
+        return lake_bucket_rows(catalog, table, lake, bucket)
+
+    return lake_rows
+
+
+def _lake_history(catalog: LakeCatalog) -> LakeHistory:
+    from streamhouse.reading.plan.lake_history import IcebergHistory
+
+    return IcebergHistory(catalog)
 
 
 def _require_kafka(config: ServiceConfig) -> None:
@@ -134,20 +151,20 @@ def _require_kafka(config: ServiceConfig) -> None:
         require("kafka", "--kafka-port")
 
 
-async def _serve(make_process: Callable[..., _Process], recovery: KeyRecovery | None) -> None:
+async def _serve(make_process: Callable[..., _Process], recovery: KeyRecovery) -> None:
     # Signal handlers come first: a caller may send a signal right after the ready line.
     process = make_process(signals=_StopSignals())
     try:
         if process.config.journal_url is None:
             await _serve_alone(process, recovery)
         else:
-            await _serve_shard(process, recovery or KeyRecovery())
+            await _serve_shard(process, recovery)
     finally:
         process.workers.shutdown()
         process.disk.shutdown()
 
 
-async def _serve_alone(process: _Process, recovery: KeyRecovery | None) -> None:
+async def _serve_alone(process: _Process, recovery: KeyRecovery) -> None:
     """Serve a directory without a journal; connections wait until the recovery is done."""
     with process.ended_by_a_stop():
         manager = await TabletManager.open(
@@ -291,11 +308,9 @@ class _Process:
         on_standby: Callable[[str], None],
         kafka: _KafkaSocket | None,
         spans: Spans | None,
-        open_history: Callable[[], LakeHistory] | None,
     ) -> None:
         self.config = config
         self._kafka = kafka
-        self._open_history = open_history
         self._spans = spans
         self.signals = signals
         self.endpoint = endpoint_of(listening, config)
@@ -380,7 +395,7 @@ class _Process:
         moves: MoveDesk | None = None,
     ) -> AsyncIterator[tuple[Service, ServiceApp]]:
         """Open the service of these tables; the end of the context closes service and tables."""
-        lake_reads = None if self._open_history is None else LakeReads(self._open_history)
+        lake_reads = LakeReads(functools.partial(_lake_history, self.config.lake_catalog()))
         service = Service(
             self.config,
             manager,
@@ -404,8 +419,7 @@ class _Process:
         finally:
             # All readers of rows must end before the tables are closed.
             await manager.upkeep.stop()
-            if lake_reads is not None:
-                lake_reads.close()
+            lake_reads.close()
             await asyncio.to_thread(app.close)
             if moves is not None:
                 await moves.close()

@@ -13,12 +13,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
-
-import pyarrow as pa
 
 from streamhouse.core.errors import (
     CorruptDataError,
@@ -28,6 +26,7 @@ from streamhouse.core.errors import (
     UnsupportedError,
 )
 from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.lake.older_rows import LakeBucket
 from streamhouse.core.model.schema import OFFSET_COLUMN
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.storage_service.engine.keys.key_bucket import replay_log
@@ -38,7 +37,6 @@ from streamhouse.storage_service.log.log_tablet import LogTablet
 
 __all__ = [
     "KeyRecovery",
-    "LakeBucket",
     "LakeRows",
     "LostRows",
     "clear_leftovers",
@@ -51,19 +49,6 @@ _logger = logging.getLogger(__name__)
 
 _DROPPED_SUFFIX: Final = ".dropped"
 _RESTORED_SUFFIX: Final = ".restored"
-
-
-@dataclass(frozen=True, slots=True)
-class LakeBucket:
-    """The rows of one bucket as all its changes below `end_offset` left them.
-
-    `batches` have the table's columns in order, then `__offset`, where the row was written.
-    `fingerprint` is that of the log at `end_offset` which they came from, if that is known.
-    """
-
-    end_offset: int
-    batches: Iterator[pa.RecordBatch]
-    fingerprint: str | None = None
 
 
 class LakeRows(Protocol):

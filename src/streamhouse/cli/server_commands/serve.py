@@ -7,7 +7,7 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -21,12 +21,8 @@ from streamhouse.cli.server_commands.supervisor import (
 from streamhouse.cli.units import SIZE, MeasureType
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.log_lines import configure_logging
-from streamhouse.core.model.lake.facts import (
-    LakeCatalog,
-    LakeState,
-    s3_properties_from_environment,
-)
-from streamhouse.core.model.table import TableInfo, TablePath
+from streamhouse.core.model.lake.facts import s3_properties_from_environment
+from streamhouse.core.model.table import TablePath
 from streamhouse.core.model.table_state import EMBEDDED_WORKER_ID
 from streamhouse.core.model.values.units import parse_bytes
 from streamhouse.core.secret_sources import catalog_properties_from, read_secret
@@ -40,10 +36,6 @@ from streamhouse.storage_service.config import (
     kafka_address,
 )
 from streamhouse.storage_service.ownership.journal.names import DEFAULT_SHARD
-
-if TYPE_CHECKING:
-    from streamhouse.core.model.lake.older_rows import LakeHistory
-    from streamhouse.storage_service.engine.keys.key_recovery import LakeBucket, LakeRows
 
 __all__ = ["command", "help_sections"]
 
@@ -363,7 +355,6 @@ def command(
 def _serve_one(config: ServiceConfig, *, rebuild: frozenset[TablePath], is_tiering: bool) -> None:
     """Be the process of a service, or of one shard."""
     # Not at the top: a wrong option is told before all of the service is imported.
-    from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
     from streamhouse.storage_service.server.listener import run_service
 
     stop_with_supervisor()
@@ -382,14 +373,8 @@ def _serve_one(config: ServiceConfig, *, rebuild: frozenset[TablePath], is_tieri
         click.echo(f"streamhouse serving Kafka clients on {address}")
         sys.stdout.flush()
 
-    catalog = config.lake_catalog()
     run_service(
-        config,
-        on_ready=on_ready,
-        on_standby=on_standby,
-        on_kafka=on_kafka,
-        recovery=KeyRecovery(lake_rows=_lake_rows(catalog), rebuild=rebuild),
-        open_history=lambda: _lake_history(catalog),
+        config, on_ready=on_ready, on_standby=on_standby, on_kafka=on_kafka, rebuild=rebuild
     )
 
 
@@ -454,25 +439,6 @@ def _without(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
         elif text.partition("=")[0] not in flags:
             left.append(text)
     return left
-
-
-def _lake_rows(catalog: LakeCatalog) -> LakeRows:
-    """Return what reads lost rows from the lake: the service itself knows no lake library."""
-    from streamhouse.storage_service.engine.keys.key_recovery import LakeBucket
-
-    def lake_rows(table: TableInfo, lake: LakeState, bucket: int) -> LakeBucket:
-        from streamhouse.reading.plan.lake_bucket import lake_bucket_rows
-
-        return LakeBucket(*lake_bucket_rows(catalog, table, lake, bucket))
-
-    return lake_rows
-
-
-def _lake_history(catalog: LakeCatalog) -> LakeHistory:
-    """Return what reads rows that have left the log: as above."""
-    from streamhouse.reading.plan.lake_history import IcebergHistory
-
-    return IcebergHistory(catalog)
 
 
 def _start_tiering(endpoint: str, config: ServiceConfig) -> Callable[[], None]:

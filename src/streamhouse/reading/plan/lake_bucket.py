@@ -6,11 +6,11 @@ For a service that has lost its rows by key: each comes with the offset it was w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import pyarrow as pa
 
 from streamhouse.core.model.lake.facts import LakeCatalog, LakeState
+from streamhouse.core.model.lake.older_rows import LakeBucket
 from streamhouse.core.model.offsets import OffsetRange
 from streamhouse.core.model.schema import OFFSET_COLUMN
 from streamhouse.core.model.table import TableInfo
@@ -26,18 +26,7 @@ from streamhouse.reading.plan.scan_schema import output_columns, scan_context, w
 from streamhouse.reading.scan._lake_scan import read_lake_piece
 from streamhouse.reading.scan.scan import LakePiece, ScanContext
 
-__all__ = ["BucketRows", "lake_bucket_rows"]
-
-
-class BucketRows(NamedTuple):
-    """Up to which offset a lake table has a bucket's changes, and the rows they left.
-
-    `fingerprint` is that of the log at `end_offset` that they came from, if the snapshot says.
-    """
-
-    end_offset: int
-    batches: Iterator[pa.RecordBatch]
-    fingerprint: str | None
+__all__ = ["lake_bucket_rows"]
 
 
 def lake_bucket_rows(
@@ -47,7 +36,7 @@ def lake_bucket_rows(
     bucket: int,
     *,
     name: str | None = None,
-) -> BucketRows:
+) -> LakeBucket:
     """Return the rows of a bucket as the lake has them.
 
     Batches have the table's columns, then `__offset`; one row group is in memory at a time. If the
@@ -78,7 +67,7 @@ def lake_bucket_rows(
     pieces = lake_pieces(found.files, ranges, from_timestamp_us=None, to_timestamp_us=None)
     filesystem = LakeFilesystem(lake_file_properties(catalog.properties))
     fingerprint = opened.fingerprints(snapshot_id).get(bucket)
-    return BucketRows(end, _batches(filesystem, pieces, context), fingerprint)
+    return LakeBucket(end, _batches(filesystem, pieces, context), fingerprint)
 
 
 def _context(table: TableInfo, lake: LakeState) -> ScanContext:

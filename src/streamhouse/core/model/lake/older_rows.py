@@ -6,6 +6,7 @@ from the log alone. What is read here is the same rows at the same offsets that 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from streamhouse.core.model.lake.coverage import CoveredOffsets
 from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.core.model.table import TableInfo
 
-__all__ = ["LakeHistory", "OlderRows", "OlderRowsCursor", "WrittenAt"]
+__all__ = ["LakeBucket", "LakeHistory", "OlderRows", "OlderRowsCursor", "WrittenAt"]
 
 
 class OlderRows(NamedTuple):
@@ -55,6 +56,18 @@ class OlderRows(NamedTuple):
             np.concatenate([self.timestamps_us, following.timestamps_us]),
             following.next_offset,
         )
+
+
+class LakeBucket(NamedTuple):
+    """The rows of one bucket after all changes below `end_offset`.
+
+    `batches` have the table's columns in order, then `__offset`, where the row was written.
+    `fingerprint` is the log's at `end_offset`, or None if the lake's snapshot has none.
+    """
+
+    end_offset: int
+    batches: Iterator[pa.RecordBatch]
+    fingerprint: str | None = None
 
 
 class WrittenAt(NamedTuple):

@@ -23,9 +23,10 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.changelog import DELETE, INSERT, UPDATE_AFTER
 from streamhouse.core.model.lake.facts import LakeState
+from streamhouse.core.model.lake.older_rows import LakeBucket
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.storage_service.engine.keys.key_bucket import mark_damaged
-from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery, LakeBucket
+from streamhouse.storage_service.engine.keys.key_recovery import KeyRecovery
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep._retention import apply_retention
