@@ -1,1 +1,1 @@
-"""SQL names of tables: what statements on them do beyond what Spark does. Door: `hooks`."""
+"""SQL names of tables: the effects of statements on attached names. The entry is `_hooks`."""

@@ -1,7 +1,7 @@
-"""What to use in place of a statement that Spark refuses for a table of a Python source.
+"""The advice for a statement that Spark refuses for a table of a Python source.
 
-Spark's own sentence names neither the reason nor anything that would do. Where the statement
-mentions an attached name, or the format, ours is raised from Spark's.
+Spark's own sentence names neither the reason nor an alternative. If the statement mentions an
+attached name or the format, our sentence is raised from Spark's error.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _ADVICE: Final = {
 
 
 @contextlib.contextmanager
-def advising(what: str, *, is_about_us: Callable[[], bool]) -> Iterator[None]:
-    """Raise our sentence in place of Spark's refusal of what is about us."""
+def advising(statement: str, *, is_about_us: Callable[[], bool]) -> Iterator[None]:
+    """Raise our sentence in place of Spark's refusal of a statement about our format."""
     try:
         yield
     except PySparkException as error:
         advice = _ADVICE.get(error.getCondition() or "")
         if advice is None or not is_about_us():
             raise
-        raise UnsupportedError(f"{what}: {advice}") from error
+        raise UnsupportedError(f"{statement}: {advice}") from error

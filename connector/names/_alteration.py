@@ -1,6 +1,6 @@
 """`ALTER TABLE` on an attached name, as changes of the table itself.
 
-Spark would change the columns that its catalog remembers, and nothing else.
+Spark alone would change only the columns in its catalog.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CAN: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alteration:
-    """What to change: the schema, in the form of `alter_schema`, or properties."""
+    """The change: of the schema, in the form of `alter_schema`, or of properties."""
 
     changes: tuple[dict[str, Any], ...] = ()
     updates: dict[str, str] = field(default_factory=dict)
@@ -31,68 +31,72 @@ class Alteration:
 
 
 def alteration_of(statement: Statement, *, type_of: Callable[[str], Any]) -> Alteration:
-    """Return what an `ALTER TABLE` asks for; `type_of` reads a type as Spark writes it.
+    """Return the alteration of an `ALTER TABLE`; `type_of` parses a type in Spark's spelling.
 
-    Raises `UnsupportedError` for what a table has not, with what can be altered.
+    Raise `UnsupportedError` for an impossible alteration, with the possible ones.
     """
-    words = [token.word for token in statement.rest]
-    rest = list(statement.rest)
+    words = [token.word for token in statement.tokens]
+    tokens = list(statement.tokens)
     if words[:1] == ["ADD"] and words[1:2] in (["COLUMN"], ["COLUMNS"]):
-        specs = list(_listed(rest[2:]))
+        specs = list(_listed(tokens[2:]))
         return Alteration(changes=tuple(_added(spec, statement, type_of=type_of) for spec in specs))
-    if _is_of_field(rest, words):
+    if _is_of_field(tokens, words):
         raise UnsupportedError(
             f"ALTER TABLE {'.'.join(statement.name)} {' '.join(words[:2])}: a field inside a column"
             " can be added and widened, and nothing else; add one more field or column, and write"
             " the values there"
         )
     if words[:1] == ["DROP"] and words[1:2] in (["COLUMN"], ["COLUMNS"]):
-        names = [spec[0] for spec in _listed(rest[2:]) if len(spec) == 1]
-        if names and len(names) == len(list(_listed(rest[2:]))):
+        names = [spec[0] for spec in _listed(tokens[2:]) if len(spec) == 1]
+        if names and len(names) == len(list(_listed(tokens[2:]))):
             return Alteration(
                 changes=tuple({"drop": unquoted(n), "confirm": unquoted(n)} for n in names)
             )
     if words[:2] == ["RENAME", "COLUMN"] and len(words) == 5 and words[3] == "TO":
-        return Alteration(changes=({"rename": unquoted(rest[2]), "to": unquoted(rest[4])},))
+        return Alteration(changes=({"rename": unquoted(tokens[2]), "to": unquoted(tokens[4])},))
     if words[:1] in (["ALTER"], ["CHANGE"]):
-        return Alteration(changes=(_column(rest[1:], statement, type_of=type_of),))
+        return Alteration(changes=(_column(tokens[1:], statement, type_of=type_of),))
     if words[:2] in (["SET", "TBLPROPERTIES"], ["UNSET", "TBLPROPERTIES"]):
-        given = list(_listed(rest[2:]))
+        properties = list(_listed(tokens[2:]))
         if words[0] == "SET":
-            pairs = (_property(spec, statement) for spec in given)
+            pairs = (_property(spec, statement) for spec in properties)
             return Alteration(updates=dict(pairs))
-        return Alteration(removals=tuple("".join(map(unquoted, spec)) for spec in given))
+        return Alteration(removals=tuple("".join(map(unquoted, spec)) for spec in properties))
     raise _cannot(statement)
 
 
 def commented(column: str, statement: Statement) -> Alteration:
-    """Return what a `COMMENT ON COLUMN ... IS 'text' | NULL` asks for."""
-    rest = [token for token in statement.rest if token.text != ";"]
-    if len(rest) != 2 or rest[0].word != "IS" or not (rest[1].is_string or rest[1].word == "NULL"):
+    """Return the alteration of a `COMMENT ON COLUMN ... IS 'text' | NULL`."""
+    tokens = [token for token in statement.tokens if token.text != ";"]
+    if (
+        len(tokens) != 2
+        or tokens[0].word != "IS"
+        or not (tokens[1].is_string or tokens[1].word == "NULL")
+    ):
         raise UnsupportedError(
             f"COMMENT ON COLUMN {'.'.join(statement.name)}: write IS 'text', or IS NULL"
         )
-    text = unquoted(rest[1]) if rest[1].is_string else ""
+    text = unquoted(tokens[1]) if tokens[1].is_string else ""
     return Alteration(changes=({"comment": column, "to": text},))
 
 
-def _is_of_field(rest: Sequence[Token], words: Sequence[str]) -> bool:
-    """Whether what is altered, dropped or renamed is a field, and no type is widened.
+def _is_of_field(tokens: Sequence[Token], words: Sequence[str]) -> bool:
+    """Whether a statement alters, drops or renames a field without widening its type.
 
-    A field's name has a dot outside of backticks.
+    The name of a field has a dot outside of backticks.
     """
     if words[:1] not in (["ALTER"], ["CHANGE"], ["DROP"], ["RENAME"]):
         return False
     at = 2 if words[1:2] in (["COLUMN"], ["COLUMNS"]) else 1
     at += words[at : at + 1] == ["("]
-    path, behind = name_at(rest, at)
+    path, behind = name_at(tokens, at)
     return len(path) > 1 and words[behind : behind + 1] != ["TYPE"]
 
 
 def _cannot(statement: Statement) -> UnsupportedError:
-    what = " ".join(token.text for token in statement.rest[:3])
+    words = " ".join(token.text for token in statement.tokens[:3])
     return UnsupportedError(
-        f"ALTER TABLE {'.'.join(statement.name)} {what} ...: that cannot be done to a Streamhouse"
+        f"ALTER TABLE {'.'.join(statement.name)} {words} ...: that cannot be done to a Streamhouse"
         f" table; what can be is {_CAN}"
     )
 
@@ -141,23 +145,23 @@ def _added(
 
 
 def _column(
-    rest: list[Token], statement: Statement, *, type_of: Callable[[str], Any]
+    tokens: list[Token], statement: Statement, *, type_of: Callable[[str], Any]
 ) -> dict[str, Any]:
     """Return the change for `[COLUMN] name TYPE type | COMMENT 'text' | DROP NOT NULL`.
 
-    A field has a type, too: `name.field`.
+    A field's type can be changed, too: `name.field`.
     """
-    if rest and rest[0].word == "COLUMN":
-        rest = rest[1:]
-    words = [token.word for token in rest]
-    path, behind = name_at(rest, 0)
-    if words[behind : behind + 1] == ["TYPE"] and len(rest) > behind + 1:
+    if tokens and tokens[0].word == "COLUMN":
+        tokens = tokens[1:]
+    words = [token.word for token in tokens]
+    path, behind = name_at(tokens, 0)
+    if words[behind : behind + 1] == ["TYPE"] and len(tokens) > behind + 1:
         widened = path[0] if len(path) == 1 else list(path)
-        return {"widen": widened, "to": type_of(_text(rest[behind + 1 :], statement))}
-    if words[1:2] == ["COMMENT"] and len(rest) == 3:
-        return {"comment": unquoted(rest[0]), "to": unquoted(rest[2])}
+        return {"widen": widened, "to": type_of(_text(tokens[behind + 1 :], statement))}
+    if words[1:2] == ["COMMENT"] and len(tokens) == 3:
+        return {"comment": unquoted(tokens[0]), "to": unquoted(tokens[2])}
     if words[1:] == ["DROP", "NOT", "NULL"]:
-        return {"drop_not_null": unquoted(rest[0])}
+        return {"drop_not_null": unquoted(tokens[0])}
     raise _cannot(statement)
 
 

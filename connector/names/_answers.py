@@ -1,6 +1,7 @@
-"""What a statement does that names our format or an attached name: it is done, refused, or Spark's.
+"""The effect of a statement on our format or an attached name: done here, refused, or left to
+Spark.
 
-Spark 4.3 would answer OK to most of them and change nothing but an entry of its catalog.
+Spark 4.3 would answer OK to most of these statements and change only an entry of its catalog.
 """
 
 from __future__ import annotations
@@ -54,16 +55,16 @@ _CHANGES: Final = {
 
 
 def is_ours(provider: Any) -> bool:
-    """Whether a format is ours, or that of an attached name."""
+    """Whether a format is ours or an attached name's."""
     if not isinstance(provider, str):
         return False
     return provider.lower() == FORMAT or provider.lower().startswith(PROVIDER_PREFIX)
 
 
-def no_such_definition(what: str, name: str) -> UnsupportedError:
+def no_such_definition(call: str, name: str) -> UnsupportedError:
     """Return the error for a call that would define a table in Spark's catalog only."""
     return UnsupportedError(
-        f"{what} would make '{name}' a name in Spark's catalog that knows no table: write by"
+        f"{call} would make '{name}' a name in Spark's catalog that knows no table: write by"
         f" .format('{FORMAT}').mode('append').save('database.table') (a stream: .start), which"
         f" creates the table, then streamhouse.attach(spark, 'database.table', '{name}'); or use"
         f" SQL, CREATE TABLE {name} (...) USING {FORMAT}"
@@ -73,7 +74,7 @@ def no_such_definition(what: str, name: str) -> UnsupportedError:
 class Names:
     """Answers statements of one session.
 
-    `attach` makes a name: (table, name, options).
+    `attach` makes a name from (table, name, options).
     """
 
     def __init__(self, spark: Any, attach: Callable[..., Any]) -> None:
@@ -81,9 +82,9 @@ class Names:
         self._attach = attach
 
     def answer(self, statement: Statement) -> bool:
-        """Do what the statement asks for, and say so; False leaves it to Spark.
+        """Execute the statement and return True, or return False to leave the statement to Spark.
 
-        Raises `UnsupportedError` for what cannot be, with what to use.
+        Raise `UnsupportedError` for an impossible statement, with the alternative.
         """
         name = ".".join(statement.name)
         if is_ours(statement.provider):
@@ -101,8 +102,8 @@ class Names:
             return False
         if statement.verb == "COMMENT ON COLUMN":
             return self._comment(statement, name)
-        found = attached(self._spark, statement.name)
-        return found is not None and self._answer_for(found, statement, name)
+        attached_name = attached(self._spark, statement.name)
+        return attached_name is not None and self._answer_for(attached_name, statement, name)
 
     def refuse(self, within: Iterable[Statement]) -> None:
         """Refuse the statements of a script that Spark would execute without asking us."""
@@ -121,11 +122,11 @@ class Names:
                 " Python source about such statements: give the statement to spark.sql by itself"
             )
 
-    def _answer_for(self, found: AttachedName, statement: Statement, name: str) -> bool:
-        table = found.connection.name
+    def _answer_for(self, attached_name: AttachedName, statement: Statement, name: str) -> bool:
+        table = attached_name.connection.name
         verb = statement.verb
         if verb == "REFRESH TABLE":
-            refresh(self._spark, found, is_forced=True)
+            refresh(self._spark, attached_name, is_forced=True)
             return False
         if verb == "REPLACE TABLE":
             raise _no_replacement(statement, name)
@@ -145,47 +146,48 @@ class Names:
                 f"COMMENT ON TABLE {name}: a Streamhouse table has no comment, its columns have:"
                 f" COMMENT ON COLUMN {name}.column IS 'text'"
             )
-        words = [token.word for token in statement.rest[:2]]
+        words = [token.word for token in statement.tokens[:2]]
         if words == ["RENAME", "TO"]:
             raise UnsupportedError(
                 f"ALTER TABLE {name} RENAME TO: a table keeps its name '{table}' for life; for"
                 f" another name in Spark use streamhouse.attach(spark, '{table}', 'new_name')"
             )
-        self._alter(found, statement)
+        self._alter(attached_name, statement)
         return True
 
     def _comment(self, statement: Statement, name: str) -> bool:
         """Comment a column of an attached name."""
-        # A table's name has three parts at most; what is behind it is a column, or a field in one.
+        # A table's name has at most three parts; the next part is a column, and a further part a
+        # field.
         for end in range(1, min(4, len(statement.name))):
-            found = attached(self._spark, statement.name[:end])
-            if found is None:
+            attached_name = attached(self._spark, statement.name[:end])
+            if attached_name is None:
                 continue
-            table, column = found.connection.name, statement.name[end:]
+            table, column = attached_name.connection.name, statement.name[end:]
             if table.part or len(column) > 1:
-                what = f"'{table}' can only be read" if table.part else "a field has no comment"
+                reason = f"'{table}' can only be read" if table.part else "a field has no comment"
                 raise UnsupportedError(
-                    f"COMMENT ON COLUMN {name}: {what}; comment a column of '{table.path}'"
+                    f"COMMENT ON COLUMN {name}: {reason}; comment a column of '{table.path}'"
                 )
             alteration = commented(column[0], statement)
-            found.client.alter_schema(str(table.path), alteration.changes)
-            refresh(self._spark, found)
+            attached_name.client.alter_schema(str(table.path), alteration.changes)
+            refresh(self._spark, attached_name)
             return True
         return False
 
-    def _alter(self, found: AttachedName, statement: Statement) -> None:
-        path = str(found.connection.name.path)
+    def _alter(self, attached_name: AttachedName, statement: Statement) -> None:
+        path = str(attached_name.connection.name.path)
         alteration = alteration_of(statement, type_of=functools.partial(_type_of, table=path))
         if alteration.changes:
-            found.client.alter_schema(path, alteration.changes)
+            attached_name.client.alter_schema(path, alteration.changes)
         else:
-            found.client.alter_properties(
+            attached_name.client.alter_properties(
                 path, updates=alteration.updates, removals=alteration.removals
             )
-        refresh(self._spark, found)
+        refresh(self._spark, attached_name)
 
     def _define(self, definition: Definition) -> None:
-        """Make a table, if columns or a query are given, and attach it."""
+        """Make a table, if the statement has columns or a query, and attach the table."""
         sql_name = ".".join(definition.name)
         if self._spark.catalog.tableExists(sql_name):
             if definition.only_if_absent:
@@ -194,12 +196,12 @@ class Names:
                 f"Spark has a table or view '{sql_name}' already; DROP TABLE {sql_name} drops an"
                 " attached name and leaves its table as it is"
             )
-        given = {key.lower(): text for key, text in definition.options.items()}
+        options = {key.lower(): text for key, text in definition.options.items()}
         parts = definition.name[-2:]
         if len(parts) == 1:
             parts = (self._spark.catalog.currentDatabase(), *parts)
-        given.setdefault("table", ".".join(parts))
-        check_keys(given, uses=(BATCH, STREAM, WRITE))
+        options.setdefault("table", ".".join(parts))
+        check_keys(options, uses=(BATCH, STREAM, WRITE))
         if len(definition.name) > 1 and not self._spark.catalog.databaseExists(
             ".".join(definition.name[:-1])
         ):
@@ -207,13 +209,13 @@ class Names:
                 f"Spark has no database '{'.'.join(definition.name[:-1])}' for the name"
                 f" '{sql_name}': CREATE DATABASE first"
             )
-        self._make(definition, given)
-        reads = applicable(given, uses=(BATCH, STREAM))
+        self._make(definition, options)
+        reads = applicable(options, uses=(BATCH, STREAM))
         table = reads.pop("table")
         self._attach(table, sql_name, reads)
 
-    def _make(self, definition: Definition, given: dict[str, str]) -> None:
-        connection = connection_options(given)
+    def _make(self, definition: Definition, options: dict[str, str]) -> None:
+        connection = connection_options(options)
         client = client_for(connection.endpoint, connection.token)
         path = str(connection.name)
         try:
@@ -234,21 +236,23 @@ class Names:
                 f"table '{path}' exists already: CREATE TABLE {'.'.join(definition.name)} USING"
                 f" {FORMAT} without columns and query makes it a name in Spark"
             )
-        wanted = applicable(given, uses=(WRITE,)) | {"keepnullability": "true"}
+        write_options_by_key = applicable(options, uses=(WRITE,)) | {"keepnullability": "true"}
         if definition.columns is not None:
             if definition.query is not None:
                 raise UnsupportedError("CREATE TABLE takes columns or AS SELECT, not both")
             schema = StructType.fromDDL(definition.columns)
             assert isinstance(schema, StructType)
             columns = arrow_columns(schema, table=path)
-            existing_or_created(client, write_options(wanted), columns, is_stream=False)
+            existing_or_created(
+                client, write_options(write_options_by_key), columns, is_stream=False
+            )
             return
         assert definition.query is not None
-        wanted.pop("keepnullability")
+        write_options_by_key.pop("keepnullability")
         check_statement(self._spark, definition.query)
         frame = run_as_spark(self._spark, definition.query)
         check_plan(self._spark, frame, text=definition.query)
-        frame.write.format(FORMAT).options(**wanted).mode("append").save()
+        frame.write.format(FORMAT).options(**write_options_by_key).mode("append").save()
 
 
 def _no_replacement(statement: Statement, name: str) -> UnsupportedError:
@@ -267,7 +271,7 @@ def _no_replacement(statement: Statement, name: str) -> UnsupportedError:
 
 
 def _type_of(text: str, *, table: str) -> Any:
-    """Return a type as Spark writes it in the form of a change of the schema."""
+    """Return a type in Spark's spelling as a change of the schema has it."""
     schema = StructType.fromDDL(f"c {text}")
     assert isinstance(schema, StructType)
     arrow = arrow_columns(schema, table=table).field(0).type

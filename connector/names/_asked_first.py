@@ -1,8 +1,8 @@
-"""Methods of Spark's Python classes that ask us first, and the sessions that they belong to.
+"""Wrappers around methods of Spark's Python classes, and the sessions of the wrapped objects.
 
-Spark tells a Python source neither of statements on its names, nor in which session, and for what,
-it is loaded. Where PySpark has no hook, a method is put around Spark's own; it is done here alone.
-(`scan/spark_reader.py` changes a function of Spark's worker, a process that loads none of this.)
+Spark tells a Python source neither of statements on its names, nor its session and purpose at a
+load. Where PySpark has no hook, a method is wrapped; all such wrapping is done here. The exception
+is `_partition_reader.py`, which wraps a function in Spark's worker, a process without this module.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from typing import Any
 __all__ = ["Around", "has_jvm", "own_method", "put_around", "session_of"]
 
 Around = Callable[..., Any]
-"""What is called in a method's place: with the object, Spark's own method and the arguments."""
+"""The function in place of a method, called with the object, the original and the arguments."""
 
 
 def put_around(owner: Any, name: str, around: Around, *, mark: str) -> None:
-    """Let `around` be called in place of a method; again with the same mark changes nothing."""
-    own = getattr(owner, name, None)
-    if own is None or hasattr(own, mark):
+    """Replace a method by `around`; a second call with the same mark changes nothing."""
+    original = getattr(owner, name, None)
+    if original is None or hasattr(original, mark):
         return
 
-    @functools.wraps(own)
+    @functools.wraps(original)
     def changed(self: Any, *arguments: Any, **options: Any) -> Any:
-        return around(self, own, *arguments, **options)
+        return around(self, original, *arguments, **options)
 
-    setattr(changed, mark, own)
+    setattr(changed, mark, original)
     setattr(owner, name, changed)
 
 
 def own_method(owner: Any, name: str, *, mark: str) -> Any:
-    """Return a method as it was before `put_around` with this mark."""
+    """Return the method that `put_around` with this mark has wrapped."""
     method = getattr(owner, name)
     return getattr(method, mark, method)
 
 
 def session_of(holder: Any) -> Any:
-    """Return the session of a reader, a writer, a catalog, or a session itself."""
-    # Spark Connect's readers call their session a client, and its stream writer calls it so.
+    """Return the session of a reader, a writer or a catalog, or a session itself."""
+    # Spark Connect's readers and stream writer call their session a client or a session.
     for attribute in ("_sparkSession", "_spark", "_session", "_client"):
-        found = getattr(holder, attribute, None)
-        if found is not None and hasattr(found, "catalog"):
-            return found
+        session = getattr(holder, attribute, None)
+        if session is not None and hasattr(session, "catalog"):
+            return session
     return holder
 
 
 def has_jvm(spark: Any) -> bool:
-    """Whether a session's JVM can be asked: it is the driver's own, not behind Spark Connect."""
+    """Whether the session's JVM is within reach: in the driver itself, not behind Spark Connect."""
     return getattr(spark, "_jsparkSession", None) is not None

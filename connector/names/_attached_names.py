@@ -1,9 +1,9 @@
-"""Which SQL names stand for which tables, and what columns Spark's catalog believes they have.
+"""The SQL names of tables, and the columns of the tables in Spark's catalog.
 
-Spark's session catalog keeps the columns that a table had when its name was made, and PySpark 4.3
-never asks a Python source again (`PythonDataSourceV2.supportsExternalMetadata` is true). So a
-statement that mentions an attached name first compares the table's schema version with the one the
-catalog was told, and tells it anew if that is another. Names are of one Spark application.
+Spark's session catalog keeps a table's columns of the time of its naming, and PySpark 4.3 never
+asks a Python source again (`PythonDataSourceV2.supportsExternalMetadata` is true). So before a
+statement on an attached name the table's schema version is compared with the catalog's version, and
+a newer version is written to the catalog. Names are of one Spark application.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 OWN_METHOD: Final = "_of_spark_alone"
-"""The mark of what `hooks.py` puts around Spark's methods."""
+"""The mark of the wrappers by `_hooks.py` around Spark's methods."""
 SESSION_CATALOG: Final = "spark_catalog"
 _lock: Final = threading.Lock()
 _names: Final[dict[tuple[str, str], AttachedName]] = {}
@@ -48,9 +48,9 @@ _names: Final[dict[tuple[str, str], AttachedName]] = {}
 
 @dataclass(slots=True, kw_only=True)
 class AttachedName:
-    """One name: `database.name` in Spark, the options it stands for, and its version there.
+    """One name: `database.name` in Spark, its options, and the version in Spark's catalog.
 
-    `session` is the one in which its provider, a format of its own, is registered.
+    `provider` is a format of its own, registered in the session `session`.
     """
 
     sql_name: str
@@ -63,17 +63,17 @@ class AttachedName:
 
     @property
     def connection(self) -> ConnectionOptions:
-        """The table, and where it is."""
+        """The table and its service."""
         return connection_options(self.options)
 
     @property
     def client(self) -> StorageClient:
-        """The service that has the table."""
+        """The client of the table's service."""
         connection = self.connection
         return client_for(connection.endpoint, connection.token)
 
-    def asked_version(self) -> tuple[int, int] | None:
-        """Return the table's identity and schema version now; None for what has no such."""
+    def current_version(self) -> tuple[int, int] | None:
+        """Return the table's current identity and schema version; None without versions."""
         name = self.connection.name
         if name.is_iceberg or name.is_metadata:
             return None
@@ -82,7 +82,7 @@ class AttachedName:
 
 
 def catalog_name(spark: Any, parts: Sequence[str]) -> str:
-    """Return `database.name` in lower case, as Spark's session catalog knows a name."""
+    """Return `database.name` in lower case, as in Spark's session catalog."""
     if len(parts) == 3 and parts[0].lower() == SESSION_CATALOG:
         parts = parts[1:]
     if len(parts) == 1:
@@ -91,33 +91,33 @@ def catalog_name(spark: Any, parts: Sequence[str]) -> str:
 
 
 def note(spark: Any, name: AttachedName) -> None:
-    """Remember a name that was attached."""
-    name.version = name.asked_version()
+    """Remember an attached name."""
+    name.version = name.current_version()
     with _lock:
         _names[_application(spark), name.sql_name] = name
 
 
 def noted(spark: Any, sql_name: str) -> AttachedName | None:
-    """Return what `note` remembers of `database.name`, whatever became of the name since."""
+    """Return the name that `note` remembers as `database.name`, even if Spark has dropped it."""
     return _names.get((_application(spark), sql_name))
 
 
 def attached(spark: Any, parts: Sequence[str]) -> AttachedName | None:
-    """Return what a name stands for, None if it is no attached one."""
+    """Return the table of an attached name, None for any other name."""
     ends = {sql_name.rpartition(".")[2] for _, sql_name in _names}
     if not parts or parts[-1].lower() not in ends:
         return None
-    found = _names.get((_application(spark), catalog_name(spark, parts)))
-    return found if found is not None and _is_ours(spark, found) else None
+    name = _names.get((_application(spark), catalog_name(spark, parts)))
+    return name if name is not None and _is_ours(spark, name) else None
 
 
 def has_attached(spark: Any) -> bool:
-    """Whether any name was attached in this application."""
+    """Whether this application has an attached name."""
     return bool(_names) and _application(spark) in {application for application, _ in list(_names)}
 
 
 def attached_in(spark: Any, text: str) -> list[AttachedName]:
-    """Return the attached names whose last part stands in a statement; some of them mean others."""
+    """Return the attached names whose last part is in a statement, and perhaps false matches."""
     if not _names:
         return []
     words = set(re.findall(r"\w+", text.lower()))
@@ -129,19 +129,19 @@ def attached_in(spark: Any, text: str) -> list[AttachedName]:
 
 
 def run_as_spark(spark: Any, text: str) -> Any:
-    """Run a statement without asking us."""
+    """Run a statement by Spark's own method."""
     return own_method(type(spark), "sql", mark=OWN_METHOD)(spark, text)
 
 
 def refresh(spark: Any, name: AttachedName, *, is_forced: bool = False) -> None:
-    """Tell Spark's catalog the table's columns, if they are others than it was told.
+    """Write the table's columns to Spark's catalog, if the catalog has an earlier version.
 
-    `is_forced`: also if they are not, because others may have told the catalog something else.
+    With `is_forced` the columns are always written, because the catalog may have been changed.
 
-    What keeps the service from answering, the statement itself will say.
+    If the service does not answer, the statement itself raises the error.
     """
     try:
-        version = name.asked_version()
+        version = name.current_version()
     except StreamhouseError:
         return
     if version == name.version and not is_forced:
@@ -155,7 +155,7 @@ def refresh(spark: Any, name: AttachedName, *, is_forced: bool = False) -> None:
 
 
 def _is_ours(spark: Any, name: AttachedName) -> bool:
-    """Whether the name is still what was attached: it may have been dropped, and used again."""
+    """Whether the name is still the attached one: Spark may have dropped and reused the name."""
     if not spark.catalog.tableExists(_quoted(name.sql_name)):
         return False
     return is_attached(spark, name.sql_name)
@@ -165,8 +165,8 @@ def is_attached(spark: Any, sql_name: str) -> bool:
     """Whether Spark has the name as a table of a Python source."""
     described = run_as_spark(spark, f"DESCRIBE TABLE EXTENDED {sql_name}").collect()
     details = {row.col_name: row.data_type for row in described}
-    # Spark names the provider of every table but those of Python sources, which are entries of the
-    # catalog without data of their own. A view has no type.
+    # Spark shows a provider for every table except tables of Python sources, which are catalog
+    # entries without data. A view has no type.
     return "Provider" not in details and details.get("Type") in ("MANAGED", "EXTERNAL")
 
 
@@ -177,5 +177,5 @@ def _quoted(sql_name: str) -> str:
 def _application(spark: Any) -> str:
     try:
         return str(spark.sparkContext.applicationId)
-    except Exception:  # noqa: BLE001 - Spark Connect has no context, and says so in its own ways
+    except Exception:  # noqa: BLE001 - Spark Connect has no context, and raises various errors
         return str(spark.session_id)

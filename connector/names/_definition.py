@@ -1,7 +1,7 @@
-"""`CREATE TABLE ... USING streamhouse`: what is made, and how it is named.
+"""`CREATE TABLE ... USING streamhouse`: the definition of the table, and its name.
 
-Spark would make an entry of its catalog that knows no table: it hands OPTIONS, TBLPROPERTIES and
-LOCATION of such a statement to no reader and no writer.
+Spark alone would make a catalog entry without a table: Spark passes OPTIONS, TBLPROPERTIES and
+LOCATION of the statement to no reader and no writer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Definition", "definition_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """What a `CREATE TABLE` says: `columns` and `query` as SQL text, options by key."""
+    """The parts of a `CREATE TABLE`: `columns` and `query` as SQL text, options by key."""
 
     name: tuple[str, ...]
     only_if_absent: bool
@@ -26,46 +26,46 @@ class Definition:
 
 
 def definition_of(statement: Statement) -> Definition:
-    """Return what a `CREATE TABLE ... USING streamhouse` says.
+    """Return the parts of a `CREATE TABLE ... USING streamhouse`.
 
-    Raises `UnsupportedError` for a clause that means nothing for a Streamhouse table.
+    Raise `UnsupportedError` for a clause without a meaning for a Streamhouse table.
     """
-    text, rest = statement.text, list(statement.rest)
+    text, tokens = statement.text, list(statement.tokens)
     columns = query = None
     options: dict[str, str] = {}
     at = 0
-    if rest and rest[0].text == "(":
-        end = _closing(rest, 0)
-        columns = text[rest[0].end : rest[end].start]
+    if tokens and tokens[0].text == "(":
+        end = _closing(tokens, 0)
+        columns = text[tokens[0].end : tokens[end].start]
         at = end + 1
-    while at < len(rest):
-        word = rest[at].word
-        following = rest[at + 1].text.upper() if at + 1 < len(rest) else ""
+    while at < len(tokens):
+        word = tokens[at].word
+        following = tokens[at + 1].text.upper() if at + 1 < len(tokens) else ""
         if word in ("AS", "SELECT", "WITH"):
-            query = text[rest[at].end if word == "AS" else rest[at].start :].strip().rstrip(";")
+            query = text[tokens[at].end if word == "AS" else tokens[at].start :].strip().rstrip(";")
             break
         if word == "USING":
             at += 2
         elif word in ("OPTIONS", "TBLPROPERTIES") and following == "(":
-            end = _closing(rest, at + 1)
-            options |= _pairs(rest[at + 2 : end])
+            end = _closing(tokens, at + 1)
+            options |= _pairs(tokens[at + 2 : end])
             at = end + 1
         elif word == "PARTITIONED" and following == "BY":
-            end = _closing(rest, at + 2)
-            options["partitioned.by"] = text[rest[at + 2].end : rest[end].start]
+            end = _closing(tokens, at + 2)
+            options["partitioned.by"] = text[tokens[at + 2].end : tokens[end].start]
             at = end + 1
-        elif rest[at].text == ";":
+        elif tokens[at].text == ";":
             at += 1
         else:
             raise UnsupportedError(
-                f"CREATE TABLE {'.'.join(statement.name)} ... {rest[at].text}: USING streamhouse"
+                f"CREATE TABLE {'.'.join(statement.name)} ... {tokens[at].text}: USING streamhouse"
                 " takes columns, OPTIONS or TBLPROPERTIES, PARTITIONED BY and AS SELECT; leave the"
                 " rest out"
             )
-    before = text[: rest[0].start] if rest else text
+    head = text[: tokens[0].start] if tokens else text
     return Definition(
         name=statement.name,
-        only_if_absent="IF NOT EXISTS" in " ".join(before.upper().split()),
+        only_if_absent="IF NOT EXISTS" in " ".join(head.upper().split()),
         columns=columns,
         query=query,
         options=options,
@@ -73,7 +73,7 @@ def definition_of(statement: Statement) -> Definition:
 
 
 def _closing(tokens: list[Token], at: int) -> int:
-    """Return where the parenthesis at a position is closed."""
+    """Return the position of the closing parenthesis."""
     depth = 0
     for position in range(at, len(tokens)):
         depth += {"(": 1, ")": -1}.get(tokens[position].text, 0)
@@ -83,7 +83,7 @@ def _closing(tokens: list[Token], at: int) -> int:
 
 
 def _pairs(tokens: list[Token]) -> dict[str, str]:
-    """Return `key = 'value'` pairs; the sign may be left out, and a key may be dotted."""
+    """Return `key = 'value'` pairs; the sign may be missing, and a key may be dotted."""
     pairs: dict[str, str] = {}
     key: list[str] = []
     for position, token in enumerate(tokens):

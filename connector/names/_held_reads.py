@@ -1,8 +1,8 @@
-"""`spark.table` and `spark.read.table` of an attached name: a DataFrame that stays current.
+"""`spark.table` and `spark.read.table` of an attached name: a DataFrame of current rows.
 
-Spark plans the relation of a SQL name once, and a DataFrame that is kept then has the rows of its
-first use for good. A load of our format is planned afresh by each statement on it, so that is what
-these calls return, with the name's options and called by the name.
+Spark plans the relation of a SQL name once, so a kept DataFrame has the rows of its first use for
+good. Every statement plans a load of our format afresh. Therefore these calls return a load, with
+the name's options and under the name.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ __all__ = ["planned_afresh"]
 
 
 def planned_afresh(spark: Any, name: str, options: Mapping[str, Any]) -> Any:
-    """Return the load that an attached name stands for; None for what is Spark's own business.
+    """Return the load of an attached name; None leaves the call to Spark.
 
-    `options` are the reader's, beyond the name's.
+    `options` are the reader's, in addition to the name's.
     """
     parts = name_parts(name)
-    found = attached(spark, parts)
-    if found is None:
+    name_of_table = attached(spark, parts)
+    if name_of_table is None:
         return None
-    # A view of the session may have the name, too, and goes first; rows that are cached stay.
+    # A view of the session with the same name goes first, and cached rows stay.
     if not is_attached(spark, ".".join(map(quoted, parts))) or spark.catalog.isCached(name):
         return None
-    own = {key.lower() for key in options}
+    reader_keys = {key.lower() for key in options}
     of_name = {
         key: value
-        for key, value in applicable(found.options, uses=(BATCH,)).items()
-        if key.lower() not in own
+        for key, value in applicable(name_of_table.options, uses=(BATCH,)).items()
+        if key.lower() not in reader_keys
     }
     frame = spark.read.format(FORMAT).options(**of_name, **options).load()
     return frame.alias(parts[-1])

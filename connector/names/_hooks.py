@@ -1,9 +1,9 @@
-"""Where statements are met: the methods of Spark's Python classes, classic and Connect's.
+"""The hooks in the methods of Spark's Python classes, classic and Connect's, that run statements.
 
 A Python source hears of CREATE TABLE at most as a question for columns, and of ALTER TABLE never.
-So `register` lets the session's own methods ask `Names` first. Statements that come another way (a
-JVM program, a SQL server on the same catalog) get what Spark gives, and reads and writes through a
-name that is stale say so.
+So `register` makes the session's own methods ask `Names` first. A JVM program or a SQL server on
+the same catalog runs statements without these hooks, and gets Spark's own result. A read or write
+through a stale name raises an error.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = ["answer_statements"]
 
 _CONNECT: Final = "pyspark.sql.connect"
 _SHOWN_CHARACTERS: Final = 80
-"""How much of a statement an error shows."""
+"""The characters of a statement that an error shows."""
 Attach = Callable[..., Any]
 
 
 def answer_statements(spark: Any, attach: Attach) -> None:
-    """Let a session's methods ask us first; doing it again changes nothing.
+    """Make a session's methods ask us first; a second call changes nothing.
 
-    `attach` makes a name: (spark, table, name, options).
+    `attach` makes a name from (spark, table, name, options).
     """
     is_connect = type(spark).__module__.startswith(_CONNECT)
     package = _CONNECT if is_connect else "pyspark.sql"
@@ -92,7 +92,7 @@ def answer_statements(spark: Any, attach: Attach) -> None:
     change(frame, "mergeInto", _merge_into)
 
 
-def _sql(self: Any, own: Around, *arguments: Any, attach: Attach, **options: Any) -> Any:
+def _sql(self: Any, original: Around, *arguments: Any, attach: Attach, **options: Any) -> Any:
     text = arguments[0] if arguments else options.get("sqlQuery", options.get("query"))
     if isinstance(text, str):
         statement = statement_of(text)
@@ -106,10 +106,10 @@ def _sql(self: Any, own: Around, *arguments: Any, attach: Attach, **options: Any
             textwrap.shorten(text, _SHOWN_CHARACTERS),
             is_about_us=lambda: FORMAT in text.lower() or bool(attached_in(self, text)),
         ):
-            frame = own(self, *arguments, **options)
+            frame = original(self, *arguments, **options)
         check_plan(self, frame, text=text)
         return frame
-    return own(self, *arguments, **options)
+    return original(self, *arguments, **options)
 
 
 def _refresh_mentioned(spark: Any, text: str) -> None:
@@ -117,117 +117,117 @@ def _refresh_mentioned(spark: Any, text: str) -> None:
         refresh(spark, name)
 
 
-def _option(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
-    given = dict(zip(("key", "value"), arguments, strict=False)) | options
-    _given_options(self)[str(given.get("key"))] = given.get("value")
-    return own(self, *arguments, **options)
+def _option(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
+    named = dict(zip(("key", "value"), arguments, strict=False)) | options
+    _given_options(self)[str(named.get("key"))] = named.get("value")
+    return original(self, *arguments, **options)
 
 
-def _options(self: Any, own: Around, **options: Any) -> Any:
+def _options(self: Any, original: Around, **options: Any) -> Any:
     _given_options(self).update(options)
-    return own(self, **options)
+    return original(self, **options)
 
 
 def _given_options(reader: Any) -> dict[str, Any]:
-    """Return what a reader was given until now, which only one of Connect would say itself."""
-    given: dict[str, Any] = reader.__dict__.setdefault("_streamhouse_options", {})
-    return given
+    """Return the options of a reader so far; only Connect's readers keep them accessible."""
+    named: dict[str, Any] = reader.__dict__.setdefault("_streamhouse_options", {})
+    return named
 
 
-def _table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+def _table(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
     text = arguments[0] if arguments else options.get("tableName")
     if isinstance(text, str):
         spark = session_of(self)
-        # A session has no options of its own, and a reader must not get its.
-        given = {} if spark is self else _given_options(self)
-        frame = planned_afresh(spark, text, given)
+        # `spark.table` has no options: a session has none of its own.
+        named = {} if spark is self else _given_options(self)
+        frame = planned_afresh(spark, text, named)
         if frame is not None:
             return frame
         _refresh_mentioned(spark, text)
-        check_view_options(spark, name_parts(text), given)
-        frame = own(self, *arguments, **options)
-        check_plan(spark, frame, has_options=bool(given))
+        check_view_options(spark, name_parts(text), named)
+        frame = original(self, *arguments, **options)
+        check_plan(spark, frame, has_options=bool(named))
         return frame
-    return own(self, *arguments, **options)
+    return original(self, *arguments, **options)
 
 
-def _stream_table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+def _stream_table(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
     text = arguments[0] if arguments else options.get("tableName")
     if isinstance(text, str):
         _refresh_mentioned(session_of(self), text)
-    return own(self, *arguments, **options)
+    return original(self, *arguments, **options)
 
 
-def _noted(what: str) -> Around:
-    def around(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
-        given = arguments[0] if arguments else next(iter(options.values()), None)
-        setattr(self, f"_streamhouse_{what}", given)
-        return own(self, *arguments, **options)
+def _noted(detail: str) -> Around:
+    def around(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
+        named = arguments[0] if arguments else next(iter(options.values()), None)
+        setattr(self, f"_streamhouse_{detail}", named)
+        return original(self, *arguments, **options)
 
     return around
 
 
-def _told(writer: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how a writer shall lay out a table, by its methods and by what its end is given."""
-    told = {call: getattr(writer, f"_streamhouse_{call}", None) for call in LAYOUT_CALLS}
-    return told | {key: given[key] for key in LAYOUT_CALLS if given.get(key)}
+def _layout_of(writer: Any, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the layout of a table by a writer's methods and by the writing call's arguments."""
+    layout = {call: getattr(writer, f"_streamhouse_{call}", None) for call in LAYOUT_CALLS}
+    return layout | {key: named[key] for key in LAYOUT_CALLS if named.get(key)}
 
 
-def _save(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
-    given = dict(zip(("path", "format", "mode", "partitionBy"), arguments, strict=False)) | options
-    if is_ours(given.get("format") or getattr(self, "_streamhouse_format", None)):
-        check_layout(_told(self, given))
-        check_mode(given.get("mode") or getattr(self, "_streamhouse_mode", None))
-    return own(self, *arguments, **options)
+def _save(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
+    named = dict(zip(("path", "format", "mode", "partitionBy"), arguments, strict=False)) | options
+    if is_ours(named.get("format") or getattr(self, "_streamhouse_format", None)):
+        check_layout(_layout_of(self, named))
+        check_mode(named.get("mode") or getattr(self, "_streamhouse_mode", None))
+    return original(self, *arguments, **options)
 
 
-def _start(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+def _start(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
     keys = ("path", "format", "outputMode", "partitionBy")
-    given = dict(zip(keys, arguments, strict=False)) | options
-    if is_ours(given.get("format") or getattr(self, "_streamhouse_format", None)):
-        check_layout(_told(self, given))
+    named = dict(zip(keys, arguments, strict=False)) | options
+    if is_ours(named.get("format") or getattr(self, "_streamhouse_format", None)):
+        check_layout(_layout_of(self, named))
     warn_of_stale_names(self)
-    return own(self, *arguments, **options)
+    return original(self, *arguments, **options)
 
 
-def _save_as_table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+def _save_as_table(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
     keys = ("name", "format", "mode", "partitionBy")
-    given = dict(zip(keys, arguments, strict=False)) | options
-    name = str(given.get("name"))
-    source = given.get("format") or getattr(self, "_streamhouse_format", None)
-    mode = given.get("mode") or getattr(self, "_streamhouse_mode", None)
+    named = dict(zip(keys, arguments, strict=False)) | options
+    name = str(named.get("name"))
+    source = named.get("format") or getattr(self, "_streamhouse_format", None)
+    mode = named.get("mode") or getattr(self, "_streamhouse_mode", None)
     spark = session_of(self)
     if attached(spark, name_parts(name)) is None:
         if is_ours(source):
             raise no_such_definition("saveAsTable", name)
-        return own(self, *arguments, **options)
-    check_layout(_told(self, given))
+        return original(self, *arguments, **options)
+    check_layout(_layout_of(self, named))
     if str(mode).lower() == "overwrite":
         raise UnsupportedError(
             f"saveAsTable with mode 'overwrite' would put a table of Spark's in place of the name"
             f" '{name}': use .write.insertInto('{name}', overwrite=True)"
         )
     elif source is None:
-        # Spark compares the format with the name's, and takes none for its own default.
+        # Spark compares the format with the name's format; no format would mean Spark's default.
         self.format(FORMAT)
     _refresh_mentioned(spark, name)
-    return own(self, *arguments, **options)
+    return original(self, *arguments, **options)
 
 
-def _insert_into(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+def _insert_into(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
     _refresh_mentioned(session_of(self), str(arguments[0] if arguments else options))
-    return own(self, *arguments, **options)
+    return original(self, *arguments, **options)
 
 
-def _write_to(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+def _write_to(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
     name = str(arguments[0] if arguments else options.get("table"))
     _refresh_mentioned(self.sparkSession, name)
-    writer = own(self, *arguments, **options)
+    writer = original(self, *arguments, **options)
     writer._streamhouse_name = name
     return writer
 
 
-def _define_v2(self: Any, own: Around, *, method: str) -> Any:
+def _define_v2(self: Any, original: Around, *, method: str) -> Any:
     name = getattr(self, "_streamhouse_name", "")
     source = getattr(self, "_streamhouse_format", None)
     if is_ours(source):
@@ -237,71 +237,71 @@ def _define_v2(self: Any, own: Around, *, method: str) -> Any:
             f"writeTo('{name}').{method}() would put a table of Spark's in place of the name: use"
             f" .write.insertInto('{name}', overwrite=True), which replaces its rows"
         )
-    return own(self)
+    return original(self)
 
 
-def _overwrite_v2(self: Any, own: Around, *arguments: Any, method: str, **options: Any) -> Any:
+def _overwrite_v2(self: Any, original: Around, *arguments: Any, method: str, **options: Any) -> Any:
     name = getattr(self, "_streamhouse_name", "")
 
     def is_about_us() -> bool:
         return attached(session_of(self), name_parts(name)) is not None
 
     with advising(f"writeTo('{name}').{method}", is_about_us=is_about_us):
-        return own(self, *arguments, **options)
+        return original(self, *arguments, **options)
 
 
-def _merge_into(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+def _merge_into(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
     name = str(arguments[0] if arguments else options.get("table"))
-    found = attached(self.sparkSession, name_parts(name))
-    if found is not None:
+    name_of_table = attached(self.sparkSession, name_parts(name))
+    if name_of_table is not None:
         raise UnsupportedError(
             f"mergeInto('{name}'): PySpark lets no Python source change rows; use"
-            f" streamhouse.Table(spark, '{found.connection.name}').merge(...)"
+            f" streamhouse.Table(spark, '{name_of_table.connection.name}').merge(...)"
         )
-    return own(self, *arguments, **options)
+    return original(self, *arguments, **options)
 
 
-def _to_table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+def _to_table(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
     keys = ("tableName", "format", "outputMode", "partitionBy")
-    given = dict(zip(keys, arguments, strict=False)) | options
-    name = str(given.get("tableName"))
-    source = given.get("format") or getattr(self, "_streamhouse_format", None)
+    named = dict(zip(keys, arguments, strict=False)) | options
+    name = str(named.get("tableName"))
+    source = named.get("format") or getattr(self, "_streamhouse_format", None)
     spark = session_of(self)
     if attached(spark, name_parts(name)) is None:
         if is_ours(source):
             raise no_such_definition("toTable", name)
     else:
-        check_layout(_told(self, given))
+        check_layout(_layout_of(self, named))
         if source is None:
             self.format(FORMAT)
     _refresh_mentioned(spark, name)
     warn_of_stale_names(self)
-    return own(self, *arguments, **options)
+    return original(self, *arguments, **options)
 
 
-def _create_table(self: Any, own: Around, *arguments: Any, method: str, **options: Any) -> Any:
-    given = dict(zip(("tableName", "path", "source"), arguments, strict=False)) | options
-    if is_ours(given.get("source")):
-        raise no_such_definition(f"spark.catalog.{method}", str(given.get("tableName")))
-    return own(self, *arguments, **options)
+def _create_table(self: Any, original: Around, *arguments: Any, method: str, **options: Any) -> Any:
+    named = dict(zip(("tableName", "path", "source"), arguments, strict=False)) | options
+    if is_ours(named.get("source")):
+        raise no_such_definition(f"spark.catalog.{method}", str(named.get("tableName")))
+    return original(self, *arguments, **options)
 
 
-def _truncate_table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+def _truncate_table(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
     name = str(arguments[0] if arguments else options.get("tableName"))
-    found = attached(session_of(self), name_parts(name))
-    if found is not None:
+    name_of_table = attached(session_of(self), name_parts(name))
+    if name_of_table is not None:
         raise UnsupportedError(
             f"truncateTable('{name}'): PySpark lets no Python source change rows; use"
-            f" streamhouse.Table(spark, '{found.connection.name}').truncate()"
+            f" streamhouse.Table(spark, '{name_of_table.connection.name}').truncate()"
         )
-    return own(self, *arguments, **options)
+    return original(self, *arguments, **options)
 
 
-def _refresh_table(self: Any, own: Around, *arguments: Any, **options: Any) -> Any:
+def _refresh_table(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
     spark = session_of(self)
-    found = attached(
+    name_of_table = attached(
         spark, name_parts(str(arguments[0] if arguments else options.get("tableName")))
     )
-    if found is not None:
-        refresh(spark, found, is_forced=True)
-    return own(self, *arguments, **options)
+    if name_of_table is not None:
+        refresh(spark, name_of_table, is_forced=True)
+    return original(self, *arguments, **options)

@@ -1,4 +1,4 @@
-"""Where a statement's text names relations, and which options it gives them by `WITH (...)`."""
+"""The relations in a statement's text, and their options by `WITH (...)`."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class Use(NamedTuple):
 
 
 def uses_with_options(text: str) -> Iterator[Use]:
-    """Yield the uses `name WITH (...)` that read, in a statement or a script."""
+    """Yield the reading uses `name WITH (...)`, in a statement or a script."""
     if not re.search(r"\bWITH\s*\(", text, re.IGNORECASE):
         return
     tokens = tokens_of(text)
     for start, name, end in _names(tokens):
         words = [token.word for token in tokens[end : end + 2]]
-        before = [token.word for token in tokens[max(start - 2, 0) : start]]
-        is_write = any(word in before for word in _WRITES)
+        preceding = [token.word for token in tokens[max(start - 2, 0) : start]]
+        is_write = any(word in preceding for word in _WRITES)
         if words == ["WITH", "("] and not is_write:
             yield Use(name, dict(_pairs(tokens[end + 2 :])))
 
 
 def plain_uses(text: str) -> Iterator[tuple[str, ...]]:
-    """Yield the names that stand where a relation may, without options; some are columns."""
+    """Yield the names without options at the place of a relation; some are columns."""
     tokens = tokens_of(text)
     for start, name, end in _names(tokens):
         follows = tokens[end].word if end < len(tokens) else ""
@@ -44,7 +44,7 @@ def plain_uses(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _names(tokens: Sequence[Token]) -> Iterator[tuple[int, tuple[str, ...], int]]:
-    """Yield where each dotted name starts, its parts, and where it ends."""
+    """Yield the start of each dotted name, its parts, and its end."""
     at = 0
     while at < len(tokens):
         name, end = ((), at) if tokens[at].is_string else name_at(tokens, at)
@@ -71,7 +71,7 @@ def _pairs(tokens: Sequence[Token]) -> Iterator[tuple[str, str]]:
 
 
 def is_defined_in(name: Sequence[str], text: str) -> bool:
-    """Whether a name is that of a common table expression of the statement."""
+    """Whether the statement has a common table expression of this name."""
     pattern = (
         rf"(?:\bWITH\s+(?:RECURSIVE\s+)?|,\s*)`?{re.escape(name[0])}`?\s*(?:\([^)]*\)\s*)?AS\s*\("
     )

@@ -1,11 +1,12 @@
-"""Uses of one name with different options in one statement: refused, as are options of a view.
+"""Uses of one name with different options in one statement are refused, and so are options of a
+view.
 
-Spark looks a name up once a statement. All uses of it share one Python source, which is made with
-the options of the first use; the other options are in the plan, and nobody reads them. The same
-happens to a use with options of a name that is cached. A view has no options: Spark drops them.
+Spark looks a name up once a statement. All uses of the name share one Python source, made with the
+options of the first use. The plan has the remaining options, but Spark ignores them. The same
+happens to a use with options of a cached name. A view has no options: Spark drops them.
 
-Where the JVM can be asked, the analyzed plan says which uses share a source, those within views
-and subqueries, too. Else, under Spark Connect and in scripts, the text has to do.
+With a JVM in reach, the analyzed plan shows which uses share a source, also within views and
+subqueries. Under Spark Connect, and in scripts, the text of the statement is checked.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ _COMMANDS: Final = re.compile(
     r"(?:(?:WITH|FROM)\b.*\bINSERT|INSERT|CREATE|REPLACE|CACHE|MERGE)\b",
     re.IGNORECASE | re.DOTALL,
 )
-"""Statements that store or note what a query returns, before anybody sees its plan."""
+"""Statements that store or note the result of a query before its plan is checked."""
 _SCRIPTS: Final = re.compile(r"\s*(?:BEGIN|EXECUTE)\b", re.IGNORECASE)
 _VIEW: Final = "View ("
-"""What Spark's text of a plan has where a view is."""
+"""The mark of a view in Spark's text of a plan."""
 _READ_OPTIONS: Final = {option.key.lower() for option in OPTIONS}
 _SECRETS: Final = ("token",)
 
 
 def check_statement(spark: Any, text: str) -> None:
-    """Raise `UnsupportedError` for what can be known before Spark executes a statement.
+    """Raise `UnsupportedError` for a problem that shows before Spark executes a statement.
 
-    What a query returns is checked by `check_plan`, which costs less.
+    The result of a query is checked by `check_plan`, which costs less.
     """
     uses = list(uses_with_options(text))
     for use in uses:
@@ -73,8 +74,8 @@ def check_statement(spark: Any, text: str) -> None:
 def check_plan(spark: Any, frame: Any, *, text: str = "", has_options: bool = False) -> None:
     """Raise `UnsupportedError` if uses of one name in a frame share a source and differ.
 
-    `text` is the statement, and `has_options` says that a reader was given some. Without either the
-    plan is looked at only if it has a view, which may hide some: each look asks the JVM.
+    `text` is the statement; `has_options` tells of options of a reader. Without both the plan is
+    searched only if it has a view, which may hide options: each search asks the JVM.
     """
     if not has_jvm(spark) or not has_attached(spark):
         return
@@ -86,7 +87,7 @@ def check_plan(spark: Any, frame: Any, *, text: str = "", has_options: bool = Fa
 def check_view_options(
     spark: Any, name: Sequence[str], options: Mapping[str, Any], *, is_query: bool = False
 ) -> None:
-    """Raise `UnsupportedError` for options of a read that name a view, which Spark drops."""
+    """Raise `UnsupportedError` for read options on a view, which Spark drops."""
     ours = {key: str(text) for key, text in options.items() if key.lower() in _READ_OPTIONS}
     if ours and (is_query or _is_view(spark, name)):
         shown = ".".join(name)
@@ -99,23 +100,23 @@ def check_view_options(
 
 def _is_view(spark: Any, name: Sequence[str]) -> bool:
     try:
-        found = spark.catalog.getTable(".".join(f"`{part}`" for part in name))
+        table = spark.catalog.getTable(".".join(f"`{part}`" for part in name))
     except PySparkException:
         return False
-    return found.tableType in ("TEMPORARY", "VIEW")
+    return table.tableType in ("TEMPORARY", "VIEW")
 
 
 # -- by the plan -----------------------------------------------------------------------------------
 
 
 def _analyzed(spark: Any, text: str) -> Any:
-    """Return the plan of a statement that is not executed; None if Spark has an objection."""
+    """Return the plan of a statement without executing it; None if Spark objects."""
     try:
         state = spark._jsparkSession.sessionState()
         skip = spark._jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
         return state.executePlan(state.sqlParser().parsePlan(text), skip).analyzed()
     except (Py4JError, PySparkException):
-        # Spark's own sentence says what is wrong, or there are parameters to fill in.
+        # Spark itself raises the error later, or the statement has parameters.
         return None
 
 
@@ -132,20 +133,23 @@ def _check_shared(spark: Any, plan: Any) -> None:
         options = dict((leaf.options() if is_batch else leaf.extraOptions()).asCaseSensitiveMap())
         options = {str(key).lower(): str(text) for key, text in options.items()}
         is_shared = options != first.setdefault(table, options)
-        if not (is_shared or options) or (found := attached(spark, tuple(name.split(".")))) is None:
+        if (
+            not (is_shared or options)
+            or (attached_name := attached(spark, tuple(name.split(".")))) is None
+        ):
             continue
         if is_shared:
-            raise _differing(found, first[table], options)
+            raise _differing(attached_name, first[table], options)
         if is_batch and spark.catalog.isCached(name):
             raise UnsupportedError(
-                f"'{found.sql_name}' is cached, so WITH ({_shown(options)}) would give the cached"
-                f" rows; UNCACHE TABLE it, or {_advice(found, options)}"
+                f"'{attached_name.sql_name}' is cached, so WITH ({_shown(options)}) would give the"
+                f" cached rows; UNCACHE TABLE it, or {_advice(attached_name, options)}"
             )
 
 
 def _leaves(plan: Any) -> Iterator[tuple[Any, str]]:
-    """Yield the relations of a plan that may be Python sources, those of its subqueries, too."""
-    # A command that stores what a query returns has the query inside.
+    """Yield the relations of a plan that may be Python sources, also in subqueries."""
+    # A command that stores the result of a query has the query inside.
     plans = [plan, *_elements(plan.innerChildren())]
     plans += [query for each in plans for query in _elements(each.subqueriesAll())]
     for each in plans:
@@ -177,26 +181,28 @@ def _check_text(spark: Any, text: str, uses: Sequence[Use]) -> None:
             raise _differing(name, options_of[name.sql_name], {})
 
 
-# -- what is said ----------------------------------------------------------------------------------
+# -- messages --------------------------------------------------------------------------------------
 
 
 def _differing(
-    name: AttachedName, first: Mapping[str, str], other: Mapping[str, str]
+    name: AttachedName, first: Mapping[str, str], second: Mapping[str, str]
 ) -> UnsupportedError:
-    one, two = (f"({_shown(options)})" if options else "none" for options in (first, other))
+    first_text, second_text = (
+        f"({_shown(options)})" if options else "none" for options in (first, second)
+    )
     return UnsupportedError(
-        f"a statement uses '{name.sql_name}' with different options, {one} and {two}: Spark gives"
-        " all uses of a name in a statement the options of one of them;"
-        f" {_advice(name, other or first)}"
+        f"a statement uses '{name.sql_name}' with different options, {first_text} and"
+        f" {second_text}: Spark gives all uses of a name in a statement the options of one of them;"
+        f" {_advice(name, second or first)}"
     )
 
 
 def _advice(name: AttachedName, options: Mapping[str, str]) -> str:
-    given = ", ".join(f"{key!r}: {_text(key, text)!r}" for key, text in sorted(options.items()))
-    second = name.sql_name.rpartition(".")[2] + "_2"
+    arguments = ", ".join(f"{key!r}: {_text(key, text)!r}" for key, text in sorted(options.items()))
+    second_name = name.sql_name.rpartition(".")[2] + "_2"
     return (
         "give the table a second name with its own options: streamhouse.attach(spark,"
-        f" '{name.connection.name}', '{second}', **{{{given}}})"
+        f" '{name.connection.name}', '{second_name}', **{{{arguments}}})"
     )
 
 

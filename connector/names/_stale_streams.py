@@ -1,9 +1,9 @@
-"""A stream that joins an attached name whose rows would stay those of the first micro-batch.
+"""Warns of a stream that joins an attached name and would keep the rows of the first micro-batch.
 
-Spark plans such a relation afresh for a micro-batch only if it has a filter to offer to it. It
-finds one by itself, "the column is not null", for a join that compares a column by `=` or `<`, and
-none for a join without a condition or by `<=>`. That is said when the stream starts, where Spark's
-optimizer can be asked: not under Spark Connect.
+Spark plans the relation afresh for a micro-batch only with a filter to offer. Spark finds the
+filter "the column is not null" for a join that compares a column by `=` or `<`, and no filter for a
+join without a condition or by `<=>`. The warning comes at the start of the stream, if Spark's
+optimizer is within reach: not under Spark Connect.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from streamhouse.connector.names._attached_names import SESSION_CATALOG, attache
 
 __all__ = ["stale_relations", "warn_of_stale_names"]
 
-# A node of a plan as Spark shows it, behind the lines of its tree.
+# A node in Spark's text of a plan, behind the lines of the tree.
 _NODE: Final = re.compile(r"[ :+-]*~?(?P<node>.*)")
 _RELATION: Final = re.compile(rf"RelationV2\[.*\] {SESSION_CATALOG}\.(?P<name>\S+)\s*$")
-# Spark adds it for every column that a condition compares with something.
+# Spark adds this filter for every column in a comparison.
 _OFFERED: Final = re.compile(r"is(not)?null\([^()]*#\d+L?\)")
 
 
 def stale_relations(plan: str, names: Collection[str]) -> list[str]:
-    """Return those of `names`, `database.name`, that an optimized plan has without a filter."""
-    found: set[str] = set()
+    """Return the `names`, as `database.name`, that an optimized plan has without a filter."""
+    stale: set[str] = set()
     above = ""
     for line in plan.splitlines():
         matched = _NODE.match(line)
         node = matched["node"] if matched is not None else ""
         relation = _RELATION.match(node)
-        # What a filter is for is the line below it; any other line above ends another branch.
+        # A filter's input is the line below the filter; any other line above is another branch.
         is_filtered = above.startswith("Filter") and _OFFERED.search(above) is not None
         if relation is not None and relation["name"].lower() in names and not is_filtered:
-            found.add(relation["name"].lower())
+            stale.add(relation["name"].lower())
         above = node
-    return sorted(found)
+    return sorted(stale)
 
 
 def warn_of_stale_names(writer: Any) -> None:
-    """Warn of attached names that a stream, about to be started, would read once and for all."""
+    """Warn of attached names whose rows a starting stream would read only once."""
     frame = getattr(writer, "_df", None)
     if frame is None or not has_jvm(frame.sparkSession):
         return
@@ -53,13 +53,13 @@ def warn_of_stale_names(writer: Any) -> None:
         return
     try:
         plan = spark._jsparkSession.sessionState().optimizer().execute(analyzed).toString()
-    except Exception:  # noqa: BLE001 - what is wrong with the query, its start says better
+    except Exception:  # noqa: BLE001 - the start of the query raises a better error
         return
     for name in stale_relations(plan, names):
         warnings.warn(
             f"the stream joins the attached name '{name}' without comparing its columns, so every"
             " micro-batch would have the rows of the first one: join spark.table(...) of the name,"
             " or spark.read.format('streamhouse').load(...), or a temporary view of it",
-            # This function, what is in the place of Spark's method, what calls that, the program.
+            # The levels: this function, the hook, the wrapper around the hook, and the program.
             stacklevel=4,
         )

@@ -1,7 +1,7 @@
-"""What a SQL statement is about: its verb, the table it names, the format it names.
+"""The subject of a SQL statement: its verb, its table, and its format.
 
-Only statements that define, change or empty a table are told apart. Everything else, and everything
-that this does not understand, is no business of ours: Spark answers it.
+Only statements that define, change or empty a table are recognized. Any other text is left to
+Spark.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MERGE_EVOLVING: Final = ("MERGE", "WITH", "SCHEMA", "EVOLUTION", "INTO")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A word, a quoted name, a string or a sign, and where it ends and starts in the text."""
+    """A word, a quoted name, a string or a sign, with its start and end in the text."""
 
     text: str
     start: int
@@ -57,7 +57,7 @@ class Token:
 
     @property
     def word(self) -> str:
-        """The text in upper case, as keywords are compared; of a string nothing."""
+        """The text in upper case, for comparison with keywords; empty for a string."""
         return "" if self.is_string else self.text.upper()
 
 
@@ -67,21 +67,22 @@ class Statement:
 
     `verb` is `CREATE TABLE`, `CREATE VIEW`, `REPLACE TABLE` (also if it may exist), `ALTER TABLE`,
     `TRUNCATE TABLE`, `REFRESH TABLE`, `COMMENT ON TABLE`, `COMMENT ON COLUMN`, `DELETE`, `UPDATE`
-    or `MERGE`; `name` has the parts of the name as written, a column's own among them. `provider`
-    is what USING names, `like` the table that LIKE names. `rest` are the tokens behind the name.
+    or `MERGE`. `name` has the parts of the name as written, for a comment with the column's.
+    `provider` is the format after USING, `like` the table after LIKE. `tokens` are the tokens
+    behind the name.
     """
 
     verb: str
     name: tuple[str, ...]
     text: str
-    rest: tuple[Token, ...]
+    tokens: tuple[Token, ...]
     provider: str | None = None
     like: tuple[str, ...] | None = None
 
 
 def statement_of(text: str) -> Statement | None:
-    """Return what a statement is about; None for those that are no business of ours."""
-    # Most statements are queries, and long ones are.
+    """Return the parts of a statement; None for statements that are left to Spark."""
+    # Most statements, and all long ones, are queries, which need no tokens.
     if text.lstrip()[:1].upper() not in set("ACDMRTU-/"):
         return None
     tokens = tokens_of(text)
@@ -101,8 +102,8 @@ def statement_of(text: str) -> Statement | None:
 def statements_within(text: str) -> list[Statement]:
     """Return the statements in a script, `BEGIN ... END`, or in the texts of EXECUTE IMMEDIATE.
 
-    Of a script more may be returned than it executes, as the UPDATE of a MERGE, whose name then is
-    none. A text that is computed is not seen.
+    The result may have more statements than the script executes: the UPDATE of a MERGE counts as
+    one without a table. A computed text is not searched.
     """
     if text.lstrip()[:1].upper() not in set("BE-/"):
         return []
@@ -121,22 +122,22 @@ def _within(text: str, tokens: Sequence[Token], *, with_texts: bool) -> Iterator
                 inner = unquoted(token)
                 yield from _within(inner, tokens_of(inner), with_texts=False)
         elif token.word in _FIRST_WORDS:
-            found = statement_of(text[token.start :])
-            if found is not None:
-                yield found
+            statement = statement_of(text[token.start :])
+            if statement is not None:
+                yield statement
 
 
 def tokens_of(text: str) -> list[Token]:
     """Return the tokens of a statement, without its comments."""
     return [
-        Token(found.group(), found.start(), found.end(), is_string=found.lastgroup == "string")
-        for found in _TOKEN.finditer(text)
-        if found.lastgroup != "comment"
+        Token(match.group(), match.start(), match.end(), is_string=match.lastgroup == "string")
+        for match in _TOKEN.finditer(text)
+        if match.lastgroup != "comment"
     ]
 
 
 def name_parts(text: str) -> tuple[str, ...]:
-    """Return the parts of a dotted name; nothing for what is none."""
+    """Return the parts of a dotted name; nothing for any other text."""
     tokens = tokens_of(text)
     parts, end = name_at(tokens, 0)
     return parts if end == len(tokens) else ()
@@ -157,11 +158,11 @@ def _about(text: str, tokens: list[Token], *, verb: str, at: int) -> Statement |
     name, end = name_at(tokens, at)
     if not name:
         return None
-    return Statement(verb=verb, name=name, text=text, rest=tuple(tokens[end:]))
+    return Statement(verb=verb, name=name, text=text, tokens=tuple(tokens[end:]))
 
 
 def _definition(text: str, tokens: list[Token], words: tuple[str, ...]) -> Statement | None:
-    """Return what `CREATE [OR REPLACE] [[GLOBAL] TEMPORARY] TABLE|VIEW` or `REPLACE TABLE` says."""
+    """Return the parts of a `CREATE ... TABLE`, `CREATE ... VIEW` or `REPLACE TABLE`."""
     at = 1
     while at < len(words) and words[at] in ("OR", "REPLACE", "GLOBAL", "TEMP", "TEMPORARY"):
         at += 1
@@ -175,26 +176,28 @@ def _definition(text: str, tokens: list[Token], words: tuple[str, ...]) -> State
     name, end = name_at(tokens, at)
     if not name:
         return None
-    rest = tuple(tokens[end:])
-    provider, like = _clauses(rest)
-    return Statement(verb=verb, name=name, text=text, rest=rest, provider=provider, like=like)
+    following = tuple(tokens[end:])
+    provider, like = _clauses(following)
+    return Statement(
+        verb=verb, name=name, text=text, tokens=following, provider=provider, like=like
+    )
 
 
-def _clauses(rest: tuple[Token, ...]) -> tuple[str | None, tuple[str, ...] | None]:
-    """Return what USING and LIKE name, before any query and outside of parentheses."""
+def _clauses(following: tuple[Token, ...]) -> tuple[str | None, tuple[str, ...] | None]:
+    """Return the names after USING and LIKE, before any query and outside of parentheses."""
     depth = 0
     provider: str | None = None
     like: tuple[str, ...] | None = None
-    for position, token in enumerate(rest):
+    for position, token in enumerate(following):
         depth += {"(": 1, ")": -1}.get(token.text, 0)
         if depth:
             continue
         if token.word in ("AS", "SELECT", "WITH"):
             break
-        if token.word == "USING" and position + 1 < len(rest):
-            provider = unquoted(rest[position + 1])
+        if token.word == "USING" and position + 1 < len(following):
+            provider = unquoted(following[position + 1])
         if token.word == "LIKE":
-            like, _ = name_at(list(rest), position + 1)
+            like, _ = name_at(list(following), position + 1)
     return provider, like
 
 

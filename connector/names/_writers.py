@@ -1,7 +1,7 @@
-"""What a writer was told that means nothing to a Streamhouse table: it is refused at its end.
+"""Calls of a writer without a meaning for a Streamhouse table: refused at the end of the write.
 
-Spark asks a Python source for none of it. A batch fails with a sentence that names nothing of ours,
-and a stream goes on without it.
+Spark asks a Python source about none of these calls. A batch fails with a sentence that names
+nothing of ours, and a stream goes on without the call's effect.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ LAYOUT_CALLS: Final = {
     "bucketBy": "options bucket.num and bucket.key",
     "clusterBy": "option partitioned.by, or bucket.num and bucket.key",
 }
-"""The methods of Spark's writers that lay out a table, and what is used in place of each."""
+"""The methods of Spark's writers for the layout of a table, and our replacement of each."""
 _MODES: Final = ("append", "overwrite")
 
 
-def check_layout(told: Mapping[str, Any]) -> None:
-    """Refuse a layout by Spark's methods, of which `told` has what they were called with."""
+def check_layout(arguments: Mapping[str, Any]) -> None:
+    """Refuse a layout by Spark's methods; `arguments` has the argument of each method."""
     for call, instead in LAYOUT_CALLS.items():
-        if told.get(call):
+        if arguments.get(call):
             raise UnsupportedError(
                 f"{call}: Spark tells it to no Python source; use {instead}, of the write that"
                 " creates the table"
@@ -33,7 +33,7 @@ def check_layout(told: Mapping[str, Any]) -> None:
 
 
 def check_mode(mode: Any) -> None:
-    """Refuse the modes that Spark gives to no Python source."""
+    """Refuse the modes that Spark passes to no Python source."""
     if str(mode).lower() not in _MODES:
         raise UnsupportedError(
             f"{f'mode {mode!r}' if mode else 'a write without a mode'}: a Streamhouse table is"
