@@ -56,8 +56,8 @@ from typing import Any, ClassVar
 class StreamhouseError(Exception):
     """Root of every error Streamhouse raises on purpose.
 
-    `code` is stable and crosses the wire; `retriable` says that the same call may succeed later
-    without any change; `http_status` is what the service answers with.
+    `code` is stable and crosses the wire. `retriable` says that the same call may succeed later
+    without any change. `http_status` is the status of the service's response.
     """
 
     code: ClassVar[str] = "internal"
@@ -100,7 +100,7 @@ class SchemaMismatchError(InvalidRequestError):
 
 
 class ColumnDroppedError(SchemaMismatchError):
-    """A write speaks of a column that was dropped since the version of the schema it names."""
+    """A write names a column which was dropped after the write's schema version."""
 
     code = "column_dropped"
 
@@ -149,7 +149,7 @@ class NotFoundError(StreamhouseError):
     code = "not_found"
     http_status = 404
     table: str | None = None
-    """The table that was asked for, where another process may have it. Stays in the process."""
+    """The requested table, if another process may have it. This field never crosses the wire."""
 
 
 class DatabaseNotFoundError(NotFoundError):
@@ -214,9 +214,9 @@ class TableExistsError(AlreadyExistsError):
 
 
 class NotOwnerError(StreamhouseError):
-    """This process does not serve what was asked for, and did nothing.
+    """This process does not serve the requested resource, and did nothing.
 
-    `owner` is the URL of the process that does, or None where this one does not know it.
+    `owner` is the URL of the serving process, or None if unknown.
     """
 
     code = "not_owner"
@@ -241,7 +241,7 @@ class OffsetOutOfRangeError(StreamhouseError):
 
 
 class LogCutError(StreamhouseError):
-    """The log lost rows that were read from it, and has others, or none, at their offsets."""
+    """The log lost rows after a read, and has other rows, or none, at their offsets."""
 
     code = "log_cut"
     http_status = 409
@@ -257,7 +257,8 @@ class RequestTooLargeError(StreamhouseError):
 class OutOfOrderSequenceError(StreamhouseError):
     """An idempotent writer skipped a sequence, or repeated one too old to remember.
 
-    With `is_unknown_writer` it began in the middle: what it wrote before is not remembered at all.
+    With `is_unknown_writer` the first sequence is not 0, and the service remembers no earlier
+    sequence of the writer.
     """
 
     code = "out_of_order_sequence"
@@ -271,28 +272,28 @@ class OutOfOrderSequenceError(StreamhouseError):
 
 
 class FencedError(StreamhouseError):
-    """A newer epoch exists, of tiering or of a Kafka producer; who has the older one must stop."""
+    """A newer epoch of tiering or of a Kafka producer exists; holders of older epochs must stop."""
 
     code = "fenced"
     http_status = 409
 
 
 class HistoryDivergedError(StreamhouseError):
-    """A table's lake has other rows than its log under the same offsets; one of them is not its."""
+    """A table's lake and its log have different rows under the same offsets."""
 
     code = "history_diverged"
     http_status = 409
 
 
 class CommitConflictError(StreamhouseError):
-    """A table is not as a commit requires it; read it again and commit anew."""
+    """A table is not in the state which a commit requires; read the table again and commit anew."""
 
     code = "commit_conflict"
     http_status = 409
 
 
 class TransactionClosedError(StreamhouseError):
-    """The transaction is decided: nothing can be staged, and no other parts committed."""
+    """The transaction is decided: staging, and a commit of other parts, are refused."""
 
     code = "transaction_closed"
     http_status = 409
@@ -319,7 +320,7 @@ class OverloadedError(StreamhouseError):
 
 
 class ConsumerLimitError(OverloadedError):
-    """A table has as many consumers as it may have: one is forgotten, or this one stays out."""
+    """A table has the most consumers allowed: forget one, or this consumer stays out."""
 
     code = "consumer_limit"
     retriable = False
@@ -343,13 +344,13 @@ class StorageFailedError(StreamhouseError):
 
     @property
     def is_for_want_of_room(self) -> bool:
-        """Whether the disk is full: nothing on it is wrong."""
-        wanted = os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)
-        return any(text in self.message for text in wanted)
+        """Whether the disk is full, rather than damaged."""
+        reasons = os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)
+        return any(text in self.message for text in reasons)
 
 
 class UnknownOutcomeError(StreamhouseError):
-    """The request may or may not have taken effect; the caller must look before it repeats it."""
+    """The request may or may not have taken effect; the caller must check before a retry."""
 
     code = "unknown_outcome"
 
@@ -361,19 +362,19 @@ class InternalError(StreamhouseError):
 
 
 def _leaves(root: type[StreamhouseError]) -> dict[str, type[StreamhouseError]]:
-    # A code names the class that has it of its own; those below it are a part's own business.
-    found = {root.code: root} if "code" in vars(root) else {}
+    # A code stands for the class that defines the code, not for subclasses without a code.
+    classes = {root.code: root} if "code" in vars(root) else {}
     for child in root.__subclasses__():
-        found |= _leaves(child)
-    return found
+        classes |= _leaves(child)
+    return classes
 
 
 def error_for_code(
     code: str, message: str, *, request_id: str | None = None, owner: str | None = None
 ) -> StreamhouseError:
-    """Rebuild the error class that `code` names; an unknown code becomes `InternalError`.
+    """Rebuild the error class for `code`; an unknown code becomes `InternalError`.
 
-    `owner` is what `not_owner` has besides.
+    `owner` is the extra field of `not_owner`.
     """
     if code == NotOwnerError.code:
         return NotOwnerError(message, owner=owner, request_id=request_id)
@@ -391,52 +392,52 @@ _PARTS = re.compile(r"[._\- ]+")
 def suggestion(name: str, known: list[str]) -> str:
     """Return `; did you mean 'x'?` for the nearest known name, or an empty string if none is near.
 
-    Near is what a few slips of the keys make of a name, one for each three letters: capitals and
-    separators do not count, and neither do leading parts that both names have, as `table.log.`.
-    Nothing for long names, or many of them: comparing takes the product of their lengths.
+    A near name differs by at most one slip of the keys for every three letters. Case, separators,
+    and leading parts common to both names, as `table.log.`, do not count. Long names, and long
+    lists of names, get no suggestion: the time grows with the product of the lengths.
     """
     if len(name) > _SUGGESTED_NAME_MAX or sum(map(len, known)) > _COMPARED_CHARACTERS_MAX:
         return ""
-    slips = [(_slips(name, one), one) for one in known]
+    slips = [(_slips(name, candidate), candidate) for candidate in known]
     count, nearest = min(slips, default=(_SLIPS_MAX + 1, ""))
     return f"; did you mean '{nearest}'?" if count <= _SLIPS_MAX else ""
 
 
-def _slips(name: str, known: str) -> int:
-    """Return how many slips made `name` of `known`; more than `_SLIPS_MAX` if they are far."""
-    ones, others = (_PARTS.split(text.lower()) for text in (name, known))
-    while ones[1:] and others[1:] and ones[0] == others[0]:
-        del ones[0], others[0]
-    one, other = "".join(ones), "".join(others)
-    longest = max(len(one), len(other))
-    most = min(max(1, longest // 3), _SLIPS_MAX)
-    if abs(len(one) - len(other)) > most:
+def _slips(name: str, known_name: str) -> int:
+    """Return how many slips turn `known_name` into `name`; above `_SLIPS_MAX` if not near."""
+    parts, known_parts = (_PARTS.split(text.lower()) for text in (name, known_name))
+    while parts[1:] and known_parts[1:] and parts[0] == known_parts[0]:
+        del parts[0], known_parts[0]
+    typed, meant = "".join(parts), "".join(known_parts)
+    longest = max(len(typed), len(meant))
+    slips_max = min(max(1, longest // 3), _SLIPS_MAX)
+    if abs(len(typed) - len(meant)) > slips_max:
         return _SLIPS_MAX + 1
-    count = _edits(one, other, most=most)
-    return count if count <= most and 2 * count < longest else _SLIPS_MAX + 1
+    count = _edits(typed, meant, edits_max=slips_max)
+    return count if count <= slips_max and 2 * count < longest else _SLIPS_MAX + 1
 
 
-def _edits(one: str, other: str, *, most: int) -> int:
-    """Return how many letters to add, drop, replace or swap with their neighbour, no letter twice.
+def _edits(typed: str, meant: str, *, edits_max: int) -> int:
+    """Return how many letters to add, drop, replace or swap with a neighbour, no letter twice.
 
-    The rows are those of the optimal string alignment's matrix; of those with more than `most`,
-    what is returned is more than that, too.
+    The algorithm is optimal string alignment, row by row. A distance above `edits_max` only returns
+    some number above `edits_max`.
     """
-    before, row = list[int](), list(range(len(other) + 1))
-    for i, letter in enumerate(one, start=1):
-        before, last, row = row, before, [i]
-        for j, wanted in enumerate(other, start=1):
-            count = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != wanted))
-            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
-                count = min(count, last[j - 2] + 1)
+    previous, row = list[int](), list(range(len(meant) + 1))
+    for i, letter in enumerate(typed, start=1):
+        previous, second_last, row = row, previous, [i]
+        for j, meant_letter in enumerate(meant, start=1):
+            count = min(previous[j] + 1, row[j - 1] + 1, previous[j - 1] + (letter != meant_letter))
+            if i > 1 and j > 1 and letter == meant[j - 2] and typed[i - 2] == meant_letter:
+                count = min(count, second_last[j - 2] + 1)
             row.append(count)
-        if min(*row, *before) > most:
-            return most + 1
+        if min(*row, *previous) > edits_max:
+            return edits_max + 1
     return row[-1]
 
 
 def listing(what: str, names: list[str]) -> str:
-    """Return `columns: a, b`, or how many there are if that would be long."""
+    """Return `columns: a, b`, or only the number of names if the list would be long."""
     if sum(map(len, names)) > _LISTED_CHARACTERS_MAX:
         return f"{what}: {len(names)} of them"
     return f"{what}: {', '.join(names)}"

@@ -1,8 +1,8 @@
-"""Which part of Streamhouse needs which extra, and the sentence where one is not installed.
+"""The extra needed by each part of Streamhouse, and the error if an extra is not installed.
 
-`pip install pyspark-streamhouse` is the client. What else there is imports more, and names it here:
-the tests hold every part to the packages of its extra. Where a part is entered, `require` says
-what to install before anything of it is imported.
+`pip install pyspark-streamhouse` installs the client. Parts with more imports are listed here, and
+tests hold every part to the packages of its extra. The entry of a part calls `require` first, so
+the error has the install command.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ __all__ = ["EXTRAS", "PARTS", "Extra", "MissingExtraError", "extra_of", "is_inst
 
 
 class Extra(NamedTuple):
-    """What an extra is for, and the modules that it installs: all of them, or it is missing."""
+    """The purpose and the modules of an extra; every module must be installed."""
 
     purpose: str
     modules: tuple[str, ...]
     includes: tuple[str, ...] = ()
 
     def packages(self) -> tuple[str, ...]:
-        """Return the modules, with those of the extras that are part of this one."""
+        """Return the modules of this extra and of its included extras."""
         included = [module for name in self.includes for module in EXTRAS[name].packages()]
         return (*self.modules, *included)
 
 
 class MissingExtraError(ImportError):
-    """Something was asked for that an extra installs; the message has the command."""
+    """The request needs an extra which is not installed; the message has the command."""
 
 
 EXTRAS: Final[Mapping[str, Extra]] = {
@@ -46,8 +46,8 @@ EXTRAS: Final[Mapping[str, Extra]] = {
     "otel": Extra("OpenTelemetry", ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")),
 }
 
-# Part -> the extra that it needs, "" for none; the longest name that fits counts. What is not named
-# is the client.
+# Part -> its extra, "" for none; the longest matching name counts. A module without a match belongs
+# to the client.
 PARTS: Final[Mapping[str, str]] = {
     "pyspark_streamhouse": "spark",
     "streamhouse.cli.server_commands": "server",
@@ -106,7 +106,7 @@ PARTS: Final[Mapping[str, str]] = {
 
 
 def extra_of(module: str) -> str:
-    """Return the extra that a module of Streamhouse needs, "" for none."""
+    """Return the extra needed by a module of Streamhouse, "" for none."""
     name = module
     while name not in PARTS and "." in name:
         name = name.rpartition(".")[0]
@@ -114,11 +114,11 @@ def extra_of(module: str) -> str:
 
 
 def require(extra: str, wanted_by: str) -> None:
-    """Raise `MissingExtraError` unless an extra is installed; "" is none.
+    """Raise `MissingExtraError` unless an extra is installed; "" is always installed.
 
     Args:
-        extra: its name.
-        wanted_by: what the user asked for, the subject of the message.
+        extra: the name of the extra.
+        wanted_by: the requested feature, the subject of the message.
     """
     missing = _missing(extra)
     if missing is not None:
@@ -130,7 +130,7 @@ def require(extra: str, wanted_by: str) -> None:
 
 
 def is_installed(extra: str) -> bool:
-    """Return whether all is there that an extra installs; "" always is."""
+    """Return whether all modules of an extra are installed; "" always is."""
     return _missing(extra) is None
 
 
@@ -140,11 +140,11 @@ def _missing(extra: str) -> str | None:
 
 
 def _is_there(module: str) -> bool:
-    # A module that is loaded, or known to be absent, is not looked for.
+    # A loaded module, or a module marked absent, needs no search.
     if module in sys.modules:
         return sys.modules[module] is not None
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
-        # What it would be a part of is not there.
+        # The parent package is not installed.
         return False

@@ -1,8 +1,8 @@
-"""How our processes log: one line an event on stderr, as `key=value` or as JSON.
+"""The log of our processes: one line per event on stderr, as `key=value` or as JSON.
 
-A message of ours is a template of fields, `"event=retention table=%s segments=%d"`. Each field
-keeps its name and its type in JSON: nothing is read out of text again. No line has a token or a
-row. Every line that is written while a request is answered, on whatever thread, has its request id.
+Our messages are templates of fields, `"event=retention table=%s segments=%d"`. The JSON form uses
+the fields' names and types directly, without parsing the text. No line contains a token or a row.
+Every line written during a request, on any thread, has the request id.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ __all__ = [
 ]
 
 REQUEST_ID: Final = ContextVar("request_id", default="")
-"""The id of the request that is being answered, empty outside of one."""
+"""The id of the current request, empty outside of a request."""
 LOG_FORMATS: Final = ("text", "json")
 RESERVED_FIELDS: Final = ("time", "level", "logger", "trace")
-"""What every line has besides the fields of its message, which may not be called so."""
+"""The fields of every line; a message may not use these names."""
 
-# uvicorn reports what we answer and log ourselves; only its own failures are news. OpenTelemetry
-# shows the headers of callers that are wrong, which is theirs to mend and may be any text.
+# We log our responses, so only failures inside uvicorn are news. OpenTelemetry shows malformed
+# headers of callers, which may be any text and are for the callers to mend.
 _QUIET: Final = {
     "uvicorn.error": logging.CRITICAL,
     "asyncio": logging.WARNING,
     "opentelemetry.trace": logging.ERROR,
 }
-# A value is quoted, or has no spaces.
+# A value is quoted or without spaces.
 _FIELD: Final = re.compile(r"([a-z][a-z0-9_]*)=('[^']*'|[^\s']+)(?:\s+|$)")
 _PLACEHOLDER: Final = re.compile(r"%[-#0 +]*[0-9]*(?:\.[0-9]+)?([a-zA-Z])")
 _Plain = bool | int | float | str | None
 
 
 class KeyValueFormatter(logging.Formatter):
-    """`time=... level=... logger=... event=...`; a trace follows on its own lines."""
+    """`time=... level=... logger=... event=...`; a trace follows on separate lines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as one line, plus its trace if it has one."""
+        """Return the record as one line, plus the trace of an exception."""
         message = record.getMessage().replace("\n", "\\n")
         if not message.startswith("event="):
             message = f"message={message!r}"
@@ -65,10 +65,10 @@ class KeyValueFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """An object a line: time, level, logger, then the message's fields, or `message`."""
+    """One object per line: time, level, logger, then the message's fields, or `message`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as one line; a trace is its field `trace`."""
+        """Return the record as one line; the trace of an exception is the field `trace`."""
         line: dict[str, _Plain] = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -96,7 +96,7 @@ def configure_logging(level: str, log_format: str = "text") -> None:
 
 @functools.lru_cache(1_024)
 def template_fields(template: str) -> tuple[tuple[str, str], ...] | None:
-    """Return the fields of a message of ours, each with its template; None for other messages."""
+    """Return the fields of one of our messages, each with its template; None for other messages."""
     fields: list[tuple[str, str]] = []
     position = 0
     while position < len(template):
@@ -113,22 +113,22 @@ def _fields(record: logging.LogRecord) -> dict[str, _Plain]:
     arguments = record.args if isinstance(record.args, tuple) else ()
     if fields is None or (record.args and not arguments):
         return {"message": record.getMessage()}
-    found: dict[str, _Plain] = {}
+    values: dict[str, _Plain] = {}
     for name, template in fields:
         kinds = _PLACEHOLDER.findall(template.replace("%%", ""))
-        taken, arguments = arguments[: len(kinds)], arguments[len(kinds) :]
-        found[name] = _value(template.strip("'"), kinds, taken)
-    return found
+        field_arguments, arguments = arguments[: len(kinds)], arguments[len(kinds) :]
+        values[name] = _value(template.strip("'"), kinds, field_arguments)
+    return values
 
 
 def _value(template: str, kinds: list[str], arguments: tuple[object, ...]) -> _Plain:
-    """Return one field: an argument as it is if it is all there is, else text."""
+    """Return one field: a lone argument with its type, else text."""
     is_alone = len(kinds) == 1 and _PLACEHOLDER.fullmatch(template) is not None
     if not is_alone:
         return template % arguments if arguments else template.replace("%%", "%")
     [argument] = arguments
     if kinds[0] in "fge":
-        # As many digits as the line of text has.
+        # The same number of digits as in the text form.
         return float(template % argument)
     if argument is None or isinstance(argument, (bool, int, float, str)):
         return argument

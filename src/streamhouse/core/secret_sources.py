@@ -1,7 +1,7 @@
-"""Where secrets come from, and what is left of catalog properties for who may not have them.
+"""Sources of secrets, and catalog properties without secrets for unprivileged readers.
 
-A secret on the command line shows in the process list. So options that take one name a file, and
-catalog properties may be `KEY=@file:PATH` or `KEY=@env:NAME`.
+A secret on the command line shows in the process list. Options with a secret therefore name a file,
+and catalog properties may be `KEY=@file:PATH` or `KEY=@env:NAME`.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ __all__ = [
 _logger = logging.getLogger(__name__)
 
 WITHHELD_PROPERTY: Final = "streamhouse.withheld-secrets"
-"""Names the catalog properties that were left out, for who reads the rest."""
+"""The property that names the withheld catalog properties."""
 _FROM_FILE: Final = "@file:"
 _FROM_ENVIRONMENT: Final = "@env:"
 _SECRET_BYTES_MAX: Final = 64 << 10
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
-# Of a name's words: `s3.secret-access-key`, `gcs.oauth2.token`, `adls.connection-string`.
+# Words of names with secrets: `s3.secret-access-key`, `gcs.oauth2.token`, `adls.connection-string`.
 _SECRET_WORDS: Final = frozenset(
     {"auth", "authorization", "connection", "cookie", "header", "key", "pw", "pwd", "sas", "signer"}
 )
-# Anywhere in a name.
+# Parts of such words.
 _SECRET_STEMS: Final = ("apikey", "credential", "passphrase", "passw", "secret", "token")
-# The name of a key that the store keeps: whoever writes without it writes unencrypted.
+# The name of a key in the object store is not a secret; a writer without it writes unencrypted.
 _NAMES_OF_KEYS: Final = frozenset({"s3.sse-kms-key-id"})
 _WORDS: Final = re.compile(r"[a-z]+")
 _NO_SECRETS: Final = frozenset({"true", "false", ""})
@@ -55,15 +55,15 @@ _NO_SECRETS: Final = frozenset({"true", "false", ""})
 def read_private(path: Path, *, kind: str, bytes_max: int = _SECRET_BYTES_MAX) -> bytes:
     """Return the content of a file that only its owner may read or write.
 
-    Raises `InvalidRequestError` that names the file and its `kind`.
+    Raises `InvalidRequestError`, which names the file and its `kind`.
     """
     try:
         with path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            if not is_private(found.st_mode, owner=found.st_uid, user=os.geteuid()):
+            status = os.fstat(file.fileno())
+            if not is_private(status.st_mode, owner=status.st_uid, user=os.geteuid()):
                 raise InvalidRequestError(
                     f"{kind} file {path} may be read or written by others than its owner (mode"
-                    f" {stat.S_IMODE(found.st_mode):03o}); chmod 600 it"
+                    f" {stat.S_IMODE(status.st_mode):03o}); chmod 600 it"
                 )
             content = file.read(bytes_max + 1)
     except OSError as error:
@@ -76,26 +76,26 @@ def read_private(path: Path, *, kind: str, bytes_max: int = _SECRET_BYTES_MAX) -
 
 
 def is_private(mode: int, *, owner: int, user: int) -> bool:
-    """Whether nobody but the owner may use a file with these rights, for a process of `user`.
+    """Whether only the owner may use a file with this mode, for a process of `user`.
 
-    As PostgreSQL has it, a group may read what root owns: so are secrets mounted for a service of
-    another user.
+    As in PostgreSQL, a group may read a file of root: secrets mounted for a service of another user
+    have this mode.
     """
     allowed = stat.S_IRGRP if owner == 0 != user else 0
     return not mode & _OTHERS & ~allowed
 
 
 def file_signature(path: Path) -> tuple[int, ...] | None:
-    """Return what tells a file from what it was before; None if there is none."""
+    """Return numbers that change whenever the file changes; None without a file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def read_secret(path: Path, *, kind: str) -> str:
-    """Return the one secret, without spaces, that a private file holds."""
+    """Return the secret in a private file, one text without spaces."""
     secret = _text(read_private(path, kind=kind), where=f"{kind} file {path}")
     if not secret or not secret.isprintable() or " " in secret:
         raise InvalidRequestError(f"{kind} file {path} must hold one {kind} without spaces")
@@ -105,24 +105,24 @@ def read_secret(path: Path, *, kind: str) -> str:
 def catalog_properties_from(
     texts: Iterable[str], *, environ: Mapping[str, str] = os.environ, is_listed: bool = True
 ) -> dict[str, str]:
-    """Read catalog properties as the command line takes them: `KEY=VALUE`, or where VALUE is.
+    """Read catalog properties of the command line: `KEY=VALUE`, or a reference to the VALUE.
 
-    `is_listed` says that the list of processes shows them: then a secret is warned of.
+    `is_listed` says that the process list shows the texts: a secret in a text then logs a warning.
 
     Raises `InvalidRequestError`, which never repeats a value.
     """
-    found = parse_catalog_properties(texts)
-    for key, value in found.items():
+    properties = parse_catalog_properties(texts)
+    for key, value in properties.items():
         where = f"--catalog-property {key}"
         if value.startswith(_FROM_FILE):
             path = Path(value.removeprefix(_FROM_FILE))
             content = read_private(path, kind=where)
-            found[key] = _text(content, where=f"{where} file {path}")
+            properties[key] = _text(content, where=f"{where} file {path}")
         elif value.startswith(_FROM_ENVIRONMENT):
             name = value.removeprefix(_FROM_ENVIRONMENT)
             if not environ.get(name):
                 raise InvalidRequestError(f"{where}: the environment has no variable {name}")
-            found[key] = environ[name]
+            properties[key] = environ[name]
         elif is_listed and has_secret(key, value):
             _logger.warning(
                 "event=secret_on_command_line property=%s advice='%s=@file:PATH or %s=@env:NAME;"
@@ -131,20 +131,21 @@ def catalog_properties_from(
                 key,
                 key,
             )
-    return found
+    return properties
 
 
 def has_secret(key: str, value: str) -> bool:
-    """Whether a catalog property is, or has in it, what must not be shown."""
+    """Whether a catalog property is a secret or contains one."""
     if value.lower() in _NO_SECRETS:
         return False
     return _is_secret_name(key) or ("://" in value and _uri_without_secrets(value) != value)
 
 
 def without_secrets(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return catalog properties for somebody who may not have their secrets.
+    """Return catalog properties without their secrets.
 
-    Of a URI the password goes, the rest stays. What was left out is named in one more property.
+    A URI loses its password and keeps its other parts. One more property names the withheld
+    properties.
     """
     shown, withheld = {}, []
     for key, value in properties.items():
@@ -162,7 +163,7 @@ def without_secrets(properties: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def withheld_explained(properties: Mapping[str, str]) -> Iterator[None]:
-    """Say of an error that is raised inside which secrets were withheld, and what to ask for."""
+    """Add to an error raised inside which secrets were withheld, and which grant would help."""
     try:
         yield
     except StreamhouseError as error:
@@ -173,7 +174,7 @@ def withheld_explained(properties: Mapping[str, str]) -> Iterator[None]:
 
 
 def why_withheld(properties: Mapping[str, str]) -> str:
-    """Return what to add to an error of catalog or files; empty if nothing was withheld."""
+    """Return an explanation for an error of catalog or files; empty if nothing was withheld."""
     names = properties.get(WITHHELD_PROPERTY)
     if names is None:
         return ""
@@ -192,19 +193,19 @@ def _is_secret_name(key: str) -> bool:
 
 
 def _uri_without_secrets(uri: str) -> str | None:
-    """Return a URI without its password and secret parameters; None if nobody knows what it is."""
+    """Return a URI without its password and secret parameters; None for a malformed URI."""
     try:
         parts = urlsplit(uri)
         parameters = parse_qsl(parts.query, keep_blank_values=True)
         has_password = parts.password is not None
     except ValueError:
         return None
-    kept = [(name, value) for name, value in parameters if not _is_secret_name(name)]
-    if not has_password and kept == parameters:
+    shown_parameters = [(name, value) for name, value in parameters if not _is_secret_name(name)]
+    if not has_password and shown_parameters == parameters:
         return uri
     user, _, host = parts.netloc.rpartition("@")
     netloc = f"{user.partition(':')[0]}@{host}" if user else host
-    return urlunsplit(parts._replace(netloc=netloc, query=urlencode(kept)))
+    return urlunsplit(parts._replace(netloc=netloc, query=urlencode(shown_parameters)))
 
 
 def _text(content: bytes, *, where: str) -> str:

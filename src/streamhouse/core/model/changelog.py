@@ -6,11 +6,11 @@ then `__change_type` and `__retracts`.
     +I  a new row            -U  the row before an update (only in a full image)
     -D  a deleted row        +U  the row after an update
 
-`__retracts` is the offset of the row version that a change replaces. `+U` and `-D` carry it; `-U`
-does not, so that a cut between a `-U` and its `+U` still shows the old version.
+`__retracts` is the offset of the replaced row version. `+U` and `-D` have a `__retracts`; `-U` has
+none, so a cut between a `-U` and its `+U` still shows the old version.
 
 The retraction rule, used by union reads and by tiering: a version `+I` or `+U` at offset p lives
-until some change retracts p. Nothing ever needs a key.
+until some change retracts p. The rule never needs a key.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ CHANGELOG_FIELDS: Final = (
     pa.field(CHANGE_TYPE_COLUMN, pa.int8(), nullable=False),
     pa.field(RETRACTS_COLUMN, pa.int64(), nullable=True),
 )
-"""What a changelog batch has after the table's own columns."""
+"""The columns of a changelog batch after the table's columns."""
 
 OPERATION_UPSERT: Final = 0
 OPERATION_DELETE: Final = 1
@@ -89,11 +89,11 @@ def change_type_names(codes: pa.Array) -> pa.Array:
 
 
 def operations_of(change_types: pa.Array, *, table: str) -> npt.NDArray[np.int8]:
-    """Return what each change of a change stream does to a table: upsert, delete or nothing.
+    """Return the operation of each change of a change stream: upsert, delete or none.
 
     Accepts the names (`+I`, `-U`, `+U`, `-D`, and `+A`), Debezium's `c`, `r`, `u`, `d`, and our
-    codes. A `-U` does nothing: the `+U` after it replaces the row. Raises `SchemaMismatchError`
-    naming the first row that has another value.
+    codes. A `-U` is no operation: the following `+U` replaces the row. Raises `SchemaMismatchError`
+    naming the first row with another value.
     """
     if pa.types.is_dictionary(change_types.type):
         change_types = change_types.cast(change_types.type.value_type)
@@ -118,19 +118,20 @@ def _codes_of_names(names: pa.Array, *, table: str) -> npt.NDArray[np.int64]:
             f"table '{table}': {CHANGE_TYPE_COLUMN} must be a string (+I, -U, +U, -D) or a code,"
             f" not {names.type}"
         )
-    known = pa.array(_CODE_OF_NAME, names.type)
-    position = pc.index_in(names, value_set=known).fill_null(len(known))
+    known_names = pa.array(_CODE_OF_NAME, names.type)
+    position = pc.index_in(names, value_set=known_names).fill_null(len(known_names))
     codes = np.array([*_CODE_OF_NAME.values(), -1], dtype=np.int64)
-    found: npt.NDArray[np.int64] = codes[position.to_numpy()]
-    return found
+    name_codes: npt.NDArray[np.int64] = codes[position.to_numpy()]
+    return name_codes
 
 
 @dataclass(frozen=True, slots=True)
 class FoldedTail:
-    """What a piece of changelog means for what lies before it, and what is left of it.
+    """The effect of a piece of changelog on earlier rows, and its surviving rows.
 
-    `retracted`: the offsets below the boundary that are no longer live, ascending, each once.
-    `survives`: for each row of the piece, whether it is a row version still live at its end.
+    `retracted`: the offsets below the boundary which are no longer live, ascending, without
+    repeats. `survives`: for each row of the piece, whether the row is a version still live at its
+    end.
     """
 
     retracted: npt.NDArray[np.int64]
@@ -144,10 +145,10 @@ def fold_tail(
     *,
     boundary: int,
 ) -> FoldedTail:
-    """Fold a piece of one bucket's changelog that starts at `boundary`.
+    """Fold a piece of one bucket's changelog which starts at `boundary`.
 
-    The piece holds every change from `boundary` to its end that matters (`-U` may be left out), in
-    offset order. `retracts` holds -1 where the column is null.
+    The piece holds every relevant change from `boundary` to its end in offset order; `-U` may be
+    left out. `retracts` holds -1 where the column is null.
     """
     assert len(change_types) == len(retracts) == len(offsets)
     assert len(offsets) == 0 or offsets[0] >= boundary
@@ -156,7 +157,7 @@ def fold_tail(
     survives = (change_types == INSERT) | (change_types == UPDATE_AFTER) | (change_types == APPEND)
     inside = retracted[retracted >= boundary]
     if len(inside):
-        # A version that is not in the piece was cut off with what lies before it, or filtered out.
+        # A version missing from the piece was cut off with the earlier rows, or filtered out.
         positions = np.searchsorted(offsets, inside)
         positions[positions == len(offsets)] = 0
         survives[positions[offsets[positions] == inside]] = False

@@ -1,9 +1,9 @@
-"""Types inside columns: how they are named, how a field is added or widened, and who has which.
+"""Types inside columns: their paths, additions and promotions of fields, and comparisons.
 
-A field's path begins with its column's name. Below it a struct's fields have their names, the
-elements of an array are `element`, and the values of a map `value`, as in Spark's ALTER TABLE:
-`("orders", "element", "price")`. Fields are only ever added and widened, and keep their names; so
-of two versions of one column equal paths are the same field.
+The path of a field begins with the name of its column. A struct's fields have their names, the
+elements of an array are `element`, and the values of a map are `value`, as in Spark's ALTER TABLE:
+`("orders", "element", "price")`. Nested fields can only be added and widened, never renamed. Equal
+paths in two versions of one column are therefore the same field.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def with_field(
     added: pa.DataType,
     *,
     where: str,
-    after: str | None = None,
+    predecessor: str | None = None,
     is_first: bool = False,
 ) -> pa.DataType:
-    """Return type `t`, of what `where` names, with a nullable field added at `path` inside it.
+    """Return type `t` with a nullable field added at `path`; `where` names the column.
 
-    Raises `InvalidSchemaError` where no field can be.
+    Raises `InvalidSchemaError` if no field can be added at `path`.
     """
     *parents, name = path
 
@@ -54,8 +54,8 @@ def with_field(
         fields = list(parent)
         names = [field.name for field in fields]
         place = 0 if is_first else len(fields)
-        if after is not None:
-            place = _place(after, names, where=shown) + 1
+        if predecessor is not None:
+            place = _place(predecessor, names, where=shown) + 1
         fields.insert(place, _new_field(name, added, names, where=shown))
         return pa.struct(fields)
 
@@ -63,31 +63,31 @@ def with_field(
 
 
 def with_type(
-    t: pa.DataType, path: Sequence[str], wanted: pa.DataType, *, where: str
+    t: pa.DataType, path: Sequence[str], wider: pa.DataType, *, where: str
 ) -> pa.DataType:
-    """Return type `t`, of what `where` names, with what is at `path` inside it widened to `wanted`.
+    """Return type `t` with the type at `path` widened to `wider`; `where` names the column.
 
-    Raises `InvalidSchemaError` where nothing is, or something that does not widen to it.
+    Raises `InvalidSchemaError` if `path` does not exist, or its type does not widen to `wider`.
     """
 
-    def widen(given: pa.DataType, shown: str) -> pa.DataType:
-        if is_wider(wanted, given):
-            return wanted
+    def widen(current: pa.DataType, shown: str) -> pa.DataType:
+        if is_wider(wider, current):
+            return wider
         raise InvalidSchemaError(
-            f"'{shown}' of type {given} cannot become {wanted}: integers widen to larger ones,"
+            f"'{shown}' of type {current} cannot become {wider}: integers widen to larger ones,"
             " float to double, a decimal to more digits of the same scale"
         )
 
     return _changed(t, path, widen, where=where)
 
 
-def is_wider(wanted: pa.DataType, given: pa.DataType) -> bool:
-    """Whether Iceberg's type promotion leads from `given` to `wanted`, and it is not the same."""
-    if wanted in _INTEGERS and given in _INTEGERS:
-        return _INTEGERS.index(wanted) > _INTEGERS.index(given)
-    if pa.types.is_decimal(wanted) and pa.types.is_decimal(given):
-        return bool(wanted.scale == given.scale and wanted.precision > given.precision)
-    return bool(given == pa.float32() and wanted == pa.float64())
+def is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:
+    """Whether Iceberg's type promotion leads from `narrow` to the different type `wide`."""
+    if wide in _INTEGERS and narrow in _INTEGERS:
+        return _INTEGERS.index(wide) > _INTEGERS.index(narrow)
+    if pa.types.is_decimal(wide) and pa.types.is_decimal(narrow):
+        return bool(wide.scale == narrow.scale and wide.precision > narrow.precision)
+    return bool(narrow == pa.float32() and wide == pa.float64())
 
 
 def _changed(
@@ -97,7 +97,7 @@ def _changed(
     *,
     where: str,
 ) -> pa.DataType:
-    """Return `t` with what is at `path` inside it changed; `change` is told what to call it."""
+    """Return `t` changed at `path`; `change` receives the type there and its name."""
     if not path:
         return change(t, where)
     name, *below = path
@@ -118,7 +118,7 @@ def _changed(
 
 
 def _no_field(t: pa.DataType, name: str, *, where: str) -> InvalidSchemaError:
-    """Return why there is no field `name` in what is no struct."""
+    """Return the error for a field `name` in a type which is not a struct."""
     is_map = pa.types.is_map(t)
     if is_map and name == "key":
         return InvalidSchemaError(f"'{where}' is a map, and the type of a map's keys is fixed")
@@ -126,9 +126,9 @@ def _no_field(t: pa.DataType, name: str, *, where: str) -> InvalidSchemaError:
         return InvalidSchemaError(
             f"'{where}' is {type_name(t)}, no struct, so no field '{name}' can be in it"
         )
-    kind, what, part = ("a map", "values", VALUE) if is_map else ("an array", "elements", ELEMENT)
+    kind, parts, part = ("a map", "values", VALUE) if is_map else ("an array", "elements", ELEMENT)
     return InvalidSchemaError(
-        f"'{where}' is {kind}: a field of its {what} is '{where}.{part}' and the field's name"
+        f"'{where}' is {kind}: a field of its {parts} is '{where}.{part}' and the field's name"
     )
 
 
@@ -143,7 +143,7 @@ def _place(name: str, names: list[str], *, where: str) -> int:
 
 def _new_field(name: str, t: pa.DataType, names: list[str], *, where: str) -> pa.Field:
     check_name_text(name)
-    same = [other for other in names if other.lower() == name.lower()]
+    same = [sibling for sibling in names if sibling.lower() == name.lower()]
     if same:
         raise InvalidSchemaError(
             f"'{where}' has a field '{same[0]}' already (names are compared without case)"
@@ -151,90 +151,90 @@ def _new_field(name: str, t: pa.DataType, names: list[str], *, where: str) -> pa
     return pa.field(name, t)
 
 
-def has_same_fields(given: pa.DataType, known: pa.DataType) -> bool:
-    """Whether values of type `given` have the fields that `known` has, at every depth.
+def has_same_fields(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether values of type `source` have the fields of `target`, at every depth.
 
-    Simple types are not compared. A value without a type, all of it null, fits any.
+    Simple types are not compared. The null type fits any type.
     """
-    if pa.types.is_struct(given) and pa.types.is_struct(known):
-        return [field.name for field in given] == [field.name for field in known] and all(
-            has_same_fields(g.type, k.type) for g, k in zip(given, known, strict=True)
+    if pa.types.is_struct(source) and pa.types.is_struct(target):
+        return [field.name for field in source] == [field.name for field in target] and all(
+            has_same_fields(g.type, k.type) for g, k in zip(source, target, strict=True)
         )
-    if pa.types.is_map(given) and pa.types.is_map(known):
-        return has_same_fields(given.key_type, known.key_type) and has_same_fields(
-            given.item_type, known.item_type
+    if pa.types.is_map(source) and pa.types.is_map(target):
+        return has_same_fields(source.key_type, target.key_type) and has_same_fields(
+            source.item_type, target.item_type
         )
-    if _is_list(given) and pa.types.is_list(known):
-        return has_same_fields(given.value_type, known.value_type)
+    if _is_list(source) and pa.types.is_list(target):
+        return has_same_fields(source.value_type, target.value_type)
     return True
 
 
 def fields_lacking(
-    known: pa.DataType, given: pa.DataType
+    current: pa.DataType, newer: pa.DataType
 ) -> Iterator[tuple[tuple[str, ...], pa.DataType]]:
-    """Yield path and type of each field that `given` has and `known` has not, outermost alone.
+    """Yield path and type of each field of `newer` missing from `current`, outermost fields only.
 
-    Those in the keys of maps are not looked for: they cannot be added.
+    Fields inside the keys of maps are ignored: map keys cannot get new fields.
     """
-    if pa.types.is_struct(given) and pa.types.is_struct(known):
-        own = {field.name: field.type for field in known}
-        for field in given:
-            if field.name not in own:
+    if pa.types.is_struct(newer) and pa.types.is_struct(current):
+        current_types = {field.name: field.type for field in current}
+        for field in newer:
+            if field.name not in current_types:
                 yield (field.name,), field.type
                 continue
-            for path, t in fields_lacking(own[field.name], field.type):
+            for path, t in fields_lacking(current_types[field.name], field.type):
                 yield (field.name, *path), t
-    elif pa.types.is_map(given) and pa.types.is_map(known):
-        for path, t in fields_lacking(known.item_type, given.item_type):
+    elif pa.types.is_map(newer) and pa.types.is_map(current):
+        for path, t in fields_lacking(current.item_type, newer.item_type):
             yield (VALUE, *path), t
-    elif _is_list(given) and pa.types.is_list(known):
-        for path, t in fields_lacking(known.value_type, given.value_type):
+    elif _is_list(newer) and pa.types.is_list(current):
+        for path, t in fields_lacking(current.value_type, newer.value_type):
             yield (ELEMENT, *path), t
 
 
 def wider_parts(
-    known: pa.DataType, given: pa.DataType
+    current: pa.DataType, newer: pa.DataType
 ) -> Iterator[tuple[tuple[str, ...], pa.DataType]]:
-    """Yield path and type of each simple type in `given` that is wider than the one in `known`.
+    """Yield path and type of each simple type in `newer` wider than its type in `current`.
 
-    The path of the whole is empty. The keys of maps are not looked at: their types are fixed.
+    The path of the whole is empty. The keys of maps are ignored: their types are fixed.
     """
-    if is_wider(given, known):
-        yield (), given
+    if is_wider(newer, current):
+        yield (), newer
     pairs: list[tuple[str, pa.DataType, pa.DataType]] = []
-    if pa.types.is_struct(given) and pa.types.is_struct(known):
-        own = {field.name: field.type for field in known}
-        pairs = [(f.name, own[f.name], f.type) for f in given if f.name in own]
-    elif pa.types.is_map(given) and pa.types.is_map(known):
-        pairs = [(VALUE, known.item_type, given.item_type)]
-    elif _is_list(given) and pa.types.is_list(known):
-        pairs = [(ELEMENT, known.value_type, given.value_type)]
-    for name, before, after in pairs:
-        for path, t in wider_parts(before, after):
+    if pa.types.is_struct(newer) and pa.types.is_struct(current):
+        current_types = {field.name: field.type for field in current}
+        pairs = [(f.name, current_types[f.name], f.type) for f in newer if f.name in current_types]
+    elif pa.types.is_map(newer) and pa.types.is_map(current):
+        pairs = [(VALUE, current.item_type, newer.item_type)]
+    elif _is_list(newer) and pa.types.is_list(current):
+        pairs = [(ELEMENT, current.value_type, newer.value_type)]
+    for name, current_part, newer_part in pairs:
+        for path, t in wider_parts(current_part, newer_part):
             yield (name, *path), t
 
 
-def named_like(given: pa.DataType, known: pa.DataType) -> pa.DataType:
-    """Return `given` with its fields named as in `known`, which they match without case."""
-    if pa.types.is_struct(given) and pa.types.is_struct(known):
-        own = {field.name.lower(): field for field in known}
+def named_like(source: pa.DataType, target: pa.DataType) -> pa.DataType:
+    """Return `source` with the field names of `target`, matched without case."""
+    if pa.types.is_struct(source) and pa.types.is_struct(target):
+        target_fields = {field.name.lower(): field for field in target}
         fields = []
-        for field in given:
-            same = own.get(field.name.lower())
+        for field in source:
+            same = target_fields.get(field.name.lower())
             if same is not None:
                 field = field.with_name(same.name).with_type(named_like(field.type, same.type))
             fields.append(field)
         return pa.struct(fields)
-    if pa.types.is_map(given) and pa.types.is_map(known):
-        key, item = given.key_field, given.item_field
+    if pa.types.is_map(source) and pa.types.is_map(target):
+        key, item = source.key_field, source.item_field
         return pa.map_(
-            key.with_type(named_like(key.type, known.key_type)),
-            item.with_type(named_like(item.type, known.item_type)),
+            key.with_type(named_like(key.type, target.key_type)),
+            item.with_type(named_like(item.type, target.item_type)),
         )
-    if pa.types.is_list(given) and pa.types.is_list(known):
-        inner = named_like(given.value_type, known.value_type)
-        return pa.list_(given.value_field.with_type(inner))
-    return given
+    if pa.types.is_list(source) and pa.types.is_list(target):
+        inner = named_like(source.value_type, target.value_type)
+        return pa.list_(source.value_field.with_type(inner))
+    return source
 
 
 def _is_list(t: pa.DataType) -> bool:

@@ -1,6 +1,7 @@
 """Positions in a table: offsets, ranges of offsets, positions of buckets. Every end is exclusive.
 
-An offset means one table, for life: `check_positions` is the one judge of whose an offset is.
+An offset belongs to one table, for life; only `check_positions` decides whether an offset fits a
+table.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _T = TypeVar("_T")
 
 
 class Offset(int):
-    """An offset that knows its table; in all else a whole number.
+    """An offset with the id of its table; otherwise a whole number.
 
-    The service refuses an offset of a table that was dropped, also where another table has its
-    name. An offset plus a number of rows is an offset of the same table.
+    The service refuses an offset of a dropped table, even if a new table has the same name. An
+    offset plus a number of rows is an offset of the same table.
     """
 
     table_id: int
@@ -45,23 +46,23 @@ class Offset(int):
     def __new__(cls, offset: int, table_id: int) -> Offset:
         """Return the offset `offset` of the table with this id."""
         # `super()` takes as long again, and each batch of a fetch has an offset.
-        of_table = int.__new__(cls, offset)
-        of_table.table_id = table_id
-        return of_table
+        instance = int.__new__(cls, offset)
+        instance.table_id = table_id
+        return instance
 
     def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]
-        """Return what a copy is made of, by pickle too."""
+        """Return the arguments for a copy, also by pickle."""
         return int(self), self.table_id
 
     def __add__(self, rows: int) -> int:
-        """Return the offset that many rows further."""
+        """Return the offset `rows` rows further."""
         further_on = int.__add__(self, rows)
-        # Of other numbers than whole ones Python asks the other side.
+        # For a number that is not whole, Python tries the right operand.
         return further_on if further_on is NotImplemented else Offset(further_on, self.table_id)
 
 
 def offsets_in(table_id: int | None, offsets: Mapping[int, int]) -> dict[int, int]:
-    """Return bucket -> offset as offsets that know their table; as they are without a table."""
+    """Return bucket -> offset with the table's id in each offset; unchanged without a table."""
     if table_id is None:
         return dict(offsets)
     return {bucket: Offset(offset, table_id) for bucket, offset in offsets.items()}
@@ -70,7 +71,7 @@ def offsets_in(table_id: int | None, offsets: Mapping[int, int]) -> dict[int, in
 def ranges_in(
     table_id: int | None, ranges: Mapping[str, tuple[int, int]]
 ) -> dict[int, tuple[int, int]]:
-    """Read bucket -> (start, end) from its JSON form, as offsets that know their table."""
+    """Read bucket -> (start, end) from the JSON form, with the table's id in each offset."""
     if table_id is None:
         return {int(bucket): (int(start), int(end)) for bucket, (start, end) in ranges.items()}
     return {
@@ -80,9 +81,9 @@ def ranges_in(
 
 
 def table_of_offsets(offsets: Iterable[object], *, what: str) -> int | None:
-    """Return the id of the table that offsets say they are of; None if they are plain numbers.
+    """Return the table id in the offsets; None for plain numbers.
 
-    Raises `InvalidRequestError` if they are of two tables.
+    Raises `InvalidRequestError` for offsets of two tables.
     """
     ids = {offset.table_id for offset in offsets if isinstance(offset, Offset)}
     if len(ids) > 1:
@@ -103,16 +104,16 @@ def check_positions(
     since: str = "these offsets were read",
     remedy: str = "read it from its beginning",
 ) -> None:
-    """Raise unless bucket -> offset are positions in the table that has the name now.
+    """Raise unless bucket -> offset are positions in the table with the name `table`.
 
-    `said` is the id of the table that they are of. An offset 0 may come without: nothing is below
-    it. `adopted_from` is the table's: offsets of the table elsewhere are its own as far as its rows
-    came along. `since` and `remedy` are words of the refusal.
+    `said` is the table id of the offsets. An offset 0 needs no table id, because no row is below 0.
+    `adopted_from` is the field of the table: offsets of an adopted table count as far as its rows
+    were adopted. `since` and `remedy` are words for the error message.
 
     Raises:
         TableNotFoundError: the table was dropped and created again.
-        OffsetOutOfRangeError: rows below an offset did not come along.
-        InvalidRequestError: offsets come without a table.
+        OffsetOutOfRangeError: rows below an offset were not adopted.
+        InvalidRequestError: the offsets have no table id.
     """
     if said == table_id:
         return
@@ -161,12 +162,12 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketPositions:
-    """Where one bucket stands; no other offset is above the high watermark.
+    """The positions of one bucket; the high watermark is the highest of the offsets.
 
-    Rows below `truncated_offset` were overwritten: they are no rows of the table any more, in
-    whichever tier they still lie. The log starts at it, or above. Rows below `expired_offset`, all
-    of them in the lake, have reached `table.datalake.ttl`: no read of the table finds them, whether
-    a lake table or the log still has them or not.
+    Rows below `truncated_offset` were overwritten and no longer belong to the table, in any tier.
+    The log starts at `truncated_offset` or above. Rows below `expired_offset` are all in the lake
+    and have reached `table.datalake.ttl`: every read leaves them out, even if a lake table or the
+    log still has them.
     """
 
     log_start_offset: int
@@ -177,7 +178,7 @@ class BucketPositions:
 
     @property
     def first_offset(self) -> int:
-        """Where the bucket's rows begin."""
+        """The offset where the bucket's rows begin."""
         return max(self.truncated_offset, self.expired_offset)
 
     def to_json(self) -> dict[str, int]:
@@ -192,7 +193,7 @@ class BucketPositions:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], *, table_id: int) -> BucketPositions:
-        """Read the JSON form of a bucket of this table, whose offsets know that."""
+        """Read the JSON form of a bucket, with the table's id in each offset."""
         return cls(
             log_start_offset=Offset(value["log_start_offset"], table_id),
             high_watermark=Offset(value["high_watermark"], table_id),
@@ -203,17 +204,17 @@ class BucketPositions:
 
 
 def truncated_offsets(positions: Mapping[int, BucketPositions]) -> dict[int, int]:
-    """Return where the rows begin of buckets that an overwrite has cut."""
+    """Return the first offsets of the buckets cut by an overwrite."""
     return {b: at.truncated_offset for b, at in positions.items() if at.truncated_offset}
 
 
 def further(old: Mapping[int, int], new: Mapping[int, int]) -> dict[int, int]:
-    """Return of each bucket that either names the offset that is further."""
+    """Return the further offset of each bucket in either mapping."""
     return {b: max(old.get(b, 0), new.get(b, 0)) for b in sorted({*old, *new})}
 
 
 def buckets_to_json(values: Mapping[int, _T]) -> dict[str, _T]:
-    """Return bucket -> value as JSON has it, where every key is text."""
+    """Return bucket -> value with text keys for JSON."""
     return {str(bucket): value for bucket, value in sorted(values.items())}
 
 

@@ -315,7 +315,7 @@ class _Change:
                 path[1:],
                 type_from_json(change["type"], where=shown),
                 where=name,
-                after=None if after is None else str(after),
+                predecessor=None if after is None else str(after),
                 is_first=bool(change.get("first")),
             )
         except InvalidSchemaError as error:

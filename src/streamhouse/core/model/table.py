@@ -1,4 +1,4 @@
-"""What a table is: its path, its descriptor as given, and its info as the service keeps it."""
+"""A table: its path, its descriptor from the creator, and its info from the service."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ __all__ = [
 
 DEFAULT_DATABASE: Final = "default"
 VERSION_HEADER: Final = b"x-table-version"
-"""Of an answer with rows: the id of their table and its schema's version, as `version` has them."""
+"""A response header with the id of the rows' table and the schema version; see `version`."""
 BUCKET_COUNT_MAX: Final = 4_096
 REJECTED_SUFFIX: Final = "__rejected"
-"""Of the name of the table that has the rejected rows of another one: `t__rejected` of `t`."""
+"""The suffix of the table with the rejected rows of a table: `t__rejected` for `t`."""
 _REJECTED_PART: Final = "$rejected"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 
 def table_id_of(headers: Mapping[bytes, bytes]) -> int | None:
-    """Return the id of the table whose rows an answer with these headers has, if it says that."""
+    """Return the id of the table of a response with rows, if the headers have the id."""
     table_id = headers.get(VERSION_HEADER, b"").partition(b".")[0]
     return int(table_id) if table_id.isdigit() else None
 
@@ -84,7 +84,7 @@ class TablePath:
     def parse(cls, text: str | TablePath) -> TablePath:
         """Read `database.table`, or `table` in database `default`.
 
-        `database.table$rejected` is the table that has its rejected rows.
+        `database.table$rejected` is the table with the rejected rows.
         """
         if isinstance(text, TablePath):
             return text
@@ -99,7 +99,7 @@ class TablePath:
         return f"{self.database}.{self.table}"
 
 
-# Every request names a table, and mostly one of the same few.
+# Every request names a table, and most requests name the same few tables.
 @functools.lru_cache(maxsize=1_024)
 def _parsed(text: str) -> TablePath:
     if text.endswith(_REJECTED_PART):
@@ -114,10 +114,10 @@ def _parsed(text: str) -> TablePath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDescriptor:
-    """A table as its creator describes it, checked as a whole.
+    """A table as described by its creator, checked as a whole.
 
-    An empty `bucket_key` of a log table spreads rows evenly; of a primary key table it means
-    the primary key. `properties` holds only what was set; defaults are in `TableProperties`.
+    An empty `bucket_key` of a log table spreads rows evenly; of a primary key table it means the
+    primary key. `properties` holds only the properties set; defaults are in `TableProperties`.
     """
 
     path: TablePath
@@ -188,11 +188,11 @@ class TableDescriptor:
             )
 
     def batch_layout(self) -> BatchLayout | None:
-        """Return the table's second layout in the lake, None when it has none."""
+        """Return the table's second layout in the lake, or None."""
         return BatchLayout.parse(self.properties, schema=self.schema, table=str(self.path))
 
     def merge_rules(self) -> MergeRules:
-        """Return how rows of the same key are merged; of a log table the defaults."""
+        """Return how rows of the same key are merged; a log table has the defaults."""
         return MergeRules.parse(
             self.properties,
             schema=self.schema,
@@ -201,7 +201,7 @@ class TableDescriptor:
         )
 
     def record_format(self) -> RecordFormat:
-        """Return what Kafka's records are to the table."""
+        """Return the table's format of Kafka records."""
         return self._record_format
 
     @property
@@ -210,35 +210,38 @@ class TableDescriptor:
         return self.bucket_key or self.primary_key
 
     def differences(self, other: TableDescriptor) -> list[str]:
-        """Return what `other` has otherwise, each in a few words, as `the primary key is ...`.
+        """Return the differences of `other`, each in a few words, as `the primary key is ...`.
 
-        Comments do not count, nor do properties that only `other` has.
+        Comments do not count, nor do properties set only in `other`.
         """
-        own, others = _columns_in_words(self), _columns_in_words(other)
-        said = [
-            f"column '{name}' is {there} there, and {own[name]} here"
-            if name in own
+        columns, other_columns = _columns_in_words(self), _columns_in_words(other)
+        differences = [
+            f"column '{name}' is {words} there, and {columns[name]} here"
+            if name in columns
             else f"column '{name}' is there, and not here"
-            for name, there in others.items()
-            if own.get(name) != there
+            for name, words in other_columns.items()
+            if columns.get(name) != words
         ]
-        said += [f"column '{name}' is not there" for name in own if name not in others]
-        if not said and list(own) != list(others):
-            said.append(f"its columns come in another order: {listing('columns', list(others))}")
-        for what, theirs, mine in (
+        differences += [
+            f"column '{name}' is not there" for name in columns if name not in other_columns
+        ]
+        if not differences and list(columns) != list(other_columns):
+            order = listing("columns", list(other_columns))
+            differences.append(f"its columns come in another order: {order}")
+        for part, other_value, value in (
             ("primary key", list(other.primary_key), list(self.primary_key)),
             ("bucket key", list(other.effective_bucket_key), list(self.effective_bucket_key)),
             ("number of buckets", other.bucket_count, self.bucket_count),
             ("partitioning", _texts(other.partitioned_by), _texts(self.partitioned_by)),
         ):
-            if theirs != mine:
-                said.append(f"the {what} is {theirs} there, and {mine} here")
-        for key, value in self.properties.items():
-            if other.properties.get(key) != value:
-                has = other.properties.get(key)
-                there = "not set" if has is None else f"'{has}'"
-                said.append(f"property {key} is {there} there, and '{value}' here")
-        return said
+            if other_value != value:
+                differences.append(f"the {part} is {other_value} there, and {value} here")
+        for key, text in self.properties.items():
+            other_text = other.properties.get(key)
+            if other_text != text:
+                shown = "not set" if other_text is None else f"'{other_text}'"
+                differences.append(f"property {key} is {shown} there, and '{text}' here")
+        return differences
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form used on the wire and on disk."""
@@ -255,7 +258,7 @@ class TableDescriptor:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TableDescriptor:
         """Read the JSON form; raises `InvalidRequestError` for a malformed one."""
-        known = {
+        fields = {
             "path",
             "schema",
             "primary_key",
@@ -264,7 +267,7 @@ class TableDescriptor:
             "partitioned_by",
             "properties",
         }
-        unknown = sorted(set(value) - known)
+        unknown = sorted(set(value) - fields)
         if unknown:
             raise InvalidRequestError(f"table descriptor has no field '{unknown[0][:80]}'")
         if not isinstance(value.get("path"), str):
@@ -322,18 +325,20 @@ def _check_key_column(schema: Schema, name: str, *, kind: str, table: str) -> No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableInfo:
-    """A table as the service keeps it.
+    """A table as kept by the service.
 
     `table_id` is never reused, so a table dropped and created again is another table.
-    `schema_versions` has every schema the table ever had, by schema id, the current one too; rows
-    in the log are of the version they were written with. Only versions that never had a row are
-    left out (`replace_columns`).
-    `nodes` maps every bucket to the endpoint serving it, one for all buckets of a table; clients
-    route by it. An empty string is the endpoint that answered. `adopted_from` has the ids under
-    which other services had the table, each with the end offsets per bucket up to which the rows of
-    that one are this one's. `partition_names` has the names of partition fields that lake tables of
-    it may have had before its last change, in lower case, each with the id of the column that it is
-    the identity of, else None.
+    `schema_versions` has every schema of the table by schema id, including the current schema; rows
+    in the log keep the version of their write. Versions without any row are left out
+    (`replace_columns`).
+
+    `nodes` maps every bucket to the endpoint of its process, the same endpoint for all buckets;
+    clients route by `nodes`. An empty string stands for the endpoint of the response.
+
+    `adopted_from` maps the table's ids at other services to end offsets per bucket: rows below the
+    end offset are the same rows here. `partition_names` has the lower-case names of partition
+    fields in the table's earlier lake tables, each with its column id if the transform is the
+    identity, else None.
     """
 
     descriptor: TableDescriptor
@@ -358,10 +363,10 @@ class TableInfo:
         )
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the columns, and how the table is laid out."""
-        said = [f"table {self.path}", f"buckets: {self.bucket_count}"]
+        """Return the view for a notebook: the columns, and the layout of the table."""
+        captions = [f"table {self.path}", f"buckets: {self.bucket_count}"]
         partitioning = ", ".join(_texts(self.descriptor.partitioned_by))
-        said += [f"partitioned by: {partitioning}"] if partitioning else []
+        captions += [f"partitioned by: {partitioning}"] if partitioning else []
         key = self.descriptor.primary_key
         rows = [
             (
@@ -373,7 +378,7 @@ class TableInfo:
             )
             for column in self.schema.columns
         ]
-        return html_table("; ".join(said), ("column", "type", "null", "key", "comment"), rows)
+        return html_table("; ".join(captions), ("column", "type", "null", "key", "comment"), rows)
 
     @property
     def path(self) -> TablePath:
@@ -382,15 +387,15 @@ class TableInfo:
 
     @property
     def version(self) -> bytes:
-        """Names this version of the schema of this very table, as `VERSION_HEADER` says it."""
+        """The id of the table and of its schema version, as in `VERSION_HEADER`."""
         return b"%d.%d" % (self.table_id, self.schema_id)
 
     def check_positions(self, offsets: Mapping[int, int], *, table_id: int | None) -> None:
-        """Raise unless bucket -> offset, of the table with this id, are positions in this one.
+        """Raise unless bucket -> offset, of the table with this id, are positions in this table.
 
         See `offsets.check_positions`.
         """
-        # Of nearly all requests it is the same table: nothing else is looked at.
+        # Nearly all requests name the same table id and skip the check.
         if table_id != self.table_id:
             check_positions(
                 offsets,
@@ -402,7 +407,7 @@ class TableInfo:
 
     @property
     def stated_version(self) -> str:
-        """What a write says as `schema_id`: the version that its columns are named by."""
+        """The `schema_id` of a write: the version that defines the column names of the write."""
         return self.version.decode()
 
     @property
@@ -429,12 +434,12 @@ class TableInfo:
         return self.log_schema_of(self.schema_id)
 
     def log_schema_of(self, schema_id: int) -> pa.Schema:
-        """Return the Arrow schema of rows in the log that were written with this version."""
+        """Return the Arrow schema of log rows written with this version."""
         schema = self.schema_version(schema_id)
         return changelog_schema(schema) if self.is_primary_key_table else schema.to_arrow()
 
     def bucket_key_of(self, schema_id: int) -> tuple[str, ...]:
-        """Return the columns that decide a row's bucket, by their names in this version."""
+        """Return the columns of the bucket key, by their names in this version."""
         if schema_id == self.schema_id:
             return self.descriptor.effective_bucket_key
         ids = {column.name: column.id for column in self.schema.columns}
@@ -443,22 +448,22 @@ class TableInfo:
 
     @property
     def column_ids(self) -> frozenset[int]:
-        """The ids of all columns the table ever had."""
+        """The ids of all columns of all schema versions."""
         every = (column for schema in self.schema_versions.values() for column in schema.columns)
         return frozenset(column.id for column in every)
 
     def naming(self, columns: Iterable[str], schema_id: int | None) -> TableInfo:
-        """Return the table as `in_version`; raises `UnknownColumnError` for none of its columns."""
+        """Return the table as `in_version`; raises `UnknownColumnError` for an unknown column."""
         table = self.in_version(schema_id)
         for name in columns:
             table.schema.column(name, table=str(self.path))
         return table
 
     def in_version(self, schema_id: int | None) -> TableInfo:
-        """Return the table as those who speak of this version know it; None: of the current one.
+        """Return the table as known to clients of this version; None: the current version.
 
-        Keys have their names of that version. How rows are merged and what records are is left
-        out: it does not concern readers, and its properties name columns of the current version.
+        Keys have their names of this version. Merge rules and record formats are left out: readers
+        do not need them, and their properties name columns of the current version.
         """
         if schema_id is None or schema_id == self.schema_id:
             return self
@@ -466,14 +471,14 @@ class TableInfo:
         names = {c.id: c.name for c in schema.columns}
         renamed = {c.name: names.get(c.id) for c in self.schema.columns}
 
-        def known(columns: Sequence[str]) -> tuple[str, ...]:
+        def names_in_version(columns: Sequence[str]) -> tuple[str, ...]:
             return tuple(name for column in columns if (name := renamed[column]) is not None)
 
         descriptor = replace(
             self.descriptor,
             schema=schema,
-            primary_key=known(self.descriptor.primary_key),
-            bucket_key=known(self.descriptor.bucket_key),
+            primary_key=names_in_version(self.descriptor.primary_key),
+            bucket_key=names_in_version(self.descriptor.bucket_key),
             partitioned_by=(),
             properties={
                 key: value
@@ -523,7 +528,7 @@ class TableInfo:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> TableInfo:
         """Read the JSON form."""
-        own = {
+        info_fields = {
             "table_id",
             "schema_id",
             "created_at_us",
@@ -532,7 +537,9 @@ class TableInfo:
             "adopted_from",
             "partition_names",
         }
-        descriptor = TableDescriptor.from_json({k: v for k, v in value.items() if k not in own})
+        descriptor = TableDescriptor.from_json(
+            {k: v for k, v in value.items() if k not in info_fields}
+        )
         schema_id = int(value["schema_id"])
         earlier = value.get("schema_versions", {})
         return cls(

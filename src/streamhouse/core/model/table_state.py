@@ -1,6 +1,6 @@
-"""A table at one instant, a tiering worker's claim on it, and what the worker reports in the end.
+"""A table at one instant, a tiering worker's claim on the table, and the worker's report.
 
-What plans and rounds start from, and what a round ends with.
+Plans and rounds start from a `TableState`; a round ends with a `TieringReport`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ __all__ = [
 ]
 
 EMBEDDED_WORKER_ID: Final = "embedded"
-"""Name of the worker inside the service: when the service has died, so has that."""
+"""The name of the worker inside of the service, which dies with the service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableState:
-    """One consistent cut of a table: all of an append's buckets are in it, or none.
+    """One consistent cut of a table: all buckets of an append are in the cut, or none.
 
-    `positions` has every bucket; `lake` is the lake snapshot those tiered offsets belong to. Where
-    the service `may_lose_rows` that it shows, other rows may get their offsets.
+    `positions` has every bucket; `lake` is the lake snapshot of the tiered offsets. With
+    `may_lose_rows` the service may lose rows of this cut and give their offsets to new rows.
     """
 
     table: TableInfo
@@ -54,10 +54,10 @@ class TableState:
         return replace(self, table=self.table.in_version(schema_id))
 
     def reached_offsets(self) -> dict[int, int]:
-        """Return bucket -> the end offset of the rows that every layout of the table has.
+        """Return bucket -> the end offset of the rows present in every layout of the table.
 
-        Rows that were overwritten before they were tiered are no lake's to have, and no layout
-        needs rows that have expired.
+        Rows overwritten before tiering, and expired rows, are missing from the lake and still count
+        as reached.
         """
         reached = {bucket: at.tiered_offset for bucket, at in self.positions.items()}
         if self.table.properties().has_batch_layout:
@@ -69,16 +69,18 @@ class TableState:
 
     @property
     def has_overwritten_rows(self) -> bool:
-        """Whether the lake, in any of its layouts, has rows that were overwritten."""
-        wanted = truncated_offsets(self.positions)
+        """Whether a lake layout of the table still has overwritten rows."""
+        current_offsets = truncated_offsets(self.positions)
         layouts = (self.lake if self.lake.snapshot_id is not None else None, self.lake.batch)
-        return any(lake is not None and dict(lake.truncated_offsets) != wanted for lake in layouts)
+        return any(
+            lake is not None and dict(lake.truncated_offsets) != current_offsets for lake in layouts
+        )
 
     def in_batch_layout(self) -> TableState | None:
-        """Return the same cut with the lake that the batch layout is: its snapshot, its offsets.
+        """Return the same cut with the snapshot and the offsets of the batch layout.
 
-        None while the table has no such snapshot, or one that lacks rows which are gone from the
-        log: the layout came later, and rounds still bring them.
+        None while the layout has no snapshot, or lacks rows which are gone from the log: the layout
+        is younger than these rows, and later rounds add them.
         """
         batch = self.lake.batch
         if batch is None:
@@ -131,9 +133,9 @@ class TableState:
 class TieringAssignment:
     """One tiering round granted to one worker.
 
-    The worker owns the table's lake until it completes, fails, or misses heartbeats for
-    `lease_ms`; then `epoch` is fenced. `state` is the cut to tier up to. Without `is_batch_due` the
-    batch layout, if the table has one, is fresh enough to wait for a later round.
+    The worker owns the table's lake until the round completes, fails, or misses heartbeats for
+    `lease_ms`; afterwards `epoch` is fenced. The round tiers rows up to the cut `state`. Without
+    `is_batch_due` a batch layout is fresh enough to wait for a later round.
     """
 
     epoch: int
@@ -163,16 +165,19 @@ class TieringAssignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieringReport:
-    """A committed lake snapshot, as the worker of the claim `epoch` reports it.
+    """A committed lake snapshot, as reported by the worker of the claim `epoch`.
 
-    `snapshot_id`, `table_uuid` and `tiered_offsets` are those of the rows' own lake table;
-    `changelog` is the snapshot of the full history, `batch` that of the batch layout. Without one
-    of those, what is known of it stays as it is, and so do `truncated_offsets`, below which the
-    snapshot has no rows any more, because they were overwritten. No read finds rows below
-    `expired_offsets` any more; those of a bucket never go back. `fingerprints` are what the
-    snapshot says of the log that its rows came from. `debt` is what the lake table is made of, for
-    people to look at. With `keep_lease` the claim goes on, and ends with a report without it. At
-    `maintenance_due_us` the table wants to be claimed even if no more rows come to it.
+    Lake tables: `snapshot_id`, `table_uuid` and `tiered_offsets` belong to the lake table of the
+    rows. `changelog` is the snapshot of the full history, `batch` the snapshot of the batch layout.
+    A None in `changelog`, `batch` or `truncated_offsets` leaves the service's state unchanged.
+
+    Rows: The snapshot has no rows below `truncated_offsets`, which were overwritten. Reads leave
+    out rows below `expired_offsets`; an expired offset never goes back. `fingerprints` are the
+    fingerprints of the source log in the snapshot.
+
+    Claim: With `keep_lease` the claim goes on until a report without `keep_lease`. At
+    `maintenance_due_us` the table needs a round even without new rows. `debt` describes the files
+    of the lake table, for people.
     """
 
     table_id: int
@@ -224,7 +229,9 @@ class TieringReport:
             batch=None if batch is None else SideLakeState.from_json(batch),
             truncated_offsets=None if truncated is None else offsets_from_json(truncated),
             expired_offsets=offsets_from_json(value.get("expired_offsets", {})),
-            fingerprints={int(b): str(said) for b, said in value.get("fingerprints", {}).items()},
+            fingerprints={
+                int(b): str(fingerprint) for b, fingerprint in value.get("fingerprints", {}).items()
+            },
             debt=None if debt is None else LakeDebt.from_json(debt),
             keep_lease=bool(value.get("keep_lease", False)),
             maintenance_due_us=value.get("maintenance_due_us"),
@@ -233,9 +240,10 @@ class TieringReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSizes:
-    """One bucket: its log, the part of it that the lake has too, its rows by key.
+    """The bytes of one bucket: its log, the tiered part of the log, and its rows by key.
 
-    `tiered_log_bytes` is estimated by the share of the log's rows; a row is as large as the others.
+    `tiered_log_bytes` is an estimate by the share of tiered rows, as if all rows were equally
+    large.
     """
 
     log_bytes: int
@@ -263,12 +271,12 @@ class TableSizes:
 
     @property
     def hot_bytes(self) -> int:
-        """What the service's disk holds."""
+        """The bytes on the service's disk."""
         return sum(sizes.log_bytes + sizes.key_bytes for sizes in self.buckets.values())
 
     @property
     def doubled_bytes(self) -> int:
-        """What of the log is in the lake too."""
+        """The bytes of the log which the lake has, too."""
         return sum(sizes.tiered_log_bytes for sizes in self.buckets.values())
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Transactions as callers see them: what one does, and what became of it."""
+"""Transactions as seen by callers: operation, status and result."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = [
 
 
 class TransactionOperation(StrEnum):
-    """What the rows of a transaction do: appends to log tables, the others by primary key.
+    """The operation of a transaction: append to a log table, or a change by primary key.
 
-    `overwrite` makes the table what its rows make of an empty one.
+    `overwrite` replaces the content of the table by the transaction's rows.
     """
 
     APPEND = "append"
@@ -32,11 +32,11 @@ class TransactionOperation(StrEnum):
 
 
 class TransactionStatus(StrEnum):
-    """How far a transaction is.
+    """The progress of a transaction.
 
-    `committing` is decided: it happens, whatever breaks. `skipped` wrote nothing, because its
-    application has committed that version, or a later one, before. `refused` is `aborted` by a
-    commit that failed.
+    `committing` is decided: the commit happens after any failure. `skipped` wrote nothing, because
+    the application had committed the same or a later version before. `refused` is an abort by a
+    failed commit.
     """
 
     OPEN = "open"
@@ -48,9 +48,9 @@ class TransactionStatus(StrEnum):
 
 
 class Isolation(StrEnum):
-    """What must not have changed since a transaction's rows were read.
+    """The rows which must not change between a transaction's read and its commit.
 
-    `snapshot`: the rows with the keys that it writes. `serializable`: any row of the table.
+    `snapshot`: the rows with the written keys. `serializable`: any row of the table.
     """
 
     SNAPSHOT = "snapshot"
@@ -59,12 +59,12 @@ class Isolation(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPosition:
-    """What the rows of a transaction were computed from: the table as it was at `offsets`.
+    """The state of the table from which a transaction's rows were computed.
 
-    They have the high watermark of every bucket, taken before the rows were read: a commit happens
-    only if nobody has changed since then what `isolation` protects. Of a log table, and by an
-    overwrite, every row is protected. `table_id` is the table's that was read: one that was created
-    again has changed.
+    `offsets` has the high watermark of every bucket, taken before the read. A commit succeeds only
+    if the rows protected by `isolation` have not changed since. In a log table, and for an
+    overwrite, every row is protected. `table_id` is the id of the table at the read: a table
+    created again counts as changed.
     """
 
     offsets: Mapping[int, int]
@@ -82,9 +82,9 @@ class ReadPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkedCommit:
-    """Parts of a transaction of another table that are committed with this one, or not at all.
+    """Parts of another table's transaction, committed together with this transaction or not at all.
 
-    Both tables are served by one process. The other's rows are visible first, by a moment.
+    One process serves both tables. The rows of the linked table are visible a moment earlier.
     """
 
     table: str
@@ -111,10 +111,11 @@ class LinkedCommit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResult:
-    """What a commit did; the same however often it is asked for.
+    """The result of a commit, the same for every repetition.
 
-    `ranges` are bucket -> (start, end) in the log, of a primary key table in its changelog.
-    `row_count` counts the rows given, and `timestamp_us` is when the last of them was stored.
+    `ranges` are bucket -> (start, end) in the log, or in the changelog of a primary key table.
+    `row_count` counts the rows of the transaction; `timestamp_us` is the time of the last stored
+    row.
     """
 
     status: TransactionStatus
@@ -124,7 +125,7 @@ class CommitResult:
 
     @property
     def is_skipped(self) -> bool:
-        """Whether nothing was written, because it was before."""
+        """Whether the commit wrote nothing because of an earlier commit."""
         return self.status is TransactionStatus.SKIPPED
 
     def to_json(self) -> dict[str, Any]:
@@ -138,7 +139,7 @@ class CommitResult:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> CommitResult:
-        """Read the JSON form, or an answer with it, which says its table."""
+        """Read the JSON form, or a response with the JSON form and a table id."""
         return cls(
             status=TransactionStatus(value["status"]),
             ranges=ranges_in(value.get("table_id"), value["buckets"]),

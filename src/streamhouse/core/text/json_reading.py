@@ -1,7 +1,7 @@
-"""JSON texts read one by one, with what a text may be: UTF-8, and nested up to a bound.
+"""JSON texts read one by one, restricted to UTF-8 and a bounded depth.
 
-Numbers with a point or an exponent are decimals, so nothing of them is lost before it is known what
-column they are for.
+A number with a point or an exponent is read as a decimal, so the number keeps all digits until the
+type of its column is known.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import pyarrow as pa
 __all__ = ["JSON_DEPTH_MAX", "is_of", "json_object", "plain_values", "read_json"]
 
 JSON_DEPTH_MAX: Final = 64
-"""Objects and lists within each other; a column's type has half as many levels."""
+"""The most nested objects and lists; a column's type has half as many levels."""
 _TOO_DEEP: Final = f"is nested deeper than {JSON_DEPTH_MAX} objects and lists"
-# Further from zero than any number that a column has, and within what a decimal may have.
+# Beyond the numbers of any column, and within the limits of a decimal.
 _EXPONENT_MAX: Final = 10**9
 _DIGITS_MAX: Final = 4_000
 
 
 def read_json(text: bytes) -> Any:
-    """Return the value of a text; raises ValueError with what it is, as `is no JSON: ...`."""
+    """Return the value of a text; raises ValueError with a predicate, as `is no JSON: ...`."""
     try:
         decoded = text.decode("utf-8-sig")
         try:
@@ -32,7 +32,7 @@ def read_json(text: bytes) -> Any:
         except (ValueError, ArithmeticError) as error:
             if isinstance(error, json.JSONDecodeError | _ConstantError):
                 raise
-            # A number has more digits than Python reads, or a longer exponent.
+            # A number has more digits, or a longer exponent, than Python reads.
             value = _PATIENT_READER.decode(decoded)
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
@@ -44,7 +44,7 @@ def read_json(text: bytes) -> Any:
 
 
 def json_object(text: bytes) -> Mapping[str, Any]:
-    """Return the object of a text; raises ValueError as `read_json` does, or for another value."""
+    """Return the object of a text; raises ValueError like `read_json`, or for another value."""
     row = read_json(text)
     if not isinstance(row, dict):
         raise ValueError("is no JSON object of column to value")
@@ -52,7 +52,7 @@ def json_object(text: bytes) -> Mapping[str, Any]:
 
 
 class _ConstantError(ValueError):
-    """A name of a number that JSON does not have."""
+    """The name of a number outside of JSON, as NaN."""
 
 
 def _no_constant(text: str) -> Any:
@@ -60,7 +60,7 @@ def _no_constant(text: str) -> Any:
 
 
 def _any_number(text: str) -> int | Decimal:
-    """Return a number; one beyond what any column has as another one beyond."""
+    """Return a number; a number far beyond all columns becomes another number beyond."""
     digits, mark, exponent = text.lower().partition("e")
     if not mark and "." not in digits and len(digits) < _DIGITS_MAX:
         return int(digits)
@@ -92,7 +92,7 @@ def _is_too_deep(value: Any) -> bool:
 
 
 def plain_values(row: Mapping[str, Any], types: Mapping[str, pa.DataType]) -> dict[str, Any]:
-    """Return a row with floats for decimals that are the same numbers, where `types` has none."""
+    """Return a row with floats in place of equal decimals, outside of decimal columns."""
     return {
         name: value if name in types and is_of(types[name], pa.types.is_decimal) else _plain(value)
         for name, value in row.items()
@@ -100,7 +100,7 @@ def plain_values(row: Mapping[str, Any], types: Mapping[str, pa.DataType]) -> di
 
 
 def is_of(t: pa.DataType, is_kind: Callable[[pa.DataType], bool]) -> bool:
-    """Whether a type, or one inside it, is of a kind."""
+    """Whether a type, or a type nested inside, is of a kind."""
     inside = [t.field(i).type for i in range(t.num_fields)]
     return bool(is_kind(t)) or any(is_of(part, is_kind) for part in inside)
 

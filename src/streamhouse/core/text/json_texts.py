@@ -1,12 +1,12 @@
-"""JSON objects, one a text, as columns.
+"""JSON objects, one per text, as columns.
 
-Arrow reads whole runs of texts with the types that are wanted. A run that it does not read is
-halved until the texts that it does not know are among few: only these are read by Python. So
-`"NaN"`, a map or a text for a number costs some microseconds, and what is wrong has the number of
-its text.
+Arrow reads whole runs of texts with the requested types. A run that Arrow cannot read is halved
+until the odd texts are among few; Python reads only these few texts. A `"NaN"`, a map, or a text in
+place of a number thus costs some microseconds, and an error names the number of the text.
 
-Arrow would find several objects in one text, and one in several. So a run is only its to read if
-every text begins and ends as an object, and it finds as many objects as there are texts.
+Arrow would accept several objects in one text, or one object across several texts. Arrow therefore
+reads a run only if every text begins and ends like an object, and the result counts only if Arrow
+returns one object per text.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ __all__ = [
 
 _RUN_BYTES: Final = 1 << 20
 _RUN_WIDTH: Final = 16 << 20
-"""So many bytes may rows of a run take that have no values."""
-# Halving further takes longer than reading so few texts by Python.
+"""The most bytes that the rows of a run may take without any values."""
+# Halving a run of fewer texts takes longer than reading the texts by Python.
 _RUN_TEXTS_MIN: Final = 64
 ODD_TEXTS_MAX: Final = 65_536
-# Arrow's reader hands them to threads of its own, which takes longer than reading them here.
+# Arrow's reader starts threads; for few texts the start takes longer than reading by Python.
 _FEW_TEXTS: Final = 16
-# A text with more blanks before or after it is read by Python.
+# Python reads a text with more leading or trailing blanks.
 _BLANKS_MAX: Final = 64
 _IS_BLANK: Final = np.isin(np.arange(256), list(b" \t\r\n"))
 
@@ -58,11 +58,11 @@ _Run = TypeVar("_Run")
 
 
 class JsonTexts:
-    """Texts in one body, with whitespace between two of them.
+    """Texts in one body, separated by whitespace.
 
     Args:
-        body: the bytes of all.
-        starts, ends: where each text is; ends are exclusive.
+        body: the bytes of all texts.
+        starts, ends: the start and the end of each text; ends are exclusive.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class JsonTexts:
         data = np.frombuffer(self._body, np.uint8) if len(body) else np.zeros(1, np.uint8)
         self._data = data
         self.starts, self.ends = _trimmed(data, starts, ends)
-        # A place before the first byte, or behind the last one, is that of the nearest byte.
+        # A position outside of the body counts as the nearest byte.
         self._is_object = data.take(self.starts, mode="clip") == ord("{")
         self._is_object &= data.take(self.ends - 1, mode="clip") == ord("}")
         self._is_object &= self.ends - self.starts > 1
@@ -83,27 +83,27 @@ class JsonTexts:
     def text(self, at: int) -> bytes:
         """Return one text."""
         start, end = int(self.starts[at]), int(self.ends[at])
-        found: bytes = self._body.slice(start, end - start).to_pybytes()
-        return found
+        text: bytes = self._body.slice(start, end - start).to_pybytes()
+        return text
 
     def run(self, first: int, end: int) -> pa.Buffer | None:
-        """Return texts as one; None if one of them is no object, as seen from its ends."""
+        """Return texts as one buffer; None if a text does not begin and end like an object."""
         if not self._is_object[first:end].all():
             return None
         start = int(self.starts[first])
         return self._body.slice(start, int(self.ends[end - 1]) - start)
 
     def braces(self, first: int, end: int) -> int:
-        """Return how many objects may be in texts."""
+        """Return the number of opening braces in texts: at least the number of objects."""
         part = self._data[int(self.starts[first]) : int(self.ends[end - 1])]
         return int(np.count_nonzero(part == ord("{")))
 
     def has_far_exponents(self, first: int, end: int) -> bool:
-        """Whether a number of a run may be one that Arrow reads wrongly as a decimal."""
+        """Whether a run may have a number which Arrow reads wrongly as a decimal."""
         return has_far_exponents(self._data[int(self.starts[first]) : int(self.ends[end - 1])])
 
     def is_strict(self, first: int, end: int) -> bool:
-        """Whether a run that Arrow has read is JSON, also in what was left out."""
+        """Whether a run is strict JSON, also in the fields which Arrow skipped."""
         start = int(self.starts[first])
         part = self._data[start : int(self.ends[end - 1])]
         return is_strict_json(part, self.starts[first:end] - start, depth_max=JSON_DEPTH_MAX)
@@ -116,7 +116,7 @@ class JsonTexts:
         return all(run.startswith(prefix, int(at), int(stop)) for at, stop in places)
 
     def until(self, first: int, bytes_max: int) -> int:
-        """Return how far texts from `first` on have so many bytes; one text at least."""
+        """Return the end of the texts from `first` on within `bytes_max`; one text at least."""
         end = int(np.searchsorted(self.ends, self.starts[first] + bytes_max, side="right"))
         return max(end, first + 1)
 
@@ -124,7 +124,7 @@ class JsonTexts:
 def _trimmed(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return where texts are without the blanks around them, unless these are many."""
+    """Return starts and ends without the blanks around texts, up to `_BLANKS_MAX` blanks."""
     for _ in range(_BLANKS_MAX):
         blank = _IS_BLANK.take(data.take(ends - 1, mode="clip"))
         if not np.count_nonzero(blank) or not (blank := blank & (ends > starts)).any():
@@ -146,13 +146,13 @@ def runs_of(
     read_few: Callable[[int, int], _Run],
     what: str,
 ) -> Iterator[tuple[int, int, _Run]]:
-    """Yield every run of texts with what was read of it, in their order.
+    """Yield every run of texts with its result, in order.
 
     Args:
-        width: at most how many bytes a row without values takes.
-        read: reads texts by whole columns; None if they are not all plain.
-        read_few: reads any, one by one.
-        what: what errors begin with.
+        width: the most bytes of a row without values.
+        read: reads texts by whole columns; None if a text is not plain.
+        read_few: reads any texts, one by one.
+        what: the beginning of error messages.
 
     Raises `RequestTooLargeError` if more than `ODD_TEXTS_MAX` texts are read one by one.
     """
@@ -187,10 +187,10 @@ def runs_of(
 
 @dataclass(frozen=True, slots=True)
 class JsonRun:
-    """The rows of a run of texts, one a text.
+    """The rows of a run of texts, one per text.
 
-    `bad` has those that are none, by their positions, with column and reason: they are null in
-    `rows`. `given` returns what an object has if they were read one by one.
+    `bad` maps the position of a text that is not a row to its column and reason; the row is null in
+    `rows`. `given` returns the values of an object if the texts were read one by one.
     """
 
     rows: pa.RecordBatch
@@ -200,18 +200,18 @@ class JsonRun:
 
 class _Unreadable(Protocol):
     def __call__(self, at: int, reason: str, /) -> str:
-        """Return why text number `at` is no row, or raise: `reason` is why it is no object."""
+        """Return why text `at` is not a row, or raise; `reason` is why it is not an object."""
 
 
 class RowReader:
-    """Reads texts as rows of the columns `types`; a column that a text does not name is null.
+    """Reads texts as rows of the columns `types`; a column missing from a text is null.
 
     Args:
-        check: is told of rows and bytes before they are read, and raises if they are too many.
-        unreadable: says what becomes of a text that is no JSON object.
-        what: what errors begin with.
-        whose: whose columns they are, as errors say it.
-        defaults: texts in place of nulls, by their columns.
+        check: receives the number of rows and bytes before reading, and raises above a limit.
+        unreadable: decides about a text that is not a JSON object.
+        what: the beginning of error messages.
+        whose: the owner of the columns, for error messages.
+        defaults: texts in place of nulls, by column.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class RowReader:
             return None
 
     def _with_values(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows as they are read with the wanted types."""
+        """Return rows, read as `read_type`, with the requested types."""
         arrays = []
         for (name, t), array in zip(self._types.items(), rows.columns, strict=True):
             if array.type != t:
@@ -274,7 +274,7 @@ class RowReader:
 
     def _read_few(self, first: int, end: int) -> JsonRun:
         self._check(end - first, 0)
-        given: list[Mapping[str, Any]] = []
+        objects: list[Mapping[str, Any]] = []
         unread: dict[int, tuple[str | None, str]] = {}
         for at in range(first, end):
             try:
@@ -282,11 +282,15 @@ class RowReader:
             except ValueError as error:
                 unread[at - first] = (None, self._unreadable(at, str(error)))
                 row = {}
-            given.append(row)
-        self._check(end - first, sum(nested_bytes(row, self._types) for row in given))
-        found: Arranged = arranged(self._types, given, whose=self._whose, defaults=self._defaults)
+            objects.append(row)
+        self._check(end - first, sum(nested_bytes(row, self._types) for row in objects))
+        columns: Arranged = arranged(
+            self._types, objects, whose=self._whose, defaults=self._defaults
+        )
         return JsonRun(
-            found.rows, {**found.bad, **unread}, lambda at: plain_values(given[at], self._types)
+            columns.rows,
+            {**columns.bad, **unread},
+            lambda at: plain_values(objects[at], self._types),
         )
 
 
@@ -299,9 +303,9 @@ def arrow_rows(
     width: int,
     unexpected: str = "error",
 ) -> pa.RecordBatch | None:
-    """Return texts as rows that Arrow reads; None if some are not plain, or none at all."""
+    """Return texts as rows read by Arrow; None if a text is not plain or not an object."""
     text = texts.run(first, end)
-    # Several objects may be in one text: that many rows would be made of it.
+    # A text may have many objects, and Arrow would make a row of each.
     if text is None or texts.braces(first, end) * width > 4 * _RUN_WIDTH:
         return None
     if any(is_of(t, pa.types.is_decimal) for t in schema.types) and texts.has_far_exponents(
@@ -332,11 +336,11 @@ def arrow_rows(
 
 
 def read_type(t: pa.DataType) -> pa.DataType | None:
-    """Return the type that Arrow reads a column as; None if it does not."""
+    """Return the type with which Arrow reads a column; None if Arrow cannot read the column."""
     if _is_text(t):
         return pa.string()
     if pa.types.is_list(t):
-        # Arrow reads dates as numbers, and bytes as letters: below, too.
+        # Inside lists and structs, too, Arrow reads dates as numbers and bytes as letters.
         return t if _is_plain(t.value_type) else None
     if pa.types.is_struct(t):
         return t if all(_is_plain(t.field(i).type) for i in range(t.num_fields)) else None
@@ -359,9 +363,9 @@ def _is_text(t: pa.DataType) -> bool:
 
 
 def check_finite(array: pa.Array) -> None:
-    """Raise `SchemaMismatchError` for numbers that JSON does not have.
+    """Raise `SchemaMismatchError` for a number which JSON cannot write.
 
-    They were too large, or are seen one by one.
+    The number was too large for the type, or has to be read by Python.
     """
     t = array.type
     if pa.types.is_list(t):

@@ -1,7 +1,7 @@
 """Spans of calls and of rounds of work, by OpenTelemetry's library.
 
-A call gets a span only if it says that it is part of a trace that is recorded. Its stages become
-the span's children once it has ended, so that a call that nobody follows pays for none of it.
+A call gets a span only if its headers name a recorded trace. The stages of the call become child
+spans after the call has ended, so calls without a trace cost nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SAID_AGAIN_S: Final = 60.0
 
 
 class FollowedCall:
-    """One call that is part of a trace; `end` it once. `stages` are told of what it waits for."""
+    """One call within a trace; `end` the call once. `stages` collects its waiting times."""
 
     def __init__(self, tracer: Tracer, span: Span) -> None:
         self._tracer = tracer
@@ -43,14 +43,14 @@ class FollowedCall:
         self._start_ns = _start_ns(span)
         self.stages = Stages()
         self.error_code: str | None = None
-        """The stable code of the error that is answered."""
+        """The stable code of the error in the response."""
 
     def tell(self, name: str, value: str) -> None:
-        """Say something of the call."""
+        """Set an attribute of the span."""
         self._span.set_attribute(name, value)
 
     def end(self, status: int) -> None:
-        """End the span of a call that was answered with this status; 0: its client went away."""
+        """End the span of a call with this response status; 0: the client went away."""
         span = self._span
         if status:
             span.set_attribute("http.response.status_code", status)
@@ -70,18 +70,18 @@ class Spans:
 
     @property
     def service_name(self) -> str:
-        """What the spans say they are of."""
+        """The service name in the spans."""
         return str(self._provider.resource.attributes[SERVICE_NAME])
 
     def follow(
         self, method: str, route: str, headers: Iterable[tuple[bytes, bytes]]
     ) -> FollowedCall | None:
-        """Begin the span of a call; None if its headers name no trace, or it is not recorded."""
+        """Begin the span of a call; None if the headers have no trace, or an unrecorded trace."""
         carried: dict[str, list[str]] = {}
         for name, value in headers:
             if name in _CARRIED:
                 carried.setdefault(name.decode(), []).append(value.decode("latin-1"))
-        # Of two parents neither is believed, as the standard says.
+        # The standard ignores the header if there are two parents.
         if len(carried.get("traceparent", ())) != 1:
             return None
         parent = _PROPAGATOR.extract(carried)
@@ -97,7 +97,7 @@ class Spans:
 
     @contextlib.contextmanager
     def of_work(self, name: str, attributes: Mapping[str, str]) -> Iterator[Stages]:
-        """Make a span of what is done within; requests that are sent meanwhile are part of it."""
+        """Make a span of the work inside the block, including requests sent from the block."""
         span = self._tracer.start_span(name, attributes=attributes)
         start_ns, stages = _start_ns(span), Stages()
         try:
@@ -107,17 +107,17 @@ class Spans:
             _end(self._tracer, span, stages, start_ns)
 
     def close(self) -> None:
-        """Send what waits, for two seconds at most; make no more."""
-        # An exporter that meets nobody tries again for longer than a process may take to stop.
+        """Export the waiting spans, for two seconds at most, and stop."""
+        # Without a collector the exporter retries for longer than a process may take to stop.
         closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(_FLUSH_MS / 1000)
 
 
 def exporting_spans(service_name: str) -> Spans:
-    """Return what sends spans where the variables of OpenTelemetry say.
+    """Return spans with an exporter configured by the variables of OpenTelemetry.
 
-    Raises `ValueError` or `RuntimeError` for what the library refuses of them.
+    Raises `ValueError` or `RuntimeError` for variables refused by the library.
     """
     logging.getLogger(OTLPSpanExporter.__module__).addFilter(_seldom)
     logging.getLogger("opentelemetry.util.re").addFilter(_without_values)
@@ -130,7 +130,7 @@ def exporting_spans(service_name: str) -> Spans:
 
 
 class _Seldom(logging.Filter):
-    """Lets a line of code log once a minute: each batch that is not sent says the same."""
+    """Lets a line of code log once a minute: every failed export logs the same message."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ _seldom: Final = _Seldom()
 
 
 def _without_values(record: logging.LogRecord) -> bool:
-    """Leave out of a line what it is about: a header of the exporter's is often a token."""
+    """Hide the arguments of a log line: a header of the exporter is often a token."""
     if record.args:
         record.args = ("(not shown)",) * len(record.args)
     return True
@@ -165,7 +165,7 @@ def _start_ns(span: Span) -> int:
 
 
 def _end(tracer: Tracer, span: Span, stages: Stages, start_ns: int) -> None:
-    """End a span now, and make a child of each of its stages, all by one clock."""
+    """End a span now, with a child span for each stage, all by one clock."""
     inside = trace.set_span_in_context(span)
     begin_s = stages.start_s
 

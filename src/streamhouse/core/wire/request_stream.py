@@ -1,6 +1,6 @@
-"""Arrow IPC request bodies as they come from outside: bounded and checked before they are believed.
+"""Arrow IPC request bodies from outside, with limits and checks before any use.
 
-Nothing here knows a table's schema; what the columns must be is the route's business.
+This module does not know the schema of a table; the route checks the columns.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from streamhouse.core.wire import ipc_message
 __all__ = ["RequestBatch", "RequestStream", "open_request", "plain_type"]
 
 SCHEMA_BYTES_MAX: Final = 4 << 20
-"""The most that the schema of a request may have, names included."""
+"""The most bytes of the schema of a request, names included."""
 COLUMNS_MAX: Final = 2_100
-"""A table's most columns and what may come beside them."""
+"""The most columns of a table, and some system columns."""
 DEPTH_MAX: Final = 100
 _MADE_BATCHES_MAX: Final = 2
-"""What is made of views and dictionaries is at most as much as a body: so many of its batches."""
-# What is remembered takes two megabytes and what is made of it, whatever is sent.
+"""The most bytes decoded from views and dictionaries of a body, in batches of the largest size."""
+# The cache of schemas takes at most two megabytes and the parsed schemas.
 _KNOWN_SCHEMA_BYTES_MAX: Final = 16 << 10
 _KNOWN_SCHEMAS_MAX: Final = 128
 
 
 class RequestBatch(NamedTuple):
-    """One record batch of a request, with what its custom metadata says.
+    """One record batch of a request, with its custom metadata.
 
-    `payload` is the record batch as one little-endian IPC message; `bucket` None lets the service
-    decide, and `sequence` 0 is none.
+    `payload` is the record batch as one little-endian IPC message. With `bucket` None the service
+    chooses the bucket; `sequence` 0 means no sequence.
     """
 
     bucket: int | None
@@ -49,9 +49,8 @@ class RequestBatch(NamedTuple):
 class RequestStream:
     """A body whose messages are within the limits.
 
-    A schema that `is_kept` is the very object that the next body with the same schema has. Where
-    the body has views it has what they are views of, see `plain_type`, and where it has
-    dictionaries it has their values.
+    If `is_kept`, the next body with the same schema has the same `schema` object. The columns are
+    plain: views are replaced as in `plain_type`, and dictionaries by their values.
     """
 
     schema: pa.Schema
@@ -63,7 +62,7 @@ class RequestStream:
     _what: str
     _batch_bytes_max: int
     _whole: memoryview | None = None
-    """The body, if it has dictionaries: only a stream knows those of each batch."""
+    """The body, if there are dictionaries: only a stream knows the dictionaries of a batch."""
 
     def batches(self) -> Iterator[RequestBatch]:
         """Yield every batch, validated; raises `InvalidRequestError` for a malformed one."""
@@ -78,7 +77,7 @@ class RequestStream:
                 batch = next(read)
             if self._sent is not self.schema:
                 made_bytes += self._made_bytes(batch)
-                # What is made of all batches is held at once.
+                # All decoded batches are in memory at the same time.
                 if made_bytes > _MADE_BATCHES_MAX * self._batch_bytes_max:
                     raise RequestTooLargeError(
                         f"{self._what}: the columns with views and dictionaries have more than"
@@ -93,8 +92,8 @@ class RequestStream:
             )
 
     def _made_bytes(self, batch: pa.RecordBatch) -> int:
-        """Return how many bytes the columns have that are not as they were sent."""
-        # Any number of views may be of the same bytes, and of rows of the same dictionary.
+        """Return the decoded bytes of the columns with views and dictionaries."""
+        # Many views may share the same bytes, and many rows the same dictionary entry.
         pairs = zip(batch.columns, self.schema.types, strict=True)
         size = sum(_viewed_bytes(column, t) for column, t in pairs)
         if size > self._batch_bytes_max:
@@ -125,45 +124,45 @@ def open_request(
 ) -> RequestStream:
     """Check the limits and read the schema; `what` begins every error, as in "append to 'db.t'".
 
-    Raises `InvalidRequestError` for bytes that are no plain IPC stream, `RequestTooLargeError` over
-    a limit.
+    Raises `InvalidRequestError` for bytes which are not a plain IPC stream, and
+    `RequestTooLargeError` above a limit.
     """
     view = memoryview(body).cast("B")
-    # One more than there may be says that there are too many: not all of them need be walked.
-    found = list(itertools.islice(ipc_message.messages(view), batches_max + 2))
-    if not found or found[0].kind != ipc_message.SCHEMA:
+    # One message above the limit proves an excess, so the rest need not be read.
+    messages = list(itertools.islice(ipc_message.messages(view), batches_max + 2))
+    if not messages or messages[0].kind != ipc_message.SCHEMA:
         raise InvalidRequestError(
             f"{what}: the body is not an Arrow IPC stream (no schema message)"
         )
     _check_messages(
-        found[1:],
+        messages[1:],
         what=what,
         rows_max=rows_max,
         batch_bytes_max=batch_bytes_max,
         batches_max=batches_max,
     )
-    if len(found[0].data) > SCHEMA_BYTES_MAX:
+    if len(messages[0].data) > SCHEMA_BYTES_MAX:
         raise RequestTooLargeError(
-            f"{what}: the schema has {len(found[0].data)} bytes; at most {SCHEMA_BYTES_MAX}"
+            f"{what}: the schema has {len(messages[0].data)} bytes; at most {SCHEMA_BYTES_MAX}"
         )
-    head = bytes(found[0].data)
+    head = bytes(messages[0].data)
     is_kept = len(head) <= _KNOWN_SCHEMA_BYTES_MAX
     try:
         read = (_known_schema if is_kept else _read_schema)(head, what)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"{what}: unreadable schema: {error}") from error
     foreign_head = None if read.is_little_endian else head
-    rows = [message for message in found[1:] if message.kind == ipc_message.RECORD_BATCH]
-    whole = view if len(rows) < len(found) - 1 else None
+    row_messages = [message for message in messages[1:] if message.kind == ipc_message.RECORD_BATCH]
+    whole = view if len(row_messages) < len(messages) - 1 else None
     return RequestStream(
-        read.plain, is_kept, read.sent, foreign_head, rows, what, batch_bytes_max, whole
+        read.plain, is_kept, read.sent, foreign_head, row_messages, what, batch_bytes_max, whole
     )
 
 
 def _read_schema(head: bytes, what: str) -> _ReadSchema:
-    """Read the schema message that begins a stream."""
+    """Read the schema message at the beginning of a stream."""
     schema = pa.ipc.open_stream(pa.py_buffer(head)).schema
-    # Names are decoded here, and may be no text.
+    # Reading the names decodes them, and fails for names which are not UTF-8.
     names = schema.names
     if len(names) > COLUMNS_MAX:
         raise InvalidRequestError(f"{what}: {len(names)} columns; at most {COLUMNS_MAX}")
@@ -180,16 +179,16 @@ def _read_schema(head: bytes, what: str) -> _ReadSchema:
     as_plain = schema
     if plain != schema.types:
         as_plain = pa.schema([f.with_type(t) for f, t in zip(schema, plain, strict=True)])
-    # The schema is this machine's, whatever the message says of the batches.
+    # The parsed schema has this machine's byte order; the message tells the batches' byte order.
     return _ReadSchema(schema, as_plain, ipc_message.is_little_endian(head))
 
 
-# Most bodies begin with the very bytes that another one began with.
+# Most bodies begin with the same schema bytes as an earlier body.
 _known_schema = functools.lru_cache(maxsize=_KNOWN_SCHEMAS_MAX)(_read_schema)
 
 
 def _value_type(t: pa.DataType) -> pa.DataType:
-    """Return what a column is without its dictionary, which has plain values."""
+    """Return the value type of a dictionary column with plain values; any other type unchanged."""
     if not pa.types.is_dictionary(t):
         return t
     value_type = t.value_type
@@ -207,12 +206,11 @@ def _has_dictionary(t: pa.DataType) -> bool:
 
 
 def plain_type(t: pa.DataType, *, what: str, depth: int = 1) -> pa.DataType:
-    """Return a type with large strings and binaries in place of views: Arrow's kernels know few.
+    """Return a type with large strings and binaries in place of views, which few kernels accept.
 
-    Large ones, because an array of views may be of more bytes than others can have. Every text in
-    the type is read, which may be none: names of fields and time zones. Raises
-    `UnicodeDecodeError`, or `InvalidRequestError` for a type that nobody would walk, or whose rows
-    cannot be moved.
+    The type is large because an array of views may hold more bytes than a normal array. All names
+    of fields and time zones in the type are decoded. Raises `UnicodeDecodeError` for a malformed
+    name, or `InvalidRequestError` for a type which is nested too deep or has no plain form.
     """
     if depth > DEPTH_MAX:
         raise InvalidRequestError(
@@ -237,14 +235,14 @@ def plain_type(t: pa.DataType, *, what: str, depth: int = 1) -> pa.DataType:
         plain.append(field.with_type(plain_type(field.type, what=what, depth=depth + 1)))
     if plain == inside and not pa.types.is_run_end_encoded(t):
         return t
-    made = _with_fields(t, plain)
-    if made is None:
+    rebuilt = _with_fields(t, plain)
+    if rebuilt is None:
         raise InvalidRequestError(f"{what}: columns of type {t} are not accepted; send plain ones")
-    return made
+    return rebuilt
 
 
 def _with_fields(t: pa.DataType, fields: Sequence[pa.Field]) -> pa.DataType | None:
-    """Return the nested type `t` with other fields; None for kinds that no table has."""
+    """Return the nested type `t` with other fields; None for kinds outside of tables."""
     if pa.types.is_struct(t):
         return pa.struct(fields)
     if pa.types.is_map(t):
@@ -259,7 +257,7 @@ def _with_fields(t: pa.DataType, fields: Sequence[pa.Field]) -> pa.DataType | No
 
 
 def _viewed_bytes(column: pa.Array, plain: pa.DataType) -> int:
-    """Return how many bytes the views in a column, whose type without them is `plain`, are of."""
+    """Return the bytes behind the views in a column; `plain` is the column type without views."""
     t = column.type
     if t == plain:
         return 0
@@ -280,7 +278,7 @@ def _viewed_bytes(column: pa.Array, plain: pa.DataType) -> int:
 
 
 def _decoded_bytes(column: pa.DictionaryArray) -> int:
-    """Return how many bytes the values of a column's rows have."""
+    """Return the bytes of a dictionary column's rows after decoding."""
     values = column.dictionary
     t = values.type
     if t in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
@@ -289,30 +287,30 @@ def _decoded_bytes(column: pa.DictionaryArray) -> int:
         return 0
     else:
         return len(column) * ((int(t.bit_width) + 7) // 8)
-    taken = pc.sum(lengths.cast(pa.int64()).take(column.indices)).as_py()
-    return int(taken or 0) + 8 * len(column)
+    decoded = pc.sum(lengths.cast(pa.int64()).take(column.indices)).as_py()
+    return int(decoded or 0) + 8 * len(column)
 
 
 def _check_messages(
-    found: Sequence[ipc_message.IpcMessage],
+    messages: Sequence[ipc_message.IpcMessage],
     *,
     what: str,
     rows_max: int,
     batch_bytes_max: int,
     batches_max: int,
 ) -> None:
-    if len(found) > batches_max:
+    if len(messages) > batches_max:
         raise RequestTooLargeError(f"{what}: more than {batches_max} batches in one request")
-    rows = sum(message.row_count for message in found)
+    rows = sum(message.row_count for message in messages)
     if rows > rows_max:
         raise RequestTooLargeError(
             f"{what}: {rows} rows in one request; at most {rows_max}, send fewer"
         )
-    for message in found:
+    for message in messages:
         if message.kind not in (ipc_message.RECORD_BATCH, ipc_message.DICTIONARY_BATCH):
             raise InvalidRequestError(f"{what}: the body has messages that are no batches")
         if message.is_delta:
-            # Each is added to a copy of all before it.
+            # Arrow copies the whole dictionary for each delta.
             raise InvalidRequestError(
                 f"{what}: dictionaries that grow by deltas are not accepted; send whole ones"
             )

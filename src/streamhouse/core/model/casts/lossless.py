@@ -1,9 +1,9 @@
-"""Values that are the same ones in a table's type, though the data has them in another.
+"""Casts of values to a table's type without a loss.
 
-What a type says is that a value may fit; whether it does, each value says: 5 of a bigint is 5 of an
-int, 2^40 is none. So pandas' floats for integers with gaps, polars' unsigned integers, nanoseconds
-that are whole microseconds and decimals with zeros at their end are taken, and the first value that
-would be another one is refused by its row.
+The type decides whether a value may fit; each value decides whether the value does fit: a bigint 5
+is an int 5, a bigint 2^40 is not an int. Accepted are, for example, pandas' floats for integers
+with gaps, polars' unsigned integers, nanoseconds equal to whole microseconds, and decimals with
+trailing zeros. The first value with a loss is refused by its row.
 
 No text is read as a number here, no wall clock time becomes a moment, and nothing is rounded.
 """
@@ -28,49 +28,48 @@ _Kernel = Callable[[pa.Array], pa.Array]
 _WIDE_DIGITS: Final = 76
 
 
-def castings(given: pa.Schema, wanted: Schema) -> dict[str, pa.DataType]:
-    """Return the columns of `given` whose values are to be made another type, and which.
+def castings(schema: pa.Schema, table_schema: Schema) -> dict[str, pa.DataType]:
+    """Return the columns of `given` to cast, with their target types.
 
-    Columns that have their type, or one of its layouts, are left as they are; so are those that no
-    value of theirs would fit, and those that `wanted` has not: who checks them says so.
+    Left out are columns with the right type or one of its layouts, columns without a lossless cast,
+    and columns missing from `wanted`: the later schema check reports the last two.
     """
-    types = {column.name: column.type for column in wanted.columns}
+    types = {column.name: column.type for column in table_schema.columns}
     return {
         field.name: types[field.name]
-        for field in given
+        for field in schema
         if field.name in types
         and not _is_left(field.type, types[field.name])
         and may_fit(field.type, types[field.name])
     }
 
 
-def may_fit(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of type `given` may be values of the canonical type `wanted`."""
-    given = _bare(given)
-    if given == wanted:
+def may_fit(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether values of type `source` may be values of the canonical type `target`."""
+    source = _bare(source)
+    if source == target:
         return True
-    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
-        places = _places(given, wanted)
+    if pa.types.is_struct(source) and pa.types.is_struct(target):
+        places = _places(source, target)
         return places is not None and all(
-            may_fit(given.field(place).type, field.type)
-            for place, field in zip(places, wanted, strict=True)
+            may_fit(source.field(place).type, field.type)
+            for place, field in zip(places, target, strict=True)
         )
-    if pa.types.is_list(given) and pa.types.is_list(wanted):
-        return may_fit(given.value_type, wanted.value_type)
-    if pa.types.is_map(given) and pa.types.is_map(wanted):
-        return may_fit(given.key_type, wanted.key_type) and may_fit(
-            given.item_type, wanted.item_type
+    if pa.types.is_list(source) and pa.types.is_list(target):
+        return may_fit(source.value_type, target.value_type)
+    if pa.types.is_map(source) and pa.types.is_map(target):
+        return may_fit(source.key_type, target.key_type) and may_fit(
+            source.item_type, target.item_type
         )
-    return _kernel(given, wanted) is not None
+    return _kernel(source, target) is not None
 
 
 def fitted(
     rows: pa.Table | pa.RecordBatch, casts: Mapping[str, pa.DataType], *, table: str
 ) -> pa.Table | pa.RecordBatch:
-    """Return rows with the columns of `casts` as these types, and the others as they are.
+    """Return rows with the columns of `casts` in these types, and all other columns unchanged.
 
-    Raises `SchemaMismatchError` naming table, column, row and value of the first that would be
-    another one.
+    Raises `SchemaMismatchError` with table, column, row and value of the first lossy cast.
     """
     if not casts:
         return rows
@@ -98,9 +97,9 @@ def _column(
     return pa.chunked_array(chunks, t)
 
 
-def _cast(array: pa.Array, wanted: pa.DataType, *, where: str, first_row: int) -> pa.Array:
+def _cast(array: pa.Array, target: pa.DataType, *, where: str, first_row: int) -> pa.Array:
     def convert(part: pa.Array) -> pa.Array:
-        return converted(_unwrapped(part), wanted, _convert_inner, places=_places)
+        return converted(_unwrapped(part), target, _convert_inner, places=_places)
 
     try:
         return convert(array)
@@ -110,32 +109,32 @@ def _cast(array: pa.Array, wanted: pa.DataType, *, where: str, first_row: int) -
             raise SchemaMismatchError(f"{where}: {error}") from error
         shown = str(python_value(array[row]))[:80]
         raise SchemaMismatchError(
-            f"{where}: row {first_row + row} has {shown}, which is no {type_name(wanted)}"
+            f"{where}: row {first_row + row} has {shown}, which is no {type_name(target)}"
             " without a loss; convert it first, or widen the column"
         ) from error
 
 
-def _convert_inner(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def _convert_inner(array: pa.Array, target: pa.DataType) -> pa.Array:
     array = _unwrapped(array)
-    if array.type == wanted:
+    if array.type == target:
         return array
     if pa.types.is_nested(array.type):
-        return converted(array, wanted, _convert_inner, places=_places)
-    kernel = _kernel(array.type, wanted)
-    assert kernel is not None, (array.type, wanted)
+        return converted(array, target, _convert_inner, places=_places)
+    kernel = _kernel(array.type, target)
+    assert kernel is not None, (array.type, target)
     return kernel(array)
 
 
-def _is_left(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether the checks of a write take `given` for `wanted` as it is."""
-    if given == wanted or pa.types.is_null(given):
+def _is_left(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether the checks of a write accept `source` for `target` without a cast."""
+    if source == target or pa.types.is_null(source):
         return True
-    if pa.types.is_nested(given):
+    if pa.types.is_nested(source):
         return False
-    if pa.types.is_dictionary(given):
-        return bool(given.value_type == wanted)
+    if pa.types.is_dictionary(source):
+        return bool(source.value_type == target)
     try:
-        return bool(canonical_type(given, where="value") == wanted)
+        return bool(canonical_type(source, where="value") == target)
     except InvalidSchemaError:
         return False
 
@@ -154,10 +153,10 @@ def _bare(t: pa.DataType) -> pa.DataType:
 
 
 def _unwrapped(array: pa.Array) -> pa.Array:
-    """Return values without an encoding, and in the one layout of their type."""
+    """Return values without an encoding, in the standard layout of their type."""
     t = array.type
     if pa.types.is_dictionary(t):
-        # Arrow takes from few kinds of values: those of a table's types among them.
+        # Arrow decodes dictionaries of few value types; the types of tables are among them.
         values = _unwrapped(array.dictionary)
         return _unwrapped(pa.DictionaryArray.from_arrays(array.indices, values).dictionary_decode())
     if pa.types.is_run_end_encoded(t):
@@ -166,58 +165,58 @@ def _unwrapped(array: pa.Array) -> pa.Array:
     return array if bare == t else array.cast(bare)
 
 
-def _places(given: pa.StructType, wanted: pa.StructType) -> Sequence[int] | None:
-    """Return where `given` has each field of `wanted`; None if it has others, or not all."""
-    places = [given.get_field_index(field.name) for field in wanted]
-    return places if -1 not in places and len(places) == given.num_fields else None
+def _places(source: pa.StructType, target: pa.StructType) -> Sequence[int] | None:
+    """Return the position in `source` of each field of `target`; None if their names differ."""
+    places = [source.get_field_index(field.name) for field in target]
+    return places if -1 not in places and len(places) == source.num_fields else None
 
 
-def _kernel(given: pa.DataType, wanted: pa.DataType) -> _Kernel | None:
-    """Return what makes values that are not nested the same of `wanted`; None if they are none."""
-    if given == wanted or pa.types.is_null(given):
-        return lambda array: array.cast(wanted)
-    if pa.types.is_date32(wanted):
-        if pa.types.is_date64(given):
-            return lambda array: array.cast(wanted)
-        is_local = pa.types.is_timestamp(given) and given.tz is None
-        return (lambda array: _same(array, array.cast(wanted))) if is_local else None
-    if pa.types.is_timestamp(wanted):
-        is_kind = pa.types.is_timestamp(given) and (given.tz is None) == (wanted.tz is None)
-        return (lambda array: array.cast(wanted)) if is_kind else None
-    return _number_kernel(given, wanted)
+def _kernel(source: pa.DataType, target: pa.DataType) -> _Kernel | None:
+    """Return a lossless cast of simple values from `source` to `target`; None if there is none."""
+    if source == target or pa.types.is_null(source):
+        return lambda array: array.cast(target)
+    if pa.types.is_date32(target):
+        if pa.types.is_date64(source):
+            return lambda array: array.cast(target)
+        is_local = pa.types.is_timestamp(source) and source.tz is None
+        return (lambda array: _same(array, array.cast(target))) if is_local else None
+    if pa.types.is_timestamp(target):
+        is_kind = pa.types.is_timestamp(source) and (source.tz is None) == (target.tz is None)
+        return (lambda array: array.cast(target)) if is_kind else None
+    return _number_kernel(source, target)
 
 
-def _number_kernel(given: pa.DataType, wanted: pa.DataType) -> _Kernel | None:
+def _number_kernel(source: pa.DataType, target: pa.DataType) -> _Kernel | None:
     from_int, from_float, from_decimal = (
-        pa.types.is_integer(given),
-        pa.types.is_floating(given),
-        pa.types.is_decimal(given),
+        pa.types.is_integer(source),
+        pa.types.is_floating(source),
+        pa.types.is_decimal(source),
     )
-    if pa.types.is_integer(wanted) and (from_int or from_float or from_decimal):
-        return lambda array: array.cast(wanted)
-    if pa.types.is_floating(wanted):
+    if pa.types.is_integer(target) and (from_int or from_float or from_decimal):
+        return lambda array: array.cast(target)
+    if pa.types.is_floating(target):
         if from_int:
-            return lambda array: array.cast(wanted)
+            return lambda array: array.cast(target)
         if from_float:
-            return lambda array: _same(array, array.cast(wanted, safe=False))
-    if pa.types.is_decimal(wanted):
+            return lambda array: _same(array, array.cast(target, safe=False))
+    if pa.types.is_decimal(target):
         if from_int:
-            wide = pa.decimal256(_WIDE_DIGITS, wanted.scale)
-            return lambda array: array.cast(wide).cast(wanted)
+            wide = pa.decimal256(_WIDE_DIGITS, target.scale)
+            return lambda array: array.cast(wide).cast(target)
         if from_decimal:
-            return lambda array: _in_digits(array, wanted)
-    if pa.types.is_binary(wanted) and pa.types.is_fixed_size_binary(given):
-        return lambda array: array.cast(wanted)
+            return lambda array: _in_digits(array, target)
+    if pa.types.is_binary(target) and pa.types.is_fixed_size_binary(source):
+        return lambda array: array.cast(target)
     return None
 
 
-def _in_digits(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def _in_digits(array: pa.Array, target: pa.DataType) -> pa.Array:
     wide = pa.decimal256(_WIDE_DIGITS, array.type.scale)
-    return array.cast(wide).cast(pa.decimal256(_WIDE_DIGITS, wanted.scale)).cast(wanted)
+    return array.cast(wide).cast(pa.decimal256(_WIDE_DIGITS, target.scale)).cast(target)
 
 
 def _same(array: pa.Array, cast: pa.Array) -> pa.Array:
-    """Return `cast` if it has the values of `array`."""
+    """Return `cast` if a cast back gives the values of `array`."""
     back = cast.cast(array.type)
     is_same = pc.equal(array, back)
     if pa.types.is_floating(array.type):

@@ -1,15 +1,15 @@
-"""Which columns the rows of a write mean, and the same rows in a table's current version.
+"""The columns meant by the rows of a write, and the same rows in a table's current version.
 
-Every door of writes asks here, so a set of column names means the same at all of them. A writer
-speaks of one version of the schema: the one its client knows, or names as `schema_id`. The names
-in its rows are the names of that version, whatever was changed since:
+Every door for writes uses this module, so a set of column names means the same at all doors. A
+writer refers to one version of the schema: the version known to its client, or sent as `schema_id`.
+The names in the rows are the names of this version, whatever has changed since:
 
-- a column that was renamed since goes where it went
-- a value of a column that was dropped since is refused by name
-- a column that was added since is null, or stays as it is in a partial update
+- a column renamed since keeps its values under the new name
+- a value of a column dropped since is refused by name
+- a column added since is null, or keeps its value in a partial update
 
-Rows may also have exactly the columns of an older version to which columns were merely added
-until the version the writer speaks of. A writer that names no version speaks of the current one.
+Rows may also have exactly the columns of an older version, if later versions up to the writer's
+version only added columns. A writer without a version refers to the current version.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _SCHEMA_ID: Final = b"schema_id"
 def check_names(
     info: TableInfo, names: Iterable[str], *, since: int | None = None, how: str = ""
 ) -> None:
-    """Raise `SchemaMismatchError` for a name that was another column's in an earlier version.
+    """Raise `SchemaMismatchError` for a name that belonged to another column in an earlier version.
 
-    For rows that were made by a schema and do not say which: the writer may mean either column.
-    Versions before `since` were over when the writer began. `how` tells what to do to mean the
-    current column.
+    The check is for rows without a schema version: the writer may mean either column. Versions
+    before `since` had ended when the writer began. `how` is the advice for writing to the current
+    column.
     """
     if since == info.schema_id:
         return
@@ -78,9 +78,8 @@ def check_names(
 def version_of(info: TableInfo, columns: pa.Schema, *, stated: int) -> int:
     """Return the schema version of whole rows with these columns, in any order.
 
-    `stated` is the version that the writer speaks of. The result is that version, or an older one
-    that has exactly these columns, and the same fields inside of them, and to which columns and
-    fields were merely added until `stated`.
+    `stated` is the writer's version. The result is `stated`, or an older version with exactly these
+    columns and nested fields, if all later changes up to `stated` only added columns and fields.
     """
     if len(info.schema_versions) == 1:
         return stated
@@ -108,19 +107,19 @@ def _is_added_to(earlier: Schema, later: Schema) -> bool:
 
 
 def staged_schema(info: TableInfo, schema_id: int) -> pa.Schema:
-    """Return the Arrow schema of log rows of a version, which says itself which version it is."""
+    """Return the Arrow schema of log rows of a version, with the version in its metadata."""
     return info.log_schema_of(schema_id).with_metadata({_SCHEMA_ID: b"%d" % schema_id})
 
 
 def stored_version_of(info: TableInfo, stored: pa.Schema) -> int:
     """Return the version in which rows with this Arrow schema were stored.
 
-    The schema says it, as `staged_schema` has it; in files that are older it is the newest version
-    with exactly this schema.
+    The metadata of the schema names the version, as written by `staged_schema`. For older files
+    without metadata the result is the newest version with exactly this schema.
     """
-    said = (stored.metadata or {}).get(_SCHEMA_ID)
-    if said is not None and info.log_schema_of(int(said)).equals(stored):
-        return int(said)
+    metadata_id = (stored.metadata or {}).get(_SCHEMA_ID)
+    if metadata_id is not None and info.log_schema_of(int(metadata_id)).equals(stored):
+        return int(metadata_id)
     for schema_id in sorted(info.schema_versions, reverse=True):
         if info.log_schema_of(schema_id).equals(stored):
             return schema_id
@@ -128,19 +127,19 @@ def stored_version_of(info: TableInfo, stored: pa.Schema) -> int:
 
 
 def current_columns(info: TableInfo, names: Sequence[str], *, schema_id: int) -> list[str]:
-    """Return what columns that have these names in a version are called now.
+    """Return the current names of the columns with these names in a version.
 
-    Raises `ColumnDroppedError`, or `UnknownColumnError` for a name that version has not.
+    Raises `ColumnDroppedError`, or `UnknownColumnError` for a name unknown to the version.
     """
     if schema_id == info.schema_id:
         return list(names)
     version = info.schema_version(schema_id)
-    now = {column.id: column.name for column in info.schema.columns}
+    current_names = {column.id: column.name for column in info.schema.columns}
     columns = [version.column(name, table=str(info.path)) for name in names]
     for column in columns:
-        if column.id not in now:
+        if column.id not in current_names:
             raise _dropped(info, column, schema_id)
-    return [now[column.id] for column in columns]
+    return [current_names[column.id] for column in columns]
 
 
 def check_dropped(
@@ -152,8 +151,8 @@ def check_dropped(
 ) -> None:
     """Raise `ColumnDroppedError` if rows of a version have a value in a column dropped since.
 
-    Nulls are no loss: who fills a column that nobody named is not refused. Of rows that delete one
-    only the key counts.
+    Nulls pass: a writer may fill an unnamed column with nulls. Of rows marked in `deletes` only the
+    key counts.
     """
     if schema_id == info.schema_id:
         return
@@ -168,21 +167,21 @@ def check_dropped(
 
 
 def check_staged(info: TableInfo, stored: pa.Schema) -> None:
-    """Raise `ColumnDroppedError` if a column of rows that wait in a log table's part is dropped.
+    """Raise `ColumnDroppedError` if a column of staged rows of a log table is dropped.
 
-    Their values are not looked at: whoever staged the rows stages them anew.
+    The values of the column do not matter; the writer has to stage the rows anew.
     """
     schema_id = stored_version_of(info, stored)
     current_columns(info, info.schema_version(schema_id).names, schema_id=schema_id)
 
 
 def _dropped(info: TableInfo, column: Column, schema_id: int) -> ColumnDroppedError:
-    other = ""
+    homonym = ""
     if column.name in info.schema.names:
-        other = f", and the '{column.name}' there is now is another column"
+        homonym = f", and the '{column.name}' there is now is another column"
     return ColumnDroppedError(
         f"table '{info.path}': column '{column.name}' was dropped since version {schema_id} of the"
-        f" schema, which the rows are written by{other}; write again by the current version,"
+        f" schema, which the rows are written by{homonym}; write again by the current version,"
         f" {info.schema_id}, as a call that is repeated, a new producer or a new query does"
     )
 
@@ -195,17 +194,17 @@ def in_current_version(
     is_partial: bool = False,
     deletes: npt.NDArray[np.bool_] | None = None,
 ) -> pa.RecordBatch:
-    """Return rows of a version of the schema as rows of the current one.
+    """Return rows of a version of the schema as rows of the current version.
 
     Args:
-        schema_id: the version that the rows are of. Those of the current one stay as they are.
-        is_partial: whether the rows have some of that version's columns; so has the result.
-        deletes: which rows delete one, of which only the key counts. With it columns beside the
-            key may have nulls: which row may, is for the caller to check. Rows that all delete may
-            have the key's columns only.
+        schema_id: the version of the rows. Rows of the current version stay as they are.
+        is_partial: whether the rows have only some columns of the version; the result has the same.
+        deletes: which rows are deletes, where only the key counts. With `deletes`, columns outside
+            of the key may have nulls; the caller checks the rows which may not. If all rows are
+            deletes, the key's columns are enough.
 
-    A value of a column that was dropped since goes; `check_dropped` refuses it. Raises as `conform`
-    does, and for a partial row that has such a column `ColumnDroppedError`.
+    A value of a column dropped since is left out; `check_dropped` refuses such values. Raises like
+    `conform`, and `ColumnDroppedError` for partial rows with such a column.
     """
     if schema_id == info.schema_id:
         return rows
@@ -215,7 +214,7 @@ def in_current_version(
         current_columns(info, rows.schema.names, schema_id=schema_id)
         old = _with_nulls_beside((), old.select(rows.schema.names, table=table))
         new = _with_nulls_beside((), _of_ids(new, old))
-        # As the current version has them, in its order.
+        # The columns in the order of the current version.
         return convert_rows(conform(rows, old, table=table), old, new, table=table)
     if deletes is None:
         old = _with_nulls_of(old, new)
@@ -231,21 +230,21 @@ def in_current_version(
 
 
 def read_before_change(table: str, why: str) -> UnavailableError:
-    """What is said of rows that were read before a change of the schema, and no longer fit."""
+    """Return the error for rows that were read before a schema change and no longer fit."""
     return UnavailableError(
         f"table '{table}': its schema changed while the rows were on their way, and as they were"
         f" read they cannot be stored; send them again: {why}"
     )
 
 
-def _of_ids(columns: Schema, others: Schema) -> Schema:
-    """Return the columns that are among the others."""
-    ids = {column.id for column in others.columns}
+def _of_ids(columns: Schema, selection: Schema) -> Schema:
+    """Return the columns whose ids are in `selection`."""
+    ids = {column.id for column in selection.columns}
     return Schema(tuple(column for column in columns.columns if column.id in ids))
 
 
 def _with_nulls_beside(key: Collection[int], schema: Schema) -> Schema:
-    """Return a version of the schema with nulls allowed in all columns but those with `key` ids."""
+    """Return the schema with nulls allowed in all columns except the ids in `key`."""
     return Schema(
         tuple(
             column if column.id in key else dataclasses.replace(column, nullable=True)
@@ -255,7 +254,7 @@ def _with_nulls_beside(key: Collection[int], schema: Schema) -> Schema:
 
 
 def _with_nulls_of(old: Schema, new: Schema) -> Schema:
-    """Return `old` with nulls allowed where `new`, as which rows are stored, allows them."""
+    """Return `old` with nulls allowed wherever the stored schema `new` allows nulls."""
     nullable = {column.id for column in new.columns if column.nullable}
     return Schema(
         tuple(

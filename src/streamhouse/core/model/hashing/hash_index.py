@@ -1,12 +1,12 @@
-"""An open-addressing hash table from 128-bit hashes to numbers, probed for many keys at once.
+"""An open-addressing hash table from 128-bit hashes to numbers, with lookups of many keys at once.
 
-Slots come in groups of eight. A group has one tag byte a slot, read as one number, so that eight
-slots are tried by a few operations; an entry (both hashes and the number) is read only where a tag
-matches. Groups fill from the front and are never emptied, so a group whose last slot was never used
-ends a search. Removed slots stay dead until the table is rebuilt.
+Slots come in groups of eight. A group has one tag byte per slot, read as one number, so a few
+operations try eight slots; an entry (both hashes and the number) is read only after a tag match.
+Groups fill from the front and are never emptied, so a group with an unused last slot ends a search.
+Removed slots stay dead until the table is rebuilt.
 
-One thread changes the table. `resized` makes a copy aside, so that readers need to be kept out only
-while it is swapped in.
+One thread changes the table. `resized` makes a separate copy, so readers are blocked only during
+the swap.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HALF: Final = np.uint64(32)
 _LOAD_MAX: Final = 0.75
 _GROWTH: Final = 1.6
 _GROUPS_MIN: Final = 64
-# So few are looked for one by one.
+# Fewer keys are searched one by one.
 _FEW: Final = 16
 _INSERTED_AT_ONCE: Final = 1 << 15
 # An entry as one item: numpy moves it at once, where three columns are moved one by one.
@@ -47,19 +47,19 @@ assert sys.byteorder == "little"
 
 
 class HashIndex:
-    """`numbers[slot]` is what is kept for the hashes found at `slot`; the caller may change it."""
+    """`numbers[slot]` is the number for the hashes at `slot`; the caller may change it."""
 
     def __init__(self, *, groups: int = _GROUPS_MIN) -> None:
         self._groups: Final = groups
         self._lines: Final = np.zeros(groups, dtype=np.uint64)
         self._tags: Final = self._lines.view(np.uint8)
-        # How many slots of a group were ever used.
+        # The number of slots of a group ever used.
         self._used: Final = np.zeros(groups, dtype=np.uint8)
         # By slot: first hash, second hash, number.
         self._entries: Final = np.zeros((groups * _GROUP, 3), dtype=np.uint64)
         self._rows: Final = _as_rows(self._entries)
         self.numbers: Final = self._entries[:, 2]
-        # One number is read and written sooner without an array.
+        # Reading and writing one number is faster without an array.
         self._tag_bytes: Final = self._tags.data
         self._numbers_of_entries: Final = self._entries.reshape(-1).data
         self._filled = 0
@@ -70,7 +70,7 @@ class HashIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes the table takes."""
+        """The memory of the table in bytes."""
         return self._lines.nbytes + self._used.nbytes + self._entries.nbytes
 
     def find(self, first: Hashes, second: Hashes) -> Slots:
@@ -79,14 +79,18 @@ class HashIndex:
         tags = ((first & _TAG_HASH) | _TAG_BIT) * _ONES
         lines = self._lines[groups]
         candidates = _equal_bytes(lines, tags)
-        # Nearly always the first candidate is right: all are tried at once.
+        # The first candidate is nearly always right, so all first candidates are tried at once.
         slots = groups * _GROUP + _lowest_byte(candidates)
         wrong = np.flatnonzero((candidates == 0) | ~self._are_at(slots, first, second))
         slots[wrong] = -1
         candidates &= candidates - _ONE
-        more = wrong[(candidates[wrong] != 0) | (lines[wrong] >> _LAST != _EMPTY)]
-        slots[more] = self._find_on(
-            first[more], second[more], tags[more], groups[more], candidates[more]
+        unresolved = wrong[(candidates[wrong] != 0) | (lines[wrong] >> _LAST != _EMPTY)]
+        slots[unresolved] = self._find_on(
+            first[unresolved],
+            second[unresolved],
+            tags[unresolved],
+            groups[unresolved],
+            candidates[unresolved],
         )
         return slots
 
@@ -101,23 +105,27 @@ class HashIndex:
     ) -> Slots:
         """Return the slot of each pair of hashes, or -1, from the next candidates on."""
         slots = np.full(len(first), -1, dtype=np.int64)
-        left = np.arange(len(first))
-        while len(left) > _FEW:
+        remaining = np.arange(len(first))
+        while len(remaining) > _FEW:
             onward = np.flatnonzero(candidates == 0)
             groups[onward] += 1
             groups[groups == self._groups] = 0
-            candidates[onward] = _equal_bytes(self._lines[groups[onward]], tags[left[onward]])
+            candidates[onward] = _equal_bytes(self._lines[groups[onward]], tags[remaining[onward]])
             tried = np.flatnonzero(candidates)
             guesses = groups[tried] * _GROUP + _lowest_byte(candidates[tried])
-            at = left[tried]
+            at = remaining[tried]
             right = self._are_at(guesses, first[at], second[at])
             slots[at[right]] = guesses[right]
             candidates[tried] &= candidates[tried] - _ONE
-            # Go on with those that have another candidate, or another group to look in.
+            # Continue with the keys that have another candidate, or another group to search.
             full = self._lines[groups] >> _LAST != _EMPTY
-            more = np.flatnonzero((slots[left] < 0) & ((candidates != 0) | full))
-            left, groups, candidates = left[more], groups[more], candidates[more]
-        for position in left.tolist():
+            unresolved = np.flatnonzero((slots[remaining] < 0) & ((candidates != 0) | full))
+            remaining, groups, candidates = (
+                remaining[unresolved],
+                groups[unresolved],
+                candidates[unresolved],
+            )
+        for position in remaining.tolist():
             slots[position] = self.find_one(int(first[position]), int(second[position]))
         return slots
 
@@ -140,16 +148,16 @@ class HashIndex:
             group = (group + 1) % self._groups
 
     def number_at(self, slot: int) -> int:
-        """Return what is kept at one slot."""
+        """Return the number at one slot."""
         number: int = self._numbers_of_entries[3 * slot + 2]
         return number
 
     def set_number_at(self, slot: int, number: int) -> None:
-        """Keep another number at one slot."""
+        """Store another number at one slot."""
         self._numbers_of_entries[3 * slot + 2] = number
 
     def insert_one(self, first: int, second: int, number: int) -> None:
-        """Add one pair of hashes that is not there; there must be `room_for` it."""
+        """Add one new pair of hashes; there must be `room_for` the pair."""
         assert self.room_for(1)
         group = ((first >> 32) * self._groups) >> 32
         while self._used[group] == _GROUP:
@@ -162,7 +170,7 @@ class HashIndex:
         self._filled += 1
 
     def insert(self, first: Hashes, second: Hashes, numbers: npt.NDArray[np.uint64]) -> None:
-        """Add pairs of hashes that are distinct and not there; there must be `room_for` them."""
+        """Add distinct new pairs of hashes; there must be `room_for` the pairs."""
         assert self.room_for(len(first))
         for start in range(0, len(first), _INSERTED_AT_ONCE):
             part = slice(start, start + _INSERTED_AT_ONCE)
@@ -175,39 +183,39 @@ class HashIndex:
         assert self.room_for(len(first))
         groups = self._group_of(first)
         tags = ((first & _TAG_HASH) | _TAG_BIT).astype(np.uint8)
-        left = np.arange(len(first))
-        while len(left):
+        remaining = np.arange(len(first))
+        while len(remaining):
             if not (groups[1:] >= groups[:-1]).all():
                 order = np.argsort(groups)
-                groups, left = groups[order], left[order]
+                groups, remaining = groups[order], remaining[order]
             bounds = np.flatnonzero(groups[1:] != groups[:-1]) + 1
             heads = np.concatenate([[0], bounds])
             sizes = np.concatenate([bounds, [len(groups)]]) - heads
             used = self._used[groups[heads]].astype(np.int64)
-            # The position of each newcomer in its group: after those there and those before it.
+            # The position of each new entry in its group: after the present and earlier entries.
             within = np.arange(len(groups)) - np.repeat(heads - used, sizes)
             self._used[groups[heads]] = np.minimum(used + sizes, _GROUP)
             fits = within < _GROUP
             slots = (groups * _GROUP + within)[fits]
-            placed = left[fits]
+            placed = remaining[fits]
             self._rows[slots] = rows[placed]
             self._tags[slots] = tags[placed]
-            groups, left = groups[~fits] + 1, left[~fits]
+            groups, remaining = groups[~fits] + 1, remaining[~fits]
             groups[groups == self._groups] = 0
         self._filled += len(first)
 
     def remove(self, slots: Slots) -> None:
-        """Forget what is at distinct `slots`."""
+        """Remove the entries at distinct `slots`."""
         self._tags[slots] = _DEAD
         self.numbers[slots] = 0
         self._dead += len(slots)
 
     def count_numbered(self) -> int:
-        """Return how many entries have another number than 0."""
+        """Return the number of entries with a number other than 0."""
         return int(np.count_nonzero(self.numbers))
 
     def room_for(self, count: int) -> bool:
-        """Whether `count` more fit without growing."""
+        """Whether `count` more entries fit without growth."""
         return self._filled + count <= int(self._groups * _GROUP * _LOAD_MAX)
 
     @property
@@ -217,19 +225,19 @@ class HashIndex:
 
     @property
     def is_loose(self) -> bool:
-        """Whether a copy would be smaller by half: worth it where memory is short."""
+        """Whether a copy would be smaller by half: worthwhile if memory is short."""
         return self._groups > max(2 * _groups_for(len(self)), _GROUPS_MIN)
 
     @staticmethod
     def memory_of(count: int) -> int:
-        """Return the bytes that a copy with `count` entries takes."""
+        """Return the bytes of a copy with `count` entries."""
         return _groups_for(count) * (_GROUP * 25 + 1)
 
     def resized(self, count: int) -> HashIndex:
-        """Return a copy with room for `count` more, and to grow; slots are others there."""
+        """Return a copy with room for `count` more entries and growth; its slots differ."""
         copy = HashIndex(groups=_groups_for(len(self) + count))
         live = np.flatnonzero(self._tags >= _TAG_BIT)
-        # In order of slots is nearly in order of groups: each part lands in one stretch of memory.
+        # Slots are nearly in the order of groups: each part lands in one stretch of memory.
         for start in range(0, len(live), _INSERTED_AT_ONCE):
             rows = self._rows[live[start : start + _INSERTED_AT_ONCE]]
             first = np.ascontiguousarray(rows.view(np.uint64).reshape(-1, 3)[:, 0])
@@ -246,7 +254,7 @@ def _groups_for(count: int) -> int:
 
 
 def _as_rows(entries: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
-    """Return the entries as one item each, in the same memory."""
+    """Return each entry as one item, in the same memory."""
     rows: npt.NDArray[np.void] = entries.view(_ENTRY)[:, 0]
     return rows
 
@@ -254,7 +262,7 @@ def _as_rows(entries: npt.NDArray[np.uint64]) -> npt.NDArray[np.void]:
 def _equal_bytes(lines: Hashes, tags: Hashes) -> Hashes:
     """Return a number with the high bit of each byte set where both are equal.
 
-    Bytes above the lowest equal one may be marked by mistake: entries decide.
+    Bytes above the lowest equal byte may be marked by mistake; the entries decide.
     """
     differences = lines ^ tags
     return (differences - _ONES) & ~differences & _HIGH_BITS

@@ -1,16 +1,17 @@
 """Which offsets a lake table covers: one rule, for tiering and for the guard of the REST catalog.
 
-A snapshot of another engine (compaction) carries no offsets; it covers what its newest ancestor
-that has them covers. Every round also sets them as table properties in the same commit, with the
-sequence number of its snapshot: they answer when an engine has expired all the snapshots that
-carried them. A table that was rolled back to before that snapshot has ancestors older than it, and
-is not taken for one that covers its rows.
+Every round writes the covered offsets into its snapshot. A snapshot of another engine (compaction)
+carries no offsets and covers the same offsets as its newest ancestor with offsets.
 
-Offsets of another owner are none: the table has been adopted by another service, or not yet by
-this one.
+Every round also writes the offsets, and the sequence number of its snapshot, into the table
+properties of the same commit. The table properties answer when an engine has expired all snapshots
+with offsets. A table rolled back to an earlier snapshot has only ancestors with lower sequence
+numbers, so its table properties do not count.
 
-Where lake and log are of different histories, `LakeDivergence` says how far each has rows of its
-own.
+Offsets of another owner do not count: the table was adopted by another service, or is not yet
+adopted by this service.
+
+Where lake and log have different histories, `LakeDivergence` counts the rows of each side.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoveredOffsets:
-    """The end offset per bucket that a snapshot covers, and the epoch that wrote it.
+    """The end offset per bucket that a snapshot covers, and the epoch of the round behind it.
 
-    Rows below `truncated_offsets`, of buckets that have one, were overwritten and taken out; those
-    below `expired_offsets` have reached their time to live. `fingerprints` are those of the log
-    that they came from, at the tiered offsets; an earlier release's snapshot has none.
+    Rows below `truncated_offsets` were overwritten and removed; rows below `expired_offsets` have
+    reached their time to live. `fingerprints` are the fingerprints of the source log at the tiered
+    offsets; a snapshot of an earlier release has none.
     """
 
     tiered_offsets: Mapping[int, int]
@@ -60,7 +61,7 @@ class CoveredOffsets:
     fingerprints: Mapping[int, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form of what says which history it is of."""
+        """Return the JSON form of the fields which identify the history."""
         return {
             "epoch": self.epoch,
             "tiered_offsets": buckets_to_json(self.tiered_offsets),
@@ -70,7 +71,7 @@ class CoveredOffsets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFacts:
-    """Of a snapshot, what says which offsets it covers."""
+    """The properties and the sequence number of one snapshot."""
 
     properties: Mapping[str, str]
     sequence_number: int
@@ -82,16 +83,16 @@ def covered_offsets(
     *,
     is_owner: Callable[[Mapping[str, str]], bool],
 ) -> CoveredOffsets | None:
-    """Return what a table covers, or None when no round of its owner is in it.
+    """Return the offsets covered by a table, or None if it has no round of its owner.
 
-    `ancestors` are the current snapshot and those it comes from, newest first, as far as they
-    still exist. `is_owner` tells by the properties of a snapshot, or of the table, whose they are.
+    `ancestors` are the current snapshot and its ancestors, newest first, without expired snapshots.
+    `is_owner` decides by the properties of a snapshot or table whether its owner is the right one.
     """
     oldest: SnapshotFacts | None = None
     for snapshot in ancestors:
-        found = offsets_said_by(snapshot.properties)
-        if found is not None:
-            return found if is_owner(snapshot.properties) else None
+        covered = offsets_said_by(snapshot.properties)
+        if covered is not None:
+            return covered if is_owner(snapshot.properties) else None
         oldest = snapshot
     sequence_number = int(table_properties.get(TIERED_SEQUENCE_PROPERTY, "0"))
     if oldest is None or oldest.sequence_number < sequence_number:
@@ -100,7 +101,7 @@ def covered_offsets(
 
 
 def offsets_said_by(properties: Mapping[str, str]) -> CoveredOffsets | None:
-    """Return the offsets that a round wrote there; None for a snapshot of anybody else."""
+    """Return the offsets in the properties of a round; None for properties of any other engine."""
     text = properties.get(TIERED_OFFSETS_PROPERTY)
     if text is None:
         return None
@@ -119,28 +120,33 @@ def offsets_said_by(properties: Mapping[str, str]) -> CoveredOffsets | None:
             ),
         )
     except (ValueError, TypeError, AttributeError):
-        # Any engine may write properties; no round writes such ones.
+        # Any engine may write properties; a round never writes malformed properties.
         return None
 
 
 def begin_properties(covered: CoveredOffsets) -> dict[str, str]:
-    """Return what a snapshot says of where its rows begin: nothing while that is at offset 0.
+    """Return the properties of a snapshot with truncated and expired offsets and fingerprints.
 
-    And always of the log that they came from: what another one said of it must not stay.
+    Empty offsets have no property. The fingerprints are always present, so that fingerprints of an
+    earlier snapshot never stay.
     """
-    said = {
+    offsets_by_property = {
         TRUNCATED_OFFSETS_PROPERTY: covered.truncated_offsets,
         EXPIRED_OFFSETS_PROPERTY: covered.expired_offsets,
     }
-    found = {key: tiered_offsets_to_property(offsets) for key, offsets in said.items() if offsets}
-    return found | {LOG_FINGERPRINTS_PROPERTY: fingerprints_to_property(covered.fingerprints)}
+    properties = {
+        key: tiered_offsets_to_property(offsets)
+        for key, offsets in offsets_by_property.items()
+        if offsets
+    }
+    return properties | {LOG_FINGERPRINTS_PROPERTY: fingerprints_to_property(covered.fingerprints)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketDivergence:
-    """Lake and log have the same rows below `common_offset`, as far as fingerprints tell.
+    """One bucket of a lake and a log with equal rows below `common_offset`, judged by fingerprints.
 
-    From there on each has rows of its own, up to its end.
+    From `common_offset` on, each side has different rows, up to its end offset.
     """
 
     bucket: int
@@ -151,20 +157,20 @@ class BucketDivergence:
 
     @property
     def log_rows(self) -> int:
-        """How many offsets from the common one on only the log has, or has other rows at."""
+        """The number of offsets from the common offset to the end of the log."""
         return self.log_end_offset - self.common_offset
 
     @property
     def lake_rows(self) -> int:
-        """How many offsets from the common one on the lake has."""
+        """The number of offsets from the common offset to the end of the lake."""
         return self.lake_end_offset - self.common_offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeDivergence:
-    """What adopting the lake in place of the log keeps, and what it takes out of the table.
+    """Rows kept and rows removed when the lake is adopted in place of the log.
 
-    The files of the log stay, in the folder `set_aside` of the data directory.
+    The files of the log move to the folder `set_aside` of the data directory.
     """
 
     table: str

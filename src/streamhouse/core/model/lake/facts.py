@@ -1,4 +1,4 @@
-"""What the writer (tiering) and the readers (connector) of a lake table must agree on."""
+"""Names and states of a lake table shared by its writer (tiering) and its readers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TABLE_ID_PROPERTY: Final = "streamhouse.table-id"
 CHANGELOG_OF_PROPERTY: Final = "streamhouse.changelog-of-table-id"
 BATCH_OF_PROPERTY: Final = "streamhouse.batch-layout-of-table-id"
 OWNER_PROPERTIES: Final = (TABLE_ID_PROPERTY, CHANGELOG_OF_PROPERTY, BATCH_OF_PROPERTY)
-"""One of them says whose lake table a lake table is, and which of them (`LakeRole`)."""
+"""Each lake table has one of these properties: the id of its table, and its `LakeRole`."""
 TIERING_EPOCH_PROPERTY: Final = "streamhouse.tiering-epoch"
 TIERED_OFFSETS_PROPERTY: Final = "streamhouse.tiered-offsets"
 TRUNCATED_OFFSETS_PROPERTY: Final = "streamhouse.truncated-offsets"
@@ -47,26 +47,25 @@ LOG_FINGERPRINTS_PROPERTY: Final = "streamhouse.log-fingerprints"
 """Per bucket, the fingerprint of the log at the tiered offset: 16 hexadecimal digits."""
 TIERED_SEQUENCE_PROPERTY: Final = "streamhouse.tiered-sequence-number"
 CHANGED_OUTSIDE_PROPERTY: Final = "streamhouse.changed-outside"
-"""Of a lake table of which another engine has deleted or updated rows."""
+"""Set on a lake table whose rows another engine has deleted or updated."""
 ORPHANS_REMOVED_PROPERTY: Final = "streamhouse.orphans-removed-ms"
-"""When somebody last looked for files of a lake table that no metadata refers to."""
+"""The time of the last search for files of a lake table without a reference in its metadata."""
 CATALOG_TIMEOUT_PROPERTY: Final = "streamhouse.catalog-timeout-ms"
-"""Of a REST catalog: how long a request waits for its answer."""
+"""The time limit of a request to a REST catalog."""
 CATALOG_URIS_PROPERTY: Final = "streamhouse.catalog-uris"
-"""Of a REST catalog that several processes answer for: its URIs, separated by commas, `uri` first.
-"""
+"""The URIs of a REST catalog served by several processes, separated by commas, `uri` first."""
 LAKE_PATHS_PROPERTY: Final = "streamhouse.lake-paths"
-"""Of a catalog, hence the operator's: more places, separated by commas, below which lake tables
-and their files may lie besides the warehouse and the table's own location."""
+"""A catalog property, set by the operator: more places, separated by commas, where lake tables and
+their files may lie besides the warehouse and the table's location."""
 REST_CATALOG_PATH: Final = "/iceberg"
-"""Where a service serves its catalog; `uri` of a catalog that is the service that names it."""
+"""The path of a service's REST catalog; as `uri`, it stands for the catalog of this service."""
 VIA_HEADER: Final = "x-streamhouse-via"
-"""Which services a request to a catalog has passed, by their ids, the last one last."""
+"""The ids of the services which a request to a catalog has passed, the latest last."""
 SCATTERED_ADVICE: Final = (
     "a round writes a file to each bucket of each partition that it has rows of: give the table"
     " fewer buckets or coarser partitions, or a longer table.datalake.freshness"
 )
-# Fewer files, or more rows in each, are no burden to readers.
+# Fewer files, or more rows per file, do not slow readers.
 _SCATTERED_FILES_MIN: Final = 64
 _FILE_ROWS_MIN: Final = 100
 
@@ -95,9 +94,10 @@ CHANGE_TYPE_FIELD_ID: Final = SYSTEM_FIELD_ID_FIRST + len(LAKE_SYSTEM_FIELDS)
 
 
 class LakeRole(StrEnum):
-    """Which of its lake tables keeps a table's rows, its full history, or its batch layout.
+    """The role of a lake table: a table's rows, its full history, or its batch layout.
 
-    The first is in the order of the stream; the last has the same rows, laid out for batch reads.
+    The rows come in the order of the stream; the batch layout has the same rows, laid out for batch
+    reads.
     """
 
     ROWS = "rows"
@@ -106,11 +106,11 @@ class LakeRole(StrEnum):
 
     @property
     def owner_property(self) -> str:
-        """The property that says whose lake table it is, by table id."""
+        """The property with the id of the table that owns a lake table of this role."""
         return _OWNER_PROPERTY[self]
 
     def lake_name(self, table: str) -> str:
-        """Return the name of the lake table of `table` that has this role."""
+        """Return the name of the lake table of `table` with this role."""
         return table if self is LakeRole.ROWS else f"{table}${self.value}"
 
 
@@ -123,12 +123,12 @@ _OWNER_PROPERTY: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideLakeState:
-    """The snapshot of a lake table beside the rows' own, and the end offsets per bucket it covers.
+    """The snapshot of a full history or a batch layout, and the end offsets per bucket.
 
-    That of a full history holds every change from offset 0 on, and never less than the rows' own
-    snapshot covers. That of a batch layout holds the rows as of its offsets, which may be behind
-    or ahead. Rows below `truncated_offsets` were overwritten and are in none of its files.
-    `fingerprints` are those of the log at the tiered offsets, of the buckets where they are known.
+    A full history holds every change from offset 0 on, and always covers the snapshot of the rows.
+    A batch layout holds the rows as of its offsets, which may be behind or ahead. Rows below
+    `truncated_offsets` were overwritten; the snapshot's files do not have them. `fingerprints` are
+    the log's fingerprints at the tiered offsets, for the buckets with a fingerprint.
     """
 
     snapshot_id: int
@@ -160,27 +160,29 @@ class SideLakeState:
 
 
 def _fingerprints_from_json(value: Mapping[str, Any]) -> dict[int, str]:
-    return {int(b): str(said) for b, said in value.get("fingerprints", {}).items()}
+    return {int(b): str(fingerprint) for b, fingerprint in value.get("fingerprints", {}).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeState:
-    """The lake snapshot readers may use, and the end offsets per bucket it covers.
+    """The lake snapshot that readers may use, and the end offsets per bucket that it covers.
 
-    `tiered_offsets` has every bucket. `snapshot_id` is None until the first round commits;
-    `table_uuid` is the Iceberg table's, so that a worker notices a wrong catalog. `changelog` is
-    set once a table with `table.datalake.changelog` was tiered, `batch` once one with a batch
-    layout was. `tiering_worker` has claimed the round `tiering_epoch` and not ended it; empty when
-    nobody has. `role` says which lake table this is about: a read of the batch layout looks at a
-    state whose rows' snapshot is the layout's. Rounds up to `batch_since_epoch` may have written a
-    batch layout that the table has no more. Rows below `truncated_offsets` were overwritten, and
-    no file of the snapshot has them any more. Those of a log table below `expired_offsets` have
-    reached `table.datalake.ttl`: files that have them may still be there, in any lake table.
-    At `maintenance_due_us` there is something to tidy even if no more rows come; None: nothing.
-    Rounds up to `altered_in_epoch` may say so of properties that the table has no more.
-    `fingerprints` are those of the log at the tiered offsets, of the buckets where they are known.
-    `diverged`, unless empty, says how the lake's history was found to be another than the log's:
-    since then nothing is written or tiered.
+    Snapshot: `snapshot_id` is None until the first round commits. `table_uuid` is the Iceberg
+    table's uuid: a worker with a wrong catalog sees another uuid. `tiered_offsets` has every
+    bucket. `changelog` is set after the first round of a table with `table.datalake.changelog`,
+    `batch` after the first round with a batch layout. `role` names the lake table of this state: a
+    read of the batch layout uses a state with the layout's snapshot.
+
+    Round: `tiering_worker` has claimed the unfinished round `tiering_epoch`, or is empty. Rounds up
+    to `batch_since_epoch` may have written a batch layout which the table has lost since. Rounds up
+    to `altered_in_epoch` may report a `maintenance_due_us` for properties which have changed since.
+    Maintenance is due at `maintenance_due_us` even without new rows; None: not due.
+
+    Rows: Rows below `truncated_offsets` were overwritten and are in no file of the snapshot. Rows
+    of a log table below `expired_offsets` have reached `table.datalake.ttl`; files in any lake
+    table may still have them. `fingerprints` are the log's fingerprints at the tiered offsets, for
+    the buckets with a fingerprint. A `diverged` text describes how the lake's history differs from
+    the log's; writes and tiering then stop.
     """
 
     snapshot_id: int | None = None
@@ -249,12 +251,12 @@ class LakeState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeDebt:
-    """What a lake table is made of, as its worker saw it last: maintenance makes it fewer.
+    """The files and snapshots of a lake table as last seen by its worker; maintenance reduces them.
 
-    `small_files` may wait to be packed, and `needed_files` would do for all of the data;
-    `deleted_share` of the rows are hidden by delete files. The last round that brought rows wrote
-    `round_rows` of them into `round_files`. `maintained_at_us` is when this worker maintained it
-    last, `maintenance_error` why that failed.
+    `small_files` may be packed, and `needed_files` would be enough for all of the data. Delete
+    files hide `deleted_share` of the rows. The last round with rows wrote `round_rows` rows into
+    `round_files` files. `maintained_at_us` is the time of this worker's last maintenance,
+    `maintenance_error` the reason of a failure.
     """
 
     data_files: int
@@ -270,7 +272,7 @@ class LakeDebt:
 
     @property
     def is_scattered(self) -> bool:
-        """See `are_rows_scattered`, of the last round."""
+        """Whether the rows of the last round are scattered; see `are_rows_scattered`."""
         return are_rows_scattered(self.round_rows, files=self.round_files)
 
     def to_json(self) -> dict[str, Any]:
@@ -278,7 +280,7 @@ class LakeDebt:
         return {name: getattr(self, name) for name in self.__slots__}
 
     def told(self) -> dict[str, Any]:
-        """Return what people and their programs are told: the JSON form, and what follows of it."""
+        """Return the JSON form with the derived fields, for people and their programs."""
         return {**self.to_json(), "is_scattered": self.is_scattered}
 
     @classmethod
@@ -287,21 +289,21 @@ class LakeDebt:
         return cls(**{name: value[name] for name in cls.__slots__ if name in value})
 
     def after(self, before: LakeDebt | None) -> LakeDebt:
-        """Return this, with what a report before it said that this one does not say."""
+        """Return this report, completed with the fields of the report `before`."""
         if before is None:
             return self
-        found = self
+        report = self
         if self.maintained_at_us is None:
-            found = replace(found, maintained_at_us=before.maintained_at_us)
+            report = replace(report, maintained_at_us=before.maintained_at_us)
         if not self.round_files:
-            found = replace(found, round_files=before.round_files, round_rows=before.round_rows)
-        return found
+            report = replace(report, round_files=before.round_files, round_rows=before.round_rows)
+        return report
 
 
 def are_rows_scattered(rows: int, *, files: int) -> bool:
-    """Whether a round wrote so many files for so few rows that its table has too many places.
+    """Whether a round wrote many files for few rows: the table has too many places.
 
-    A place is one bucket of one partition; a round writes a file to each that it has rows of.
+    A place is one bucket of one partition; a round writes one file to each place with new rows.
     """
     return files >= _SCATTERED_FILES_MIN and rows < files * _FILE_ROWS_MIN
 
@@ -335,7 +337,7 @@ class LakeCatalog:
         )
 
     def __repr__(self) -> str:
-        # Properties may hold credentials; they never reach a log or a Spark plan.
+        # Properties may hold credentials, which must never reach a log or a Spark plan.
         return f"LakeCatalog(name={self.name!r}, properties=<{len(self.properties)} hidden>)"
 
 
@@ -356,11 +358,11 @@ def fingerprints_to_property(fingerprints: Mapping[int, str]) -> str:
 
 def fingerprints_from_property(value: str) -> dict[int, str]:
     """Read the value of the snapshot property `streamhouse.log-fingerprints`."""
-    return {int(b): str(said) for b, said in json.loads(value).items()}
+    return {int(b): str(fingerprint) for b, fingerprint in json.loads(value).items()}
 
 
 def is_rest_catalog(properties: Mapping[str, str]) -> bool:
-    """Whether pyiceberg would open its REST catalog with these properties."""
+    """Whether pyiceberg would open a REST catalog with these properties."""
     kind = properties.get("type")
     if "py-catalog-impl" in properties:
         return False
@@ -370,30 +372,30 @@ def is_rest_catalog(properties: Mapping[str, str]) -> bool:
 
 
 def parse_catalog_properties(texts: Iterable[str]) -> dict[str, str]:
-    """Read catalog properties as the command line takes them, each `KEY=VALUE`."""
-    found = {}
+    """Read catalog properties in the form of the command line, each `KEY=VALUE`."""
+    properties = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
             # The value may be a secret: only the key is repeated.
             raise InvalidRequestError(f"--catalog-property '{key}' must be KEY=VALUE")
-        found[key] = value
-    return found
+        properties[key] = value
+    return properties
 
 
 def s3_properties_from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the `s3.*` catalog properties that AWS's own variables stand for.
+    """Return the `s3.*` catalog properties for AWS's environment variables.
 
-    Raises `InvalidRequestError` when the keys are not among them.
+    Raises `InvalidRequestError` if an access key is missing.
     """
-    found = {}
+    properties = {}
     for key, variables in _S3_VARIABLES.items():
         values = [environ[name] for name in variables if environ.get(name)]
         if values:
-            found[key] = values[0]
+            properties[key] = values[0]
     for key in ("s3.access-key-id", "s3.secret-access-key"):
-        if key not in found:
+        if key not in properties:
             raise InvalidRequestError(
                 f"--lake-credentials shared needs {_S3_VARIABLES[key][0]} in the environment"
             )
-    return found
+    return properties

@@ -1,17 +1,17 @@
-"""What the lake can hold, of tables and of values. What it cannot is refused when it is written.
+"""The limits of the lake for tables and values; a write beyond the limits is refused.
 
-Tables: what is checked of a new table and of each change of one. A table that is there is not
-asked: it opens as it is, and a change can mend it.
+Tables: a new table, and each change of a table, is checked. An existing table always opens, and a
+later change can mend the table.
 
-Values: every value of a column's type can be stored, dates and timestamps of any year among them.
-Refused are:
-- a decimal of more digits than its type has, which Arrow's own validation lets through in one case
-- a value whose lake partition lies outside the type that Iceberg gives the partition: the lowest
-  values under `truncate(w, c)`, which it cuts to something below the least value of the type, and
-  times under `hour(c)` whose hours need more than 32 bits. Engines wrap such a partition around,
-  and then leave its rows out of reads
+Values: the lake stores every value of a column's type, including dates and timestamps of any
+year. Refused are:
+- a decimal with more digits than its type, which Arrow's validation allows in one case
+- a value whose lake partition lies outside of the partition's Iceberg type: the lowest values
+  under `truncate(w, c)`, which cuts below the least value of the type, and times under `hour(c)`
+  whose hours need more than 32 bits. Engines wrap such a partition around and lose its rows in
+  reads
 
-Columns that can have no such value cost nothing, the others a minimum and a maximum.
+A column with possible violations costs a minimum and a maximum; other columns cost nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 NESTED_FIELD_ID_FIRST: Final = 10_000
-"""Field ids of columns are below, those of what is in nested columns are from here on."""
+"""The first field id inside of nested columns; the ids of columns are lower."""
 
 _PARAMETER_MAX: Final = (1 << 31) - 1
 HOUR_US: Final = 3_600_000_000
@@ -61,7 +61,7 @@ Number = int | Decimal
 
 
 def check_lake_schema(descriptor: TableDescriptor) -> None:
-    """Raise `InvalidSchemaError` for a table that no lake table can be made of."""
+    """Raise `InvalidSchemaError` for a table without a possible lake table."""
     table = str(descriptor.path)
     seen: dict[int, str] = {}
     for column in descriptor.schema.columns:
@@ -88,7 +88,7 @@ def check_lake_schema(descriptor: TableDescriptor) -> None:
 
 
 def _check_names(descriptor: TableDescriptor) -> None:
-    """Check that no two fields have one name as Iceberg writes it, with dots between the parts."""
+    """Check that no two fields have the same full name in Iceberg, with dots between the parts."""
     seen: set[str] = set()
     for column in descriptor.schema.columns:
         for name in _full_names(column.name, column.type):
@@ -120,7 +120,7 @@ def _full_names(name: str, t: pa.DataType) -> Iterator[str]:
 
 
 def decimal_of(unscaled: int, scale: int) -> Decimal:
-    """Return `unscaled` with so many digits behind the point, exactly."""
+    """Return `unscaled` with `scale` digits behind the point, exactly."""
     # From a tuple: arithmetic would round to the context's precision.
     digits = tuple(int(digit) for digit in str(abs(unscaled)))
     return Decimal((int(unscaled < 0), digits, -scale))
@@ -137,7 +137,7 @@ def least_value(t: pa.DataType) -> Number | None:
 def time_units(numbers: npt.NDArray[np.int64], t: pa.DataType, unit: str) -> npt.NDArray[np.int32]:
     """Return whole years, months, days or hours since 1970 of the numbers of dates or timestamps.
 
-    An hour that 32 bits do not hold becomes the nearest one that they do.
+    An hour beyond 32 bits becomes the nearest hour within 32 bits.
     """
     if unit == "hour":
         return (numbers // HOUR_US).clip(_INT32.min, _INT32.max).astype(np.int32)
@@ -149,9 +149,9 @@ def time_units(numbers: npt.NDArray[np.int64], t: pa.DataType, unit: str) -> npt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueLimit:
-    """The least and greatest value that a column of this type may have, inside of it too.
+    """The least and greatest value of a type in a column, nested values included.
 
-    `reason` ends the sentence that refuses another.
+    `reason` ends the sentence of the error.
     """
 
     column: str
@@ -170,18 +170,18 @@ class ValueLimit:
 
 @dataclass(frozen=True, slots=True)
 class LakeLimits:
-    """What the rows of a table must keep to."""
+    """The limits for the rows of a table."""
 
     limits: tuple[ValueLimit, ...]
 
     @staticmethod
     def of_table(info: TableInfo, schema_id: int) -> LakeLimits:
-        """Return the limits of rows of one version of a table's schema, worked out once."""
+        """Return the limits of rows of one version of a table's schema, cached."""
         return _limits_of(Same(info), schema_id)
 
     @classmethod
     def of(cls, descriptor: TableDescriptor, schema: Schema | None = None) -> LakeLimits:
-        """Return the limits of a table, of rows with an earlier schema of it if one is given."""
+        """Return the limits of a table, for rows of an earlier `schema` if given."""
         layout = descriptor.batch_layout()
         fields = (*descriptor.partitioned_by, *(() if layout is None else layout.partitioned_by))
         written = descriptor.schema if schema is None else schema
@@ -192,7 +192,7 @@ class LakeLimits:
             for field in dict.fromkeys(fields):
                 column = current[field.column]
                 name, t = names.get(column.id, (None, None))
-                # A narrower type, which an earlier schema may have, has no value that is too low.
+                # A narrower type of an earlier schema has no value below the limit.
                 if name is not None and t == column.type:
                     limits += _of_partition(name, t, field)
         return cls(tuple(limits))
@@ -204,10 +204,10 @@ class LakeLimits:
         table: str,
         row_numbers: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Raise `SchemaMismatchError` naming table, column and row of a value that is outside.
+        """Raise `SchemaMismatchError` with table, column and row of a value beyond the limits.
 
-        Columns that `rows` does not have are left out. `row_numbers` are what the caller calls the
-        rows; without it they are counted from 0.
+        Columns missing from `rows` are skipped. `row_numbers` are the caller's numbers of the rows;
+        the default counts from 0.
         """
         for limit in self.limits:
             position = rows.schema.get_field_index(limit.column)
@@ -231,19 +231,19 @@ def _limits_of(table: Same, schema_id: int) -> LakeLimits:
 
 
 def decimal_limits(name: str, t: pa.DataType) -> Sequence[ValueLimit]:
-    """Return the limits of the decimals in a column of this type; none for most types."""
+    """Return the limits of the decimals in a column of this type; empty for most types."""
     return tuple(_of_decimals(name, t))
 
 
 def _of_decimals(name: str, t: pa.DataType) -> Iterator[ValueLimit]:
     for leaf in dict.fromkeys(_leaf_types(t)):
         if pa.types.is_decimal(leaf):
-            most = decimal_of(10**leaf.precision - 1, leaf.scale)
+            highest = decimal_of(10**leaf.precision - 1, leaf.scale)
             yield ValueLimit(
                 column=name,
                 type=leaf,
-                lowest=most.copy_negate(),
-                highest=most,
+                lowest=highest.copy_negate(),
+                highest=highest,
                 reason=f"with more digits than decimal({leaf.precision},{leaf.scale}) has",
             )
 
@@ -260,7 +260,7 @@ def _of_partition(name: str, t: pa.DataType, field: PartitionField) -> Iterator[
             f" {timestamp_text((_INT32.max + 1) * HOUR_US - 1)}",
         )
     least = least_value(t)
-    # A tinyint or smallint is an int in the lake, and nothing it holds is too low for that.
+    # A tinyint or smallint is an int in the lake, so no value is too low.
     is_narrow = pa.types.is_integer(t) and t.bit_width < _INT32.bits
     if field.transform == "truncate" and least is not None and not is_narrow:
         width = field.parameter or 1
@@ -293,11 +293,11 @@ def _leaf_types(t: pa.DataType) -> Iterator[pa.DataType]:
         yield from _leaf_types(child)
 
 
-def _leaves(array: pa.Array, wanted: pa.DataType) -> Iterator[pa.Array]:
-    """Yield the values of the wanted type inside of an array."""
+def _leaves(array: pa.Array, leaf_type: pa.DataType) -> Iterator[pa.Array]:
+    """Yield the nested arrays with type `leaf_type` inside of an array."""
     t = array.type
     if not pa.types.is_nested(t):
-        if t == wanted:
+        if t == leaf_type:
             yield array
         return
     if pa.types.is_map(t):
@@ -307,17 +307,17 @@ def _leaves(array: pa.Array, wanted: pa.DataType) -> Iterator[pa.Array]:
     else:
         children = [array.flatten()] if pa.types.is_list(t) else array.flatten()
     for child in children:
-        yield from _leaves(child, wanted)
+        yield from _leaves(child, leaf_type)
 
 
 def _bounds(array: pa.Array) -> tuple[Any, Any]:
-    """Return the least and the greatest value, None without any."""
+    """Return the least and the greatest value, None without any value."""
     bounds = pc.min_max(array.view(pa.int64()) if pa.types.is_timestamp(array.type) else array)
     return bounds["min"].as_py(), bounds["max"].as_py()
 
 
 def _first(array: pa.Array, keeps: Callable[[pa.Array], bool]) -> int:
-    """Return the position of the first value that is not kept; there is one."""
+    """Return the position of the first value outside of the limit; there is one."""
     start, end = 0, len(array)
     while end - start > 1:
         middle = (start + end) // 2

@@ -1,7 +1,8 @@
-"""What reads rows that have left the log, in the order of their offsets: a port.
+"""A port for reading rows which have left the log, in the order of their offsets.
 
-The service knows no lake library. Whoever runs it gives it a `LakeHistory`; without one it answers
-from the log alone. What is read here is the same rows at the same offsets that the log had.
+The service depends on no lake library. The program around the service provides a `LakeHistory`;
+without a `LakeHistory` the service answers from the log alone. The lake rows are the same rows at
+the same offsets as in the log.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ __all__ = ["LakeBucket", "LakeHistory", "OlderRows", "OlderRowsCursor", "Written
 
 
 class OlderRows(NamedTuple):
-    """Rows of one bucket in the order of their offsets, which have gaps where rows have gone.
+    """Rows of one bucket in the order of their offsets, with gaps for removed rows.
 
-    `rows` have the table's columns in its current schema; those of a primary key table are changes
-    and have `__change_type` after them, as a code. `timestamps_us` is when each row was written.
-    Below `next_offset` there is no more to read.
+    `rows` have the table's columns in the current schema; rows of a primary key table are changes,
+    with a `__change_type` code as the last column. `timestamps_us` is the write time of each row.
+    Below `next_offset` the read is complete.
     """
 
     rows: pa.RecordBatch
@@ -34,7 +35,7 @@ class OlderRows(NamedTuple):
     next_offset: int
 
     def up_to(self, row: int) -> OlderRows:
-        """Return the rows before number `row`, which there is."""
+        """Return the rows before number `row`, which must exist."""
         return OlderRows(
             self.rows.slice(0, row),
             self.offsets[:row],
@@ -49,7 +50,7 @@ class OlderRows(NamedTuple):
         )
 
     def then(self, following: OlderRows) -> OlderRows:
-        """Return these rows and those that follow them."""
+        """Return these rows, followed by the rows of `following`."""
         return OlderRows(
             pa.concat_batches([self.rows, following.rows]),
             np.concatenate([self.offsets, following.offsets]),
@@ -71,57 +72,57 @@ class LakeBucket(NamedTuple):
 
 
 class WrittenAt(NamedTuple):
-    """The offset of a row, and when it was written."""
+    """The offset of a row, and its write time."""
 
     offset: int
     timestamp_us: int
 
 
 class OlderRowsCursor(Protocol):
-    """A place in the lake rows of one bucket. For one thread at a time."""
+    """A position in the lake rows of one bucket. Not thread-safe."""
 
     @property
     def next_offset(self) -> int:
-        """Where the next read begins."""
+        """The offset where the next read begins."""
 
     @property
     def end_offset(self) -> int:
-        """Up to where the cursor reads; what was tiered later another cursor has."""
+        """The end of the cursor; rows tiered later need a new cursor."""
 
     @property
     def held_bytes(self) -> int:
-        """About how much memory it holds."""
+        """The approximate memory of the cursor."""
 
     @property
     def covered(self) -> CoveredOffsets | None:
-        """What the lake table as it was found covers; None if it does not say."""
+        """The offsets covered by the lake table when opened; None if its properties have none."""
 
     def read(self, *, rows_max: int, bytes_max: int) -> OlderRows:
-        """Return the next rows: about so many bytes of them, at least one unless none are left.
+        """Return the next rows within the limits, at least one row unless the cursor is at its end.
 
-        Raises `SnapshotNotFoundError` when its files are gone since it was opened.
+        Raises `SnapshotNotFoundError` if the files have been removed since the open.
         """
 
     def close(self) -> None:
-        """Hold nothing more. Idempotent."""
+        """Release all resources. Idempotent."""
 
 
 class LakeHistory(Protocol):
-    """Opens cursors. Called by several threads at a time."""
+    """Opens cursors. Thread-safe."""
 
     def open(
         self, table: TableInfo, lake: LakeState, bucket: int, *, offset: int
     ) -> OlderRowsCursor:
         """Return a cursor before `offset`, which is below the bucket's tiered offset.
 
-        Of a primary key table it reads the changes in the full history, which it has.
-        Raises `SnapshotNotFoundError` when the lake table is gone or is another one.
+        For a primary key table with a full history, the cursor reads the changes in the full
+        history. Raises `SnapshotNotFoundError` if the lake table is gone or replaced.
         """
 
     def first_since(
         self, table: TableInfo, lake: LakeState, bucket: int, timestamp_us: int, *, offset: int
     ) -> WrittenAt | None:
-        """Return the first row from `offset` on that was written so late, if the lake has one.
+        """Return the first row from `offset` on written at or after the time, if the lake has one.
 
-        Raises as `open`, and as a cursor's `read`.
+        Raises like `open`, and like a cursor's `read`.
         """

@@ -1,6 +1,7 @@
-"""The partition fields of a table's lake tables: transforms, sources, and the names they have.
+"""The partition fields of a table's lake tables: transforms, sources, and names.
 
-A name is taken for ever: a partition spec stays in a lake table as long as files of it do.
+A partition field's name is reserved for ever: a lake table keeps a partition spec as long as the
+spec has files.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class LakePartitionField:
 
     @property
     def iceberg_transform(self) -> str:
-        """The transform as Iceberg's metadata writes it."""
+        """The transform in the notation of Iceberg's metadata."""
         if self.parameter is None:
             return self.transform
         return f"{self.transform}[{self.parameter}]"
@@ -41,43 +42,43 @@ class LakePartitionField:
 def lake_partitioning(
     descriptor: TableDescriptor, *, role: LakeRole = LakeRole.ROWS
 ) -> tuple[LakePartitionField, ...]:
-    """Return the partition fields: the user's, then the one that keeps buckets apart.
+    """Return the partition fields: the user's, then the field which separates buckets.
 
-    A full history is read in the order of its buckets: it has no others. A batch layout has its
-    own instead of the user's.
+    A full history has only the bucket's number, because reads go by bucket. A batch layout has the
+    fields of the layout in place of the user's fields.
 
-    The last is `bucket[N]` of the bucket key where that is one column Iceberg can bucket, because
-    engines prune by it; else the bucket's number. A name that a column already has gets a number,
-    as Iceberg refuses it.
+    The last field is `bucket[N]` of the bucket key if the key is one column which Iceberg can
+    bucket, because engines prune by this field; else the bucket's number. A name equal to a
+    column's name gets a number, because Iceberg refuses equal names.
     """
     by_number = LakePartitionField(name=BUCKET_COLUMN, source=BUCKET_COLUMN, transform="identity")
     if role is LakeRole.CHANGES:
         return (by_number,)
-    given = descriptor.partitioned_by
+    partitioned_by = descriptor.partitioned_by
     if role is LakeRole.BATCH:
         layout = descriptor.batch_layout()
-        given = () if layout is None else layout.partitioned_by
-    taken = {name.lower() for name in descriptor.schema.names}
+        partitioned_by = () if layout is None else layout.partitioned_by
+    reserved_names = {name.lower() for name in descriptor.schema.names}
     fields = [
         LakePartitionField(
-            name=_free_name(field.name, taken, is_identity=field.transform == "identity"),
+            name=_free_name(field.name, reserved_names, is_identity=field.transform == "identity"),
             source=field.column,
             transform=field.transform,
             parameter=field.parameter,
         )
-        for field in given
+        for field in partitioned_by
     ]
     key = descriptor.effective_bucket_key
     table = str(descriptor.path)
     if len(key) == 1 and is_bucketable(descriptor.schema.column(key[0], table=table).type):
         bucketing = LakePartitionField(
-            name=_free_name(f"{key[0]}_bucket", taken, is_identity=False),
+            name=_free_name(f"{key[0]}_bucket", reserved_names, is_identity=False),
             source=key[0],
             transform="bucket",
             parameter=descriptor.bucket_count,
         )
-        there = {(f.source, f.transform, f.parameter) for f in fields}
-        if (bucketing.source, bucketing.transform, bucketing.parameter) in there:
+        specs = {(f.source, f.transform, f.parameter) for f in fields}
+        if (bucketing.source, bucketing.transform, bucketing.parameter) in specs:
             return tuple(fields)
     else:
         bucketing = by_number
@@ -85,10 +86,10 @@ def lake_partitioning(
 
 
 def partition_names(table: TableInfo) -> dict[str, int | None]:
-    """Return the names of partition fields that lake tables of `table` have, or may have had.
+    """Return the names of all partition fields in present and past lake tables of `table`.
 
-    As `TableInfo.partition_names`. A partition spec stays in a lake table as long as files of it
-    do, and its fields keep their names when columns get others.
+    The form is the form of `TableInfo.partition_names`. A lake table keeps a partition spec as long
+    as the spec has files, and renamed columns do not rename partition fields.
     """
     names = dict(table.partition_names)
     ids = {column.name: column.id for column in table.schema.columns}
@@ -100,18 +101,18 @@ def partition_names(table: TableInfo) -> dict[str, int | None]:
     return names
 
 
-def check_column_names(before: TableInfo, changed: TableInfo) -> None:
-    """Raise `InvalidSchemaError` if a column gets a name that a partition field has or had.
+def check_column_names(current: TableInfo, changed: TableInfo) -> None:
+    """Raise `InvalidSchemaError` if a column gets the name of a present or past partition field.
 
-    Iceberg's own library opens no table with both, but for the identity of that very column
-    (`PartitionSpec.Builder.checkAndAddPartitionName`), whichever spec the field is of.
+    Iceberg's library refuses to open a table with both, unless the field is the identity of the
+    column (`PartitionSpec.Builder.checkAndAddPartitionName`); all specs of the table count.
     """
-    taken = partition_names(before)
-    known = {(column.id, column.name) for column in before.schema.columns}
+    reserved_names = partition_names(current)
+    current_columns = {(column.id, column.name) for column in current.schema.columns}
     for column in changed.schema.columns:
         name = column.name.lower()
-        is_new = (column.id, column.name) not in known
-        if is_new and name in taken and taken[name] != column.id:
+        is_new = (column.id, column.name) not in current_columns
+        if is_new and name in reserved_names and reserved_names[name] != column.id:
             raise InvalidSchemaError(
                 f"table '{changed.path}': no column can be called '{column.name}' any more, because"
                 " a partition field of its lake table has or had this name, and engines open no"
@@ -119,10 +120,10 @@ def check_column_names(before: TableInfo, changed: TableInfo) -> None:
             )
 
 
-def _free_name(wanted: str, taken: set[str], *, is_identity: bool) -> str:
-    """Return `wanted`, numbered if need be, and take it; identity keeps its column's name."""
-    name, number = wanted, 2
-    while not is_identity and name.lower() in taken:
-        name, number = f"{wanted}_{number}", number + 1
-    taken.add(name.lower())
-    return name
+def _free_name(name: str, reserved_names: set[str], *, is_identity: bool) -> str:
+    """Return `name`, numbered if reserved, and reserve the result; identity keeps `name`."""
+    free_name, number = name, 2
+    while not is_identity and free_name.lower() in reserved_names:
+        free_name, number = f"{name}_{number}", number + 1
+    reserved_names.add(free_name.lower())
+    return free_name

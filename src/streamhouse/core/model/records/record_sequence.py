@@ -1,9 +1,9 @@
-"""Sequences that count records, as Kafka's producers number their batches.
+"""Sequences that count records, as used by Kafka's producers.
 
-Such a producer says of each batch its epoch, the sequence of its first record and how many records
-it has. Sequences of an epoch begin at 0, and after 2^31 - 1 comes 0 again. All three are one
-unsigned 64-bit integer, so that a frame of the log has them where it has the sequence of any other
-writer; those count batches and stay below 2^63.
+A Kafka producer sends with each batch its epoch, the sequence of the first record and the number of
+records. Sequences of an epoch begin at 0, and wrap to 0 after 2^31 - 1. The three numbers are
+packed into one unsigned 64-bit integer, which fits the sequence field of a log frame. Sequences of
+all other writers count batches and stay below 2^63.
 
     63 one | 48 epoch, 15 bits | 17 sequence of the first record, 31 bits | 0 records, 17 bits
 """
@@ -23,34 +23,34 @@ __all__ = [
 ]
 
 RECORD_COUNTED: Final = 1 << 63
-"""Sequences from here on count records."""
+"""The lowest sequence that counts records."""
 EPOCH_MAX: Final = (1 << 15) - 1
 SEQUENCE_COUNT: Final = 1 << 31
-"""How many sequences there are before they begin again."""
+"""The number of sequences before the wrap to 0."""
 RECORDS_MAX: Final = (1 << 17) - 1
-"""Records of one batch."""
+"""The most records of one batch."""
 _BASE_AT: Final = 17
 _EPOCH_AT: Final = 48
 
 
 class Continuity(Enum):
-    """What the sequence of a batch that is new to a bucket must be.
+    """The sequence required for a batch that is new to a bucket.
 
-    A batch that is divided over several buckets, or of which some or all rows change nothing, is in
-    some of the buckets only. Its bucket cannot tell a batch that was skipped from one that is
-    still to come: whoever appends sees to the order then.
+    Some buckets never see a batch: the batch is divided over other buckets, or its rows change
+    nothing. The bucket cannot tell a skipped batch from a late batch, so the appending code keeps
+    the order.
     """
 
     EXACT = "exact"
-    """The one that follows the bucket's last."""
+    """The sequence after the bucket's last."""
     ORDERED = "ordered"
-    """Any: the batch comes after all others of its producer, or repeats one that is remembered."""
+    """Any: the batch follows all batches of its producer, or repeats a remembered batch."""
     UNKNOWN = "unknown"
-    """Any: it may also repeat one that is not remembered, since it left nothing in the bucket."""
+    """Any: the batch may also repeat a forgotten batch, which left nothing in the bucket."""
 
 
 class RecordSequence(NamedTuple):
-    """Where a batch is among the records of its producer."""
+    """The position of a batch among the records of its producer."""
 
     epoch: int
     base: int
@@ -62,15 +62,15 @@ class RecordSequence(NamedTuple):
         return (self.base + self.record_count) % SEQUENCE_COUNT
 
     def records_until(self, base: int) -> int:
-        """Return how many records on from its first one the sequence is `base`."""
+        """Return the number of records from the batch's first record to the sequence `base`."""
         return (base - self.base) % SEQUENCE_COUNT
 
-    def is_before(self, other: RecordSequence) -> bool:
-        """Whether the batch begins before another one of its epoch: sequences go round."""
-        return 0 < self.records_until(other.base) < SEQUENCE_COUNT // 2
+    def is_before(self, later: RecordSequence) -> bool:
+        """Whether the batch begins before `later`, of the same epoch, across the wrap."""
+        return 0 < self.records_until(later.base) < SEQUENCE_COUNT // 2
 
     def packed(self) -> int:
-        """Return the sequence of its frames."""
+        """Return the sequence for the frames of the batch."""
         assert 0 <= self.epoch <= EPOCH_MAX
         assert 0 <= self.base < SEQUENCE_COUNT
         assert 0 < self.record_count <= RECORDS_MAX
@@ -78,7 +78,7 @@ class RecordSequence(NamedTuple):
 
     @classmethod
     def unpacked(cls, sequence: int) -> RecordSequence:
-        """Return what a frame's sequence says; it must be one that counts records."""
+        """Unpack a frame's sequence, which must count records."""
         assert sequence >= RECORD_COUNTED
         epoch = sequence >> _EPOCH_AT & EPOCH_MAX
         return cls(epoch, sequence >> _BASE_AT & SEQUENCE_COUNT - 1, sequence & RECORDS_MAX)

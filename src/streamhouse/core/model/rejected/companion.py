@@ -1,7 +1,7 @@
-"""The table that has the rejected rows of another: its name, its columns, a row of it.
+"""The table with the rejected rows of another table: its name, its columns, and its rows.
 
-It is a primary key table, `t__rejected` for `t`, which is also called `t$rejected`. What it has is
-what is left to do: a row that is tried again and fits is deleted here as it is written there.
+A companion is a primary key table, `t__rejected` for `t`, also called `t$rejected`. Its rows are
+the open work: a successful retry deletes the row here and writes the row into `t` together.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ __all__ = [
 ]
 
 ROW_TEXT_MAX: Final = 1 << 20
-"""Characters kept of a row; one that has more is cut, and cannot be tried again."""
+"""The most characters stored of a row; a longer row is cut, and cannot be retried."""
 _REASON_TEXT_MAX: Final = 1_000
-# Of a table that is in no lake: nobody but the log has what was rejected.
+# Without a lake, only the log has the rejected rows.
 _KEPT: Final = {"table.log.ttl": "3650d"}
 _LAKE: Final = "table.datalake.enabled"
 
@@ -58,16 +58,16 @@ REJECTED: Final = pa.schema(
         pa.field("is_whole", pa.bool_(), nullable=False),
     ]
 )
-"""The columns of such a table; `row` is JSON."""
+"""The columns of a companion; `row` is JSON."""
 
 
 def is_rejecting(path: TablePath) -> bool:
-    """Whether a table has, by its name, the rejected rows of another."""
+    """Whether a table is, by its name, a companion with rejected rows."""
     return path.table.endswith(REJECTED_SUFFIX)
 
 
 def rejected_path(path: TablePath) -> TablePath:
-    """Return the table that has the rejected rows of `path`."""
+    """Return the path of the companion of `path`."""
     if is_rejecting(path):
         raise UnsupportedError(
             f"table '{path}' has the rejected rows of another table, and none of its own"
@@ -76,12 +76,12 @@ def rejected_path(path: TablePath) -> TablePath:
 
 
 def companion_of(path: TablePath) -> TablePath | None:
-    """Return the table that has the rejected rows of `path`; None: it has those of another."""
+    """Return the path of the companion of `path`; None if `path` is a companion."""
     return None if is_rejecting(path) else rejected_path(path)
 
 
 def table_of(companion: TablePath) -> TablePath | None:
-    """Return the table whose rejected rows `companion` has, by its name; None: it has none."""
+    """Return the table of a companion, by its name; None if `companion` is not a companion."""
     if not is_rejecting(companion):
         return None
     return TablePath(companion.database, companion.table.removesuffix(REJECTED_SUFFIX))
@@ -90,14 +90,14 @@ def table_of(companion: TablePath) -> TablePath | None:
 def in_opening_order(tables: Iterable[TableInfo]) -> list[TableInfo]:
     """Return tables in the order in which a start opens them.
 
-    A commit that was interrupted goes on when its table is opened. The table of its rejected rows,
-    which it may commit to, is open by then.
+    Opening a table continues its interrupted commits. The companion must be open first, because a
+    commit may write to the companion.
     """
     return sorted(tables, key=lambda info: not is_rejecting(info.path))
 
 
 def companion_descriptor(info: TableInfo) -> TableDescriptor:
-    """Return what the table of the rejected rows of `info` is made of; it is tiered if that is."""
+    """Return the descriptor of the companion of `info`; the companion is tiered if `info` is."""
     lake = info.descriptor.properties.get(_LAKE)
     return TableDescriptor(
         path=rejected_path(info.path),
@@ -108,11 +108,11 @@ def companion_descriptor(info: TableInfo) -> TableDescriptor:
 
 
 def check_companion(info: TableInfo) -> None:
-    """Raise `InvalidRequestError` if a table with such a name is another one."""
+    """Raise `InvalidRequestError` if the table with the name of a companion is not a companion."""
     has = {column.name: column.type for column in info.schema.columns}
-    wanted = {field.name: field.type for field in REJECTED}
+    types = {field.name: field.type for field in REJECTED}
     is_keyed = info.descriptor.primary_key == (ID_COLUMN,)
-    if not is_keyed or any(has.get(name) != t for name, t in wanted.items()):
+    if not is_keyed or any(has.get(name) != t for name, t in types.items()):
         raise InvalidRequestError(
             f"table '{info.path}' is in the way: rejected rows are kept under this name, and its"
             " columns are others; drop it, or write without on.error = reject"
@@ -127,7 +127,7 @@ def rejected_rows(
     first_row: int,
     now_us: int,
 ) -> pa.RecordBatch:
-    """Return rows as the table of rejected rows has them; `first_row` is the number of row 0."""
+    """Return bad rows as rows of a companion; `first_row` is the number of row 0."""
     batch_id = secrets.token_hex(8)
     texts = [_text_of(row) for row in bad]
     columns = [
@@ -149,7 +149,7 @@ def rejected_rows(
 
 
 def _text_of(row: BadRow) -> str:
-    """Return a row as JSON that can be stored: half a surrogate pair is no text."""
+    """Return a row as JSON for storage; half of a surrogate pair is escaped."""
     values = row_of(row.values)
     text = json.dumps(values, ensure_ascii=False)
     try:

@@ -1,7 +1,7 @@
-"""What is to be written divided into rows that fit a table and rows that do not.
+"""Rows of a write divided into rows which fit a table and rows which do not.
 
-Rows come as record batches, or as Python's or JSON's values: a column of plain ones becomes an
-array in one step, and only what is not plain is read value by value.
+Rows come as record batches, or as Python or JSON values. A column of plain values becomes an array
+in one step; only a column with other values is read value by value.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["Arranged", "Divided", "arranged", "divide", "divide_arranged", "divi
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """Batches of rows that fit, as the table has them, and those that do not.
+    """Batches of fitting rows with the table's schema, and the bad rows.
 
-    Of these, batch by batch: the number of the batch's first row, and its bad rows. `schema_id` is
-    the version of the table's schema that rows were divided by; None: their columns say it.
+    `bad` has pairs of the number of a batch's first row and the bad rows of the batch. `schema_id`
+    is the schema version used for the division; None: the columns determine the version.
     """
 
     good: Sequence[pa.RecordBatch]
@@ -36,12 +36,12 @@ class Divided:
 
     @property
     def good_count(self) -> int:
-        """How many rows fit."""
+        """The number of fitting rows."""
         return sum(batch.num_rows for batch in self.good)
 
     @property
     def bad_count(self) -> int:
-        """How many rows do not."""
+        """The number of bad rows."""
         return sum(len(rows) for _, rows in self.bad)
 
 
@@ -52,13 +52,13 @@ def divide(
     *,
     is_delete: bool = False,
 ) -> Divided:
-    """Divide batches that have one schema; raises for columns that no row of the table could have.
+    """Divide batches of one schema; raises for columns which no row of the table can have.
 
-    Neither dictionaries nor views are among the columns.
+    The columns must not be dictionaries or views.
     """
     has_changes = table.is_primary_key_table and CHANGE_TYPE_COLUMN in schema.names
-    own = [field for field in schema if not (has_changes and field.name == CHANGE_TYPE_COLUMN)]
-    check_schema(castable(pa.schema(own), table), table.schema, table=str(table.path))
+    fields = [field for field in schema if not (has_changes and field.name == CHANGE_TYPE_COLUMN)]
+    check_schema(castable(pa.schema(fields), table), table.schema, table=str(table.path))
     splitter = RowSplitter(table, is_delete=is_delete)
     good: list[pa.RecordBatch] = []
     bad: list[tuple[int, Sequence[BadRow]]] = []
@@ -75,10 +75,10 @@ def divide(
 
 @dataclass(frozen=True, slots=True)
 class Arranged:
-    """Rows as columns of the wanted types, before it is seen whether they fit a table.
+    """Rows as columns of the requested types, before the check against a table.
 
-    `bad` has those with a value that is none of its column, or with a column that is not wanted,
-    by their positions: the column, and the reason.
+    `bad` maps the position of a row to a column and a reason: a value does not have the column's
+    type, or the row has an unknown column.
     """
 
     rows: pa.RecordBatch
@@ -92,7 +92,7 @@ def arranged(
     whose: str = "the table",
     defaults: Mapping[str, str] | None = None,
 ) -> Arranged:
-    """Return rows as columns `types`; one that a row does not name is its default, else null."""
+    """Return rows as columns `types`; a column missing from a row has its default, else null."""
     bad: dict[int, tuple[str | None, str]] = {}
     for at, row in enumerate(rows):
         if not row.keys() <= types.keys():
@@ -114,32 +114,29 @@ def divide_rows(
     whose: str = "the table",
     given: Callable[[int], Mapping[str, Any]] | None = None,
 ) -> Divided:
-    """Divide rows, which are one batch then.
+    """Divide rows, as one batch.
 
-    A column that a row does not name is null in it. Rows of a table with a primary key may say with
-    `__change_type` what they change. `whose` the columns are is said of one that is not there.
-    `given` is asked what a bad row had; without it that is as in `rows`.
+    A column missing from a row is null. Rows of a table with a primary key may have the kind of
+    change in `__change_type`. `whose` names the owner of the columns in the error for an unknown
+    column. `given` returns the original values of a bad row, by default from `rows`.
     """
     types = {column.name: column.type for column in table.schema.columns}
     if table.is_primary_key_table and any(CHANGE_TYPE_COLUMN in row for row in rows):
         types[CHANGE_TYPE_COLUMN] = pa.string()
-    found = arranged(types, rows, whose=whose, defaults={CHANGE_TYPE_COLUMN: "+U"})
-    return divide_arranged(table, found, given or rows.__getitem__)
+    columns = arranged(types, rows, whose=whose, defaults={CHANGE_TYPE_COLUMN: "+U"})
+    return divide_arranged(table, columns, given or rows.__getitem__)
 
 
 def divide_arranged(
     table: TableInfo, found: Arranged, given: Callable[[int], Mapping[str, Any]]
 ) -> Divided:
-    """Divide rows that are arranged already; `given` is asked what a bad one had.
-
-    They are one batch.
-    """
+    """Divide arranged rows, as one batch; `given` returns the original values of a bad row."""
     batch, bad = found.rows, dict(found.bad)
-    kept = [at for at in range(batch.num_rows) if at not in bad]
+    positions = [at for at in range(batch.num_rows) if at not in bad]
     if bad:
-        batch = batch.take(pa.array(kept, pa.int64()))
+        batch = batch.take(pa.array(positions, pa.int64()))
     fit, misfits = RowSplitter(table).split(batch)
-    bad |= {kept[misfit.position]: (misfit.column, misfit.reason) for misfit in misfits}
+    bad |= {positions[misfit.position]: (misfit.column, misfit.reason) for misfit in misfits}
     misfitting = [
         BadRow(position=at, column=why[0], reason=why[1], values=dict(given(at)))
         for at, why in sorted(bad.items())
@@ -148,12 +145,12 @@ def divide_arranged(
 
 
 def _column(values: Sequence[Any], t: pa.DataType) -> tuple[pa.Array, Mapping[int, str]]:
-    """Return what `column_of` does, in one step if the values are plainly of the type."""
+    """Return the result of `column_of`, in one step if all values are plainly of the type."""
     if set(map(type, values)) <= _plain_types(t):
         try:
             return pa.array(values, t), {}
         except (pa.ArrowException, ValueError, OverflowError):
-            # Which of them is too large, or no text, is seen one by one.
+            # Reading one by one finds the value that is too large or not a text.
             pass
     return column_of(values, t)
 

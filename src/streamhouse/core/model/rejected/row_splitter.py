@@ -1,8 +1,8 @@
-"""Rows divided into those that fit a table and those that do not, each with its reason.
+"""Rows divided into rows which fit a table and rows which do not, each with a reason.
 
-A whole batch is cast and checked by Arrow's kernels, with the same checks that refuse it elsewhere.
-Only where one of them refuses is the batch halved until each part fits or is one row: what fits
-costs one pass, and each bad row a few small ones.
+Arrow's kernels cast and check a whole batch, with the same checks as a write without division. A
+refused batch is halved until each part fits or is one row. Good rows thus cost one pass, and each
+bad row a few small ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Cast = Callable[[pa.Array, pa.DataType], pa.Array]
 
 KEY_BYTES_MAX: Final = 16 << 10
 ROW_BYTES_MAX: Final = 8 << 20
-"""Longest key, and row, of a primary key table: the service's limits, which refuse the rest."""
+"""The most bytes of a key, and of a row, of a primary key table: the service's limits."""
 LOG_ROW_BYTES_MAX: Final = 31 << 20
 _OWN_WORDS: Final = re.compile(r"^table '[^']*'[:,] |, but row \d+ is$| of row \d+(?= )")
 _COLUMN: Final = re.compile(r"column '([^']*)'")
@@ -45,7 +45,7 @@ _COLUMN: Final = re.compile(r"column '([^']*)'")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRow:
-    """A row that does not fit: where it was in the batch, why, and what it has."""
+    """A row which does not fit: its position in the batch, the reason, and its values."""
 
     position: int
     column: str | None
@@ -53,45 +53,45 @@ class BadRow:
     values: Mapping[str, Any]
 
 
-def castable(given: pa.Schema, table: TableInfo) -> pa.Schema:
-    """Return `given` with the table's types where values may be tried one by one.
+def castable(schema: pa.Schema, table: TableInfo) -> pa.Schema:
+    """Return `given` with the table's types where values may be cast one by one.
 
-    A text may be any number, date or timestamp, and a number a narrower one.
+    A text may hold any number, date or timestamp; a number may fit a narrower type.
     """
-    wanted = table.schema.to_arrow()
+    table_schema = table.schema.to_arrow()
     fields = []
-    for field in given:
-        position = wanted.get_field_index(field.name)
-        t = field.type if position < 0 else wanted.field(position).type
+    for field in schema:
+        position = table_schema.get_field_index(field.name)
+        t = field.type if position < 0 else table_schema.field(position).type
         fields.append(field.with_type(t) if _may_be_tried(field.type, t) else field)
     return pa.schema(fields)
 
 
-def _may_be_tried(given: pa.DataType, wanted: pa.DataType) -> bool:
-    if pa.types.is_nested(wanted) or pa.types.is_nested(given) or given == wanted:
+def _may_be_tried(source: pa.DataType, target: pa.DataType) -> bool:
+    if pa.types.is_nested(target) or pa.types.is_nested(source) or source == target:
         return False
-    is_text = pa.types.is_string(given) or pa.types.is_large_string(given)
+    is_text = pa.types.is_string(source) or pa.types.is_large_string(source)
     if is_text:
-        return not pa.types.is_binary(wanted)
-    return _is_number(given) and _is_number(wanted)
+        return not pa.types.is_binary(target)
+    return _is_number(source) and _is_number(target)
 
 
 def _is_number(t: pa.DataType) -> bool:
     if pa.types.is_decimal(t):
-        # Of others Arrow reads beyond its tables, as `model.values.decimals` says.
+        # Arrow reads beyond its tables for other scales; see `model.values.decimals`.
         return bool(0 <= t.scale <= t.precision)
     return bool(pa.types.is_integer(t) or pa.types.is_floating(t))
 
 
 class RowSplitter:
-    """Divides batches of rows of one table. Columns are the table's, checked before by `castable`.
+    """Divides batches of rows of one table. `castable` has checked the columns before.
 
     Args:
-        table: where the rows are to go.
+        table: the table of the write.
         is_delete: whether rows are keys to delete.
-        cast: makes values those of another type; raises `SchemaMismatchError` or `ArrowInvalid`
-            if one of them is none.
-        cast_key: does so for columns of the primary key; default: `cast`.
+        cast: casts values to a type; raises `SchemaMismatchError` or `ArrowInvalid` if a value does
+            not fit.
+        cast_key: casts values of primary key columns; default: `cast`.
     """
 
     def __init__(
@@ -114,26 +114,26 @@ class RowSplitter:
         self._row_bytes_max = ROW_BYTES_MAX if self._key else LOG_ROW_BYTES_MAX
 
     def split(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Sequence[BadRow]]:
-        """Return the rows that fit, with the table's types, and those that do not."""
+        """Return the rows which fit, with the table's types, and the rows which do not."""
         cast, bad = self._cast(rows)
         self._find_nulls(cast, bad)
-        left, good = np.arange(rows.num_rows), cast
+        positions, good = np.arange(rows.num_rows), cast
         if bad:
-            left = np.setdiff1d(left, np.fromiter(bad, np.int64, len(bad)))
-            good = cast.take(pa.array(left))
+            positions = np.setdiff1d(positions, np.fromiter(bad, np.int64, len(bad)))
+            good = cast.take(pa.array(positions))
         for position, message in _refused(good, self._check):
             column = _COLUMN.search(message)
-            bad[int(left[position])] = (column and column[1], _OWN_WORDS.sub("", message))
+            bad[int(positions[position])] = (column and column[1], _OWN_WORDS.sub("", message))
         if not bad:
             return cast, ()
-        left = np.setdiff1d(left, np.fromiter(bad, np.int64, len(bad)))
-        return cast.take(pa.array(left)), [
+        positions = np.setdiff1d(positions, np.fromiter(bad, np.int64, len(bad)))
+        return cast.take(pa.array(positions)), [
             BadRow(position=at, column=why[0], reason=why[1], values=_values(rows, at))
             for at, why in sorted(bad.items())
         ]
 
     def _cast(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, _Bad]:
-        """Cast each column; what cannot be is null in the result, and says why."""
+        """Cast each column; a value without a cast becomes null, with a reason."""
         bad: _Bad = {}
         if rows.schema.equals(self._wanted):
             return rows, bad
@@ -162,11 +162,11 @@ class RowSplitter:
             if name not in self._key:
                 nulls = nulls & ~self._deletes(rows)
             for at in np.flatnonzero(nulls):
-                what = "the key" if name in self._key else "the column"
-                bad.setdefault(int(at), (name, f"null, and {what} '{name}' must not be null"))
+                kind = "the key" if name in self._key else "the column"
+                bad.setdefault(int(at), (name, f"null, and {kind} '{name}' must not be null"))
 
     def _deletes(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Return which rows are deletes, as far as their change types can be read."""
+        """Return which rows are deletes, as far as the change types are readable."""
         everything = np.ones(rows.num_rows, dtype=np.bool_)
         if self._is_delete:
             return everything
@@ -183,17 +183,21 @@ class RowSplitter:
 
     def _check(self, rows: pa.RecordBatch) -> None:
         """Raise for rows that the service would refuse."""
-        kept = rows
+        upserts = rows
         has_types = CHANGE_TYPE_COLUMN in rows.schema.names
         if has_types:
             operations_of(rows.column(CHANGE_TYPE_COLUMN), table=self._name)
         if has_types or self._is_delete:
             deletes = self._deletes(rows)
-            kept = rows.filter(pa.array(~deletes)) if deletes.any() else rows
-        if self._strict and kept.num_rows and set(self._wanted.names) <= set(kept.schema.names):
-            # Of required columns no nulls are left: this looks into nested ones.
-            check_nulls(kept.select(self._wanted.names), self._table.schema, table=self._name)
-        self._limits.check(kept, table=self._name)
+            upserts = rows.filter(pa.array(~deletes)) if deletes.any() else rows
+        if (
+            self._strict
+            and upserts.num_rows
+            and set(self._wanted.names) <= set(upserts.schema.names)
+        ):
+            # Required columns have no nulls by now: this check looks into nested columns.
+            check_nulls(upserts.select(self._wanted.names), self._table.schema, table=self._name)
+        self._limits.check(upserts, table=self._name)
         byte_count = rows.nbytes
         if byte_count > self._row_bytes_max and rows.num_rows == 1:
             raise SchemaMismatchError(
@@ -215,7 +219,7 @@ _Bad = dict[int, tuple[str | None, str]]
 def _refused(
     rows: pa.RecordBatch, check: Callable[[pa.RecordBatch], None]
 ) -> Iterator[tuple[int, str]]:
-    """Yield the rows that `check` refuses, with its message."""
+    """Yield the rows refused by `check`, with its message."""
     waiting = [(0, rows)]
     while waiting:
         first, part = waiting.pop()
@@ -235,30 +239,30 @@ def _refused(
 def _cast_array(
     array: pa.Array, t: pa.DataType, cast: Cast
 ) -> tuple[pa.Array, Sequence[tuple[int, str]]]:
-    """Return an array of type `t`, and which values are none of it: they are null there."""
+    """Return an array of type `t`, with null for a value without a cast, and the failures."""
     if array.type == t:
         return array, ()
-    done: list[pa.Array] = []
+    parts: list[pa.Array] = []
     wrong: list[tuple[int, str]] = []
     waiting = [(0, array)]
     while waiting:
         first, part = waiting.pop()
         try:
-            done.append(cast(part, t))
+            parts.append(cast(part, t))
         except (pa.ArrowInvalid, SchemaMismatchError):
             if len(part) == 1:
-                done.append(pa.nulls(1, t))
+                parts.append(pa.nulls(1, t))
                 shown = str(python_value(part[0]))[:100]
                 wrong.append((first, f"{shown!r} is no {t}, or is outside of its range"))
                 continue
             half = len(part) // 2
             waiting.append((first + half, part.slice(half)))
             waiting.append((first, part.slice(0, half)))
-    return (done[0] if len(done) == 1 else pa.concat_arrays(done)), wrong
+    return (parts[0] if len(parts) == 1 else pa.concat_arrays(parts)), wrong
 
 
 def cast_values(array: pa.Array, t: pa.DataType) -> pa.Array:
-    """Return values of type `t`, texts as numbers, dates and timestamps if need be."""
+    """Return values of type `t`; texts may become numbers, dates and timestamps."""
     is_text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
     if not is_text or pa.types.is_string(t):
         return array.cast(t)
@@ -279,14 +283,14 @@ def cast_values(array: pa.Array, t: pa.DataType) -> pa.Array:
 
 
 def _without_hexadecimals(texts: pa.Array) -> pa.Array:
-    """Return texts of which none is a `0x1f`, for which Arrow has a number."""
+    """Return the texts; raises for a hexadecimal `0x1f`, which Arrow would accept as a number."""
     if pc.any(pc.match_substring(texts, "x", ignore_case=True)).as_py():
         raise SchemaMismatchError("a text is no number")
     return texts
 
 
 def _without_overflow(texts: pa.Array, numbers: pa.Array) -> pa.Array:
-    """Return numbers of which none is infinite where its text writes a finite one."""
+    """Return the numbers; raises if one is infinite and its text writes a finite number."""
     infinite = texts.filter(pc.is_inf(numbers))
     if len(infinite) and pc.any(pc.match_substring_regex(infinite, "[0-9]")).as_py():
         raise SchemaMismatchError("a number is too large")

@@ -1,12 +1,12 @@
-"""Decimals from outside, judged before Arrow sees them.
+"""Decimals from outside, checked before Arrow sees them.
 
-Arrow looks its powers of ten up in tables of its own. Of a decimal, or of a text that it casts to
-one, whose exponent is far from the scale of the column, it reads beyond them: the number becomes
-another one, as 1e-77 became 0.00, or the process ends, as that of 1e-100000000 did. So whatever has
-an exponent, or more digits than any type, is read here, and refused unless it is exactly a value of
-the type. What Arrow gets of it has the scale of its column, and no exponent.
+Arrow looks up powers of ten in fixed tables. For a decimal or text whose exponent is far from the
+column's scale, Arrow reads beyond the tables: the number becomes another number, as 1e-77 became
+0.00, or the process ends, as with 1e-100000000. This module therefore reads every number with an
+exponent, or with more digits than any type, and refuses a number unless the type holds its exact
+value. Arrow only receives numbers with the column's scale and without an exponent.
 
-The same goes for numbers that become integers: 1e100000000 is a hundred million digits.
+Numbers for integer columns are checked the same way: 1e100000000 is a hundred million digits.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from streamhouse.core.errors import SchemaMismatchError
 __all__ = ["NUMBER", "as_decimal", "as_integer", "castable_texts", "decimal_of_text", "is_near"]
 
 NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-"""What a text writes that is one number."""
+"""The text of one number."""
 _DIGITS_MAX: Final = 40
-"""More than any type of a column has."""
+"""More digits than any column type has."""
 _SCALE_MAX: Final = 38
 _EXACT: Final = Context(
     prec=_DIGITS_MAX, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[Inexact, InvalidOperation]
@@ -35,7 +35,7 @@ _EXACT: Final = Context(
 def as_decimal(value: int | Decimal, t: pa.DataType) -> Decimal:
     """Return a number with the scale of the decimal type `t`.
 
-    Raises ValueError or ArithmeticError if it is none of its values.
+    Raises ValueError or ArithmeticError if `t` does not hold the number.
     """
     number = Decimal(value)
     if not number.is_finite():
@@ -48,12 +48,12 @@ def as_decimal(value: int | Decimal, t: pa.DataType) -> Decimal:
 
 
 def is_near(number: Decimal) -> bool:
-    """Whether Arrow makes a number what it is, or refuses it: its exponent is in Arrow's tables."""
+    """Whether Arrow reads the number exactly or refuses: the exponent is in Arrow's tables."""
     return number.is_finite() and int(number.as_tuple().exponent) >= -_SCALE_MAX
 
 
 def as_integer(number: Decimal) -> int:
-    """Return a number without a fraction; raises ValueError if it has one, or is of no type."""
+    """Return a number without a fraction; raises ValueError for a fraction, or too many digits."""
     if not number:
         return 0
     if number.adjusted() >= _DIGITS_MAX or number != number.to_integral_value():
@@ -62,7 +62,7 @@ def as_integer(number: Decimal) -> int:
 
 
 def decimal_of_text(text: str, t: pa.DataType) -> Decimal:
-    """Return what `as_decimal` does of the number that a text writes, blanks around it."""
+    """Return the number of a text, with blanks around it allowed, like `as_decimal`."""
     text = text.strip()
     if NUMBER.fullmatch(text) is None:
         raise ValueError("it is no number")
@@ -72,8 +72,8 @@ def decimal_of_text(text: str, t: pa.DataType) -> Decimal:
 def castable_texts(texts: pa.Array, t: pa.DataType) -> pa.Array:
     """Return texts that Arrow may cast to the decimal type `t`, with the same numbers as `texts`.
 
-    Those with an exponent are written without it, and long ones anew. Raises `SchemaMismatchError`
-    if one of these is no value of `t`.
+    A number with an exponent is written without its exponent, and a long number is written anew.
+    Raises `SchemaMismatchError` if `t` does not hold such a number.
     """
     is_odd = pc.greater(pc.binary_length(texts), _SCALE_MAX)
     for letter in "eE":

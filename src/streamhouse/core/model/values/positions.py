@@ -1,9 +1,9 @@
-"""What users write for positions: `earliest`, `latest`, times, an offset for each bucket.
+"""Positions as written by users: `earliest`, `latest`, times, or an offset for each bucket.
 
-Offsets are a dict, whose buckets may be texts as JSON has them, or its JSON text. Options of reads
-and starts of subscriptions are read here, so that they take the same. They may say whose they are:
-`{"table_id": 7, "offsets": {"0": 12}}`, or a dict of offsets that know their table. Plain numbers
-are offsets of the table that has the name when they are read.
+Offsets are a dict, with buckets as numbers or texts, or the dict as JSON text. This module reads
+both the options of reads and the starts of subscriptions, so both accept the same values. Offsets
+may name their table: `{"table_id": 7, "offsets": {"0": 12}}`, or a dict of `Offset`. Plain numbers
+are offsets of the current table with the name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 EARLIEST: Final = -2
-"""In a mapping of offsets: the oldest row there is. The number is Kafka's."""
+"""In a mapping of offsets: the oldest row of the bucket. The number is Kafka's."""
 
 LATEST: Final = -1
 """In a mapping of offsets: the end at the time of planning."""
@@ -50,9 +50,9 @@ Kind = Literal["full", "earliest", "latest", "timestamp", "offsets"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartingPosition:
-    """Where a read starts; `offsets` may hold `EARLIEST` and `LATEST` and lack buckets.
+    """The start of a read; `offsets` may hold `EARLIEST` and `LATEST` and lack buckets.
 
-    They know their table if that was said.
+    The offsets have the id of their table if the user named the table.
     """
 
     kind: Kind
@@ -63,7 +63,7 @@ class StartingPosition:
 def parse_starting_offsets(
     value: object, *, name: str, zone: str = "UTC", words: str = "full, earliest, latest"
 ) -> StartingPosition:
-    """Read where a read starts; a time without a zone is in `zone`. A refusal lists `words`."""
+    """Read the start of a read; a time without a zone is in `zone`. An error lists `words`."""
     value = from_json_text(value, name=name)
     if isinstance(value, Mapping):
         return StartingPosition(kind="offsets", offsets=_offsets(value, name=name))
@@ -85,7 +85,7 @@ def parse_starting_offsets(
 
 
 def parse_ending_offsets(text: str, *, name: str) -> dict[int, int]:
-    """Read option `endingOffsets`; buckets that are absent end at the latest offset."""
+    """Read option `endingOffsets`; a missing bucket ends at the latest offset."""
     if text.strip().lower() == "latest":
         return {}
     value = from_json_text(text, name=name)
@@ -101,18 +101,18 @@ def parse_ending_offsets(text: str, *, name: str) -> dict[int, int]:
 
 
 def from_json_text(value: object, *, name: str) -> object:
-    """Return what a text says that is a JSON object; any other value as it is."""
+    """Return the value of a text with a JSON object; any other value unchanged."""
     if not isinstance(value, str) or not value.strip().startswith("{"):
         return value
 
     def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        # Python would take the last one: rows would be left out, or read again.
-        found: dict[str, Any] = {}
-        for key, said in pairs:
-            if key in found:
+        # Python would use the last value: rows would be skipped, or read twice.
+        members: dict[str, Any] = {}
+        for key, member in pairs:
+            if key in members:
                 raise InvalidRequestError(f"{name} = '{value[:200]}' names '{key[:80]}' twice")
-            found[key] = said
-        return found
+            members[key] = member
+        return members
 
     try:
         return json.loads(value, object_pairs_hook=each_once)
@@ -124,10 +124,10 @@ def from_json_text(value: object, *, name: str) -> object:
 
 
 def parse_timestamp_us(text: str, *, name: str, zone: str = "UTC") -> int:
-    """Read ISO-8601, in `zone` unless it names one, or a number, as microseconds since 1970.
+    """Read ISO-8601, in `zone` without a zone in the text, or a number, as microseconds since 1970.
 
-    A number of 11 to 13 digits is milliseconds, one of 14 to 16 microseconds: both name the years
-    1970 to 2286. Fewer digits are seconds and more are nanoseconds; neither is guessed.
+    A number of 11 to 13 digits is milliseconds, of 14 to 16 digits microseconds: both cover the
+    years 1970 to 2286. Fewer digits (seconds) and more digits (nanoseconds) are refused.
     """
     text = text.strip()
     if re.fullmatch(r"[+-]?[0-9]+", text):
@@ -170,26 +170,26 @@ def _of_number(text: str, *, name: str) -> int:
 def _offsets(value: Mapping[Any, Any], *, name: str) -> dict[int, int]:
     table_id = table_of_offsets(value.values(), what=name)
     if value.keys() == {_TABLE_ID, _OFFSETS}:
-        table_id = _whole(value[_TABLE_ID], what=f"{name}: table_id is a whole number")
+        table_id = _whole(value[_TABLE_ID], rule=f"{name}: table_id is a whole number")
         value = value[_OFFSETS]
         if not isinstance(value, Mapping):
             raise InvalidRequestError(f"{name}: offsets are bucket -> offset, not {value!r:.80}")
-    found: dict[int, int] = {}
+    offsets: dict[int, int] = {}
     for bucket, offset in value.items():
         number = int(bucket) if isinstance(bucket, str) and _BUCKET.fullmatch(bucket) else bucket
-        at = _whole(number, what=f"{name}: a bucket is a whole number from 0 on")
-        if at in found:
+        at = _whole(number, rule=f"{name}: a bucket is a whole number from 0 on")
+        if at in offsets:
             raise InvalidRequestError(f"{name} names bucket {at} twice, also as {bucket!r:.80}")
         if isinstance(offset, str):
             offset = _NAMED.get(offset.lower(), offset)
-        what = f"{name}: the offset of bucket {at} is a whole number, 'earliest' or 'latest'"
-        number = _whole(offset, what=what, least=EARLIEST)
-        found[at] = number if table_id is None or number < 0 else Offset(number, table_id)
-    return found
+        rule = f"{name}: the offset of bucket {at} is a whole number, 'earliest' or 'latest'"
+        number = _whole(offset, rule=rule, least=EARLIEST)
+        offsets[at] = number if table_id is None or number < 0 else Offset(number, table_id)
+    return offsets
 
 
-def _whole(value: Any, *, what: str, least: int = 0) -> int:
+def _whole(value: Any, *, rule: str, least: int = 0) -> int:
     number = whole_number(value, least=least)
     if number is None:
-        raise InvalidRequestError(f"{what}, not {value!r:.80}")
+        raise InvalidRequestError(f"{rule}, not {value!r:.80}")
     return number

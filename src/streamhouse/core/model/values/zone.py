@@ -1,15 +1,15 @@
-"""Time zones as Spark names them, and the moments of their wall clocks as Java computes them.
+"""Time zones as named by Spark, and the moments of their wall clocks as computed by Java.
 
-A wall clock time that a zone skips (a gap) is moved forward by the length of the gap; one that it
-has twice (an overlap) is the first of the two. A date begins at its first moment: midnight, or the
-end of the gap that has midnight in it. The rules are the machine's zone database, by `zoneinfo`.
+A wall clock time inside a gap moves forward by the length of the gap; a wall clock time inside an
+overlap means the first of its two moments. A date begins at its first moment: midnight, or the end
+of a gap around midnight. `zoneinfo` reads the rules from the machine's zone database.
 
-Java has a zone database of its own, and a hundred zones have other clocks there before 1985. Where
-Spark's driver is, it asks Java, and hands over what is different as part of the zone's text
-(`ZoneText`). Where nobody could ask, a time of those years is refused by `spark_zone`.
+Java has a separate zone database, and a hundred zones have different clocks there before 1985.
+Spark's driver asks Java and hands over the differences as part of the zone's text (`ZoneText`).
+Without a driver, `spark_zone` refuses a time of these years.
 
-Moments and wall clock times are microseconds since 1970-01-01T00:00:00, of any year: Python's dates
-end at the year 9999, but the calendar and with it the rules repeat every 400 years.
+Moments and wall clock times are microseconds since 1970-01-01T00:00:00, of any year. Python's dates
+end at the year 9999, but the calendar and its rules repeat every 400 years.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _HOUR_US: Final = 3_600_000_000
 _AGREED_SINCE_US: Final = days_of(1985, 1, 1) * DAY_US
 _OFFSET_HOURS_MAX: Final = 18
 _CYCLE_DAYS: Final = 146_097
-# What lies outside of these days is looked up in another cycle of 400 years; before the first one
-# no zone has a rule, so there its first offset holds.
+# Later days are looked up in another cycle of 400 years. Before the first day no zone has a rule,
+# so the first offset of the zone holds.
 _FIRST_DAY: Final = days_of(2, 1, 1)
 _LAST_DAY: Final = days_of(9998, 1, 1)
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC).replace(tzinfo=None)
@@ -60,7 +60,7 @@ _SHORT_IDS: Final = {
 
 
 class Transition(NamedTuple):
-    """A moment at which a zone's clocks are changed, and what they are ahead of UTC around it."""
+    """A change of a zone's clocks: the moment, and the offsets from UTC before and after."""
 
     moment_us: int
     before_us: int
@@ -68,17 +68,16 @@ class Transition(NamedTuple):
 
     @property
     def wall_end_us(self) -> int:
-        """The wall clock time up to which the offset before the change is meant."""
+        """The wall clock time up to which the offset before the change applies."""
         return self.moment_us + max(self.before_us, self.after_us)
 
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """A time zone; one with a fixed offset has it, any other is a region of the database.
+    """A time zone: a fixed offset, or a region of the database.
 
-    `transitions` are Java's, from the first one to the last before which the database has other
-    clocks. Times outside of `known_since_us` and `known_until_us` are refused: what Spark makes of
-    them nobody knows.
+    `transitions` are Java's, up to the last transition before which the two databases differ. Times
+    outside of `known_since_us` and `known_until_us` are refused, because Spark's result is unknown.
     """
 
     id: str
@@ -89,11 +88,11 @@ class Zone:
 
     @property
     def is_utc(self) -> bool:
-        """Whether its wall clocks show the moment itself."""
+        """Whether the zone's wall clocks always show UTC."""
         return self.fixed_us == 0
 
     def offset_at(self, moment: int) -> int:
-        """Return what the wall clock is ahead of UTC at a moment."""
+        """Return the offset of the wall clock from UTC at a moment."""
         if self.fixed_us is not None:
             return self.fixed_us
         self._check_known(moment)
@@ -103,7 +102,7 @@ class Zone:
         return _microseconds(region.fromutc(_known(moment).replace(tzinfo=region)).utcoffset())
 
     def offset_of_wall(self, wall: int) -> int:
-        """Return the offset by which a wall clock time is read: that before a gap or overlap."""
+        """Return the offset for a wall clock time: before a gap or overlap, the earlier offset."""
         if self.fixed_us is not None:
             return self.fixed_us
         self._check_known(wall)
@@ -128,12 +127,12 @@ class Zone:
         return wall - self.offset_of_wall(wall)
 
     def midnight(self, day: int) -> int:
-        """Return the first moment of a day, which is counted from 1970-01-01."""
+        """Return the first moment of a day, counted from 1970-01-01."""
         wall = day * DAY_US
         moment = self.moment_of(wall)
         if moment + self.offset_at(moment) == wall:
             return moment
-        # Midnight is in a gap: the day begins at its end, less than a day before.
+        # Midnight is in a gap, so the day begins at the end of the gap.
         return _first_change(self.offset_at, moment - DAY_US - _HOUR_US, moment)
 
     def day_reaching(self, moment: int) -> int:
@@ -146,13 +145,13 @@ class Zone:
     def moments_reaching(self, wall: int) -> list[tuple[int, int | None]]:
         """Return, as ranges, the moments at which the wall clock shows `wall` or later.
 
-        There is more than one where the clock is put back across it. Ends are exclusive; the last
-        range has none.
+        A clock put back across `wall` gives more than one range. Ends are exclusive; the last range
+        has no end.
         """
         return self._reaching(wall, self.offset_at)
 
     def walls_reaching(self, moment: int) -> list[tuple[int, int | None]]:
-        """Return, as ranges, the wall clock times whose moment is `moment` or later."""
+        """Return, as ranges, the wall clock times at or after `moment`."""
         return self._reaching(moment, lambda wall: -self.offset_of_wall(wall))
 
     def _reaching(self, target: int, shift: Callable[[int], int]) -> list[tuple[int, int | None]]:
@@ -179,34 +178,38 @@ class Zone:
         return ranges
 
     def midnights(self, days: _Int64s) -> tuple[_Int64s, _Int64s]:
-        """Return the first moment of each day as a day in UTC and the rest in microseconds."""
-        known, places = np.unique(days, return_inverse=True)
-        parts = [divmod(self.midnight(day), DAY_US) for day in known.tolist()]
+        """Return the first moment of each day as a day in UTC and microseconds of the day."""
+        distinct_days, places = np.unique(days, return_inverse=True)
+        parts = [divmod(self.midnight(day), DAY_US) for day in distinct_days.tolist()]
         pairs = np.array(parts, np.int64).reshape(-1, 2)
         return pairs[places, 0], pairs[places, 1]
 
     def moments(self, walls: _Int64s) -> tuple[_Int64s, _Int64s]:
-        """Return the moment of each wall clock time as a day in UTC and the rest."""
+        """Return the moment of each wall clock time as a day in UTC and microseconds of the day."""
         return self._shifted(walls, is_wall=True)
 
     def walls(self, moments: _Int64s) -> tuple[_Int64s, _Int64s]:
-        """Return what the wall clock shows at each moment as a day and the rest of it."""
+        """Return the wall clock time of each moment as a day and microseconds of the day."""
         return self._shifted(moments, is_wall=False)
 
     def _shifted(self, times: _Int64s, *, is_wall: bool) -> tuple[_Int64s, _Int64s]:
-        days, rest = np.divmod(times, DAY_US)
-        known, places = np.unique(days, return_inverse=True)
-        rules = np.array([_rule_of_day(self, day, is_wall) for day in known.tolist()], np.int64)
-        before, change, after = rules.reshape(-1, 3)[places].T
-        carried, rest = np.divmod(rest + np.where(rest < change, before, after), DAY_US)
-        return days + carried, rest
+        days, time_of_day = np.divmod(times, DAY_US)
+        distinct_days, places = np.unique(days, return_inverse=True)
+        rules = np.array(
+            [_rule_of_day(self, day, is_wall) for day in distinct_days.tolist()], np.int64
+        )
+        first_shifts, change, last_shifts = rules.reshape(-1, 3)[places].T
+        carried, time_of_day = np.divmod(
+            time_of_day + np.where(time_of_day < change, first_shifts, last_shifts), DAY_US
+        )
+        return days + carried, time_of_day
 
 
 UTC: Final = Zone("UTC", 0)
 
 
 class ZoneText(NamedTuple):
-    """A region as Spark's driver hands it over, with what Java has of it that Python has not."""
+    """A region handed over by Spark's driver, with Java's transitions missing in Python."""
 
     region: str
     transitions: Sequence[Transition] = ()
@@ -226,18 +229,18 @@ class ZoneText(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ZoneText:
-        """Read what `str` made."""
-        region, _, rest = text.partition("|")
+        """Read the text made by `str`."""
+        region, _, transitions = text.partition("|")
         changes = [
             Transition(*(int(second) * _SECOND_US for second in change.split(":")))
-            for change in rest.removeprefix("!").split(",")
+            for change in transitions.removeprefix("!").split(",")
             if change
         ]
-        return cls(region, changes, is_endless=rest.startswith("!"))
+        return cls(region, changes, is_endless=transitions.startswith("!"))
 
 
 def spark_zone(text: str, *, name: str) -> Zone:
-    """Read a zone whose times are to be what Spark makes of them; see the module."""
+    """Read a zone for times that must equal Spark's; see the module."""
     zone = parse_zone(text, name=name)
     if zone.fixed_us is not None or "|" in text:
         return zone
@@ -246,7 +249,7 @@ def spark_zone(text: str, *, name: str) -> Zone:
 
 @functools.lru_cache(maxsize=64)
 def parse_zone(text: str, *, name: str) -> Zone:
-    """Read a zone as Spark's `spark.sql.session.timeZone` has it: a region or an offset."""
+    """Read a zone of Spark's `spark.sql.session.timeZone`: a region or an offset."""
     stripped = text.strip()
     if "|" in stripped:
         handed_over = ZoneText.parse(stripped)
@@ -282,21 +285,21 @@ def _region(zone_id: str) -> zoneinfo.ZoneInfo:
 
 @functools.lru_cache(maxsize=100_000)
 def _rule_of_day(zone: Zone, day: int, is_wall: bool) -> tuple[int, int, int]:
-    """Return a day's first shift, the time of the day at which it ends, and the next.
+    """Return a day's first shift, the time of the day at which the shift ends, and the next shift.
 
-    Wall clock times, on a day of them, are shifted to moments; moments, on a day of UTC, to wall
-    clock times. No zone has ever changed its clocks twice within a day.
+    With `is_wall`, the day is a wall clock day and shifts lead to moments; otherwise the day is in
+    UTC and shifts lead to wall clock times. No zone has ever changed its clocks twice within a day.
     """
 
     def shift(time: int) -> int:
         return -zone.offset_of_wall(time) if is_wall else zone.offset_at(time)
 
     start = day * DAY_US
-    before, after = shift(start), shift(start + DAY_US - 1)
-    if before == after:
-        return before, DAY_US, before
+    first_shift, last_shift = shift(start), shift(start + DAY_US - 1)
+    if first_shift == last_shift:
+        return first_shift, DAY_US, first_shift
     change = _first_change(shift, start, start + DAY_US - 1)
-    return before, change - start, after
+    return first_shift, change - start, last_shift
 
 
 def _moment(transition: Transition) -> int:
@@ -308,11 +311,11 @@ def _wall_end(transition: Transition) -> int:
 
 
 def _first_change(shift: Callable[[int], int], low: int, high: int) -> int:
-    """Return the first value from which on `shift` is what it is at `high`, and not at `low`."""
-    wanted = shift(high)
+    """Return the first value from which on `shift` equals its value at `high`, by bisection."""
+    last_shift = shift(high)
     while high - low > 1:
         middle = (low + high) // 2
-        if shift(middle) == wanted:
+        if shift(middle) == last_shift:
             high = middle
         else:
             low = middle
@@ -320,13 +323,13 @@ def _first_change(shift: Callable[[int], int], low: int, high: int) -> int:
 
 
 def _known(microseconds: int) -> datetime.datetime:
-    """Return a time that Python has for which every zone has the same rules."""
-    day, rest = divmod(microseconds, DAY_US)
+    """Return a time within Python's years at which every zone has the same rules."""
+    day, time_of_day = divmod(microseconds, DAY_US)
     if day < _FIRST_DAY:
         day = _FIRST_DAY
     elif day >= _LAST_DAY:
         day = _LAST_DAY - _CYCLE_DAYS + (day - _LAST_DAY) % _CYCLE_DAYS
-    return _EPOCH + datetime.timedelta(days=day, microseconds=rest)
+    return _EPOCH + datetime.timedelta(days=day, microseconds=time_of_day)
 
 
 def _microseconds(offset: datetime.timedelta | None) -> int:
