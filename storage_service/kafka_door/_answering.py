@@ -1,7 +1,7 @@
-"""How one request is answered: read, admitted, counted, handed to its API, and put into bytes.
+"""Answers one request: parse, admit, count, call the API's handler, and encode.
 
-Whatever goes wrong the client is told in the form of its API, or the connection ends: Kafka has no
-error that fits every answer.
+A client gets an error in the form of the API, or the connection ends: Kafka has no error that fits
+every answer.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ __all__ = ["answer_request", "api_of", "version_refusal"]
 
 _logger = logging.getLogger(__name__)
 
-# Others are read and written beside the event loop, which such a one holds for a hundredth second.
+# Larger messages are read and written on a thread; this many elements block the event loop for a
+# hundredth of a second.
 _INLINE_ELEMENTS_MAX: Final = 500
 _ERROR_FIELDS: Final = ("error_code", "error_message")
 
 
 def api_of(apis: Mapping[int, Api], api_key: int) -> Api:
-    """Return the API that a request is of; raises `ConnectionEnded` if there is no such one."""
+    """Return the API of a request; raises `ConnectionEnded` for an unknown API."""
     api = apis.get(api_key)
     if api is None:
         raise ConnectionEnded(f"api key {api_key} is not offered")
@@ -56,22 +57,23 @@ def api_of(apis: Mapping[int, Api], api_key: int) -> Api:
 
 
 def version_refusal(apis: Mapping[int, Api], header: RequestHeader, api: Api) -> list[Piece] | None:
-    """Return what is answered to a version that is not offered, None if it is.
+    """Return the answer to an unsupported version; None if the version is supported.
 
-    Raises `ConnectionEnded` where a client cannot be told: it knows the versions, and asks for
-    another one.
+    Raises `ConnectionEnded` unless the request is ApiVersions: other clients know the versions.
     """
-    least, most = api.versions
-    if least <= header.api_version <= most:
+    oldest, newest = api.versions
+    if oldest <= header.api_version <= newest:
         return None
     if api.key == API_VERSIONS_KEY:
         body = versions_refused(apis.values())
         return answer_frame(api.key, 0, header.correlation_id, [body])
-    raise ConnectionEnded(f"version {header.api_version} of {api.name} is not in {least}..{most}")
+    raise ConnectionEnded(
+        f"version {header.api_version} of {api.name} is not in {oldest}..{newest}"
+    )
 
 
 async def answer_request(exchange: KafkaExchange, data: memoryview) -> list[Piece] | None:
-    """Return the answer as it is sent, None if there is none.
+    """Return the encoded answer; None if the client wants no answer.
 
     Raises `ConnectionEnded`, and `ClientGone` if the client has gone.
     """
@@ -120,7 +122,8 @@ async def _answer(exchange: KafkaExchange, request: Any) -> Answer:
     except StreamhouseError as error:
         refused = _refused(exchange, request, error)
         if exchange.api.is_write:
-            # What comes behind it must not be taken first: clients repeat all of it, in order.
+            # No later request may be stored first: the client sends all of the requests again, in
+            # order.
             raise ConnectionEnded(error.message) from error
         return refused
     try:
@@ -136,7 +139,7 @@ async def _answer(exchange: KafkaExchange, request: Any) -> Answer:
 
 
 def _refused(exchange: KafkaExchange, request: Any, error: StreamhouseError) -> Mapping[str, Any]:
-    """Return the answer that says what is wrong."""
+    """Return the API's answer for an error."""
     code = error_code_of(error)
     exchange.note(code)
     exchange.report(error)
@@ -158,9 +161,9 @@ def _with_code(
 
 
 async def _frame(exchange: KafkaExchange, request: Any, answer: Answer) -> list[Piece]:
-    """Return an answer as it is sent, if it is still this process that may say it.
+    """Return the encoded answer, if this process still owns the data.
 
-    A large one counts in the memory for answers until it has left.
+    A large answer counts in the memory for answers until sent.
     """
     try:
         if exchange.tenure is not None:
@@ -178,11 +181,11 @@ async def _framed(exchange: KafkaExchange, answer: Answer) -> list[Piece]:
     header = exchange.header
     assert answer is not None
     if isinstance(answer, Mapping):
-        written = header.api_key, header.api_version, answer
+        arguments = header.api_key, header.api_version, answer
         if element_count(answer, most=_INLINE_ELEMENTS_MAX) <= _INLINE_ELEMENTS_MAX:
-            body: list[Piece] = [answer_body(*written)]
+            body: list[Piece] = [answer_body(*arguments)]
         else:
-            body = [await exchange.service.run_blocking(answer_body, *written)]
+            body = [await exchange.service.run_blocking(answer_body, *arguments)]
     else:
         body = list(answer)
     return answer_frame(header.api_key, header.api_version, header.correlation_id, body)

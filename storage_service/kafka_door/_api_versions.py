@@ -1,4 +1,4 @@
-"""ApiVersions: which APIs there are, in which versions. Clients ask for it first of all."""
+"""ApiVersions: the offered APIs and versions. Clients send this request first."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ API_VERSIONS_KEY: Final = 18
 
 
 def api_versions(apis: Iterable[Api]) -> Mapping[str, Any]:
-    """Return the answer that lists these."""
+    """Return the answer that lists `apis`."""
     return {
         "api_keys": [
-            {"api_key": api.key, "min_version": api.told_from, "max_version": api.versions[1]}
+            {"api_key": api.key, "min_version": api.listed_from, "max_version": api.versions[1]}
             for api in sorted(apis, key=lambda api: api.key)
         ]
     }
 
 
 def versions_refused(apis: Iterable[Api]) -> bytes:
-    """Return the body for a client whose version of ApiVersions is not known here.
+    """Return the body for a client with an unsupported version of ApiVersions.
 
-    It is one of version 0, which every client can read, and lists all: the client asks again.
+    The body has version 0, which every client can read, and lists all APIs: the client asks again.
     """
     values = {**api_versions(apis), "error_code": ErrorCode.unsupported_version}
     return entity_bytes(answer_entity(API_VERSIONS_KEY, 0, values))

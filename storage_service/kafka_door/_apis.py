@@ -1,6 +1,6 @@
-"""Every API of Kafka that is answered, once: a row says which versions, and what answers it.
+"""Every API of Kafka that is answered: versions and handlers.
 
-Versions end where a later one would ask for what is not offered, such as new group protocols.
+Versions end before a version that needs a feature not offered here, such as new group protocols.
 """
 
 from __future__ import annotations

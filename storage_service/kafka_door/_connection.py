@@ -3,14 +3,14 @@
     length: i32 | request
 
 Guarantees:
-- answers leave in the order of their requests; a request begins when the one before it is answered,
-  but for writes, of which a few are in progress at a time
-- rows are stored in the order of their requests: behind a write that ends the connection without
-  having handed its rows over none is stored
-- what a connection holds is bounded: bytes are counted in the memory for bodies as they arrive,
-  and nothing is read from the socket while requests that have arrived wait
-- who sends half a request, reads no answers or is silent for long is cut off
-Event loop only.
+- answers leave in the order of their requests; a request begins after the previous answer, but a
+  few writes are in progress at a time
+- rows are stored in the order of their requests: if a write ends the connection before its rows are
+  handed over, no later rows are stored
+- a connection's memory is bounded: arriving bytes count in the memory for bodies, and the socket is
+  not read while complete requests wait
+- a client that sends half a request, reads no answers or stays silent is disconnected after a time
+  Event loop only.
 """
 
 from __future__ import annotations
@@ -49,32 +49,32 @@ _logger = logging.getLogger(__name__)
 
 _LENGTH_BYTES: Final = 4
 _API_KEY_BYTES: Final = 2
-# What arrives beyond it waits in the socket.
+# Further bytes wait in the socket.
 _READ_AHEAD_BYTES: Final = 256 << 10
 _READ_AHEAD_CHUNKS: Final = 256
-# Smaller pieces of a request are put together: each takes as much beside its bytes.
+# Smaller pieces of a request are joined: each piece has an overhead of this size.
 _PART_BYTES_MIN: Final = 4 << 10
-# Of a batch of the largest size, with what is around it.
+# Allowance for the message around a batch of the largest size.
 _AROUND_RECORDS_BYTES: Final = 1 << 20
-# Who has not shown a token sends nothing larger.
-_UNKNOWN_BYTES_MAX: Final = 64 << 10
-# What a client must take of an answer in `answer_stall_timeout_ms`.
+# The limit for clients without a valid token.
+_ANONYMOUS_BYTES_MAX: Final = 64 << 10
+# How much of an answer a client must read within `answer_stall_timeout_ms`.
 _PROGRESS_BYTES_MIN: Final = 64 << 10
 _FIRST_FETCH_MAX: Final = 1 << 20
 
 
 class _Request(NamedTuple):
-    """A whole request; `held` is its memory, `refusal` the answer if its version is not known."""
+    """A complete request with its memory; `refusal` answers an unsupported version."""
 
     header: RequestHeader
     api: Api
     data: memoryview
-    held: HeldBody
+    memory: HeldBody
     refusal: list[Piece] | None
 
 
 class _WriteAnswer:
-    """The answer to a write: what of it is to be sent, once that is known."""
+    """The answer to a write; `frame` is empty if the client wants no answer."""
 
     __slots__ = ("frame", "is_known")
 
@@ -110,7 +110,8 @@ class KafkaConnection(asyncio.Protocol):
         self._on_open = on_open
         self._on_close = on_close
         self.waiting: set[asyncio.Future[None]] = set()
-        # Consumers that go in step, or connect for each fetch, begin elsewhere, too.
+        # A random start: consumers in lockstep, or with one connection per fetch, begin at
+        # different partitions.
         self.fetches: Iterator[int] = itertools.count(random.randrange(_FIRST_FETCH_MAX))
         self.members: dict[GroupKey, str] = {}
         self.read_tables = ReadTables()
@@ -120,20 +121,21 @@ class KafkaConnection(asyncio.Protocol):
         self._chunk_bytes = 0
         self._arrival: asyncio.Future[None] | None = None
         self._is_reading_paused = False
-        self._takes_more = asyncio.Event()
-        self._takes_more.set()
+        self._can_write = asyncio.Event()
+        self._can_write.set()
         self._is_closing = False
         self._last: KafkaExchange | None = None
         self._in_progress: set[asyncio.Task[None]] = set()
-        # Of writes in progress, in their order.
+        # Of the writes in progress, in order.
         self._answers: deque[_WriteAnswer] = deque()
         self._is_flush_due = False
 
-    # -- what the transport says -------------------------------------------------------------------
+    # -- callbacks of the transport
+    # -------------------------------------------------------------------
 
-    # The transports of uvloop are of no class of asyncio's.
+    # uvloop's transports do not derive from asyncio's classes.
     def connection_made(self, transport: Any) -> None:
-        """Begin, unless there are too many connections that are in use."""
+        """Begin, unless too many connections are in use."""
         self._transport: asyncio.Transport = transport
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if peer else "unknown"
@@ -147,46 +149,46 @@ class KafkaConnection(asyncio.Protocol):
         self._serving = self._loop.create_task(self._serve())
 
     def data_received(self, data: bytes) -> None:
-        """Keep what has arrived, and read no more while it is much."""
+        """Queue the bytes, and pause reading when the queue is full."""
         self._chunks.append(memoryview(data))
         self._chunk_bytes += len(data)
-        if self._has_much() and not self._is_reading_paused:
+        if self._is_queue_full() and not self._is_reading_paused:
             self._is_reading_paused = True
             self._transport.pause_reading()
         self._wake()
 
     def connection_lost(self, _: Exception | None) -> None:
-        """Wake whoever waits for this client."""
+        """Wake the requests that wait for this client."""
         self.is_gone = True
         self._connections.closed(self)
         self._on_close(self)
         self._broker.groups.lost(self.members)
-        self._takes_more.set()
+        self._can_write.set()
         for waiter in self.waiting:
             if not waiter.done():
                 waiter.set_result(None)
         self._wake()
 
     def pause_writing(self) -> None:
-        """Give no more until the client has taken some."""
-        self._takes_more.clear()
+        """Pause answers until the client has read some bytes."""
+        self._can_write.clear()
 
     def resume_writing(self) -> None:
-        """Give more."""
-        self._takes_more.set()
+        """Resume answers."""
+        self._can_write.set()
 
     def drop(self) -> None:
-        """Close at once and give the place to another connection."""
+        """Close at once, and free the place for another connection."""
         self._connections.closed(self)
         self._transport.abort()
 
     def close_when_answered(self) -> None:
-        """Begin no more requests, and close once those in progress are answered."""
+        """Begin no more requests, and close after the requests in progress."""
         self._is_closing = True
         self._wake()
 
     async def wait_closed(self) -> None:
-        """Return when nothing is in progress any more."""
+        """Return when no request is in progress any more."""
         await asyncio.wait([self._serving])
 
     # -- requests ----------------------------------------------------------------------------------
@@ -198,30 +200,30 @@ class KafkaConnection(asyncio.Protocol):
             while not self._is_closing:
                 await self._answer_next()
                 if self._chunk_bytes and not self._may_begin_more():
-                    # What is here already is answered without a wait: others have their turns.
+                    # Queued requests are answered without a wait, so give other connections a turn.
                     await asyncio.sleep(0)
             await self._all_answered()
         except ClientGone:
             pass
         except (ConnectionEnded, MalformedRequestError) as error:
             why = str(error)
-        except Exception:  # the outermost loop of a connection: a bug ends it, not the service
+        except Exception:  # the outermost loop: a bug ends the connection, not the service
             _logger.exception("event=bug route=kafka client=%s", self.address)
             why = "a bug"
         finally:
             await self._end(why)
 
     def _may_begin_more(self) -> bool:
-        """Whether the next write is to begin in this turn: what begins together is read together.
+        """Return whether the next write may begin in this turn, to share a decoding pass.
 
-        Beginning one is next to nothing, and few are in progress.
+        The start of a write is cheap, and few writes are in progress.
         """
         return 0 < len(self._in_progress) < self._config.kafka_pipelined_max
 
     async def _end(self, why: str) -> None:
         if why and not self.is_gone:
             _logger.debug("event=kafka_connection_closed client=%s why=%r", self.address, why)
-        # Those in progress are told that nobody waits for them any more.
+        # The abort tells the requests in progress that the client has gone.
         if why or self.is_gone:
             self._transport.abort()
         while self._in_progress:
@@ -234,7 +236,7 @@ class KafkaConnection(asyncio.Protocol):
         if request is None:
             return
         if request.refusal is not None:
-            with request.held:
+            with request.memory:
                 await self._all_answered()
                 return await self._send(request.refusal)
         exchange = KafkaExchange(
@@ -243,7 +245,7 @@ class KafkaConnection(asyncio.Protocol):
         if request.api.is_write:
             await self._begin_write(exchange, request)
         else:
-            with request.held:
+            with request.memory:
                 await self._all_answered()
                 await self._answer(exchange, request)
             self._is_closing = self._is_closing or exchange.is_last
@@ -251,7 +253,7 @@ class KafkaConnection(asyncio.Protocol):
             self._connections.idle(self)
 
     async def _begin_write(self, exchange: KafkaExchange, request: _Request) -> None:
-        """Let a write go on beside those before it; returns when there is room for another."""
+        """Start a write beside earlier writes; return when there is room for another write."""
         if self._last is not None:
             exchange.come_after(self._last)
         self._last = exchange
@@ -260,7 +262,7 @@ class KafkaConnection(asyncio.Protocol):
 
         async def run() -> None:
             try:
-                with request.held:
+                with request.memory:
                     await self._answer(exchange, request, answer)
             except BaseException:
                 exchange.break_turn()
@@ -282,36 +284,36 @@ class KafkaConnection(asyncio.Protocol):
             self._connections.idle(self)
 
     async def _guarded(self, answering: Coroutine[Any, Any, None]) -> None:
-        """Cut the connection where a request that has its own task cannot be answered."""
+        """Close the connection if a request with its own task cannot be answered."""
         try:
             return await answering
         except ClientGone:
             return
         except ConnectionEnded as error:
             _logger.debug("event=kafka_connection_closed client=%s why=%r", self.address, error)
-        except Exception:  # the outermost loop of a request: a bug is told by closing
+        except Exception:  # the outermost loop of a request: a bug closes the connection
             _logger.exception("event=bug route=kafka client=%s", self.address)
-        # What has arrived behind it is not begun.
+        # Requests that arrived later are not begun.
         self.close_when_answered()
         self._transport.abort()
 
     async def _answer(
-        self, exchange: KafkaExchange, request: _Request, after: _WriteAnswer | None = None
+        self, exchange: KafkaExchange, request: _Request, write_answer: _WriteAnswer | None = None
     ) -> None:
-        """Answer one request, a write after those before it: its place among them is `after`."""
+        """Answer one request; `write_answer` keeps the answer to a write in order."""
         try:
             frame = await answer_request(exchange, request.data)
-            if after is not None:
-                after.frame, after.is_known = frame or [], True
+            if write_answer is not None:
+                write_answer.frame, write_answer.is_known = frame or [], True
                 self._flush_soon()
-                await self._taken()
+                await self._drained()
             elif frame is not None:
                 await self._send(frame)
         finally:
             exchange.release()
 
     def _flush_soon(self) -> None:
-        """Send the answers to writes: one commit stores several, and one call sends theirs."""
+        """Send the answers to writes in the next turn: one call for all writes of one commit."""
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
@@ -335,22 +337,22 @@ class KafkaConnection(asyncio.Protocol):
     # -- bytes in ----------------------------------------------------------------------------------
 
     async def _next_request(self) -> _Request | None:
-        """Return the next request once all of it is here; None if there is to be none."""
-        if not await self._begins_within(self._config.kafka_idle_timeout_ms):
+        """Return the next request once complete; None if the connection is to be closed."""
+        if not await self._has_next(self._config.kafka_idle_timeout_ms):
             return None
-        held = self._service.body_memory.body(self._share_name())
+        memory = self._service.body_memory.body(self._share_name())
         try:
-            data = await self._in_time(held)
+            data = await self._whole_request(memory)
             header = parse_header(data)
             api = api_of(self._apis, header.api_key)
             refusal = version_refusal(self._apis, header, api)
             self._connections.in_use(self)
-            return _Request(header, api, data, held, refusal)
+            return _Request(header, api, data, memory, refusal)
         except BaseException:
-            held.__exit__()
+            memory.__exit__()
             raise
 
-    async def _begins_within(self, idle_ms: int) -> bool:
+    async def _has_next(self, idle_ms: int) -> bool:
         """Wait for the first byte of a request; False if the connection is to be closed."""
         if self._chunk_bytes and not self.is_gone:
             return not self._is_closing
@@ -368,60 +370,64 @@ class KafkaConnection(asyncio.Protocol):
             return False
         return not self._is_closing
 
-    async def _in_time(self, held: HeldBody) -> memoryview:
-        """Return a request without its length; its bytes are counted as they arrive."""
-        if (whole := self._whole_frame(held)) is not None:
+    async def _whole_request(self, memory: HeldBody) -> memoryview:
+        """Return a request without its length; the bytes are counted as they arrive."""
+        if (whole := self._whole_frame(memory)) is not None:
             return whole
         timeout_ms = self._config.body_read_timeout_ms
         try:
             async with asyncio.timeout(timeout_ms / 1_000) as limit:
-                held.begin(lambda: None if limit.expired() else limit.reschedule(0))
-                data = await self._frame(held)
+                memory.begin(lambda: None if limit.expired() else limit.reschedule(0))
+                data = await self._frame(memory)
         except TimeoutError:
-            why = held.refusal().message if held.is_refused else f"no whole request in {timeout_ms}"
+            why = (
+                memory.refusal().message
+                if memory.is_refused
+                else f"no whole request in {timeout_ms}"
+            )
             raise ConnectionEnded(why) from None
-        held.end()
+        memory.end()
         return data
 
-    def _whole_frame(self, held: HeldBody) -> memoryview | None:
-        """Return a request that is not large, and has arrived in one piece; None if none has."""
+    def _whole_frame(self, memory: HeldBody) -> memoryview | None:
+        """Return a small request that has arrived in one piece; None otherwise."""
         chunk = self._chunks[0]
         length = int.from_bytes(chunk[:_LENGTH_BYTES], "big", signed=True)
         end = _LENGTH_BYTES + length
-        most = min(self._bytes_max(), self._config.control_body_bytes_max)
-        if not _API_KEY_BYTES <= length <= most or end > len(chunk):
+        bytes_max = min(self._bytes_max(), self._config.control_body_bytes_max)
+        if not _API_KEY_BYTES <= length <= bytes_max or end > len(chunk):
             return None
-        if not held.adds_at_once(length):
+        if not memory.adds_at_once(length):
             return None
         data = memoryview(bytes(chunk[_LENGTH_BYTES:end]))
         self._take(end)
-        held.end()
+        memory.end()
         return data
 
     def _bytes_max(self) -> int:
-        """Return how large a request may be."""
+        """Return the maximal size of a request."""
         if self.token is None and not self._service.access.is_open:
-            return _UNKNOWN_BYTES_MAX
+            return _ANONYMOUS_BYTES_MAX
         return self._config.body_bytes_max + _AROUND_RECORDS_BYTES
 
-    async def _frame(self, held: HeldBody) -> memoryview:
+    async def _frame(self, memory: HeldBody) -> memoryview:
         head = await self._read(_LENGTH_BYTES)
         length = int.from_bytes(head, "big", signed=True)
-        most = self._bytes_max()
-        if not _API_KEY_BYTES <= length <= most:
-            raise ConnectionEnded(f"a request of {length} bytes is not within {most}")
+        bytes_max = self._bytes_max()
+        if not _API_KEY_BYTES <= length <= bytes_max:
+            raise ConnectionEnded(f"a request of {length} bytes is not within {bytes_max}")
         key = await self._read(_API_KEY_BYTES)
         is_large = length > self._config.control_body_bytes_max
         if is_large and not api_of(self._apis, int.from_bytes(key, "big", signed=True)).is_write:
             raise ConnectionEnded(f"a request of {length} bytes that brings no rows")
         parts: list[Piece] = []
         small = bytearray(key)
-        left = length - _API_KEY_BYTES
-        await held.add(len(key))
-        while left:
-            part = await self._read_some(left)
-            await held.add(len(part))
-            left -= len(part)
+        remaining_bytes = length - _API_KEY_BYTES
+        await memory.add(len(key))
+        while remaining_bytes:
+            part = await self._read_some(remaining_bytes)
+            await memory.add(len(part))
+            remaining_bytes -= len(part)
             if len(part) < _PART_BYTES_MIN:
                 small += part
                 continue
@@ -430,34 +436,34 @@ class KafkaConnection(asyncio.Protocol):
         return memoryview(b"".join((*parts, small)))
 
     async def _read(self, byte_count: int) -> memoryview:
-        """Return exactly so many bytes, which are few."""
+        """Return exactly `byte_count` bytes; for small counts only."""
         parts = b""
         while len(parts) < byte_count:
             parts += await self._read_some(byte_count - len(parts))
         return memoryview(parts)
 
-    async def _read_some(self, most: int) -> memoryview:
-        """Return what has arrived, up to so many bytes; waits for the first one."""
+    async def _read_some(self, bytes_max: int) -> memoryview:
+        """Return the bytes that have arrived, at most `bytes_max`; wait for the first byte."""
         while not self._chunks:
             if self.is_gone:
                 raise ClientGone
             await self._arrive()
-        return self._take(most)
+        return self._take(bytes_max)
 
-    def _take(self, most: int) -> memoryview:
-        """Return up to so many bytes of the first piece that has arrived."""
+    def _take(self, bytes_max: int) -> memoryview:
+        """Return at most `bytes_max` bytes of the first queued piece."""
         chunk = self._chunks.popleft()
-        if len(chunk) > most:
-            self._chunks.appendleft(chunk[most:])
-            chunk = chunk[:most]
+        if len(chunk) > bytes_max:
+            self._chunks.appendleft(chunk[bytes_max:])
+            chunk = chunk[:bytes_max]
         self._chunk_bytes -= len(chunk)
-        if self._is_reading_paused and not self._has_much() and not self.is_gone:
+        if self._is_reading_paused and not self._is_queue_full() and not self.is_gone:
             self._is_reading_paused = False
             self._transport.resume_reading()
         return chunk
 
-    def _has_much(self) -> bool:
-        """Whether what has arrived is to be taken first: many small pieces are much, too."""
+    def _is_queue_full(self) -> bool:
+        """Return whether reading pauses; many small pieces also fill the queue."""
         return self._chunk_bytes > _READ_AHEAD_BYTES or len(self._chunks) > _READ_AHEAD_CHUNKS
 
     async def _arrive(self) -> None:
@@ -478,24 +484,24 @@ class KafkaConnection(asyncio.Protocol):
     # -- bytes out ---------------------------------------------------------------------------------
 
     async def _send(self, frame: list[Piece]) -> None:
-        """Send an answer; returns when the client has taken most of it. Raises `ClientGone`."""
+        """Send an answer; return when the client has read most of it. Raises `ClientGone`."""
         if self.is_gone:
             raise ClientGone
         self._transport.writelines(frame)
-        await self._taken()
+        await self._drained()
 
-    async def _taken(self) -> None:
-        """Return when the client has taken most of what it was sent. Raises `ClientGone`."""
+    async def _drained(self) -> None:
+        """Return when the client has read most of the sent bytes. Raises `ClientGone`."""
         unsent = self._transport.get_write_buffer_size()
-        while not self._takes_more.is_set():
+        while not self._can_write.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._config.answer_stall_timeout_ms / 1_000):
-                    await self._takes_more.wait()
+                    await self._can_write.wait()
                     break
-            left = self._transport.get_write_buffer_size()
-            if left > unsent - _PROGRESS_BYTES_MIN:
+            still_unsent = self._transport.get_write_buffer_size()
+            if still_unsent > unsent - _PROGRESS_BYTES_MIN:
                 self._transport.abort()
                 raise ClientGone
-            unsent = left
+            unsent = still_unsent
         if self.is_gone:
             raise ClientGone

@@ -1,7 +1,7 @@
-"""Which of Kafka's error codes says what an error of ours says.
+"""Kafka's error code for each error of this project.
 
-What a client makes of a code counts more than its name: it repeats what is retriable, asks anew who
-has a partition after `not_leader_or_follower`, and tells its user the others.
+The choice depends on the clients' reaction, not on a code's name: a client repeats retriable codes,
+looks up the leader after `not_leader_or_follower`, and reports other codes to its user.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = ["RefusedError", "error_code_of", "is_repeated", "produce_code_of"]
 
 
 class RefusedError(Exception):
-    """One of Kafka's own errors, which no error of ours says."""
+    """One of Kafka's own errors, without an equivalent in `StreamhouseError`."""
 
     def __init__(self, error_code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ class RefusedError(Exception):
 
 _CODES: Final[Mapping[type[StreamhouseError], ErrorCode]] = {
     AlreadyExistsError: ErrorCode.topic_already_exists,
-    # To try again would help nobody.
+    # A retry would not help.
     ConsumerLimitError: ErrorCode.policy_violation,
     CorruptDataError: ErrorCode.kafka_storage_error,
     FencedError: ErrorCode.invalid_producer_epoch,
@@ -70,14 +70,15 @@ _CODES: Final[Mapping[type[StreamhouseError], ErrorCode]] = {
     InvalidNameError: ErrorCode.invalid_topic_exception,
     InvalidRequestError: ErrorCode.invalid_request,
     InvalidSchemaError: ErrorCode.invalid_config,
-    # Rows that were read are not there any more: what the client has is beyond the log.
+    # Rows that were read are gone: the client's position is beyond the log.
     LogCutError: ErrorCode.offset_out_of_range,
     NotFoundError: ErrorCode.unknown_topic_or_partition,
-    # The client asks anew who has the partition, and goes there.
+    # The client looks up the leader, and goes there.
     NotOwnerError: ErrorCode.not_leader_or_follower,
     OffsetOutOfRangeError: ErrorCode.offset_out_of_range,
     OutOfOrderSequenceError: ErrorCode.out_of_order_sequence_number,
-    # `throttling_quota_exceeded` is of topics' administration; producers give up at it.
+    # `throttling_quota_exceeded` belongs to the administration of topics; producers give up at that
+    # code.
     OverloadedError: ErrorCode.request_timed_out,
     RequestTooLargeError: ErrorCode.message_too_large,
     SchemaMismatchError: ErrorCode.invalid_record,
@@ -89,13 +90,13 @@ _CODES: Final[Mapping[type[StreamhouseError], ErrorCode]] = {
     UnknownOptionError: ErrorCode.invalid_config,
     UnknownLeaderEpochError: ErrorCode.unknown_leader_epoch,
     UnknownTopicIdError: ErrorCode.unknown_topic_id,
-    # Repeated by who counts its records; whoever does not has asked for at least once.
+    # Repeated by idempotent producers; other producers have chosen at-least-once.
     UnknownOutcomeError: ErrorCode.not_enough_replicas_after_append,
     UnsupportedError: ErrorCode.invalid_request,
 }
 
 
-# At these a producer sends the same records again, in the place that they had.
+# At these codes a producer sends the same records again, with the same sequence.
 _REPEATED: Final = frozenset(
     {
         ErrorCode.corrupt_message,
@@ -109,27 +110,27 @@ _REPEATED: Final = frozenset(
 
 
 def error_code_of(error: StreamhouseError) -> ErrorCode:
-    """Return the code of the nearest kind that has one."""
-    for kind in type(error).__mro__:
-        if kind in _CODES:
-            return _CODES[kind]
+    """Return the code of the error's class, or of the nearest base class with a code."""
+    for error_class in type(error).__mro__:
+        if error_class in _CODES:
+            return _CODES[error_class]
     return ErrorCode.unknown_server_error
 
 
 def produce_code_of(error: StreamhouseError) -> ErrorCode:
-    """Return what is said of an error to who sends records."""
+    """Return the code of an error for a producer."""
     if isinstance(error, InvalidRecordsError):
         return ErrorCode[error.fault.value.lower()]
     if isinstance(error, OutOfOrderSequenceError) and error.is_unknown_writer:
-        # Clients begin a new epoch at this one, and repeat what they had in flight.
+        # At this code clients begin a new epoch, and repeat the batches in flight.
         return ErrorCode.unknown_producer_id
     if isinstance(error, UnsupportedError):
         return ErrorCode.transactional_id_authorization_failed
     code = error_code_of(error)
-    # Of records nothing else can be wrong than they themselves.
+    # In a Produce request only the records can be invalid.
     return ErrorCode.invalid_record if code is ErrorCode.invalid_request else code
 
 
 def is_repeated(error: StreamhouseError) -> bool:
-    """Whether who sent records sends the same ones again when it is told of an error."""
+    """Return whether a producer sends the same records again after an error."""
     return produce_code_of(error) in _REPEATED

@@ -1,4 +1,4 @@
-"""One request of a Kafka client that is being answered."""
+"""One request of a Kafka client, while being answered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamhouse.storage_service.kafka_door._error_codes import error_code_of
 from streamhouse.storage_service.kafka_door.broker._broker import Broker
 from streamhouse.storage_service.kafka_door.broker._producers import RefusedPlaces
 from streamhouse.storage_service.kafka_door.broker._read_tables import ReadTables
-from streamhouse.storage_service.kafka_door.broker._shard_calls import Whereabouts
+from streamhouse.storage_service.kafka_door.broker._shard_calls import TableLocations
 from streamhouse.storage_service.server.caller import UNKNOWN
 from streamhouse.storage_service.server.http.answer_memory import AnswerHold
 from streamhouse.storage_service.server.http.fair_shares import SHARE
@@ -29,33 +29,33 @@ __all__ = ["Client", "KafkaExchange"]
 _logger = logging.getLogger(__name__)
 
 _METHOD: Final = "KAFKA"
-# A request has room for thousands of topics that are refused, and each of them would be a line.
+# A request has room for thousands of refused topics, each of which would be one line.
 _REPORTED_MAX: Final = 100
 
 
 class Client(Protocol):
-    """The connection that a request came by."""
+    """The connection of a request."""
 
     address: str
     token: bytes | None
-    """What the client has shown, if it was asked."""
+    """The client's password, if the service requires tokens."""
     has_shaken_hands: bool
-    """Whether it has said by which mechanism it shows that."""
+    """Whether the client has chosen a SASL mechanism."""
     is_gone: bool
     waiting: set[asyncio.Future[None]]
     """Woken when the client goes away."""
     fetches: Iterator[int]
-    """Numbers of the fetches that have come by it: each begins with another partition."""
+    """Numbers the connection's fetches: each fetch begins with another partition."""
     members: dict[GroupKey, str]
-    """The member that has joined a group by it last, or was given an id to join with."""
+    """The latest member of each group that joined, or got an id, on this connection."""
     read_tables: ReadTables
-    """Which tables it has read by it."""
+    """The tables that were read on this connection."""
     refused: RefusedPlaces
-    """What it is to send again before what comes behind that."""
+    """The refused batches that the client has to send again before any later batch."""
 
 
 class KafkaExchange:
-    """See the module. What Service's parts ask of a request is `server/exchange.py`."""
+    """See the module. `server/exchange.py` says what the service needs of a request."""
 
     method = _METHOD
     caller = UNKNOWN
@@ -65,7 +65,7 @@ class KafkaExchange:
     is_last = False
     """Whether the connection is closed after the answer."""
     error = ErrorCode.none
-    """Of several errors in an answer the first one; metrics count by it."""
+    """The first error in the answer, for metrics."""
 
     def __init__(
         self,
@@ -78,55 +78,56 @@ class KafkaExchange:
     ) -> None:
         self.broker = broker
         self.service = broker.service
-        self.whereabouts = Whereabouts(broker.service)
+        self.table_locations = TableLocations(broker.service)
         self.client = client
         self.header = header
         self.api = api
         self.request_id = request_id
         self.route = f"kafka_{api.name}"
         self.path = api.name
-        """What an audit line names; a handler adds the topic that is refused."""
+        """The subject of an audit line; a handler adds the refused topic."""
         self._reported: Counter[str] = Counter()
-        # Whether the rows of the request before were handed over, or refused by an answer.
+        # Resolves to whether the previous request handed its rows over, or was refused by an
+        # answer.
         self._turn: asyncio.Future[bool] | None = None
         self._next_turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     @property
     def api_version(self) -> int:
-        """The version of the API that the client speaks."""
+        """The client's version of the API."""
         return self.header.api_version
 
     @property
     def client_id(self) -> str:
-        """What the client calls itself."""
+        """The client's own name."""
         return self.header.client_id
 
     @property
     def client_address(self) -> str:
-        """The address that the connection comes from."""
+        """The client's address."""
         return self.client.address
 
     @property
     def has_answer_field(self) -> frozenset[str]:
-        """The fields that an answer of this version has at its top."""
+        """The top-level fields of an answer in this version."""
         kind: Any = response_class(self.header.api_key, self.header.api_version)
         return frozenset(kind.__dataclass_fields__)
 
     def peer_headers(self) -> Mapping[str, str]:
-        """Return the headers that show the caller's token to another shard."""
+        """Return the headers that carry the caller's token to another shard."""
         token = self.client.token
         return {} if token is None else {"authorization": f"Bearer {token.decode('latin-1')}"}
 
     def note(self, error: ErrorCode) -> None:
-        """Say which error the answer has, for metrics."""
+        """Record the answer's error for metrics."""
         if self.error is ErrorCode.none:
             self.error = error
 
     def admit(self) -> None:
-        """Set who asks, as it is now: a token that was revoked ends its connections.
+        """Set the present caller: a revoked token ends the token's connections.
 
-        Members that have joined by it are out of their groups at once: others get their parts.
-        Raises `ConnectionEnded`.
+        Members that joined on such a connection leave their groups at once, so that other members
+        get their partitions. Raises `ConnectionEnded`.
         """
         access = self.service.access
         caller = access.caller_of(self.client.token or b"")
@@ -144,7 +145,7 @@ class KafkaExchange:
         SHARE.set(self.share)
 
     def report(self, error: StreamhouseError) -> None:
-        """Count an error that the answer has; of each kind the first ones are logged, too."""
+        """Count an error of the answer, and log the first errors of each kind."""
         self._reported[error.code] += 1
         if self._reported[error.code] <= _REPORTED_MAX:
             self.service.report(self, error)
@@ -152,7 +153,7 @@ class KafkaExchange:
             self.service.metrics.errors.labels(error.code).inc()
 
     def end_report(self) -> None:
-        """Log how many errors were not: a line in place of one for each."""
+        """Log the number of errors that were not logged, in one line."""
         for code, count in self._reported.items():
             if count > _REPORTED_MAX:
                 _logger.warning(
@@ -179,7 +180,7 @@ class KafkaExchange:
         self.admit()
 
     def release(self) -> None:
-        """Hold no memory for an answer any more."""
+        """Release the memory of the answer."""
         if self.hold is not None:
             self.hold.release()
             self.hold = None
@@ -187,25 +188,25 @@ class KafkaExchange:
     # -- the order of writes ---------------------------------------------------------------------
 
     def come_after(self, earlier: KafkaExchange) -> None:
-        """Say which request of the connection comes before this one."""
+        """Set the preceding request of the connection."""
         self._turn = earlier._next_turn
 
     async def my_turn(self) -> None:
         """Return when every earlier request of the connection has handed its rows over.
 
-        Decoding may end in another order; rows of one connection are stored in that of requests.
-        Raises `ConnectionEnded` if one of them never will: what comes behind it is not taken first,
-        since clients that get no answer send all of it again, in order.
+        Decoding may end in another order, but rows are stored in the order of the requests. Raises
+        `ConnectionEnded` if an earlier request fails without an answer: the client then sends all
+        unanswered requests again, in order, so no later request may be stored first.
         """
         if self._turn is not None and not await self._turn:
             raise ConnectionEnded("a request before this one has ended the connection")
 
     def pass_turn(self) -> None:
-        """Let the next request hand its rows over; the answer to this request does so, too."""
+        """Let the next request hand its rows over; an answer to this request does the same."""
         if not self._next_turn.done():
             self._next_turn.set_result(True)
 
     def break_turn(self) -> None:
-        """Let no later request hand rows over, unless this one has: it ends without an answer."""
+        """Let no later request hand rows over, unless this request has: there will be no answer."""
         if not self._next_turn.done():
             self._next_turn.set_result(False)

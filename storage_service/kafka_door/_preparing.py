@@ -1,7 +1,7 @@
-"""Readers and writers of all messages, made on a thread while the door is open already.
+"""Prepares the readers and writers of all messages, on a thread while the door is already open.
 
-A door that opens after a takeover has clients that wait, so it does not wait for them itself: a
-message that comes before its own are made has them made at once, on the event loop.
+After a takeover clients wait, so the door opens at once. A message whose reader is not prepared yet
+prepares the reader itself, on the event loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Preparing:
-    """The work of one door. Event loop only, but for its thread."""
+    """The preparation for one door. Event loop only, except for the thread."""
 
     def __init__(self, apis: Iterable[Api]) -> None:
         self._versions = list(_newest_first(apis))
@@ -31,17 +31,17 @@ class Preparing:
         self._done: asyncio.Future[None] | None = None
 
     def begin(self) -> None:
-        """Begin; once."""
+        """Begin; call once."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka-messages")
         self._done = asyncio.get_running_loop().run_in_executor(self._thread, self._prepare)
 
     async def wait_done(self) -> None:
-        """Return when all are made that are to be."""
+        """Return when the preparation has ended."""
         if self._done is not None:
             await asyncio.shield(self._done)
 
     async def close(self) -> None:
-        """Make no more; returns when the thread is at its end."""
+        """Stop the preparation, and return when the thread has ended."""
         self._is_over.set()
         await self.wait_done()
         if self._thread is not None:
@@ -54,7 +54,7 @@ class Preparing:
                 if self._is_over.is_set():
                     return
                 prepare(api_key, version)
-        except Exception:  # the outermost of a thread: what needs them makes them
+        except Exception:  # the outermost of a thread: messages prepare themselves
             _logger.exception("event=kafka_messages_not_prepared")
         else:
             spent_s = time.thread_time() - begin_s
@@ -62,7 +62,9 @@ class Preparing:
 
 
 def _newest_first(apis: Iterable[Api]) -> Iterator[tuple[int, int]]:
-    """Yield the newest version of every API, which most clients speak, then the one before it."""
-    left = {api.key: list(range(api.versions[0], api.versions[1] + 1)) for api in apis}
-    while any(left.values()):
-        yield from ((api_key, versions.pop()) for api_key, versions in left.items() if versions)
+    """Yield the newest version of every API, the most used version, then the previous versions."""
+    versions_left = {api.key: list(range(api.versions[0], api.versions[1] + 1)) for api in apis}
+    while any(versions_left.values()):
+        yield from (
+            (api_key, versions.pop()) for api_key, versions in versions_left.items() if versions
+        )

@@ -21,7 +21,7 @@ __all__ = ["answer_sasl_authenticate", "answer_sasl_handshake"]
 
 PLAIN: Final = "PLAIN"
 _PARTS: Final = 3
-# Trying tokens takes so long each; a connection has one try.
+# A pause for each attempt against guessing; a connection has one attempt.
 _REFUSAL_S: Final = 0.1
 
 
@@ -35,7 +35,7 @@ async def answer_sasl_handshake(exchange: KafkaExchange, request: Any) -> Mappin
 
 
 async def answer_sasl_authenticate(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Keep the client's token if it is right."""
+    """Keep the client's token if valid."""
     if not exchange.client.has_shaken_hands:
         return _refused(exchange, ErrorCode.illegal_sasl_state, "SaslHandshake comes first")
     parts = bytes(request.auth_bytes).split(b"\0")
@@ -48,7 +48,7 @@ async def answer_sasl_authenticate(exchange: KafkaExchange, request: Any) -> Map
         exchange.report(UnauthorizedError(message))
         await asyncio.sleep(_REFUSAL_S)
         return _refused(exchange, ErrorCode.sasl_authentication_failed, message)
-    # A password that nobody asked for may be anything, and no other shard needs it either.
+    # An open service ignores passwords, and other shards do not need a token either.
     exchange.client.token = None if exchange.service.access.is_open else parts[2]
     exchange.caller = caller
     return {}

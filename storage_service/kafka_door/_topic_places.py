@@ -1,7 +1,7 @@
-"""Which table a topic is, where its name may be that of two.
+"""The table of a topic, if two tables could have the topic's name.
 
-A table that is there stays the topic's, whatever is made later: see `kafka/topics.py`. What is in
-this process is known at once; what other shards have is told by who asks them.
+An existing table keeps the topic, whatever is created later: see `kafka/topics.py`. Tables of this
+process are known at once; tables of other shards come from the shards' answers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from streamhouse.storage_service.kafka.topics import (
     topic_name_of,
 )
 
-__all__ = ["path_here", "path_of_none", "tables_here", "topic_table_of"]
+__all__ = ["local_path", "local_tables", "path_of_new_topic", "topic_table_of"]
 
 
 def topic_table_of(info: TableInfo) -> TopicTable:
-    """Return what a table is to Kafka's clients."""
+    """Return a table as a candidate for its topic."""
     return TopicTable(
         path=info.path,
         topic=topic_name_of(info.path, info.descriptor.properties),
@@ -31,40 +31,40 @@ def topic_table_of(info: TableInfo) -> TopicTable:
     )
 
 
-def tables_here(manager: TabletManager, topic: str) -> list[TopicTable]:
-    """Return the tables of this process that a topic may be, as far as they can be read."""
-    found = []
+def local_tables(manager: TabletManager, topic: str) -> list[TopicTable]:
+    """Return the readable tables of this process that may be the topic's table."""
+    candidates = []
     for path in table_paths_of(topic):
         if manager.has_table(path):
             try:
-                found.append(topic_table_of(manager.readable(path).info))
+                candidates.append(topic_table_of(manager.readable(path).info))
             except StreamhouseError:
-                # Damaged, or on its way: whose it is cannot be known.
+                # The topic of a damaged or moving table cannot be known.
                 continue
-    return found
+    return candidates
 
 
-def path_here(manager: TabletManager, topic: str) -> TablePath:
-    """Return the table that a topic is or would be, as far as is known here without asking.
+def local_path(manager: TabletManager, topic: str) -> TablePath:
+    """Return the table that a topic is or would be, by the tables of this process.
 
-    Raises `InvalidNameError` for what can be no topic.
+    Raises `InvalidNameError` for an invalid topic name.
     """
     paths = table_paths_of(topic)
     if len(paths) == 1:
         return paths[0]
-    known = tables_here(manager, topic)
-    found = first_made(topic, known)
-    if found is not None:
-        return found.path
-    readable = {one.path for one in known}
+    candidates = local_tables(manager, topic)
+    topic_table = first_made(topic, candidates)
+    if topic_table is not None:
+        return topic_table.path
+    readable = {candidate.path for candidate in candidates}
     for path in paths:
         if path not in readable and (manager.has_table(path) or path in manager.away):
-            # It says what is wrong with it; to make another one would be worse.
+            # A lookup of this table raises its error; creating another table would be worse.
             return path
     return paths[0] if manager.registry.has_database(paths[0].database) else paths[-1]
 
 
-def path_of_none(topic: str, databases: Collection[str]) -> TablePath:
-    """Return the table that a topic would be while there is none that is the topic's."""
+def path_of_new_topic(topic: str, databases: Collection[str]) -> TablePath:
+    """Return the path of a new topic's table; `databases` are the existing databases."""
     paths = table_paths_of(topic)
     return paths[0] if paths[0].database in databases else paths[-1]

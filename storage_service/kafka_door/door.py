@@ -1,4 +1,4 @@
-"""The Kafka door: listens while this process owns the data, and ends with it."""
+"""The Kafka door: listens while this process owns the data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CLOSE_TIMEOUT_S: Final = 2
 
 
 class KafkaDoor:
-    """Kafka's protocol on a socket that is bound already. Event loop only."""
+    """Kafka's protocol on an already bound socket. Event loop only."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class KafkaDoor:
         self._tls: TlsListener | None = None
 
     async def open(self) -> None:
-        """Take connections from now on."""
+        """Begin to accept connections."""
         make = functools.partial(
             KafkaConnection,
             self._broker,
@@ -83,7 +83,7 @@ class KafkaDoor:
         _logger.info("event=kafka_listening address=%s", self.address)
 
     async def close(self) -> None:
-        """Take no more connections; returns when those there are have ended."""
+        """Accept no more connections, and return when all connections have ended."""
         try:
             await self._end_connections()
         finally:
@@ -106,7 +106,7 @@ class KafkaDoor:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await asyncio.shield(closed)
         except TimeoutError:
-            # Those left do not read their answers, or the stop was cut short.
+            # The remaining clients do not read their answers, or the stop was cut short.
             for connection in list(self._open):
                 connection.drop()
             await closed

@@ -1,4 +1,4 @@
-"""What one shard tells the others for Kafka clients: where its door is, and which topics it has."""
+"""The route by which shards learn each other's Kafka address and topics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def kafka_routes(routes: ControlRoutes, service: Service) -> None:
         host, port = service.kafka_address or (None, None)
         manager = service.manager
         led = [table.info for table in manager.open_tables()]
-        # Nobody serves these, but they are there: members of a group would share out no partitions.
+        # Moving tables have no leader, but exist: otherwise members of a group would assign no
+        # partitions.
         moving = [away.info for away in manager.away.values() if away.info is not None]
         return {
             "shard": None if service.shards is None else service.shards.own,

@@ -108,15 +108,15 @@ class Tiers:
 
     def _write_older(self, writer: RecordsWriter) -> None:
         while writer.older_offset < self.end and writer.has_room:
-            found = self._older(writer.older_offset, writer.rows_wanted, writer.bytes_wanted)
+            found = self._older(writer.older_offset, writer.rows_estimate, writer.bytes_estimate)
             before = None
-            if writer.lacks_before(found) and writer.next_offset > 0:
+            if writer.lacks_replaced_row(found) and writer.next_offset > 0:
                 before = self._older(writer.next_offset - 1, 1, 1)
-            writer.write_older(found, before=before)
+            writer.write_older(found, replaced_row=before)
         writer.pass_over(self.end)
-        if writer.rest is not None:
+        if writer.pending_rows is not None:
             info, offset = self.table.info, writer.next_offset
-            self.cursors.give_back(info, 0, writer.rest, offset=offset)
+            self.cursors.give_back(info, 0, writer.pending_rows, offset=offset)
 
     def _older(self, offset: int, rows_max: int, bytes_max: int) -> Any:
         return self.cursors.read(

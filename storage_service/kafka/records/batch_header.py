@@ -31,10 +31,10 @@ __all__ = [
     "HEADER_BYTES",
     "NO_PRODUCER",
     "BatchHeader",
+    "claimed_record_count",
+    "claims_compression",
     "header_bytes",
     "open_batch",
-    "told_is_compressed",
-    "told_record_count",
 ]
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
@@ -120,14 +120,14 @@ def open_batch(
     return header, data[HEADER_BYTES:end], data[end:]
 
 
-def told_record_count(data: bytes) -> int:
+def claimed_record_count(data: bytes) -> int:
     """Return how many records a batch says that it has, 0 for what is none; nothing is checked."""
     if len(data) < HEADER_BYTES:
         return 0
     return max(0, int.from_bytes(data[HEADER_BYTES - 4 : HEADER_BYTES], "big", signed=True))
 
 
-def told_is_compressed(data: bytes) -> bool:
+def claims_compression(data: bytes) -> bool:
     """Return whether a batch says that its records are compressed; nothing is checked."""
     return len(data) > _CRC_FROM + 1 and bool(data[_CRC_FROM + 1] & _COMPRESSION_MASK)
 

@@ -9,7 +9,7 @@ from streamhouse.storage_service.kafka_door.broker._broker_state import BrokerAd
 from streamhouse.storage_service.kafka_door.broker._group_desk import GroupDesk
 from streamhouse.storage_service.kafka_door.broker._other_brokers import OtherBrokers
 from streamhouse.storage_service.kafka_door.broker._producers import Producers
-from streamhouse.storage_service.kafka_door.broker._together import Together
+from streamhouse.storage_service.kafka_door.broker._together import SharedWork
 from streamhouse.storage_service.kafka_door.broker._topic_ids import TopicIds
 from streamhouse.storage_service.kafka_door.broker._working_memory import WorkingMemory
 from streamhouse.storage_service.server.service import Service
@@ -28,7 +28,7 @@ class Broker:
         shard = None if service.shards is None else service.shards.own
         self.own = BrokerState(shard=shard, node_id=node_id_of(shard), address=address)
         self.cluster_id = service.manager.service_id
-        self.decoding: Together[tuple[bytes, int], Any] = Together()
+        self.decoding: SharedWork[tuple[bytes, int], Any] = SharedWork()
         """Record batches of producers, each with its partition; the key is their table."""
         self.working = WorkingMemory(service.config.bodies_bytes_max // _WORKING_SHARE)
         """Of records that are read."""

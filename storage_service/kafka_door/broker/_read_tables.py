@@ -27,7 +27,7 @@ class ReadTables:
         """By topic and table id, which partitions were read last: bit n is partition n."""
         self._committed: dict[tuple[GroupKey, str], int] = {}
 
-    def turns_to(self, topic: str, table_id: int, partition: int) -> bool:
+    def note_read(self, topic: str, table_id: int, partition: int) -> bool:
         """Note that a partition is read of this table; return whether it was of another one."""
         tables = self._read.setdefault(topic, {})
         bit = 1 << partition
@@ -42,14 +42,14 @@ class ReadTables:
         tables[table_id] = tables.get(table_id, 0) | bit
         return is_other
 
-    def told_position(self, key: GroupKey, topic: str, table_id: int) -> None:
+    def note_position(self, key: GroupKey, topic: str, table_id: int) -> None:
         """Note that the client knows where a group is in this table."""
         self._committed.pop((key, topic), None)
         self._committed[key, topic] = table_id
         if len(self._committed) > _COMMITTED_MAX:
             del self._committed[next(iter(self._committed))]
 
-    def commits_to_other(self, key: GroupKey, topic: str, table_id: int) -> bool:
+    def commits_to_other_table(self, key: GroupKey, topic: str, table_id: int) -> bool:
         """Whether the client has positions of the group that are of another table.
 
         One that commits without having asked is taken at its word, from then on.

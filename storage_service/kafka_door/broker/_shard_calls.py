@@ -13,7 +13,7 @@ from streamhouse.storage_service.server.caller import Caller
 from streamhouse.storage_service.server.peers import HANDED_ON, PeerRequest
 from streamhouse.storage_service.server.service import Service
 
-__all__ = ["Asking", "Whereabouts", "ask_shard", "elsewhere"]
+__all__ = ["Asking", "TableLocations", "ask_shard", "remote_endpoint"]
 
 _TIMEOUT_S: Final = 30.0
 _ASKED_SINGLY_MAX: Final = 32
@@ -24,13 +24,13 @@ class Asking(Protocol):
 
     service: Service
     caller: Caller
-    whereabouts: Whereabouts
+    table_locations: TableLocations
 
     def peer_headers(self) -> Mapping[str, str]:
         """Return the headers that show the caller's token."""
 
 
-class Whereabouts:
+class TableLocations:
     """In which shards the tables are that one request names. Event loop only.
 
     A request has room for thousands of names, and to look one up is a read of the store. So the
@@ -84,9 +84,9 @@ class Whereabouts:
         return self._asked_anew <= _ASKED_SINGLY_MAX
 
 
-async def elsewhere(exchange: Asking, path: TablePath) -> str | None:
+async def remote_endpoint(exchange: Asking, path: TablePath) -> str | None:
     """Return where another shard answers that has a table; raises as `Whereabouts.endpoint_of`."""
-    return await exchange.whereabouts.endpoint_of(path)
+    return await exchange.table_locations.endpoint_of(path)
 
 
 async def ask_shard(

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
-__all__ = ["Together"]
+__all__ = ["SharedWork"]
 
 _I = TypeVar("_I")
 _R = TypeVar("_R")
@@ -28,10 +28,10 @@ class _Piece(NamedTuple, Generic[_I, _R]):
     done: asyncio.Future[_R]
 
 
-class Together(Generic[_I, _R]):
+class SharedWork(Generic[_I, _R]):
     """Items are `_I`, and what becomes of each is an `_R`. Event loop only."""
 
-    had_company = False
+    was_shared = False
     """Whether the latest step was of several items: then the next one may be, too."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Together(Generic[_I, _R]):
     def _step(self) -> None:
         self._is_due = False
         pieces = self._next_pieces()
-        self.had_company = len(pieces) > 1
+        self.was_shared = len(pieces) > 1
         self._go_on()
         try:
             found = pieces[0].work([piece.item for piece in pieces])

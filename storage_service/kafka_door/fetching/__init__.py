@@ -1,1 +1,1 @@
-"""Fetch and ListOffsets: records go out, of the log and of the lake; begin at `fetch.py`."""
+"""Fetch and ListOffsets: records of the log and of the lake go out. `_fetch.py` is the entry."""

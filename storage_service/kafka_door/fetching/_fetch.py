@@ -1,9 +1,9 @@
-"""Fetch: records of many partitions from their offsets on, waiting for some if there are none.
+"""Fetch: records of many partitions from given offsets on, with a wait if no records are ready.
 
-A request says how long it waits and for how many bytes, how many bytes it takes of each partition
-and in all; at least one record comes if there is any. Partitions take turns in being the first that
-is read. What is wrong with one of them is said of it alone. Nothing is kept between requests: there
-are no fetch sessions, and a consumer that reads nothing holds what one answer may hold.
+A request sets a maximal wait, a minimal number of bytes, and byte limits for each partition and for
+the answer. The answer has at least one record if any record is readable. Partitions take turns in
+being read first. An error concerns one partition only. No state is kept between requests: fetch
+sessions are not supported, and an idle consumer holds at most one answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from streamhouse.storage_service.kafka_door.fetching._partition_records import (
     TableRecords,
 )
 from streamhouse.storage_service.kafka_door.fetching._reading import (
-    FoundRecords,
+    FetchedRecords,
     Part,
     read_parts,
 )
@@ -65,10 +65,11 @@ from streamhouse.storage_service.server.status.event_loop import in_slices
 __all__ = ["FetchRequest", "answer_fetch", "refuse_fetch"]
 
 _BUSY_MS: Final = 1_000
-# Rows that have left the log are not counted before they are read.
+# The size of rows in the lake is unknown before the rows are read.
 _LAKE_BYTES_ESTIMATE: Final = 4 << 20
-# What Kafka's own consumer knows of a partition in an answer: at another code it raises.
-_KNOWN: Final = frozenset(
+# The error codes that Kafka's own consumer handles in an answer; other codes make the consumer
+# raise.
+_CONSUMER_CODES: Final = frozenset(
     {
         ErrorCode.corrupt_message,
         ErrorCode.fenced_leader_epoch,
@@ -83,67 +84,68 @@ _KNOWN: Final = frozenset(
         ErrorCode.unknown_topic_or_partition,
     }
 )
-# Each is a read of its own, however few bytes it finds.
+# Each partition is one read, however few bytes the read returns.
 _INLINE_PARTS_MAX: Final = 64
-# Beyond it the event loop is given to others in between.
-_LOOKED_AT_ONCE_MAX: Final = 1_000
+# With more partitions the event loop serves other requests in between.
+_INLINE_STATES_MAX: Final = 1_000
 _NO_ID: Final = uuid.UUID(int=0)
 
 
 class _Place(NamedTuple):
-    """Where a consumer is in a partition, and which leader epochs it tells."""
+    """A consumer's position in a partition, and the leader epochs that the consumer reports."""
 
     offset: int
     bytes_max: int
     leader_epoch: int
-    """That of the topic, as the consumer knows it."""
+    """The topic's epoch, as the consumer knows the epoch."""
     last_epoch: int
-    """That of the record before `offset`, of which the newest clients alone speak."""
+    """The epoch of the record before `offset`; only the newest clients send this epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
-    """What is kept of a request while it waits: partitions that there are, each once."""
+    """The parts of a request that are kept during the wait; each partition once."""
 
     session_id: int
     wait_s: float
     bytes_min: int
     bytes_max: int
-    wanted: Mapping[tuple[TopicKey, int], _Place]
+    places: Mapping[tuple[TopicKey, int], _Place]
     """By topic and partition."""
 
     @classmethod
     def of(cls, request: Any) -> FetchRequest:
-        """Keep of kio's entity, which is many times larger, what an answer needs.
+        """Extract the answer's inputs from kio's entity, which is many times larger.
 
-        What names a partition many times is answered once: no client does, and each mention would
-        be a read of its own.
+        A partition that is named many times is answered once: no client repeats a partition, and
+        each mention would cost a read.
         """
-        wanted: dict[tuple[TopicKey, int], _Place] = {}
+        places: dict[tuple[TopicKey, int], _Place] = {}
         for topic in request.topics:
             key = topic.topic if hasattr(topic, "topic") else topic.topic_id or _NO_ID
-            for one in topic.partitions:
+            for partition in topic.partitions:
                 place = _Place(
-                    one.fetch_offset,
-                    one.partition_max_bytes,
-                    getattr(one, "current_leader_epoch", NO_EPOCH),
-                    getattr(one, "last_fetched_epoch", NO_EPOCH),
+                    partition.fetch_offset,
+                    partition.partition_max_bytes,
+                    getattr(partition, "current_leader_epoch", NO_EPOCH),
+                    getattr(partition, "last_fetched_epoch", NO_EPOCH),
                 )
-                wanted.setdefault((key, one.partition), place)
+                places.setdefault((key, partition.partition), place)
         return cls(
             session_id=getattr(request, "session_id", 0),
             wait_s=request.max_wait.total_seconds(),
             bytes_min=request.min_bytes,
             bytes_max=request.max_bytes,
-            wanted=wanted,
+            places=places,
         )
 
 
 async def answer_fetch(exchange: KafkaExchange, request: FetchRequest) -> Sequence[Piece]:
-    """Answer the records of the partitions that are asked for."""
+    """Answer with the records of the requested partitions."""
     version = exchange.api_version
     if request.session_id:
-        # It was never given one: the client begins anew, without.
+        # The service gives out no session ids; after this code the client starts over without a
+        # session.
         exchange.note(ErrorCode.fetch_session_id_not_found)
         return fetch_answer(version, {}, error=ErrorCode.fetch_session_id_not_found)
     fetch = _Fetch(exchange, request)
@@ -151,28 +153,35 @@ async def answer_fetch(exchange: KafkaExchange, request: FetchRequest) -> Sequen
     throttle_ms = 0
     try:
         await fetch.wait()
-        found = await fetch.read()
+        fetched = await fetch.read()
     except OverloadedError as error:
-        # Consumers take that for nothing yet, and ask again after a moment.
+        # Consumers take an empty answer for "no records yet", and ask again after a moment.
         exchange.report(error)
-        found, throttle_ms = FoundRecords(), _BUSY_MS
+        fetched, throttle_ms = FetchedRecords(), _BUSY_MS
     write = functools.partial(fetch_answer, version, throttle_ms=throttle_ms)
-    topics = await fetch.by_topic(found)
-    if fetch.partition_count <= _LOOKED_AT_ONCE_MAX:
+    topics = await fetch.by_topic(fetched)
+    if fetch.partition_count <= _INLINE_STATES_MAX:
         return write(topics)
     return await exchange.service.run_blocking(write, topics)
 
 
 def refuse_fetch(request: FetchRequest, code: ErrorCode, _: str) -> Mapping[str, Any]:
-    """Return the answer that has an error for every partition that was asked for.
+    """Return an answer with an error for every requested partition.
 
-    No error if the service is busy: consumers take that for nothing yet, and ask again later.
+    A busy service answers without an error: consumers take the empty answer for "no records yet",
+    and ask again later.
     """
     is_busy = code is ErrorCode.request_timed_out
-    code = ErrorCode.none if is_busy else code if code in _KNOWN else ErrorCode.unknown_server_error
+    code = (
+        ErrorCode.none
+        if is_busy
+        else code
+        if code in _CONSUMER_CODES
+        else ErrorCode.unknown_server_error
+    )
     topics: dict[TopicKey, list[Mapping[str, Any]]] = {}
-    for topic, partition in request.wanted:
-        answered = {
+    for topic, partition in request.places:
+        partition_answer = {
             "partition_index": partition,
             "error_code": code,
             "high_watermark": -1,
@@ -180,7 +189,7 @@ def refuse_fetch(request: FetchRequest, code: ErrorCode, _: str) -> Mapping[str,
             "log_start_offset": -1,
             "records": b"",
         }
-        topics.setdefault(topic, []).append(answered)
+        topics.setdefault(topic, []).append(partition_answer)
     return {
         "throttle_time": timedelta(milliseconds=_BUSY_MS if is_busy else 0),
         "responses": [
@@ -191,8 +200,8 @@ def refuse_fetch(request: FetchRequest, code: ErrorCode, _: str) -> Mapping[str,
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A partition that is asked for, and what is known of it: its table, or what is wrong."""
+class _PartitionState:
+    """A requested partition with its table, or with the error of the partition."""
 
     topic: TopicKey
     partition: int
@@ -200,17 +209,17 @@ class _Asked:
     bytes_max: int
     table: OpenTable | None
     error: StreamhouseError | None
-    has: ReadableOffsets | None = None
+    readable: ReadableOffsets | None = None
     bytes_ready: int = 0
-    """About how many bytes it has, as it was seen last."""
+    """An estimate of the readable bytes, as of the last look."""
 
     @property
     def has_rows(self) -> bool:
-        return self.error is None and self.has is not None and self.offset < self.has.end
+        return self.error is None and self.readable is not None and self.offset < self.readable.end
 
     @property
     def is_in_lake(self) -> bool:
-        return self.has is not None and self.offset < self.has.log_start
+        return self.readable is not None and self.offset < self.readable.log_start
 
 
 class _Fetch:
@@ -225,44 +234,44 @@ class _Fetch:
         self._bytes_max = max(1, min(request.bytes_max, config.fetch_bytes_max))
         wait_s = max(0.0, min(request.wait_s, config.fetch_wait_ms_max / 1_000))
         self._deadline = asyncio.get_running_loop().time() + wait_s
-        self._wanted = request.wanted
-        self._asked: list[_Asked] = []
+        self._wanted = request.places
+        self._states: list[_PartitionState] = []
         self._bytes_ready = 0
         self._is_failed = False
 
     async def begin(self) -> None:
-        """Find the tables of what is asked for; to be called first."""
+        """Find the tables of the requested partitions; call this method first."""
         tables: dict[TopicKey, tuple[OpenTable | None, StreamhouseError | None]] = {}
         async for (topic, partition), place in in_slices(self._wanted.items()):
             if topic not in tables:
-                tables[topic] = self._found(topic)
-            one = _Asked(topic, partition, place.offset, place.bytes_max, *tables[topic])
-            self._asked.append(one)
-            if one.table is not None:
-                self._check_identity(one, one.table, place)
-        if len(self._asked) > _LOOKED_AT_ONCE_MAX:
-            # What is wrong is found now. The others are looked at again, without letting go of the
-            # loop, before anything waits: there are not more of them than buckets.
-            async for one in in_slices(self._asked):
-                self._look(one)
+                tables[topic] = self._table_of(topic)
+            state = _PartitionState(topic, partition, place.offset, place.bytes_max, *tables[topic])
+            self._states.append(state)
+            if state.table is not None:
+                self._check_identity(state, state.table, place)
+        if len(self._states) > _INLINE_STATES_MAX:
+            # This pass finds the failed partitions. `wait` looks at the others again without
+            # letting go of the loop: the others are at most as many as there are buckets.
+            async for state in in_slices(self._states):
+                self._look(state)
 
     @property
     def partition_count(self) -> int:
-        """How many partitions are asked for."""
-        return len(self._asked)
+        """The number of requested partitions."""
+        return len(self._states)
 
-    def _check_identity(self, one: _Asked, table: OpenTable, place: _Place) -> None:
-        """Note what is wrong with a partition whose consumer has read another table of the name."""
+    def _check_identity(self, state: _PartitionState, table: OpenTable, place: _Place) -> None:
+        """Record an error if the consumer has read another table of the same name."""
         try:
-            table.tablet(one.partition)
+            table.tablet(state.partition)
             check_leader_epoch(table, place.leader_epoch)
-            check_position(self._exchange, table, one.partition, last_epoch=place.last_epoch)
+            check_position(self._exchange, table, state.partition, last_epoch=place.last_epoch)
         except StreamhouseError as error:
             self._exchange.report(error)
-            one.error = error.with_traceback(None)
+            state.error = error.with_traceback(None)
 
-    def _found(self, topic: TopicKey) -> tuple[OpenTable | None, StreamhouseError | None]:
-        """Return the table of a topic, or what is wrong with it."""
+    def _table_of(self, topic: TopicKey) -> tuple[OpenTable | None, StreamhouseError | None]:
+        """Return the table of a topic, or the error that prevents reading the topic."""
         try:
             if isinstance(topic, uuid.UUID):
                 return table_of_id(self._exchange, topic), None
@@ -274,101 +283,103 @@ class _Fetch:
     # -- waiting -------------------------------------------------------------------------------
 
     async def wait(self) -> None:
-        """Wait until there is enough to answer, or something wrong to tell, or the time is up."""
-        for one in self._asked:
-            self._look(one)
+        """Wait until enough bytes are ready, a partition has an error, or the time is up."""
+        for state in self._states:
+            self._look(state)
         if self._is_enough() or self._is_time_up():
             return
-        places: dict[tuple[Wakeups, int], list[_Asked]] = {}
+        places: dict[tuple[Wakeups, int], list[_PartitionState]] = {}
         buckets: dict[Wakeups, list[int]] = {}
-        for one in self._asked:
-            assert one.table is not None, "else there is an error to tell"
-            places.setdefault((one.table.wakeups, one.partition), []).append(one)
-            buckets.setdefault(one.table.wakeups, []).append(one.partition)
+        for state in self._states:
+            assert state.table is not None, "else the partition has an error"
+            places.setdefault((state.table.wakeups, state.partition), []).append(state)
+            buckets.setdefault(state.table.wakeups, []).append(state.partition)
         with contextlib.closing(Watch(self._service.manager.waiter_limit, buckets)) as watch:
-            # Each row that is written wakes many: nobody looks at more than has changed.
+            # Each written row wakes many requests, so a request looks at changed partitions only.
             while not (self._is_enough() or self._is_time_up()):
                 caller = self._exchange.caller
-                await self._exchange.wait(watch.waiter(timeout_s=self._left_s()))
+                await self._exchange.wait(watch.waiter(timeout_s=self._remaining_s()))
                 if self._exchange.caller != caller:
                     self._check_grants()
                 for place in watch.take_woken():
-                    for one in places[place]:
-                        self._look(one)
-        # Some have changed without waking anybody: what has left the log is in the lake.
-        async for one in in_slices(self._asked):
-            self._look(one)
+                    for state in places[place]:
+                        self._look(state)
+        # Rows that moved from the log to the lake woke no waiter: look at all partitions again.
+        async for state in in_slices(self._states):
+            self._look(state)
 
-    def _left_s(self) -> float:
+    def _remaining_s(self) -> float:
         return self._deadline - asyncio.get_running_loop().time()
 
     def _is_time_up(self) -> bool:
-        return self._left_s() <= 0 or self._service.is_draining
+        return self._remaining_s() <= 0 or self._service.is_draining
 
     def _check_grants(self) -> None:
-        """Read nothing of tables that the caller may not read any more."""
-        for one in self._asked:
-            if one.table is not None and not self._exchange.caller.may(
-                Level.READ, str(one.table.path)
+        """Mark the tables that the caller may no longer read as failed."""
+        for state in self._states:
+            if state.table is not None and not self._exchange.caller.may(
+                Level.READ, str(state.table.path)
             ):
-                one.table, one.error = self._found(one.topic)
-                self._is_failed = self._is_failed or one.error is not None
+                state.table, state.error = self._table_of(state.topic)
+                self._is_failed = self._is_failed or state.error is not None
 
     def _is_enough(self) -> bool:
-        """Say whether to answer, by what was seen of the partitions."""
+        """Return whether the partitions, as seen last, suffice for an answer."""
         return self._is_failed or self._bytes_ready >= self._bytes_min
 
-    def _look(self, one: _Asked) -> None:
-        """Look at a partition as it is now."""
-        if one.table is not None and one.error is None:
-            self._find_readable(one, one.table)
-        self._is_failed = self._is_failed or one.error is not None
-        ready = max(1, self._estimate(one)) if one.has_rows else 0
-        self._bytes_ready += ready - one.bytes_ready
-        one.bytes_ready = ready
+    def _look(self, state: _PartitionState) -> None:
+        """Update the state of a partition."""
+        if state.table is not None and state.error is None:
+            self._find_readable(state, state.table)
+        self._is_failed = self._is_failed or state.error is not None
+        ready = max(1, self._estimate(state)) if state.has_rows else 0
+        self._bytes_ready += ready - state.bytes_ready
+        state.bytes_ready = ready
 
-    def _find_readable(self, one: _Asked, table: OpenTable) -> None:
+    def _find_readable(self, state: _PartitionState, table: OpenTable) -> None:
         try:
             self._service.manager.check_readable(table)
-            has = readable_offsets(table, one.partition, has_history=self._lake_reads is not None)
-            one.has = has
-            if one.offset not in has:
+            offsets = readable_offsets(
+                table, state.partition, has_history=self._lake_reads is not None
+            )
+            state.readable = offsets
+            if state.offset not in offsets:
                 raise OffsetOutOfRangeError(
-                    f"table '{table.path}', bucket {one.partition}: offset {one.offset} is"
-                    f" outside those that are readable, {has.start} to {has.end}"
+                    f"table '{table.path}', bucket {state.partition}: offset {state.offset} is"
+                    f" outside those that are readable, {offsets.start} to {offsets.end}"
                 )
         except StreamhouseError as error:
             self._exchange.report(error)
-            one.error = error.with_traceback(None)
+            state.error = error.with_traceback(None)
 
-    def _estimate(self, one: _Asked) -> int:
-        """Return about how many bytes of records a partition has."""
-        assert one.table is not None, "it has rows"
-        assert one.has is not None, "it has rows"
-        if one.is_in_lake:
-            return min(one.bytes_max, _LAKE_BYTES_ESTIMATE)
-        return one.table.tablet(one.partition).bytes_estimate(one.has.end - one.offset)
+    def _estimate(self, state: _PartitionState) -> int:
+        """Estimate the bytes of records that a partition has."""
+        assert state.table is not None, "the partition has rows"
+        assert state.readable is not None, "the partition has rows"
+        if state.is_in_lake:
+            return min(state.bytes_max, _LAKE_BYTES_ESTIMATE)
+        return state.table.tablet(state.partition).bytes_estimate(state.readable.end - state.offset)
 
     # -- reading -------------------------------------------------------------------------------
 
-    async def read(self) -> FoundRecords:
-        """Read what there is now, once there is room for it."""
+    async def read(self) -> FetchedRecords:
+        """Read the readable records, once the memory for answers has room."""
         await self._keep_schemas()
-        has_rows = await self._parts()
-        if not has_rows:
-            return FoundRecords()
-        is_in_lake = any(part.is_in_lake for part in has_rows)
-        weight = max(part.table.weight for part in has_rows)
+        waiting_parts = await self._parts()
+        if not waiting_parts:
+            return FetchedRecords()
+        is_in_lake = any(part.is_in_lake for part in waiting_parts)
+        weight = max(part.table.weight for part in waiting_parts)
         caller = self._exchange.caller
 
-        async def build(expected: int) -> FoundRecords:
+        async def build(expected: int) -> FetchedRecords:
             if self._exchange.caller != caller:
-                # There was no room for a while, and the grants are others now.
+                # The read waited for room, and the grants changed meanwhile.
                 self._check_grants()
-            parts = [part for part in has_rows if self._asked[part.number].error is None]
+            parts = [part for part in waiting_parts if self._states[part.number].error is None]
             read = functools.partial(read_parts, parts, self._bytes_max)
             if is_in_lake:
-                assert self._lake_reads is not None, "else the log has all that is readable"
+                assert self._lake_reads is not None, "else the log has all readable rows"
                 return await self._lake_reads.run(read)
             if len(parts) <= _INLINE_PARTS_MAX:
                 byte_count = expected + sum(part.large_batch_bytes() for part in parts)
@@ -377,83 +388,85 @@ class _Fetch:
             return await self._service.run_blocking(read)
 
         estimate = sum(
-            min(part.bytes_max, self._estimate(self._asked[part.number])) for part in has_rows
+            min(part.bytes_max, self._estimate(self._states[part.number])) for part in waiting_parts
         )
-        found = await self._service.answers.build(
+        fetched = await self._service.answers.build(
             self._exchange, min(estimate, self._bytes_max), build
         )
-        for part in has_rows:
-            if part.number in found.writers:
-                part.open_table.read_rows += found.writers[part.number].row_count
-        self._service.metrics.count_sent(row_count=found.row_count, byte_count=found.byte_count)
-        return found
+        for part in waiting_parts:
+            if part.number in fetched.writers:
+                part.open_table.read_rows += fetched.writers[part.number].row_count
+        self._service.metrics.count_sent(row_count=fetched.row_count, byte_count=fetched.byte_count)
+        return fetched
 
     async def _keep_schemas(self) -> None:
-        """See to it that tables whose records are Avro have schemas with all of their columns."""
-        kept: dict[OpenTable, StreamhouseError | None] = {}
-        async for one in in_slices(self._asked):
-            if one.has_rows:
-                assert one.table is not None, "it has rows"
-                if one.table not in kept:
-                    kept[one.table] = await _schemas_kept(one.table)
-                one.error = kept[one.table]
-                if one.error is not None:
-                    self._exchange.report(one.error)
+        """Ensure that tables with Avro records have schemas with all columns."""
+        errors: dict[OpenTable, StreamhouseError | None] = {}
+        async for state in in_slices(self._states):
+            if state.has_rows:
+                assert state.table is not None, "the partition has rows"
+                if state.table not in errors:
+                    errors[state.table] = await _schema_error(state.table)
+                state.error = errors[state.table]
+                if state.error is not None:
+                    self._exchange.report(state.error)
 
     async def _parts(self) -> list[Part]:
-        """Return the partitions that have rows; each time another one is the first."""
-        found = []
+        """Return the partitions that have rows, rotated by one with each fetch."""
+        parts = []
         records: dict[OpenTable, TableRecords] = {}
-        async for number, one in in_slices(enumerate(self._asked)):
-            if one.has_rows:
-                assert one.table is not None, "it has rows"
-                assert one.has is not None, "it has rows"
-                if one.table not in records:
-                    records[one.table] = TableRecords.of(one.table)
+        async for number, state in in_slices(enumerate(self._states)):
+            if state.has_rows:
+                assert state.table is not None, "the partition has rows"
+                assert state.readable is not None, "the partition has rows"
+                if state.table not in records:
+                    records[state.table] = TableRecords.of(state.table)
                 part = Part(
                     number=number,
-                    partition=one.partition,
-                    offset=one.offset,
-                    bytes_max=one.bytes_max,
-                    open_table=one.table,
-                    table=records[one.table],
-                    tablet=one.table.tablet(one.partition),
-                    has=one.has,
+                    partition=state.partition,
+                    offset=state.offset,
+                    bytes_max=state.bytes_max,
+                    open_table=state.table,
+                    table=records[state.table],
+                    tablet=state.table.tablet(state.partition),
+                    readable=state.readable,
                 )
-                found.append(part)
-        turn = next(self._exchange.client.fetches) % len(found) if found else 0
-        return found[turn:] + found[:turn]
+                parts.append(part)
+        turn = next(self._exchange.client.fetches) % len(parts) if parts else 0
+        return parts[turn:] + parts[:turn]
 
     # -- answering -----------------------------------------------------------------------------
 
-    async def by_topic(self, found: FoundRecords) -> dict[TopicKey, list[FetchedPartition]]:
-        """Return what is answered of every partition that was asked for."""
+    async def by_topic(self, fetched: FetchedRecords) -> dict[TopicKey, list[FetchedPartition]]:
+        """Return the answer for every requested partition."""
         topics: dict[TopicKey, list[FetchedPartition]] = {}
-        async for number, one in in_slices(enumerate(self._asked)):
-            answered = self._answered(one, found.errors.get(number), found.writers.get(number))
-            topics.setdefault(one.topic, []).append(answered)
+        async for number, state in in_slices(enumerate(self._states)):
+            partition_answer = self._partition_answer(
+                state, fetched.errors.get(number), fetched.writers.get(number)
+            )
+            topics.setdefault(state.topic, []).append(partition_answer)
         return topics
 
-    def _answered(
-        self, one: _Asked, error: StreamhouseError | None, writer: RecordsWriter | None
+    def _partition_answer(
+        self, state: _PartitionState, error: StreamhouseError | None, writer: RecordsWriter | None
     ) -> FetchedPartition:
-        wrong = one.error or error
-        if wrong is not None:
+        failure = state.error or error
+        if failure is not None:
             if error is not None:
                 self._exchange.report(error)
-            code = _code_of(wrong)
+            code = _code_of(failure)
             self._exchange.note(code)
-            return FetchedPartition(partition=one.partition, error=code)
+            return FetchedPartition(partition=state.partition, error=code)
         return FetchedPartition(
-            partition=one.partition,
-            high_watermark=-1 if one.has is None else one.has.end,
-            log_start_offset=-1 if one.has is None else one.has.start,
+            partition=state.partition,
+            high_watermark=-1 if state.readable is None else state.readable.end,
+            log_start_offset=-1 if state.readable is None else state.readable.start,
             records=() if writer is None else writer.pieces,
         )
 
 
-async def _schemas_kept(table: OpenTable) -> StreamhouseError | None:
-    """See to a table's schemas; return what is wrong with that."""
+async def _schema_error(table: OpenTable) -> StreamhouseError | None:
+    """Update a table's schemas; return the error if the update fails."""
     try:
         await keep_reading_schemas(table)
     except Exception as error:  # noqa: BLE001 - outermost for the table's partitions
@@ -462,10 +475,10 @@ async def _schemas_kept(table: OpenTable) -> StreamhouseError | None:
 
 
 def _code_of(error: StreamhouseError) -> ErrorCode:
-    """Return the code of an error as consumers take it: at others they end."""
+    """Return a code that consumers handle: other codes end a consumer."""
     if isinstance(error, CorruptDataError):
         return ErrorCode.corrupt_message
     if isinstance(error, InvalidNameError):
         return ErrorCode.unknown_topic_or_partition
     code = error_code_of(error)
-    return code if code in _KNOWN else ErrorCode.unknown_server_error
+    return code if code in _CONSUMER_CODES else ErrorCode.unknown_server_error

@@ -1,7 +1,7 @@
 """ListOffsets: where a partition begins and ends, and which offset belongs to a time.
 
-A time is when the service made a row durable, whatever timestamp the record has in a column: within
-a partition it never goes back, so all rows from the answered offset on are of that time or later.
+The time of a row is when the service made the row durable, not the record's timestamp column. Time
+never decreases within a partition, so all rows from the answered offset on are at least as late.
 """
 
 from __future__ import annotations
@@ -45,74 +45,77 @@ from streamhouse.storage_service.server.status.event_loop import in_slices
 
 __all__ = ["answer_list_offsets", "answer_offset_for_leader_epoch", "refuse_list_offsets"]
 
-# What stands for a time, in `timestamp`.
+# Special values of `timestamp`.
 _LATEST: Final = -1
 _EARLIEST: Final = -2
 _LATEST_TIME: Final = -3
 _EARLIEST_IN_LOG: Final = -4
 _LATEST_IN_LAKE: Final = -5
 _NONE: Final = -1
-_NOTHING: Final = WrittenAt(_NONE, _NONE)
+_NO_POSITION: Final = WrittenAt(_NONE, _NONE)
 _TIME_MS_MAX: Final = ((1 << 63) - 1) // 1_000
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A partition, what is asked of it, and what is answered."""
+class _PartitionQuery:
+    """A requested partition, the query for the partition, and the answer."""
 
     partition: int
     time_ms: int
     leader_epoch: int
-    """That of the topic, as the client knows it."""
+    """The topic's epoch, as the client knows the epoch."""
     mentions: int = 1
     table: OpenTable | None = None
     info: TableInfo | None = None
-    has: ReadableOffsets | None = None
+    readable: ReadableOffsets | None = None
     error: StreamhouseError | None = None
-    found: WrittenAt = _NOTHING
+    answer: WrittenAt = _NO_POSITION
 
 
 async def answer_list_offsets(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Answer an offset of each partition that is asked for, once.
+    """Answer with one offset of each requested partition.
 
-    One that is named twice is refused, as brokers do: the answer has room for one of both times.
+    A partition that is named twice is refused, as brokers do: the answer has room for one offset.
     """
     mentions = (
-        (topic.name, one.partition_index, one.timestamp, _epoch_told(one))
+        (topic.name, partition.partition_index, partition.timestamp, _client_epoch(partition))
         for topic in request.topics
-        for one in topic.partitions
+        for partition in topic.partitions
     )
-    asked = await _looked_up(exchange, mentions)
+    queries = await _looked_up(exchange, mentions)
     by_time, latest = [], []
-    async for one in in_slices(asked.values()):
-        if one.mentions > 1 and one.table is not None:
-            one.error = InvalidRequestError(
-                f"partition {one.partition} is named {one.mentions} times; name it once"
+    async for query in in_slices(queries.values()):
+        if query.mentions > 1 and query.table is not None:
+            query.error = InvalidRequestError(
+                f"partition {query.partition} is named {query.mentions} times; name it once"
             )
-            exchange.report(one.error)
-        if one.error is None and one.time_ms >= 0:
-            by_time.append(one)
-        elif one.error is None and one.time_ms == _LATEST_TIME:
-            latest.append(one)
+            exchange.report(query.error)
+        if query.error is None and query.time_ms >= 0:
+            by_time.append(query)
+        elif query.error is None and query.time_ms == _LATEST_TIME:
+            latest.append(query)
     if by_time:
         await _look_up_times(exchange, by_time)
     if latest:
         await _look_up_latest(exchange, latest)
     topics: dict[str, list[Mapping[str, Any]]] = {}
-    async for (name, _), one in in_slices(asked.items()):
-        topics.setdefault(name, []).append(_answered(exchange, one))
-    return {"topics": [{"name": name, "partitions": found} for name, found in topics.items()]}
+    async for (name, _), query in in_slices(queries.items()):
+        topics.setdefault(name, []).append(_partition_answer(exchange, query))
+    return {
+        "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
+    }
 
 
 def refuse_list_offsets(request: Any, code: ErrorCode, _: str) -> Mapping[str, Any]:
-    """Return the answer that has an error for every partition that was asked for."""
-    nothing = {"error_code": code, "timestamp": _NONE, "offset": _NONE, "leader_epoch": _NONE}
+    """Return an answer with an error for every requested partition."""
+    failure = {"error_code": code, "timestamp": _NONE, "offset": _NONE, "leader_epoch": _NONE}
     return {
         "topics": [
             {
                 "name": topic.name,
                 "partitions": [
-                    {"partition_index": one.partition_index, **nothing} for one in topic.partitions
+                    {"partition_index": partition.partition_index, **failure}
+                    for partition in topic.partitions
                 ],
             }
             for topic in request.topics
@@ -123,66 +126,79 @@ def refuse_list_offsets(request: Any, code: ErrorCode, _: str) -> Mapping[str, A
 async def answer_offset_for_leader_epoch(
     exchange: KafkaExchange, request: Any
 ) -> Mapping[str, Any]:
-    """Answer up to where what a client has read under an epoch is in the table.
+    """Answer with the end of the rows that the client's epoch covers in the table.
 
-    What was acknowledged stays, so that is the table's end; of what was read in an earlier table of
-    the name nothing is here, so the client goes on where this one begins.
+    Acknowledged rows stay, so the answer is the table's end. If the epoch is of an earlier table of
+    the same name, the answer is the start of the present table.
     """
-    mentions = [(topic.topic, one) for topic in request.topics for one in topic.partitions]
-    asked = await _looked_up(
-        exchange, ((name, one.partition, _LATEST, _epoch_told(one)) for name, one in mentions)
+    mentions = [
+        (topic.topic, partition) for topic in request.topics for partition in topic.partitions
+    ]
+    queries = await _looked_up(
+        exchange,
+        (
+            (name, partition.partition, _LATEST, _client_epoch(partition))
+            for name, partition in mentions
+        ),
     )
     topics: dict[str, list[Mapping[str, Any]]] = {}
-    async for name, given in in_slices(mentions):
-        one = asked[name, given.partition]
+    async for name, mention in in_slices(mentions):
+        query = queries[name, mention.partition]
         epoch, end = _NONE, _NONE
-        if one.error is None and one.table is not None and one.has is not None:
-            own = epoch_of(one.table)
-            if 0 <= given.leader_epoch <= own:
-                is_other = is_of_another(one.table.info.table_id, given.leader_epoch)
-                epoch, end = own, one.has.start if is_other else one.has.end
-        answered = {
-            "partition": one.partition,
-            "error_code": _noted(exchange, one.error),
+        if query.error is None and query.table is not None and query.readable is not None:
+            table_epoch = epoch_of(query.table)
+            if 0 <= mention.leader_epoch <= table_epoch:
+                is_earlier_table = is_of_another(query.table.info.table_id, mention.leader_epoch)
+                epoch, end = (
+                    table_epoch,
+                    query.readable.start if is_earlier_table else query.readable.end,
+                )
+        partition_answer = {
+            "partition": query.partition,
+            "error_code": _noted(exchange, query.error),
             "leader_epoch": epoch,
             "end_offset": end,
         }
-        topics.setdefault(name, []).append(answered)
-    return {"topics": [{"topic": name, "partitions": found} for name, found in topics.items()]}
+        topics.setdefault(name, []).append(partition_answer)
+    return {
+        "topics": [{"topic": name, "partitions": partitions} for name, partitions in topics.items()]
+    }
 
 
-def _epoch_told(asked: Any) -> int:
-    epoch: int = getattr(asked, "current_leader_epoch", NO_EPOCH)
+def _client_epoch(mention: Any) -> int:
+    epoch: int = getattr(mention, "current_leader_epoch", NO_EPOCH)
     return epoch
 
 
 async def _looked_up(
     exchange: KafkaExchange, mentions: Iterable[tuple[str, int, int, int]]
-) -> dict[tuple[str, int], _Asked]:
-    """Return each partition that is named, once, with what is readable or what is wrong with it.
+) -> dict[tuple[str, int], _PartitionQuery]:
+    """Return each named partition once, with its readable offsets or its error.
 
     A mention is a topic, a partition, a time, and the leader epoch that the client knows.
     """
     tables: dict[str, OpenTable | StreamhouseError] = {}
-    asked: dict[tuple[str, int], _Asked] = {}
+    queries: dict[tuple[str, int], _PartitionQuery] = {}
     async for topic, partition, time_ms, epoch in in_slices(mentions):
-        known = asked.get((topic, partition))
-        if known is not None:
-            known.mentions += 1
+        repeated_query = queries.get((topic, partition))
+        if repeated_query is not None:
+            repeated_query.mentions += 1
             continue
         if topic not in tables:
-            tables[topic] = _found(exchange, topic)
-        one = asked[topic, partition] = _Asked(partition, min(time_ms, _TIME_MS_MAX), epoch)
+            tables[topic] = _table_or_error(exchange, topic)
+        query = queries[topic, partition] = _PartitionQuery(
+            partition, min(time_ms, _TIME_MS_MAX), epoch
+        )
         table = tables[topic]
         if isinstance(table, StreamhouseError):
-            one.error = table
+            query.error = table
         else:
-            _look(exchange, table, one)
-    return asked
+            _look(exchange, table, query)
+    return queries
 
 
-def _found(exchange: KafkaExchange, topic: str) -> OpenTable | StreamhouseError:
-    """Return the table of a topic, or what is wrong with it."""
+def _table_or_error(exchange: KafkaExchange, topic: str) -> OpenTable | StreamhouseError:
+    """Return the table of a topic, or the error that prevents reading the topic."""
     try:
         return topic_table(exchange, topic, Level.READ)
     except StreamhouseError as error:
@@ -190,119 +206,125 @@ def _found(exchange: KafkaExchange, topic: str) -> OpenTable | StreamhouseError:
         return error.with_traceback(None)
 
 
-def _look(exchange: KafkaExchange, table: OpenTable, one: _Asked) -> None:
-    """Note what is readable of a partition, or what is wrong with it."""
+def _look(exchange: KafkaExchange, table: OpenTable, query: _PartitionQuery) -> None:
+    """Record the readable offsets of a partition, or the partition's error."""
     try:
-        one.table, one.info = table, table.info
-        check_leader_epoch(table, one.leader_epoch)
+        query.table, query.info = table, table.info
+        check_leader_epoch(table, query.leader_epoch)
         has_history = exchange.service.lake_reads is not None
-        one.has = readable_offsets(table, one.partition, has_history=has_history)
-        one.found = WrittenAt(_named(table, one.partition, one.has, one.time_ms), _NONE)
-        if one.leader_epoch != NO_EPOCH:
-            stands_in(exchange, table, one.partition)
+        query.readable = readable_offsets(table, query.partition, has_history=has_history)
+        query.answer = WrittenAt(
+            _special_offset(table, query.partition, query.readable, query.time_ms), _NONE
+        )
+        if query.leader_epoch != NO_EPOCH:
+            stands_in(exchange, table, query.partition)
     except StreamhouseError as error:
         exchange.report(error)
-        one.error = error.with_traceback(None)
+        query.error = error.with_traceback(None)
 
 
-def _named(table: OpenTable, bucket: int, has: ReadableOffsets, time_ms: int) -> int:
-    """Return the offset that stands under a name instead of a time."""
+def _special_offset(table: OpenTable, bucket: int, offsets: ReadableOffsets, time_ms: int) -> int:
+    """Return the offset for a special value of `timestamp`."""
     if time_ms == _LATEST_IN_LAKE:
-        # The last offset of those, not the one behind it.
+        # The last offset in the lake; `lake_end` is exclusive.
         return lake_end(table, bucket) - 1
-    names = {_LATEST: has.end, _EARLIEST: has.start, _EARLIEST_IN_LOG: has.log_start}
+    names = {_LATEST: offsets.end, _EARLIEST: offsets.start, _EARLIEST_IN_LOG: offsets.log_start}
     return names.get(time_ms, _NONE)
 
 
-async def _look_up_times(exchange: KafkaExchange, asked: Sequence[_Asked]) -> None:
-    """Note the first row of each partition's time or later.
+async def _look_up_times(exchange: KafkaExchange, queries: Sequence[_PartitionQuery]) -> None:
+    """Record the first row at or after each partition's time.
 
-    A consumer knows one range of offsets, and begins with what is readable: rows that are gone from
-    log and lake are below its range, as they are in Kafka.
+    A consumer knows one range of offsets, which begins with the readable rows. Rows that are gone
+    from log and lake lie below the range, as in Kafka.
     """
     questions = []
-    for one in asked:
-        assert one.table is not None, "else there is an error"
-        questions.append(TimeQuestion(one.table, one.partition, one.time_ms * 1_000))
+    for query in queries:
+        assert query.table is not None, "else the partition has an error"
+        questions.append(TimeQuestion(query.table, query.partition, query.time_ms * 1_000))
     answers = await exchange.service.first_since(questions)
-    for one, answer in zip(asked, answers, strict=True):
+    for query, answer in zip(queries, answers, strict=True):
         if isinstance(answer, StreamhouseError):
             exchange.report(answer)
-            one.error = answer
+            query.error = answer
         elif answer.timestamp_us is not None:
-            one.found = WrittenAt(answer.offset, answer.timestamp_us)
+            query.answer = WrittenAt(answer.offset, answer.timestamp_us)
 
 
-async def _look_up_latest(exchange: KafkaExchange, asked: Sequence[_Asked]) -> None:
-    """Note the last row of each partition: within a partition time never goes back."""
-    await exchange.service.run_blocking(_last_in_log, asked)
+async def _look_up_latest(exchange: KafkaExchange, queries: Sequence[_PartitionQuery]) -> None:
+    """Record the last row of each partition: time never decreases within a partition."""
+    await exchange.service.run_blocking(_last_in_log, queries)
     lake_reads: LakeReads | None = exchange.service.lake_reads
-    older = [one for one in asked if one.error is None and _is_last_in_lake(one)]
+    older = [query for query in queries if query.error is None and _is_last_in_lake(query)]
     if older and lake_reads is not None:
         try:
             await lake_reads.run(functools.partial(_last_in_lake, older))
         except OverloadedError as error:
             exchange.report(error)
-            for one in older:
-                one.error = error.with_traceback(None)
+            for query in older:
+                query.error = error.with_traceback(None)
 
 
-def _last_in_log(asked: Sequence[_Asked]) -> None:
-    for one in asked:
-        assert one.table is not None, "else there is an error"
-        assert one.has is not None, "else there is an error"
-        if not one.has.log_start < one.has.end:
+def _last_in_log(queries: Sequence[_PartitionQuery]) -> None:
+    for query in queries:
+        assert query.table is not None, "else the partition has an error"
+        assert query.readable is not None, "else the partition has an error"
+        if not query.readable.log_start < query.readable.end:
             continue
         try:
-            offset = one.has.end - 1
-            written_us = one.table.tablet(one.partition).read(offset, bytes_max=1)[0].timestamp_us
-            one.found = WrittenAt(offset, written_us)
+            offset = query.readable.end - 1
+            written_us = (
+                query.table.tablet(query.partition).read(offset, bytes_max=1)[0].timestamp_us
+            )
+            query.answer = WrittenAt(offset, written_us)
         except OffsetOutOfRangeError:
-            # Retention took it just now; the next question finds it in the lake.
-            one.found = _NOTHING
+            # Retention has just removed the row; the next query finds the row in the lake.
+            query.answer = _NO_POSITION
         except StreamhouseError as error:
-            one.error = error
+            query.error = error
 
 
-def _is_last_in_lake(one: _Asked) -> bool:
-    assert one.has is not None, "else there is an error"
-    return one.has.start < one.has.end <= one.has.log_start
+def _is_last_in_lake(query: _PartitionQuery) -> bool:
+    assert query.readable is not None, "else the partition has an error"
+    return query.readable.start < query.readable.end <= query.readable.log_start
 
 
-def _last_in_lake(asked: Sequence[_Asked], older: Older) -> None:
-    for one in asked:
+def _last_in_lake(queries: Sequence[_PartitionQuery], older: Older) -> None:
+    for query in queries:
         if isinstance(older, StreamhouseError):
-            one.error = older
+            query.error = older
             continue
-        assert one.table is not None, "else there is an error"
-        assert one.info is not None, "else there is an error"
-        assert one.has is not None, "else there is an error"
+        assert query.table is not None, "else the partition has an error"
+        assert query.info is not None, "else the partition has an error"
+        assert query.readable is not None, "else the partition has an error"
         try:
             last = older.read(
-                *(one.table, one.info, one.partition),
-                offset=one.has.end - 1,
+                *(query.table, query.info, query.partition),
+                offset=query.readable.end - 1,
                 rows_max=1,
                 bytes_max=1,
             )
         except Exception as error:  # noqa: BLE001 - outermost for a partition
-            doing = f"looking for the last row of '{one.table.path}', bucket {one.partition}"
-            one.error = failure_of(error, doing)
+            doing = f"looking for the last row of '{query.table.path}', bucket {query.partition}"
+            query.error = failure_of(error, doing)
             continue
         if last.rows.num_rows:
-            one.found = WrittenAt(int(last.offsets[0]), int(last.timestamps_us[0]))
+            query.answer = WrittenAt(int(last.offsets[0]), int(last.timestamps_us[0]))
 
 
-def _answered(exchange: KafkaExchange, one: _Asked) -> Mapping[str, Any]:
-    code = _noted(exchange, one.error)
-    found = one.found if one.error is None else _NOTHING
-    is_known = found.offset != _NONE
-    written_us = found.timestamp_us
+def _partition_answer(exchange: KafkaExchange, query: _PartitionQuery) -> Mapping[str, Any]:
+    code = _noted(exchange, query.error)
+    position = query.answer if query.error is None else _NO_POSITION
+    has_position = position.offset != _NONE
+    written_us = position.timestamp_us
     return {
-        "partition_index": one.partition,
+        "partition_index": query.partition,
         "error_code": code,
         "timestamp": written_us if written_us == _NONE else written_us // 1_000,
-        "offset": found.offset,
-        "leader_epoch": epoch_of(one.table) if one.table is not None and is_known else _NONE,
+        "offset": position.offset,
+        "leader_epoch": epoch_of(query.table)
+        if query.table is not None and has_position
+        else _NONE,
     }
 
 

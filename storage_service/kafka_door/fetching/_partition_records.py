@@ -1,12 +1,12 @@
-"""Rows of a partition as record batches, up to a number of bytes: from the log, or from the lake.
+"""Rows of a partition as record batches of a limited size, from the log or from the lake.
 
 Guarantees:
-- records begin at the offset that was asked for, and take no more bytes than there is room for; but
-  the first of an answer is written however large it is, alone
-- a row of which no record can be made ends what is written; the rows before it are written
-- an update has the row that it replaces, wherever the read before it ended
-The offset of a record is that of its row. Rows that are no record, such as the row before an
-update, and offsets whose rows have gone leave gaps, which a batch covers. Blocking, on any thread.
+- records begin at the requested offset and fit into the room; only the first record of an answer is
+  written whatever its size, alone
+- the records end before a row that cannot become a record; the rows before that row are written
+- an update has the row that it replaces, wherever the previous read ended The offset of a record is
+  the offset of its row. Rows without a record, such as the row before an update, and offsets
+  without a row leave gaps, which a batch covers. Blocking, on any thread.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ __all__ = ["RecordsWriter", "TableRecords"]
 
 _Numbers = npt.NDArray[np.int64]
 
-# How large records are that are made of columns is not known before some were.
+# The size of records made of columns is unknown before some records are written.
 _FIRST_ROWS: Final = 1_024
 _BATCH_ROWS_MAX: Final = 1 << 16
 _OFFSET_DELTA_MAX: Final = (1 << 31) - 1
-# Records that do not fit were made for nothing; rows that are counted exactly are counted often.
+# A trade-off: records that do not fit are wasted work, and exact counts of rows take many passes.
 _OVERSHOOT_MAX: Final = 1.25
-# Rows that became few bytes say little of those behind them.
+# Rows that became few bytes are a poor estimate for the rows behind them.
 _GROWTH_MIN: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class TableRecords:
-    """How a table's rows are read as records: in one version of its schema."""
+    """How rows of a table become records, in one version of the table's schema."""
 
     info: TableInfo
     log_schema: pa.Schema
@@ -68,7 +68,7 @@ class TableRecords:
 
     @classmethod
     def of(cls, table: OpenTable) -> TableRecords:
-        """Return how the table is read now. Event loop only."""
+        """Return the present way to read the table. Event loop only."""
         info = table.info
         return cls(
             info,
@@ -79,17 +79,17 @@ class TableRecords:
 
     @property
     def weight(self) -> int:
-        """So many times longer than handing out stored bytes does making records of them take."""
+        """How many times longer making records takes than handing out stored bytes."""
         return 2 if self.record_format.value is ValueFormat.RAW else 16
 
     @property
     def has_pairs(self) -> bool:
-        """Whether an update is made of two rows, the one before it and the one after it."""
+        """Whether an update is two rows: the row before and the row after the update."""
         is_debezium = self.record_format.changes is ChangesFormat.DEBEZIUM_JSON
         return self.info.is_primary_key_table and is_debezium
 
     def rows(self, frame: StoredBatch) -> pa.RecordBatch:
-        """Return the rows of a stored batch as records are made of them."""
+        """Return the rows of a stored batch in this version of the schema."""
         if frame.schema_id == self.info.schema_id:
             return decode_payload(frame.payload, self.log_schema)
         return read_stored(frame.payload, self.info, stored_as=frame.schema_id)
@@ -97,9 +97,9 @@ class TableRecords:
 
 @dataclass(kw_only=True)
 class RecordsWriter:
-    """Record batches of one partition that follow each other; `next_offset` is behind the last.
+    """Consecutive record batches of one partition; `next_offset` is behind the last batch.
 
-    At most `bytes_max` bytes are written, but the first record if `is_first`.
+    At most `bytes_max` bytes are written, except for the first record if `is_first`.
     """
 
     table: TableRecords
@@ -110,8 +110,8 @@ class RecordsWriter:
     pieces: list[Piece] = field(default_factory=list)
     byte_count: int = 0
     row_count: int = 0
-    rest: OlderRows | None = None
-    """Rows that have left the log, were read and are not written; none is below `next_offset`."""
+    pending_rows: OlderRows | None = None
+    """Rows read from the lake but not yet written, all at or above `next_offset`."""
     _row_bytes: int = 0
     _is_full: bool = False
 
@@ -120,110 +120,115 @@ class RecordsWriter:
 
     @property
     def has_room(self) -> bool:
-        """Whether more is to be written."""
-        return self._is_owed or (self._bytes_left >= BATCH_BYTES_MIN and not self._is_full)
+        """Whether more records are to be written."""
+        return self._is_owed or (self._remaining_bytes >= BATCH_BYTES_MIN and not self._is_full)
 
     @property
-    def rows_wanted(self) -> int:
-        """About how many rows there is room for, at least one."""
+    def rows_estimate(self) -> int:
+        """About how many rows fit into the room, at least one."""
         if self.row_count:
             row_bytes = max(1.0, self.byte_count / self.row_count)
-            return max(1, min(_BATCH_ROWS_MAX, int(self._bytes_left / row_bytes)))
+            return max(1, min(_BATCH_ROWS_MAX, int(self._remaining_bytes / row_bytes)))
         return _BATCH_ROWS_MAX if self._is_raw else _FIRST_ROWS
 
     @property
-    def bytes_wanted(self) -> int:
-        """About how many bytes of rows become as many of records as there is room for, not none."""
-        return max(1, int(self._bytes_left / self._growth))
+    def bytes_estimate(self) -> int:
+        """About how many bytes of rows become records that fill the room, at least one."""
+        return max(1, int(self._remaining_bytes / self._growth))
 
     def write_log(self, tablet: LogTablet, *, end: int) -> None:
         """Write rows of the log from `next_offset` on, at most to `end`.
 
-        Raises as `LogTablet.read`, `CorruptDataError`, and whatever making a record of a row does.
+        Raises as `LogTablet.read`, `CorruptDataError`, and any error of making a record.
         """
         if not self._is_owed and self.next_offset < end:
-            # A read is of a whole batch, however little of it there is room for.
+            # The log reads whole batches, even if the room is smaller.
             near = tablet.extent(self.next_offset)
-            if near.byte_count > near.row_count * self._bytes_left / _GROWTH_MIN:
+            if near.byte_count > near.row_count * self._remaining_bytes / _GROWTH_MIN:
                 return
         while self.next_offset < end and self.has_room:
             first = self.next_offset
-            stored = tablet.read(first, bytes_max=self.bytes_wanted, end_offset=end)
+            stored = tablet.read(first, bytes_max=self.bytes_estimate, end_offset=end)
             rows = self._readable(stored)
             stored = stored[: len(rows)]
-            base, after = stored[0].base_offset, min(stored[-1].end_offset, end)
-            offsets = np.arange(base, after, dtype=np.int64)
+            base, stop_offset = stored[0].base_offset, min(stored[-1].end_offset, end)
+            offsets = np.arange(base, stop_offset, dtype=np.int64)
             times = np.repeat([f.timestamp_us for f in stored], [f.row_count for f in stored])
             joined = rows[0] if len(rows) == 1 else pa.concat_batches(rows)
-            self._write(joined.slice(0, after - base), offsets, times, first - base, after)
-            if self.next_offset < after:
+            self._write(
+                joined.slice(0, stop_offset - base), offsets, times, first - base, stop_offset
+            )
+            if self.next_offset < stop_offset:
                 return
 
     @property
     def older_offset(self) -> int:
-        """Where rows that have left the log are to be read next."""
-        return self.next_offset if self.rest is None else self.rest.next_offset
+        """The offset of the next read from the lake."""
+        return self.next_offset if self.pending_rows is None else self.pending_rows.next_offset
 
-    def lacks_before(self, found: OlderRows) -> bool:
-        """Whether the first of these rows is an update whose replaced row was not read."""
+    def lacks_replaced_row(self, rows: OlderRows) -> bool:
+        """Whether the first row is an update whose replaced row was not read."""
         return (
             self.table.has_pairs
-            and self.rest is None
-            and found.rows.num_rows > 0
-            and found.offsets[0] == self.next_offset
-            and _change_type(found.rows, 0) == UPDATE_AFTER
+            and self.pending_rows is None
+            and rows.rows.num_rows > 0
+            and rows.offsets[0] == self.next_offset
+            and _change_type(rows.rows, 0) == UPDATE_AFTER
         )
 
-    def write_older(self, found: OlderRows, *, before: OlderRows | None = None) -> None:
-        """Write rows that have left the log, read from `older_offset` on, as far as they fit.
+    def write_older(self, older: OlderRows, *, replaced_row: OlderRows | None = None) -> None:
+        """Write as many rows from the lake as fit, read from `older_offset` on.
 
-        What does not is `rest`, as is the last row if it is that before an update, to be given
-        again with what follows it. `before` is the row before them, if they lack it. Raises as
-        `write_log`.
+        Rows that do not fit become `pending_rows`. A last row that precedes an update also waits
+        there for the update. `before` is the row before the first row, if `lacks_replaced_row`.
+        Raises as `write_log`.
         """
-        kept = self.rest or before
-        found = found if kept is None else kept.then(found)
-        rows, offsets, end = found.rows, found.offsets, found.next_offset
+        earlier = self.pending_rows or replaced_row
+        older = older if earlier is None else earlier.then(older)
+        rows, offsets, end = older.rows, older.offsets, older.next_offset
         row = int(np.searchsorted(offsets, self.next_offset))
         stop = rows.num_rows
         if stop and self._is_before_update(rows, stop - 1):
             stop -= 1
             end = int(offsets[stop])
         try:
-            self._write(rows.slice(0, stop), offsets, found.timestamps_us, row, end)
+            self._write(rows.slice(0, stop), offsets, older.timestamps_us, row, end)
         finally:
-            left = int(np.searchsorted(offsets, self.next_offset))
-            self.rest = found.since(left) if left < rows.num_rows else None
-        if self.rest is None:
-            self.next_offset = max(self.next_offset, found.next_offset)
+            written_count = int(np.searchsorted(offsets, self.next_offset))
+            self.pending_rows = (
+                older.since(written_count) if written_count < rows.num_rows else None
+            )
+        if self.pending_rows is None:
+            self.next_offset = max(self.next_offset, older.next_offset)
 
     def pass_over(self, offset: int) -> None:
-        """Go on at `offset`: there are no rows before it but those that have been read."""
+        """Continue at `offset`: no unread rows lie below."""
         if self.has_room and self.older_offset >= offset:
-            # An update that is nowhere has no record, nor has what it replaces.
-            self.rest = None
+            # The update after a pending row is nowhere, so the pending row has no record either.
+            self.pending_rows = None
             self.next_offset = max(self.next_offset, offset)
 
     def cover_gap(self) -> None:
-        """If there was no record among the rows, let the consumer go on behind them.
+        """Let the consumer continue behind rows that have no record.
 
-        It takes a batch without records for that, and would ask for the same rows for ever.
+        An empty batch covers the gap. Without this batch the consumer would request the same rows
+        for ever.
         """
         if not self.pieces and self.next_offset > self.first_offset:
             empty = pa.array([], pa.binary())
             columns = RecordColumns(
                 keys=empty, values=empty, timestamps_ms=np.empty(0, dtype=np.int64)
             )
-            nothing = np.empty(0, dtype=np.int64)
-            self._append(columns, self.first_offset, nothing, self.next_offset)
+            deltas = np.empty(0, dtype=np.int64)
+            self._append(columns, self.first_offset, deltas, self.next_offset)
 
     @property
-    def _bytes_left(self) -> int:
+    def _remaining_bytes(self) -> int:
         return self.bytes_max - self.byte_count
 
     @property
     def _is_owed(self) -> bool:
-        """Whether a record is to be written though there is no room for it."""
+        """Whether a record is due although the room is full."""
         return self.is_first and not self.pieces
 
     @property
@@ -232,23 +237,23 @@ class RecordsWriter:
 
     @property
     def _growth(self) -> float:
-        """How many bytes of records a byte of rows has become so far."""
+        """How many bytes of records one byte of rows has become so far."""
         if not self._row_bytes or not self.byte_count:
             return 1.0
         return max(_GROWTH_MIN, self.byte_count / self._row_bytes)
 
     def _readable(self, stored: Sequence[StoredBatch]) -> list[pa.RecordBatch]:
-        """Return the rows of the batches before the first that cannot be read; raises at that."""
-        found: list[pa.RecordBatch] = []
+        """Return the rows of the batches before the first unreadable one; raise if none precede."""
+        readable: list[pa.RecordBatch] = []
         for frame in stored:
             try:
-                found.append(self.table.rows(frame))
-            except Exception:  # raised again where a read begins with it
-                if not found:
+                readable.append(self.table.rows(frame))
+            except Exception:  # raised again when a read begins with this batch
+                if not readable:
                     raise
-                # The next read begins at it.
+                # The next read begins at this batch.
                 break
-        return found
+        return readable
 
     def _write(
         self, rows: pa.RecordBatch, offsets: _Numbers, times: _Numbers, row: int, end: int
@@ -266,15 +271,15 @@ class RecordsWriter:
         stop: int,
         end: int,
     ) -> int:
-        """Write the rows with these numbers as one batch, as far as they fit.
+        """Write the rows `row` to `stop` as one batch, as far as the rows fit.
 
-        Return the number of the row behind, from which on nothing is written.
+        Return the number of the first row that is not written.
         """
-        found, stop = self._records(rows, times, row, stop)
-        columns, of_rows = found.columns, found.rows
+        row_records, stop = self._records(rows, times, row, stop)
+        columns, of_rows = row_records.columns, row_records.rows
         if len(of_rows):
             deltas = offsets[of_rows] - offsets[of_rows[0]]
-            count = fitting_count(columns, offset_deltas=deltas, bytes_max=self._bytes_left)
+            count = fitting_count(columns, offset_deltas=deltas, bytes_max=self._remaining_bytes)
             if count < len(of_rows):
                 count = count or int(self._is_owed)
                 self._is_full = True
@@ -282,64 +287,65 @@ class RecordsWriter:
                     return row
                 columns, of_rows = columns.first(count), of_rows[:count]
                 stop = int(of_rows[-1]) + 1
-        after = end if stop == rows.num_rows else int(offsets[stop])
+        end_offset = end if stop == rows.num_rows else int(offsets[stop])
         if len(of_rows):
             of_records = offsets[of_rows]
             base = int(of_records[0])
-            self._append(columns, base, of_records - base, after)
+            self._append(columns, base, of_records - base, end_offset)
         self.row_count += stop - row
         self._row_bytes += rows.slice(row, stop - row).nbytes
-        self.next_offset = max(self.next_offset, after)
+        self.next_offset = max(self.next_offset, end_offset)
         return stop
 
     def _records(
         self, rows: pa.RecordBatch, times: _Numbers, row: int, stop: int
     ) -> tuple[RowRecords, int]:
-        """Return the records of the rows with these numbers, and the number of the row behind.
+        """Return the records of the rows `row` to `stop`, and the number of the row behind.
 
-        If one of them cannot be a record these are rows before it, raises if that is the first.
+        If a row cannot become a record, the result has rows before that row only. Raises if that
+        row is the first.
         """
-        # The row before an update is no record, but a part of the next one.
+        # The row before an update is a part of the next record.
         begin = row - 1 if row and self._is_before_update(rows, row - 1) else row
         while True:
             try:
-                found = records_of(
+                records = records_of(
                     rows.slice(begin, stop - begin),
                     self.table.info,
                     commit_ms=times[begin:stop] // 1_000,
                     first_row=row - begin,
                     schemas=self.table.schemas,
                 )
-            except Exception:  # raised again where the row is the first
+            except Exception:  # raised again when the row is the first
                 if stop - row == 1:
                     raise
                 stop = row + (stop - row) // 2
             else:
-                return RowRecords(found.columns, found.rows + begin), stop
+                return RowRecords(records.columns, records.rows + begin), stop
 
     def _fitting(self, rows: pa.RecordBatch, row: int) -> int:
-        """Return of how many rows, from number `row` on, records are made next: about as fit."""
+        """Return how many rows, from number `row` on, become records next; about as many as fit."""
         if not self.has_room:
             return 0
-        left = rows.num_rows - row
-        is_known = self._is_raw or self.byte_count > 0
-        count: int = min(left, _BATCH_ROWS_MAX if is_known else _FIRST_ROWS)
-        room = self.bytes_wanted
+        remaining_rows = rows.num_rows - row
+        has_estimate = self._is_raw or self.byte_count > 0
+        count: int = min(remaining_rows, _BATCH_ROWS_MAX if has_estimate else _FIRST_ROWS)
+        room = self.bytes_estimate
         while count > 1 and (row_bytes := rows.slice(row, count).nbytes) > room * _OVERSHOOT_MAX:
             count = max(1, count * room // row_bytes)
         if self._is_before_update(rows, row + count - 1):
-            count = min(left, count + 1)
+            count = min(remaining_rows, count + 1)
         return count
 
     def _is_before_update(self, rows: pa.RecordBatch, row: int) -> bool:
         return self.table.has_pairs and _change_type(rows, row) == UPDATE_BEFORE
 
-    def _append(self, columns: RecordColumns, base: int, deltas: _Numbers, after: int) -> None:
+    def _append(self, columns: RecordColumns, base: int, deltas: _Numbers, end_offset: int) -> None:
         pieces = write_batch(
             columns,
             base_offset=base,
             offset_deltas=deltas,
-            last_offset_delta=min(after - 1 - base, _OFFSET_DELTA_MAX),
+            last_offset_delta=min(end_offset - 1 - base, _OFFSET_DELTA_MAX),
             leader_epoch=leader_epoch_of(self.table.info.table_id),
         )
         self.pieces += pieces

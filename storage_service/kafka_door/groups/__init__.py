@@ -1,1 +1,1 @@
-"""Consumer groups: their members, and the positions that they commit; begin at `group_apis.py`."""
+"""Consumer groups: members and committed positions. `_group_apis.py` is the entry."""

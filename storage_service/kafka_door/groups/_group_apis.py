@@ -1,7 +1,7 @@
-"""The APIs of consumer groups: which versions are offered, and what answers them.
+"""The APIs of consumer groups, with versions and handlers.
 
-Not offered is the protocol of KIP-848, in which the coordinator assigns: clients fall back to this
-one. Versions end before topics are named by id.
+The protocol of KIP-848, in which the coordinator assigns partitions, is not offered: clients fall
+back to the classic protocol. Offered versions end before topics are named by id.
 """
 
 from __future__ import annotations

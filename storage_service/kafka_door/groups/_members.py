@@ -1,4 +1,4 @@
-"""What members of groups ask, and who looks at groups; the rules are those of `kafka/groups/`."""
+"""Requests of group members, and of tools that list groups; `kafka/groups/` has the rules."""
 
 from __future__ import annotations
 
@@ -45,33 +45,35 @@ __all__ = [
     "refuse_member",
 ]
 
-# The versions from which on a client knows what they are about.
-_ID_FIRST: Final = 4
-_SKIPS: Final = 9
-_LEAVES_MANY: Final = 3
+# The first versions whose clients know a feature.
+_MEMBER_ID_VERSION: Final = 4
+_SKIP_VERSION: Final = 9
+_MANY_LEAVE_VERSION: Final = 3
 _CLASSIC: Final = "classic"
 _LEAVING_AT_ONCE: Final = 100
-# Of one connection: clients are in one group by each, and tools in few.
-_NOTED_MAX: Final = 100
-# At the second one the client joins with the id that it was given.
-_GIVES_ID: Final = frozenset((ErrorCode.none, ErrorCode.member_id_required))
+# For each connection: a client is in one group per connection, and tools are in few.
+_MEMBERSHIPS_MAX: Final = 100
+# After `member_id_required` the client joins again with the answered id.
+_ID_GIVING_CODES: Final = frozenset((ErrorCode.none, ErrorCode.member_id_required))
 
 
 def refuse_member(_: Any, code: ErrorCode, __: str) -> Mapping[str, Any]:
-    """Return the answer of a member's call that says what is wrong."""
+    """Return the answer of a member's call with an error code."""
     return {"error_code": retriable_by_members(code)}
 
 
 def refuse_describe_groups(request: Any, code: ErrorCode, _: str) -> Mapping[str, Any]:
     """Return the answer with one code for every group."""
     code = retriable_by_members(code)
-    return {"groups": [{"group_id": one, "error_code": code} for one in request.groups]}
+    return {"groups": [{"group_id": group_id, "error_code": code} for group_id in request.groups]}
 
 
 def refuse_delete_groups(request: Any, code: ErrorCode, _: str) -> Mapping[str, Any]:
     """Return the answer with one code for every group."""
     code = retriable_by_members(code)
-    return {"results": [{"group_id": one, "error_code": code} for one in request.groups_names]}
+    return {
+        "results": [{"group_id": group_id, "error_code": code} for group_id in request.groups_names]
+    }
 
 
 def _identity(request: Any) -> Identity:
@@ -84,12 +86,12 @@ def _identity(request: Any) -> Identity:
 
 
 async def answer_join_group(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Take a member into the next generation; the answer waits for that."""
+    """Add a member to the next generation; the answer waits for the generation."""
     desk = exchange.broker.groups
     key = desk.key(exchange, request.group_id)
     error = await desk.refusal(request.group_id)
     if error is None and not exchange.caller.reads_tables():
-        # It could read nothing that it were assigned, and groups take room.
+        # Such a member could read none of its partitions, and groups take memory.
         name = exchange.caller.name
         exchange.report(ForbiddenError(f"token '{name}' may read no table, so be in no group"))
         error = ErrorCode.group_authorization_failed
@@ -97,28 +99,28 @@ async def answer_join_group(exchange: KafkaExchange, request: Any) -> Mapping[st
         exchange.note(error)
         return {"error_code": error, "member_id": request.member_id}
     session = request.session_timeout
-    asked = JoinRequest(
+    join_request = JoinRequest(
         who=_identity(request),
         client_id=exchange.client_id,
         client_host=f"/{exchange.client_address}",
         session_timeout_s=session.total_seconds(),
         rebalance_timeout_s=getattr(request, "rebalance_timeout", session).total_seconds(),
         protocol_type=request.protocol_type,
-        protocols={one.name: one.metadata for one in request.protocols},
-        requires_member_id=exchange.api_version >= _ID_FIRST,
-        can_skip=exchange.api_version >= _SKIPS,
+        protocols={protocol.name: protocol.metadata for protocol in request.protocols},
+        requires_member_id=exchange.api_version >= _MEMBER_ID_VERSION,
+        can_skip=exchange.api_version >= _SKIP_VERSION,
     )
 
     def joined(answer: JoinAnswer) -> None:
         members = exchange.client.members
-        if answer.error in _GIVES_ID and (key in members or len(members) < _NOTED_MAX):
+        if answer.error in _ID_GIVING_CODES and (key in members or len(members) < _MEMBERSHIPS_MAX):
             members[key] = answer.member_id
 
     answer: JoinAnswer = await desk.wait(
         exchange,
         key,
         request.member_id,
-        lambda on_joined: desk.coordinator.join(key, asked, on_joined),
+        lambda on_joined: desk.coordinator.join(key, join_request, on_joined),
         on_answer=joined,
     )
     exchange.note(answer.error)
@@ -132,35 +134,35 @@ async def answer_join_group(exchange: KafkaExchange, request: Any) -> Mapping[st
         "member_id": answer.member_id,
         "members": [
             {
-                "member_id": one.who.member_id,
-                "group_instance_id": one.who.instance_id,
-                "metadata": one.metadata,
+                "member_id": member.who.member_id,
+                "group_instance_id": member.who.instance_id,
+                "metadata": member.metadata,
             }
-            for one in answer.members
+            for member in answer.members
         ],
     }
 
 
 async def answer_sync_group(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Answer a member with its assignment; the answer waits for the leader's."""
+    """Answer a member with its assignment, after the leader has sent all assignments."""
     desk = exchange.broker.groups
     key = desk.key(exchange, request.group_id)
     error = await desk.refusal(request.group_id)
     if error is not None:
         exchange.note(error)
         return {"error_code": error}
-    asked = SyncRequest(
+    sync_request = SyncRequest(
         who=_identity(request),
         generation=request.generation_id,
         protocol_type=getattr(request, "protocol_type", None),
         protocol=getattr(request, "protocol_name", None),
-        assignments={one.member_id: one.assignment for one in request.assignments},
+        assignments={member.member_id: member.assignment for member in request.assignments},
     )
     answer: SyncAnswer = await desk.wait(
         exchange,
         key,
         request.member_id,
-        lambda on_synced: desk.coordinator.sync(key, asked, on_synced),
+        lambda on_synced: desk.coordinator.sync(key, sync_request, on_synced),
     )
     exchange.note(answer.error)
     return {
@@ -172,39 +174,39 @@ async def answer_sync_group(exchange: KafkaExchange, request: Any) -> Mapping[st
 
 
 async def answer_heartbeat(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Note that a member is there; its group's positions are kept meanwhile."""
+    """Record that a member is alive, and keep the positions of the member's group."""
     desk = exchange.broker.groups
     key = desk.key(exchange, request.group_id)
     error = await desk.refusal(request.group_id)
     if error is None:
         error = desk.coordinator.heartbeat(key, _identity(request), request.generation_id)
     if error is ErrorCode.none and (topics := desk.due_to_keep(key)):
-        # Its answer does not wait: other shards may take long, and sessions end meanwhile.
+        # The answer does not wait for other shards, which may take longer than a session lasts.
         desk.keep(key, keep_positions(exchange, request.group_id, topics))
     exchange.note(error)
     return {"error_code": error}
 
 
 async def answer_leave_group(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Let members go at once."""
+    """Remove members at once."""
     desk = exchange.broker.groups
     error = await desk.refusal(request.group_id)
     if error is not None:
         exchange.note(error)
         return {"error_code": error}
-    is_many = exchange.api_version >= _LEAVES_MANY
+    is_many = exchange.api_version >= _MANY_LEAVE_VERSION
     key = desk.key(exchange, request.group_id)
     leaving = request.members if is_many else [request]
     members = []
     async for first in in_slices(range(0, len(leaving), _LEAVING_AT_ONCE)):
-        some = [_identity(one) for one in leaving[first : first + _LEAVING_AT_ONCE]]
-        for one in desk.coordinator.leave(key, some):
-            exchange.note(one.error)
+        identities = [_identity(member) for member in leaving[first : first + _LEAVING_AT_ONCE]]
+        for result in desk.coordinator.leave(key, identities):
+            exchange.note(result.error)
             members.append(
                 {
-                    "member_id": one.who.member_id,
-                    "group_instance_id": one.who.instance_id,
-                    "error_code": one.error,
+                    "member_id": result.who.member_id,
+                    "group_instance_id": result.who.instance_id,
+                    "error_code": result.error,
                 }
             )
         desk.look()
@@ -213,11 +215,12 @@ async def answer_leave_group(exchange: KafkaExchange, request: Any) -> Mapping[s
     return {"error_code": ErrorCode.none, "members": members}
 
 
-# -- who looks at groups -------------------------------------------------------------------------
+# -- tools that look at groups
+# -------------------------------------------------------------------------
 
 
 async def answer_describe_groups(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Answer what groups there are of these names, each once; one nobody knows of is dead."""
+    """Describe each named group once; a group without members and positions is dead."""
     groups = dict[str, Mapping[str, Any]]()
     absent = []
     async for group_id in in_slices(dict.fromkeys(request.groups)):
@@ -230,14 +233,14 @@ async def answer_describe_groups(exchange: KafkaExchange, request: Any) -> Mappi
         else:
             groups[group_id] = _described(group_id, group)
     try:
-        found = await all_positions(exchange, absent)
+        positions = await all_positions(exchange, absent)
     except StreamhouseError as failure:
         exchange.report(failure)
         code = code_for_members(failure)
-        groups |= {one: _failed(exchange, one, code) for one in absent}
+        groups |= {name: _failed(exchange, name, code) for name in absent}
     else:
         async for group_id in in_slices(absent):
-            state = GroupState.EMPTY if found[group_id] else GroupState.DEAD
+            state = GroupState.EMPTY if positions[group_id] else GroupState.DEAD
             groups[group_id] = {"group_id": group_id, "group_state": state.value}
     return {"groups": [groups[group_id] for group_id in dict.fromkeys(request.groups)]}
 
@@ -256,40 +259,40 @@ def _described(group_id: str, group: Group) -> Mapping[str, Any]:
         "protocol_data": (group.protocol or "") if is_stable else "",
         "members": [
             {
-                "member_id": one.who.member_id,
-                "group_instance_id": one.who.instance_id,
-                "client_id": one.client_id,
-                "client_host": one.client_host,
-                "member_metadata": one.metadata,
-                "member_assignment": one.assignment,
+                "member_id": member.who.member_id,
+                "group_instance_id": member.who.instance_id,
+                "client_id": member.client_id,
+                "client_host": member.client_host,
+                "member_metadata": member.metadata,
+                "member_assignment": member.assignment,
             }
-            for one in group.members()
+            for member in group.members()
         ],
     }
 
 
 def _group(exchange: KafkaExchange, group_id: str) -> Group | None:
-    """Return the caller's group of this id, or to who looks after the service another's."""
+    """Return the caller's group of this id; an administrator also gets another token's group."""
     coordinator = exchange.broker.groups.coordinator
-    own = coordinator.group(exchange.broker.groups.key(exchange, group_id))
-    if own is not None or not may_see_all(exchange):
-        return own
+    own_group = coordinator.group(exchange.broker.groups.key(exchange, group_id))
+    if own_group is not None or not may_see_all(exchange):
+        return own_group
     return next(iter(coordinator.groups_named(group_id)), None)
 
 
 async def answer_list_groups(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Answer which groups this process coordinates: with members, or with positions here."""
-    wanted_states = {state.lower() for state in getattr(request, "states_filter", ())}
-    wanted_types = {kind.lower() for kind in getattr(request, "types_filter", ())}
+    """List the groups of this process: groups with members, and groups with positions here."""
+    states = {state.lower() for state in getattr(request, "states_filter", ())}
+    types = {kind.lower() for kind in getattr(request, "types_filter", ())}
     groups = []
-    if not wanted_types or _CLASSIC in wanted_types:
-        standing = await _standing_here(exchange)
-        listed = {one: _listed(one, None) async for one in in_slices(standing)}
+    if not types or _CLASSIC in types:
+        idle_groups = await _groups_with_positions(exchange)
+        listed = {name: _listed(name, None) async for name in in_slices(idle_groups)}
         async for key, group in _live(exchange):
             listed[key[1]] = _listed(key[1], group)
         async for group_id in in_slices(sorted(listed)):
             state = str(listed[group_id]["group_state"]).lower()
-            if wanted_states and state not in wanted_states:
+            if states and state not in states:
                 continue
             if await exchange.broker.groups.refusal(group_id) is None:
                 groups.append(listed[group_id])
@@ -313,7 +316,7 @@ async def _live(exchange: KafkaExchange) -> AsyncIterator[tuple[GroupKey, Group]
             yield key, group
 
 
-async def _standing_here(exchange: KafkaExchange) -> set[str]:
+async def _groups_with_positions(exchange: KafkaExchange) -> set[str]:
     sees_all = may_see_all(exchange)
     return {
         consumer.name
@@ -324,7 +327,7 @@ async def _standing_here(exchange: KafkaExchange) -> set[str]:
 
 
 async def answer_delete_groups(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Forget groups that nobody is in, with their positions in all tables."""
+    """Delete groups without members, with their positions in all tables."""
     codes = dict[str, ErrorCode]()
     async for group_id in in_slices(dict.fromkeys(request.groups_names)):
         error = await refusal(exchange, group_id)
@@ -334,20 +337,22 @@ async def answer_delete_groups(exchange: KafkaExchange, request: Any) -> Mapping
     deleted = [group_id for group_id, code in codes.items() if code is ErrorCode.none]
     try:
         await settle_commits(exchange, deleted)
-        found = await all_positions(exchange, deleted)
+        positions = await all_positions(exchange, deleted)
     except StreamhouseError as failure:
         exchange.report(failure)
         codes |= dict.fromkeys(deleted, code_for_members(failure))
     else:
         async for group_id in in_slices(deleted):
-            codes[group_id] = await _delete(exchange, group_id, found[group_id])
+            codes[group_id] = await _delete(exchange, group_id, positions[group_id])
     for code in codes.values():
         exchange.note(code)
-    return {"results": [{"group_id": one, "error_code": code} for one, code in codes.items()]}
+    return {
+        "results": [{"group_id": group_id, "error_code": code} for group_id, code in codes.items()]
+    }
 
 
 async def _delete(exchange: KafkaExchange, group_id: str, topics: Collection[str]) -> ErrorCode:
-    """Forget a group that has positions in these topics."""
+    """Delete a group that has positions in these topics."""
     if not topics:
         return ErrorCode.group_id_not_found
     desk = exchange.broker.groups

@@ -1,6 +1,6 @@
-"""OffsetCommit, OffsetFetch and OffsetDelete: where consumer groups are, as `positions.py` has it.
+"""OffsetCommit, OffsetFetch and OffsetDelete, on the positions of `_positions.py`.
 
-Metadata that a client gives with a position is not kept: "" is answered for it.
+Metadata that a client sends with a position is not kept: the answer has "" instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streamhouse.storage_service.kafka_door.broker._group_desk import (
 )
 from streamhouse.storage_service.kafka_door.groups._positions import (
     Position,
-    Standing,
+    TablePositions,
     all_positions,
     commit_positions,
     forget_positions,
@@ -43,8 +43,8 @@ __all__ = [
 ]
 
 NO_POSITION: Final = -1
-_BATCHED: Final = 8
-"""From this version on OffsetFetch asks about several groups at once."""
+_MANY_GROUPS_VERSION: Final = 8
+"""The first version in which OffsetFetch names several groups."""
 _COMMITTED_AT_ONCE: Final = 16
 
 
@@ -52,58 +52,65 @@ _COMMITTED_AT_ONCE: Final = 16
 
 
 async def answer_offset_commit(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Commit positions for a member of the current generation, or for who is in no group."""
+    """Commit positions for a member of the current generation, or without a group membership."""
     desk, group_id = exchange.broker.groups, request.group_id
     key = desk.key(exchange, group_id)
-    who = Identity(
+    identity = Identity(
         member_id=request.member_id, instance_id=getattr(request, "group_instance_id", None)
     )
     generation = request.generation_id_or_member_epoch
     error = await desk.refusal(group_id)
     async with desk.in_order(key):
         if error is None:
-            error = desk.coordinator.check_commit(key, who, generation)
+            error = desk.coordinator.check_commit(key, identity, generation)
         if error is not ErrorCode.none:
             exchange.note(retriable_by_members(error))
             return refuse_offset_commit(request, error, "")
-        # Each topic once, though a request may name it twice; the last offset counts.
+        # Each topic once, even if the request names a topic twice; the last offset counts.
         topics: dict[str, dict[int, Position]] = {}
-        mentions = ((topic.name, one) for topic in request.topics for one in topic.partitions)
-        async for name, one in in_slices(mentions):
-            epoch = getattr(one, "committed_leader_epoch", NO_EPOCH)
-            position = Position(offset=one.committed_offset, leader_epoch=epoch)
-            topics.setdefault(name, {})[one.partition_index] = position
+        mentions = (
+            (topic.name, partition) for topic in request.topics for partition in topic.partitions
+        )
+        async for name, partition in in_slices(mentions):
+            epoch = getattr(partition, "committed_leader_epoch", NO_EPOCH)
+            position = Position(offset=partition.committed_offset, leader_epoch=epoch)
+            topics.setdefault(name, {})[partition.partition_index] = position
         codes: dict[str, Mapping[int, ErrorCode]] = {}
-        left = iter(topics.items())
-        while some := list(itertools.islice(left, _COMMITTED_AT_ONCE)):
-            answers = (commit_positions(exchange, group_id, *topic) for topic in some)
-            found = await asyncio.gather(*answers)
-            codes |= {topic[0]: answer for topic, answer in zip(some, found, strict=True)}
+        remaining_topics = iter(topics.items())
+        while topic_slice := list(itertools.islice(remaining_topics, _COMMITTED_AT_ONCE)):
+            answers = (commit_positions(exchange, group_id, *topic) for topic in topic_slice)
+            topic_codes = await asyncio.gather(*answers)
+            codes |= {
+                topic[0]: answer for topic, answer in zip(topic_slice, topic_codes, strict=True)
+            }
         if generation > NO_GENERATION:
-            codes = _lost(desk, key, who, topics, codes)
-    answered = []
+            codes = _fence_members(desk, key, identity, topics, codes)
+    topic_answers = []
     async for topic in in_slices(request.topics):
-        of_topic = []
-        async for one in in_slices(topic.partitions):
-            code = codes[topic.name][one.partition_index]
+        partition_answers = []
+        async for partition in in_slices(topic.partitions):
+            code = codes[topic.name][partition.partition_index]
             exchange.note(code)
-            of_topic.append({"partition_index": one.partition_index, "error_code": code})
-        answered.append({"name": topic.name, "partitions": of_topic})
-    return {"topics": answered}
+            partition_answers.append(
+                {"partition_index": partition.partition_index, "error_code": code}
+            )
+        topic_answers.append({"name": topic.name, "partitions": partition_answers})
+    return {"topics": topic_answers}
 
 
-def _lost(
+def _fence_members(
     desk: GroupDesk,
     key: GroupKey,
-    who: Identity,
+    identity: Identity,
     topics: Mapping[str, Mapping[int, Position]],
     codes: Mapping[str, Mapping[int, ErrorCode]],
 ) -> dict[str, Mapping[int, ErrorCode]]:
-    """Put a member out that is in a table that is no more and tells no leader epoch.
+    """Remove a member that commits to a dropped table without a leader epoch.
 
-    It does not notice by itself. It joins again, and asks where its group is in the new table.
+    Such a member does not notice the new table by itself. The member joins again, and fetches the
+    group's positions in the new table.
     """
-    lost = {
+    fenced = {
         name: {
             number: ErrorCode.unknown_member_id
             for number, code in of_topic.items()
@@ -111,17 +118,17 @@ def _lost(
         }
         for name, of_topic in codes.items()
     }
-    if any(lost.values()):
-        desk.coordinator.leave(key, [who])
+    if any(fenced.values()):
+        desk.coordinator.leave(key, [identity])
         desk.look()
-    return {name: {**of_topic, **lost[name]} for name, of_topic in codes.items()}
+    return {name: {**of_topic, **fenced[name]} for name, of_topic in codes.items()}
 
 
 def refuse_offset_commit(request: Any, code: ErrorCode, _: str) -> Mapping[str, Any]:
-    """Return the answer with one code for every partition."""
+    """Return an answer with one code for every partition."""
     code = retriable_by_members(code)
     return _by_topic(
-        (topic.name, [(one.partition_index, code) for one in topic.partitions])
+        (topic.name, [(partition.partition_index, code) for partition in topic.partitions])
         for topic in request.topics
     )
 
@@ -144,30 +151,34 @@ def _by_topic(topics: Iterable[tuple[str, list[tuple[int, ErrorCode]]]]) -> Mapp
 
 
 async def answer_offset_fetch(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Answer where groups are; a partition without a position is at -1."""
-    is_batched = exchange.api_version >= _BATCHED
-    asked = request.groups if is_batched else (request,)
-    # What is asked twice is answered once: all positions of a group are asked for by few bytes.
-    asked_once = {(one.group_id, one.topics): one for one in asked}
-    everywhere = await _everywhere(
-        exchange, [group_id for group_id, topics in asked_once if topics is None]
+    """Answer with the positions of groups; a partition without a position is at -1."""
+    is_batched = exchange.api_version >= _MANY_GROUPS_VERSION
+    group_queries = request.groups if is_batched else (request,)
+    # A repeated question is answered once: few bytes request all positions of a group.
+    queries = {(query.group_id, query.topics): query for query in group_queries}
+    all_topics = await _all_topics(
+        exchange, [group_id for group_id, topics in queries if topics is None]
     )
     groups = []
-    async for one in in_slices(asked_once.values()):
-        answer = await _group_answer(exchange, one, everywhere)
+    async for group_query in in_slices(queries.values()):
+        answer = await _group_answer(exchange, group_query, all_topics)
         if not is_batched:
             return answer
-        groups.append({"group_id": one.group_id, **answer})
+        groups.append({"group_id": group_query.group_id, **answer})
     return {"groups": groups}
 
 
-async def _everywhere(
+async def _all_topics(
     exchange: KafkaExchange, group_ids: Iterable[str]
-) -> Mapping[str, Mapping[str, Standing]] | ErrorCode:
-    """Return all positions of the groups that are looked up here, or why nobody knows them."""
-    usable = [one async for one in in_slices(group_ids) if await refusal(exchange, one) is None]
+) -> Mapping[str, Mapping[str, TablePositions]] | ErrorCode:
+    """Return all positions of these groups, or a code if the positions are unavailable."""
+    usable = [
+        group_id
+        async for group_id in in_slices(group_ids)
+        if await refusal(exchange, group_id) is None
+    ]
     try:
-        # A commit that is on its way counts.
+        # Commits that are in progress count.
         await settle_commits(exchange, usable)
         return await all_positions(exchange, usable)
     except StreamhouseError as failure:
@@ -177,17 +188,17 @@ async def _everywhere(
 
 async def _group_answer(
     exchange: KafkaExchange,
-    asked: Any,
-    everywhere: Mapping[str, Mapping[str, Standing]] | ErrorCode,
+    query: Any,
+    all_topics: Mapping[str, Mapping[str, TablePositions]] | ErrorCode,
 ) -> Mapping[str, Any]:
-    desk, group_id = exchange.broker.groups, asked.group_id
+    desk, group_id = exchange.broker.groups, query.group_id
     error = await refusal(exchange, group_id)
-    if error is None and asked.topics is None:
-        if not isinstance(everywhere, ErrorCode):
-            # Which shard it is at may have changed meanwhile.
-            found = sorted(everywhere.get(group_id, {}).items())
-            return {"topics": [await _topic(name, at, at.offsets) for name, at in found]}
-        error = everywhere
+    if error is None and query.topics is None:
+        if not isinstance(all_topics, ErrorCode):
+            # The group's shard may have changed meanwhile.
+            standings = sorted(all_topics.get(group_id, {}).items())
+            return {"topics": [await _topic(name, at, at.offsets) for name, at in standings]}
+        error = all_topics
     if error is None:
         try:
             async with desk.in_order(desk.key(exchange, group_id)):
@@ -197,56 +208,66 @@ async def _group_answer(
                         await positions(exchange, group_id, topic.name),
                         topic.partition_indexes,
                     )
-                    async for topic in in_slices(asked.topics)
+                    async for topic in in_slices(query.topics)
                 ]
             return {"topics": topics}
         except StreamhouseError as failure:
             exchange.report(failure)
             error = code_for_members(failure)
     exchange.note(error)
-    return _refused_group(asked.topics, error)
+    return _refused_group(query.topics, error)
 
 
-async def _topic(name: str, found: Standing | ErrorCode, asked: Iterable[int]) -> Mapping[str, Any]:
-    code, known = (ErrorCode.none, found) if isinstance(found, Standing) else (found, Standing())
-    numbers = in_slices(asked)
+async def _topic(
+    name: str, result: TablePositions | ErrorCode, partitions: Iterable[int]
+) -> Mapping[str, Any]:
+    code, table_positions = ErrorCode.none, TablePositions()
+    if isinstance(result, TablePositions):
+        table_positions = result
+    else:
+        code = result
+    numbers = in_slices(partitions)
     return {
         "name": name,
-        "partitions": [_partition(number, known, code) async for number in numbers],
+        "partitions": [_partition(number, table_positions, code) async for number in numbers],
     }
 
 
-def _partition(number: int, known: Standing, code: ErrorCode) -> Mapping[str, Any]:
-    has_position = number in known.offsets
+def _partition(number: int, table_positions: TablePositions, code: ErrorCode) -> Mapping[str, Any]:
+    has_position = number in table_positions.offsets
     return {
         "partition_index": number,
-        "committed_offset": known.offsets[number] if has_position else NO_POSITION,
-        "committed_leader_epoch": known.leader_epoch if has_position else NO_EPOCH,
+        "committed_offset": table_positions.offsets[number] if has_position else NO_POSITION,
+        "committed_leader_epoch": table_positions.leader_epoch if has_position else NO_EPOCH,
         "metadata": "",
         "error_code": code,
     }
 
 
-def _refused_group(asked: Iterable[Any] | None, code: ErrorCode) -> Mapping[str, Any]:
-    # Version 1 has no place for the error but the partitions.
+def _refused_group(asked_topics: Iterable[Any] | None, code: ErrorCode) -> Mapping[str, Any]:
+    # Version 1 has error codes in partitions only.
     topics = [
         {
             "name": topic.name,
-            "partitions": [_partition(one, Standing(), code) for one in topic.partition_indexes],
+            "partitions": [
+                _partition(number, TablePositions(), code) for number in topic.partition_indexes
+            ],
         }
-        for topic in asked or ()
+        for topic in asked_topics or ()
     ]
     return {"error_code": code, "topics": topics}
 
 
 def refuse_offset_fetch(request: Any, code: ErrorCode, _: str) -> Mapping[str, Any]:
-    """Return the answer with one code for every group."""
+    """Return an answer with one code for every group."""
     code = retriable_by_members(code)
     groups = getattr(request, "groups", None)
     if groups is None:
         return _refused_group(request.topics, code)
     return {
-        "groups": [{"group_id": one.group_id, **_refused_group(one.topics, code)} for one in groups]
+        "groups": [
+            {"group_id": group.group_id, **_refused_group(group.topics, code)} for group in groups
+        ]
     }
 
 
@@ -254,10 +275,10 @@ def refuse_offset_fetch(request: Any, code: ErrorCode, _: str) -> Mapping[str, A
 
 
 async def answer_offset_delete(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Forget positions of topics that no member of the group reads.
+    """Delete positions of topics that no member of the group reads.
 
-    What a member reads is in its metadata, which is the clients' own; so it is refused for a group
-    that has members.
+    A group with members is refused, because the members' topics are in metadata that only clients
+    understand.
     """
     desk, group_id = exchange.broker.groups, request.group_id
     key = desk.key(exchange, group_id)
@@ -267,13 +288,15 @@ async def answer_offset_delete(exchange: KafkaExchange, request: Any) -> Mapping
     if error is not None:
         exchange.note(error)
         return {"error_code": error}
-    asked: dict[str, list[int]] = {}
-    mentions = ((topic.name, one) for topic in request.topics for one in topic.partitions)
-    async for name, one in in_slices(mentions):
-        asked.setdefault(name, []).append(one.partition_index)
+    partitions: dict[str, list[int]] = {}
+    mentions = (
+        (topic.name, partition) for topic in request.topics for partition in topic.partitions
+    )
+    async for name, partition in in_slices(mentions):
+        partitions.setdefault(name, []).append(partition.partition_index)
     topics: list[tuple[str, list[tuple[int, ErrorCode]]]] = []
     async with desk.in_order(key):
-        async for name, numbers in in_slices(asked.items()):
+        async for name, numbers in in_slices(partitions.items()):
             code = ErrorCode.none
             try:
                 await forget_positions(exchange, group_id, name, numbers)

@@ -1,7 +1,7 @@
-"""Positions of consumer groups: they are those of the consumers of our tables, wherever those are.
+"""Positions of consumer groups: the positions of the tables' consumers, on any shard.
 
-A group is the consumer of its id and its token. What a table of another shard knows is asked and
-told there by HTTP, in the caller's name.
+A group is the consumer with the group's id and the caller's token. Positions in a table of another
+shard are read and written there by HTTP, in the caller's name.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from streamhouse.storage_service.kafka_door._exchange import KafkaExchange
 from streamhouse.storage_service.kafka_door.broker._group_desk import (
     code_for_members,
 )
-from streamhouse.storage_service.kafka_door.broker._shard_calls import ask_shard, elsewhere
+from streamhouse.storage_service.kafka_door.broker._shard_calls import ask_shard, remote_endpoint
 from streamhouse.storage_service.kafka_door.topics._table_identity import (
     NO_EPOCH,
     is_of_another,
 )
 from streamhouse.storage_service.kafka_door.topics._topic_tables import (
     path_among_shards,
-    table_there,
+    remote_table,
     topic_table,
 )
 from streamhouse.storage_service.server.caller import SERVICE, Level
@@ -54,14 +54,14 @@ from streamhouse.storage_service.server.status.event_loop import in_slices
 
 __all__ = [
     "NO_OFFSETS",
-    "Elsewhere",
     "Position",
-    "Standing",
+    "RemoteTable",
+    "TablePositions",
     "all_positions",
     "commit_positions",
     "forget_positions",
-    "found_table",
     "keep_positions",
+    "locate_table",
     "may_see_all",
     "positions",
     "refusal",
@@ -73,26 +73,26 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 _PEER_TIMEOUT_S: Final = 5.0
-# The latest and the earliest offset of ListOffsets. A committed position below 0 is none, and its
-# consumer begins where its reset policy says.
+# Stand-ins for the latest and the earliest offset in ListOffsets. A committed position below 0
+# means no position, and the consumer begins by its reset policy.
 NO_OFFSETS: Final = frozenset((-1, -2))
 _AT_ONCE: Final = 8
 
 
-class Elsewhere:
-    """A table that another shard has, and what that one answers about a group there."""
+class RemoteTable:
+    """A table of another shard, for requests about a group in the table."""
 
     def __init__(
         self, exchange: KafkaExchange, path: TablePath, endpoint: str, *, table_id: int | None
     ) -> None:
-        """`table_id` is that of the table as the other shard told it, None if it was not asked."""
+        """`table_id` is the id from the other shard, or None if not yet requested."""
         self.path = path
         self.table_id = table_id
         self._exchange = exchange
         self._endpoint = endpoint
 
     async def find(self, group_id: str) -> Mapping[int, int] | None:
-        """Return the caller's group's positions; raises as the other shard does."""
+        """Return the positions of the caller's group; raises as the other shard does."""
         try:
             return (await self.find_all({group_id}, of_others=False)).get(group_id)
         except NotFoundError as error:
@@ -101,29 +101,30 @@ class Elsewhere:
     async def find_all(
         self, group_ids: Container[str], *, of_others: bool
     ) -> dict[str, Mapping[int, int]]:
-        """Return the positions of those of these groups that have some; raises as `find`.
+        """Return the positions of each of these groups that has positions; raises as `find`.
 
-        With `of_others` also those of other tokens' groups, where the caller has none of the name.
+        With `of_others` the answer includes groups of other tokens, unless the caller has a group
+        of the same name.
         """
         answer = await self._ask("GET", "/consumers")
-        found: dict[str, Mapping[int, int]] = {}
-        own = set()
+        positions: dict[str, Mapping[int, int]] = {}
+        own_names = set()
         try:
-            for one in answer["consumers"]:
-                name, is_own = one["name"], one["is_own"]
-                if name in group_ids and (is_own or (of_others and name not in found)):
-                    if name not in own:
-                        found[name] = offsets_from_json(one["offsets"])
-                    own |= {name} if is_own else set()
+            for consumer in answer["consumers"]:
+                name, is_own = consumer["name"], consumer["is_own"]
+                if name in group_ids and (is_own or (of_others and name not in positions)):
+                    if name not in own_names:
+                        positions[name] = offsets_from_json(consumer["offsets"])
+                    own_names |= {name} if is_own else set()
             self.table_id = int(answer["table_id"])
-            return found
+            return positions
         except (ValueError, KeyError, TypeError) as error:
             raise InternalError(f"another shard answers no list of consumers: {error}") from error
 
     async def report(
         self, group_id: str, offsets: Mapping[int, int], *, is_part: bool, is_durable: bool = True
     ) -> None:
-        """Report the group's positions there; raises as the other shard does."""
+        """Report the group's positions to the other shard; raises as the other shard does."""
         body = {
             "table_id": self.table_id,
             "offsets": buckets_to_json(offsets),
@@ -134,20 +135,20 @@ class Elsewhere:
         await self._ask("PUT", f"/consumers/{quote(group_id)}", json.dumps(body).encode())
 
     async def forget(self, group_id: str) -> None:
-        """Forget the group's positions there; raises as the other shard does."""
+        """Delete the group's positions on the other shard; raises as the other shard does."""
         await self._ask("DELETE", f"/consumers/{quote(group_id)}")
 
     async def ends(self) -> Mapping[int, int]:
-        """Return where each partition ends; raises as the other shard does."""
+        """Return the end of each partition; raises as the other shard does."""
         state = TableState.from_json(await self._ask("GET", "/state"))
         return {bucket: at.high_watermark for bucket, at in state.positions.items()}
 
-    async def _ask(self, method: str, rest: str, body: bytes = b"") -> Any:
+    async def _ask(self, method: str, subpath: str, body: bytes = b"") -> Any:
         return await ask_shard(
             self._exchange,
             self._endpoint,
             method,
-            f"/v1/tables/{self.path}{rest}",
+            f"/v1/tables/{self.path}{subpath}",
             body=body,
             timeout_s=_PEER_TIMEOUT_S,
         )
@@ -155,41 +156,41 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """What is committed of a partition; `leader_epoch` is that of the table where it was read."""
+    """A committed position of a partition, and the leader epoch of the table that was read."""
 
     offset: int
-    """One of `NO_OFFSETS` lets the group have no position: tools commit so to begin anew."""
+    """One of `NO_OFFSETS` removes the position: tools reset groups in this way."""
     leader_epoch: int = NO_EPOCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Where a group is in one table, by partition."""
+class TablePositions:
+    """The positions of a group in one table, by partition."""
 
     offsets: Mapping[int, int] = field(default_factory=dict)
     leader_epoch: int = NO_EPOCH
-    """That of the table, if there are offsets and it is known."""
+    """The table's epoch, if there are offsets and the epoch is known."""
 
 
 def _has_left(path: TablePath) -> UnavailableError:
-    # It was there a moment ago: dropped since, or on its way again. Who asks anew is told.
+    # The table was there a moment ago: dropped since, or moving again. A retry gets the answer.
     return UnavailableError(f"table '{path}' has left its shard; try again")
 
 
-async def found_table(exchange: KafkaExchange, topic: str) -> OpenTable | Elsewhere:
+async def locate_table(exchange: KafkaExchange, topic: str) -> OpenTable | RemoteTable:
     """Return the table of a topic that the caller may read; raises as `topic_table`."""
     try:
         return topic_table(exchange, topic, Level.READ)
     except NotFoundError:
         path = await path_among_shards(exchange, topic, Level.READ)
-        endpoint = await elsewhere(exchange, path)
+        endpoint = await remote_endpoint(exchange, path)
         if endpoint is not None:
             try:
-                info = await table_there(exchange, topic, path, endpoint)
+                info = await remote_table(exchange, topic, path, endpoint)
             except NotFoundError as error:
                 raise _has_left(path) from error
-            return Elsewhere(exchange, path, endpoint, table_id=info.table_id)
-        # It may have come here while the store was asked.
+            return RemoteTable(exchange, path, endpoint, table_id=info.table_id)
+        # The table may have come to this shard during the lookup.
         return topic_table(exchange, topic, Level.READ)
 
 
@@ -199,30 +200,30 @@ async def found_table(exchange: KafkaExchange, topic: str) -> OpenTable | Elsewh
 async def commit_positions(
     exchange: KafkaExchange, group_id: str, topic: str, positions: Mapping[int, Position]
 ) -> dict[int, ErrorCode]:
-    """Commit the group's positions in one topic; return what each partition is answered.
+    """Commit the group's positions in one topic; return a code for each partition.
 
-    They are on disk where that is `none`. The others of the group in this topic stay. Positions of
-    an earlier table of the name are refused with `FENCED_LEADER_EPOCH`.
+    Positions with the code `none` are on disk. Other positions of the group in the topic stay.
+    Positions of an earlier table of the same name are refused with `FENCED_LEADER_EPOCH`.
     """
     codes = dict.fromkeys(positions, ErrorCode.none)
     key = exchange.caller.name, group_id
     try:
-        table = await found_table(exchange, topic)
-        codes |= _of_another(exchange, key, topic, _table_id(table), positions)
+        table = await locate_table(exchange, topic)
+        codes |= _fenced_partitions(exchange, key, topic, _table_id(table), positions)
         offsets = {b: at.offset for b, at in positions.items() if codes[b] is ErrorCode.none}
-        ended = [bucket for bucket, offset in offsets.items() if offset in NO_OFFSETS]
-        if not isinstance(table, Elsewhere):
+        resets = [bucket for bucket, offset in offsets.items() if offset in NO_OFFSETS]
+        if not isinstance(table, RemoteTable):
             codes |= _refusals(_ends(table, offsets), offsets)
         elif any(at < 0 for at in offsets.values()):
             codes |= _refusals(await table.ends(), offsets)
-        ended = [bucket for bucket in ended if codes[bucket] is ErrorCode.none]
-        if ended:
-            await forget_positions(exchange, group_id, topic, ended, table=table)
-        taken = {b: at for b, at in offsets.items() if codes[b] is ErrorCode.none and at >= 0}
-        if taken and isinstance(table, Elsewhere):
-            codes |= await _commit_there(table, group_id, taken)
-        elif taken and not isinstance(table, Elsewhere):
-            await _report(exchange, table, group_id, taken, is_part=True)
+        resets = [bucket for bucket in resets if codes[bucket] is ErrorCode.none]
+        if resets:
+            await forget_positions(exchange, group_id, topic, resets, table=table)
+        accepted = {b: at for b, at in offsets.items() if codes[b] is ErrorCode.none and at >= 0}
+        if accepted and isinstance(table, RemoteTable):
+            codes |= await _commit_remotely(table, group_id, accepted)
+        elif accepted and not isinstance(table, RemoteTable):
+            await _report(exchange, table, group_id, accepted, is_part=True)
         exchange.broker.groups.stands_in(key, topic)
     except StreamhouseError as error:
         exchange.report(error)
@@ -230,59 +231,59 @@ async def commit_positions(
     return codes
 
 
-def _table_id(table: OpenTable | Elsewhere) -> int:
-    table_id = table.table_id if isinstance(table, Elsewhere) else table.info.table_id
-    assert table_id is not None, "it was asked for when the table was found"
+def _table_id(table: OpenTable | RemoteTable) -> int:
+    table_id = table.table_id if isinstance(table, RemoteTable) else table.info.table_id
+    assert table_id is not None, "`locate_table` has requested the id"
     return table_id
 
 
-def _of_another(
+def _fenced_partitions(
     exchange: KafkaExchange,
     key: GroupKey,
     topic: str,
     table_id: int,
     positions: Mapping[int, Position],
 ) -> dict[int, ErrorCode]:
-    """Return the partitions whose positions were read in another table."""
-    is_other = exchange.client.read_tables.commits_to_other(key, topic, table_id)
+    """Return the partitions whose positions were read in another table of the name."""
+    is_fenced = exchange.client.read_tables.commits_to_other_table(key, topic, table_id)
     return {
         bucket: ErrorCode.fenced_leader_epoch
         for bucket, at in positions.items()
-        if is_of_another(table_id, at.leader_epoch) or (is_other and at.leader_epoch <= 0)
+        if is_of_another(table_id, at.leader_epoch) or (is_fenced and at.leader_epoch <= 0)
     }
 
 
-async def _commit_there(
-    table: Elsewhere, group_id: str, offsets: Mapping[int, int]
+async def _commit_remotely(
+    table: RemoteTable, group_id: str, offsets: Mapping[int, int]
 ) -> Mapping[int, ErrorCode]:
-    """Commit what can be; return the partitions that refuse."""
+    """Commit the acceptable positions; return the codes of the refused partitions."""
     try:
         await table.report(group_id, offsets, is_part=True)
         return {}
     except (BucketNotFoundError, InvalidRequestError, OffsetOutOfRangeError):
-        # One partition has refused for all of them.
+        # One refused partition fails the whole report.
         refused = _refusals(await table.ends(), offsets)
         if not refused:
             raise
-    taken = {bucket: at for bucket, at in offsets.items() if bucket not in refused}
-    if taken:
-        await table.report(group_id, taken, is_part=True)
+    accepted = {bucket: at for bucket, at in offsets.items() if bucket not in refused}
+    if accepted:
+        await table.report(group_id, accepted, is_part=True)
     return refused
 
 
 def _ends(table: OpenTable, buckets: Iterable[int]) -> Mapping[int, int]:
-    there = (bucket for bucket in buckets if 0 <= bucket < len(table.tablets))
-    return {bucket: table.tablets[bucket].high_watermark for bucket in there}
+    existing = (bucket for bucket in buckets if 0 <= bucket < len(table.tablets))
+    return {bucket: table.tablets[bucket].high_watermark for bucket in existing}
 
 
 def _refusals(ends: Mapping[int, int], offsets: Mapping[int, int]) -> dict[int, ErrorCode]:
-    """Return the partitions that are not there, or where nobody can have read so far."""
+    """Return the partitions that do not exist, and those with an offset beyond the end."""
     refused = {}
     for bucket, offset in offsets.items():
         if bucket not in ends:
             refused[bucket] = ErrorCode.unknown_topic_or_partition
         elif offset not in NO_OFFSETS and not 0 <= offset <= ends[bucket]:
-            # A slip that would skip rows for good.
+            # Such a position would skip rows for good.
             refused[bucket] = ErrorCode.offset_out_of_range
     return refused
 
@@ -298,10 +299,10 @@ async def _report(
 ) -> None:
     service = exchange.service
     service.check_write()
-    now = service.table(str(table.path))
-    if now.info.table_id != table.info.table_id:
+    present_table = service.table(str(table.path))
+    if present_table.info.table_id != table.info.table_id:
         raise TableNotFoundError(f"table '{table.path}' was made again meanwhile; ask anew")
-    await now.consumers.report(
+    await present_table.consumers.report(
         group_id,
         owner=exchange.caller.name,
         offsets=offsets,
@@ -314,14 +315,14 @@ async def _report(
 
 
 async def keep_positions(exchange: KafkaExchange, group_id: str, topics: Iterable[str]) -> None:
-    """Let positions of a group that has members not be forgotten, though they do not move."""
+    """Keep the positions of a group that has members from expiring."""
 
     async def keep(topic: str) -> None:
         if exchange.broker.groups.is_closed:
             return
         try:
-            table = await found_table(exchange, topic)
-            if isinstance(table, Elsewhere):
+            table = await locate_table(exchange, topic)
+            if isinstance(table, RemoteTable):
                 await table.report(group_id, {}, is_part=True, is_durable=False)
             elif _find(exchange, table, group_id) is not None:
                 await _report(exchange, table, group_id, {}, is_part=True, is_durable=False)
@@ -334,21 +335,23 @@ async def keep_positions(exchange: KafkaExchange, group_id: str, topics: Iterabl
 # -- asking --------------------------------------------------------------------------------------
 
 
-async def positions(exchange: KafkaExchange, group_id: str, topic: str) -> Standing | ErrorCode:
-    """Return the group's positions in one topic, or what its partitions are answered.
+async def positions(
+    exchange: KafkaExchange, group_id: str, topic: str
+) -> TablePositions | ErrorCode:
+    """Return the group's positions in one topic, or the error code for the topic's partitions.
 
-    Raises `StreamhouseError` where they are not known now: to say that there are none would make
-    the group begin anew.
+    Raises `StreamhouseError` if the positions are unavailable at the moment: an answer without
+    positions would reset the group.
     """
     try:
-        table = await found_table(exchange, topic)
-        if isinstance(table, Elsewhere):
-            found = await table.find(group_id)
+        table = await locate_table(exchange, topic)
+        if isinstance(table, RemoteTable):
+            offsets = await table.find(group_id)
         else:
             consumer = _find(exchange, table, group_id)
-            found = None if consumer is None else consumer.offsets
+            offsets = None if consumer is None else consumer.offsets
     except NotFoundError:
-        return Standing()
+        return TablePositions()
     except StreamhouseError as error:
         code = error_code_of(error)
         if code_for_members(error) is not code:
@@ -356,22 +359,22 @@ async def positions(exchange: KafkaExchange, group_id: str, topic: str) -> Stand
         exchange.report(error)
         return code
     key, table_id = (exchange.caller.name, group_id), _table_id(table)
-    exchange.client.read_tables.told_position(key, topic, table_id)
-    if found is None:
-        return Standing()
+    exchange.client.read_tables.note_position(key, topic, table_id)
+    if offsets is None:
+        return TablePositions()
     exchange.broker.groups.stands_in(key, topic)
-    return Standing(offsets=found, leader_epoch=leader_epoch_of(table_id))
+    return TablePositions(offsets=offsets, leader_epoch=leader_epoch_of(table_id))
 
 
 async def refusal(exchange: KafkaExchange, group_id: str) -> ErrorCode | None:
-    """Return what is answered about a group that there cannot be, or not here."""
+    """Return the code for an unusable group id, or for a group of another shard."""
     if unusable_group_id(group_id) is not None:
         return ErrorCode.invalid_group_id
     return await exchange.broker.groups.refusal(group_id)
 
 
 async def settle_commits(exchange: KafkaExchange, group_ids: Iterable[str]) -> None:
-    """Return when the commits of these groups are on disk that were on their way."""
+    """Return when all commits of these groups that are in progress are on disk."""
     desk = exchange.broker.groups
     async for group_id in in_slices(group_ids):
         async with desk.in_order(desk.key(exchange, group_id)):
@@ -380,41 +383,43 @@ async def settle_commits(exchange: KafkaExchange, group_ids: Iterable[str]) -> N
 
 async def all_positions(
     exchange: KafkaExchange, group_ids: Iterable[str]
-) -> dict[str, dict[str, Standing]]:
+) -> dict[str, dict[str, TablePositions]]:
     """Return groups' positions by topic and partition, in all tables that the caller may read.
 
-    Each table is looked at once, however many groups are asked for. Raises `StreamhouseError` if a
-    shard that has tables does not answer.
+    Each table is read once, whatever the number of groups. Raises `StreamhouseError` if a shard
+    with tables does not answer.
     """
-    found: dict[str, dict[str, Standing]] = {group_id: {} for group_id in group_ids}
-    if not found:
-        return found
+    positions: dict[str, dict[str, TablePositions]] = {group_id: {} for group_id in group_ids}
+    if not positions:
+        return positions
     of_others = may_see_all(exchange)
-    async for here in in_slices(_readable_here(exchange)):
-        topic = topic_name_of(here.path, here.info.descriptor.properties)
-        # One's own group comes before those of others that have its name.
-        for consumer in here.readers():
+    async for open_table in in_slices(_readable_here(exchange)):
+        topic = topic_name_of(open_table.path, open_table.info.descriptor.properties)
+        # The caller's own group precedes groups of other tokens with the same name.
+        for consumer in open_table.readers():
             is_own = consumer.owner == exchange.caller.name
-            if consumer.name in found and (is_own or of_others):
-                standing = Standing(
-                    offsets=consumer.offsets, leader_epoch=leader_epoch_of(here.info.table_id)
+            if consumer.name in positions and (is_own or of_others):
+                group_positions = TablePositions(
+                    offsets=consumer.offsets, leader_epoch=leader_epoch_of(open_table.info.table_id)
                 )
-                topics = found[consumer.name]
-                topics[topic] = standing if is_own else topics.get(topic, standing)
+                topics = positions[consumer.name]
+                topics[topic] = group_positions if is_own else topics.get(topic, group_positions)
 
-    async def ask(table: Elsewhere) -> tuple[TablePath, Mapping[str, Mapping[int, int]]]:
+    async def ask(table: RemoteTable) -> tuple[TablePath, Mapping[str, Mapping[int, int]]]:
         try:
-            return table.path, await table.find_all(found, of_others=of_others)
+            return table.path, await table.find_all(positions, of_others=of_others)
         except (NotFoundError, TableDamagedError):
             return table.path, {}
 
     answers = await _some_at_once(ask, await _readable_elsewhere(exchange))
-    there = {path: known for path, known in answers if known}
-    topics_there = await _topics_elsewhere(exchange, there.keys())
-    for path, known in there.items():
-        for group_id, offsets in known.items():
-            found[group_id][topics_there[path]] = Standing(offsets=offsets)
-    return found
+    remote_positions = {
+        path: table_positions for path, table_positions in answers if table_positions
+    }
+    topic_names = await _topics_elsewhere(exchange, remote_positions.keys())
+    for path, table_positions in remote_positions.items():
+        for group_id, offsets in table_positions.items():
+            positions[group_id][topic_names[path]] = TablePositions(offsets=offsets)
+    return positions
 
 
 async def _some_at_once(do: Callable[[_T], Awaitable[_R]], items: Iterable[_T]) -> list[_R]:
@@ -430,14 +435,14 @@ async def _some_at_once(do: Callable[[_T], Awaitable[_R]], items: Iterable[_T]) 
 async def _topics_elsewhere(
     exchange: KafkaExchange, paths: Collection[TablePath]
 ) -> Mapping[TablePath, str]:
-    """Return what the topics of other shards' tables are called, as these shards say."""
+    """Return the topic names of other shards' tables, as those shards report the names."""
     names: dict[TablePath, str] = {}
     for is_fresh in (False, True):
         if names.keys() >= set(paths):
             return names
-        for other in await exchange.broker.others.all(exchange, is_fresh=is_fresh):
-            names |= {path: topic.name for path, topic in other.topics.items()}
-    # A shard that serves no Kafka clients says nothing.
+        for broker in await exchange.broker.others.all(exchange, is_fresh=is_fresh):
+            names |= {path: topic.name for path, topic in broker.topics.items()}
+    # A shard without a Kafka door reports no names.
     return {path: topic_name_of(path, {}) for path in paths} | names
 
 
@@ -447,29 +452,29 @@ def _find(exchange: KafkaExchange, table: OpenTable, group_id: str) -> Consumer 
 
 
 def may_see_all(exchange: KafkaExchange) -> bool:
-    """Whether the caller looks after the service, and so after others' groups."""
+    """Return whether the caller administers the service, and so sees the groups of all tokens."""
     return exchange.caller.may(Level.ADMIN, SERVICE)
 
 
 def _readable_here(exchange: KafkaExchange) -> list[OpenTable]:
     tables = exchange.service.manager.open_tables()
-    return [one for one in tables if exchange.caller.may(Level.READ, str(one.path))]
+    return [table for table in tables if exchange.caller.may(Level.READ, str(table.path))]
 
 
-async def _readable_elsewhere(exchange: KafkaExchange) -> list[Elsewhere]:
+async def _readable_elsewhere(exchange: KafkaExchange) -> list[RemoteTable]:
     shards = exchange.service.shards
     if shards is None:
         return []
     owners = {state.shard: state.owner for state in await shards.states() if state.is_live}
-    found = []
+    remote_tables = []
     for path, shard in sorted((await shards.tables()).items()):
         if shard == shards.own or not exchange.caller.may(Level.READ, str(path)):
             continue
         owner = owners.get(shard)
         if owner is None or owner.endpoint is None:
             raise await shards.elsewhere(path) or InternalError(f"shard '{shard}' has no owner")
-        found.append(Elsewhere(exchange, path, owner.endpoint, table_id=None))
-    return found
+        remote_tables.append(RemoteTable(exchange, path, owner.endpoint, table_id=None))
+    return remote_tables
 
 
 # -- forgetting ----------------------------------------------------------------------------------
@@ -481,30 +486,32 @@ async def forget_positions(
     topic: str,
     partitions: Iterable[int] | None = None,
     *,
-    table: OpenTable | Elsewhere | None = None,
+    table: OpenTable | RemoteTable | None = None,
 ) -> None:
-    """Forget the group's positions in one topic, or in some of its partitions.
+    """Delete the group's positions in one topic, or in some partitions of the topic.
 
-    Of another token's group none or all are forgotten: where it is nobody else says. `table` is
-    the topic's if it was found already. Raises as `found_table`.
+    Positions of another token's group are deleted all together, because no other token may read
+    them. `table` is the topic's table if already located. Raises as `locate_table`.
     """
-    table = table or await found_table(exchange, topic)
-    left: dict[int, int] = {}
+    table = table or await locate_table(exchange, topic)
+    kept_offsets: dict[int, int] = {}
     if partitions is not None:
-        found = await positions(exchange, group_id, topic)
-        gone = set(partitions)
-        known: Mapping[int, int] = found.offsets if isinstance(found, Standing) else {}
-        if not known:
+        table_positions = await positions(exchange, group_id, topic)
+        deleted = set(partitions)
+        offsets: Mapping[int, int] = (
+            table_positions.offsets if isinstance(table_positions, TablePositions) else {}
+        )
+        if not offsets:
             return
-        left = {bucket: at for bucket, at in known.items() if bucket not in gone}
-    if isinstance(table, Elsewhere):
-        if left:
-            await table.report(group_id, left, is_part=False)
+        kept_offsets = {bucket: at for bucket, at in offsets.items() if bucket not in deleted}
+    if isinstance(table, RemoteTable):
+        if kept_offsets:
+            await table.report(group_id, kept_offsets, is_part=False)
         else:
             await table.forget(group_id)
         return
-    if left:
-        await _report(exchange, table, group_id, left, is_part=False)
+    if kept_offsets:
+        await _report(exchange, table, group_id, kept_offsets, is_part=False)
         return
     service = exchange.service
     service.check_write()

@@ -1,4 +1,5 @@
 """Produce: records come in.
 
-`produce.py` answers it, `decoding.py` makes rows of the records, `produced.py` stores these.
+`_produce.py` answers requests, `_decoding.py` turns records into rows, and `_produced.py` stores
+the rows.
 """

@@ -1,4 +1,4 @@
-"""The records of one partition in a Produce request, made rows and cut into what each bucket gets.
+"""The records of one partition in a Produce request, turned into rows and divided by bucket.
 
 No I/O; on any thread.
 """
@@ -35,9 +35,9 @@ from streamhouse.storage_service.kafka.errors import InvalidRecordsError, Record
 from streamhouse.storage_service.kafka.records.batch_header import (
     NO_PRODUCER,
     BatchHeader,
+    claimed_record_count,
+    claims_compression,
     open_batch,
-    told_is_compressed,
-    told_record_count,
 )
 from streamhouse.storage_service.kafka.records.batches import (
     OpenedBatch,
@@ -78,62 +78,63 @@ TRANSACTIONS: Final = (
     "Kafka's transactions are not taken: produce without transactional.id; with enable.idempotence"
     " each record is stored once"
 )
-# Raw values are not looked at.
+# The values of raw records are not parsed.
 _RAW_RECORDS_MAX: Final = 10_000
-# What has columns may be read value by value, if it wants to: so much takes some hundredths of a
-# second then.
+# Columns may need value-by-value reading, which takes some hundredths of a second for this many
+# bytes and records.
 _COLUMNS_BYTES_MAX: Final = 64 << 10
 _COLUMNS_RECORDS_MAX: Final = 800
 _INLINE_HEADERS: Final = HeadersMax(100, 10_000)
-# Reading so many records takes as long for themselves as what is done once for all of them: larger
-# batches gain nothing from others.
+# With this many records the per-record work equals the work that is done once for a pass: larger
+# batches gain nothing from being read together.
 _PASS_RAW_BATCHES_MIN: Final = 8
 _PASS_COLUMNS_BATCHES_MIN: Final = 2
-# What reading takes, for each byte of records: the records as they came, decompressed, put together
-# and as columns, and those once more as they are stored; texts are also read as Python's objects.
+# Working memory for each byte of records: the received, the decompressed and the joined records,
+# the columns, and the stored rows; texts are also Python objects.
 _RAW_WORKING: Final = 4
 _COLUMNS_WORKING: Final = 8
-# What few compressed records have more when they are decompressed. Else they are read once more.
+# The usual expansion of compressed records, at least for small batches. Records that expand more
+# are read once more.
 _USUAL_RATIO: Final = 8
 _USUAL_BYTES_MIN: Final = 64 << 10
-# A client is told of the first ones; what is wrong with one is mostly wrong with all.
-_TOLD_MAX: Final = 20
+# A client gets the first errors only; mostly all records have the same error.
+_RECORD_ERRORS_MAX: Final = 20
 
 
 class RefusedRecordsError(InvalidRecordsError):
-    """Records do not fit their table; `told` has some of them: (number in the batch, reason)."""
+    """Records do not fit their table; `record_errors` has some: (number in the batch, reason)."""
 
-    told: Sequence[tuple[int, str]] = ()
+    record_errors: Sequence[tuple[int, str]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """What one partition's records are to their table."""
+    """The rows of one partition's records, ready to be written to the table."""
 
     partition: int
     record_count: int
     writer_id: int
-    """0: the producer numbers nothing."""
+    """0: the producer sends no sequence numbers."""
     sequence: RecordSequence | None
     is_exact: bool
-    """Whether the partition is a bucket that gets a row for each record, and so every batch."""
+    """Whether the partition is a bucket that gets one row for each record of every batch."""
     timestamps_ms: tuple[int, int] = (0, 0)
-    """Of the first record, and the latest: sequences go round, and time does not."""
+    """The first and the latest timestamp: sequences wrap around, time does not."""
     batches: Sequence[RoutedBatch] = ()
     writes: Sequence[KeyWrite] = ()
     divided: Divided | None = None
-    """Instead of both, where records that do not fit are kept apart."""
+    """Replaces `batches` and `writes` if misfit records are kept apart."""
     bad_nbytes: int = 0
-    """What these hold of memory."""
+    """The memory of the misfit records."""
 
     @property
     def nbytes(self) -> int:
-        """What its rows hold of memory."""
-        held: int = self.bad_nbytes + sum(len(batch.payload) for batch in self.batches)
-        held += sum(write.rows.nbytes for write in self.writes)
+        """The memory of the rows."""
+        byte_count: int = self.bad_nbytes + sum(len(batch.payload) for batch in self.batches)
+        byte_count += sum(write.rows.nbytes for write in self.writes)
         if self.divided is not None:
-            held += sum(batch.nbytes for batch in self.divided.good)
-        return held
+            byte_count += sum(batch.nbytes for batch in self.divided.good)
+        return byte_count
 
 
 def decoded(
@@ -145,15 +146,16 @@ def decoded(
     bytes_max: int | None = None,
     headers_max: HeadersMax = HEADERS_MAX,
 ) -> Decoded:
-    """Read the records that a client sends to a partition of a table, whose schemas are `schemas`.
+    """Return the records of a client's batch as rows of a table.
 
-    They have at most `bytes_max` bytes when decompressed, by default `batch_bytes_max`, and
-    `headers_max`. Raises InvalidRecordsError for bytes that are no batch of records,
-    RefusedRecordsError for records that do not fit the table, and as `routed_rows`.
+    `schemas` are the table's registered schemas. The decompressed records have at most `bytes_max`
+    bytes, by default `batch_bytes_max`, and at most `headers_max`. Raises InvalidRecordsError for
+    bytes that are no batch of records, RefusedRecordsError for records that do not fit the table,
+    and as `routed_rows`.
     """
     reading = _Reading(table, config, schemas)
-    most = config.batch_bytes_max if bytes_max is None else bytes_max
-    opened = reading.opened(data, partition, bytes_max=most)
+    bytes_max = config.batch_bytes_max if bytes_max is None else bytes_max
+    opened = reading.opened(data, partition, bytes_max=bytes_max)
     return reading.decoded(opened, reading.rows([opened], headers_max))
 
 
@@ -165,10 +167,10 @@ def decoded_inline(
     schemas: SchemaSource | None,
     bytes_max: int,
 ) -> Decoded | None:
-    """Read records as `decoded` does, if that is soon done; None: it would not be.
+    """Read records as `decoded` does if the work is small; return None otherwise.
 
-    A few bytes may be very many when decompressed, which is known only once they are: that is tried
-    up to `bytes_max`.
+    The decompressed size is known only after decompression, so the records are decompressed up to
+    `bytes_max`.
     """
     try:
         return decoded(data, table, partition, config, schemas, bytes_max, _INLINE_HEADERS)
@@ -184,52 +186,51 @@ def decoded_together(
     config: ServiceConfig,
     schemas: SchemaSource | None = None,
 ) -> list[Decoded | None]:
-    """Read small batches of one table, each with its partition, at once: it costs less.
+    """Read small batches of one table, each with its partition, in one cheaper pass.
 
-    Together they have at most the bytes of `inline_bounds` when decompressed. None stands for a
-    batch that is to be read alone: it has no room here, or something may be wrong with it, which is
-    said of one batch only.
+    All decompressed batches have at most the bytes of `inline_bounds`. None stands for a batch that
+    has to be read alone, because the bounds left no room or because the batch may have an error.
     """
     reading = _Reading(table, config, schemas)
-    done: list[Decoded | None] = [None] * len(batches)
+    results: list[Decoded | None] = [None] * len(batches)
     try:
         opened = _opened_within(batches, reading, inline_bounds(table, config))
         if not opened:
-            return done
-        found = reading.rows(list(opened.values()), _INLINE_HEADERS)
-        counts = [one.batch.header.record_count for one in opened.values()]
-        for (at, one), part in zip(opened.items(), found.parts(counts), strict=True):
+            return results
+        record_rows = reading.rows(list(opened.values()), _INLINE_HEADERS)
+        counts = [batch.batch.header.record_count for batch in opened.values()]
+        for (number, batch), part in zip(opened.items(), record_rows.parts(counts), strict=True):
             if not part.bad:
-                done[at] = reading.decoded(one, part)
+                results[number] = reading.decoded(batch, part)
     except StreamhouseError:
         pass
-    except BaseException as error:  # a bug of one batch is nothing to the others
+    except BaseException as error:  # a bug in one batch does not affect the others
         if not is_bug(error):
             raise
-        # It is told to who sent the batch that meets it, and logged, when that is read alone.
+        # Reading the batch alone reports and logs the error for its sender.
         _logger.warning("event=records_read_alone batches=%d why=%r", len(batches), error)
-    return done
+    return results
 
 
 def _opened_within(
     batches: Sequence[tuple[bytes, int]], reading: _Reading, bounds: InlineBounds
 ) -> dict[int, _Opened]:
-    """Return the batches that can be opened, by their places, within so many bytes of records."""
+    """Return the batches that can be opened, by number, within the bound of bytes."""
     opened: dict[int, _Opened] = {}
-    bytes_left = bounds.bytes_max
-    batch_bytes_max = bytes_left // bounds.pass_batches_min
-    for at, (data, partition) in enumerate(batches):
-        most = min(bytes_left, batch_bytes_max)
-        # What is refused may have been decompressed up to there.
-        bytes_left -= most
+    remaining_bytes = bounds.bytes_max
+    batch_bytes_max = remaining_bytes // bounds.pass_batches_min
+    for number, (data, partition) in enumerate(batches):
+        bytes_max = min(remaining_bytes, batch_bytes_max)
+        # A refused batch may have been decompressed up to the limit.
+        remaining_bytes -= bytes_max
         with contextlib.suppress(StreamhouseError):
-            opened[at] = reading.opened(data, partition, bytes_max=most)
-            bytes_left += most - len(opened[at].batch.records)
+            opened[number] = reading.opened(data, partition, bytes_max=bytes_max)
+            remaining_bytes += bytes_max - len(opened[number].batch.records)
     return opened
 
 
 class _Opened(NamedTuple):
-    """A batch whose records are not looked at yet, and its place among its producer's."""
+    """A decompressed batch whose records are not read yet, and the batch's producer sequence."""
 
     partition: int
     batch: OpenedBatch
@@ -250,7 +251,7 @@ class _Reading:
         self._is_exact = not (table.is_primary_key_table or has_own_buckets or self._is_rejecting)
 
     def opened(self, data: bytes | memoryview, partition: int, *, bytes_max: int) -> _Opened:
-        """Check what a batch says before its records are read."""
+        """Check a batch's header and decompress the records."""
         batch = open_produced(
             memoryview(data),
             bytes_max=bytes_max,
@@ -259,13 +260,13 @@ class _Reading:
         return _Opened(partition, batch, _sequence(batch.header))
 
     def rows(self, opened: Sequence[_Opened], headers_max: HeadersMax) -> RecordRows:
-        """Read the records of batches, all behind each other."""
-        columns = read_produced([one.batch for one in opened], headers_max=headers_max)
+        """Read the records of consecutive batches."""
+        columns = read_produced([batch.batch for batch in opened], headers_max=headers_max)
         bytes_max = self._config.body_bytes_max
         return rows_of(columns, self._table, bytes_max=bytes_max, schemas=self._schemas)
 
-    def decoded(self, opened: _Opened, found: RecordRows) -> Decoded:
-        """Return what the rows of a batch are to the table, each with its bucket."""
+    def decoded(self, opened: _Opened, record_rows: RecordRows) -> Decoded:
+        """Assign the rows of a batch to buckets."""
         table, sequence, partition = self._table, opened.sequence, opened.partition
         header = opened.batch.header
         writer_id = 0 if sequence is None else writer_of(header.producer_id, partition)
@@ -280,15 +281,17 @@ class _Reading:
         batches: Sequence[RoutedBatch] = ()
         writes: Sequence[KeyWrite] = ()
         divided = None
-        if found.bad:
+        if record_rows.bad:
             if not self._is_rejecting:
-                raise _refusal(found.bad, table)
-            good = [_as_changes(found)] if found.rows.num_rows else []
-            divided = Divided(good, [(0, found.bad)], table.schema_id)
+                raise _refusal(record_rows.bad, table)
+            good = [_as_changes(record_rows)] if record_rows.rows.num_rows else []
+            divided = Divided(good, [(0, record_rows.bad)], table.schema_id)
         elif table.is_primary_key_table:
-            writes = routed_changes(found.rows, found.operations, request, sequence=packed)
-        elif found.rows.num_rows:
-            batches = routed_rows(found.rows, request, bucket=partition, sequence=packed)
+            writes = routed_changes(
+                record_rows.rows, record_rows.operations, request, sequence=packed
+            )
+        elif record_rows.rows.num_rows:
+            batches = routed_rows(record_rows.rows, request, bucket=partition, sequence=packed)
         return Decoded(
             partition=partition,
             record_count=header.record_count,
@@ -299,57 +302,57 @@ class _Reading:
             batches=batches,
             writes=writes,
             divided=divided,
-            bad_nbytes=found.bad_nbytes,
+            bad_nbytes=record_rows.bad_nbytes,
         )
 
 
 class InlineBounds(NamedTuple):
-    """What of a table's records is read on the event loop, at most, by all that is read at once."""
+    """How much of a table's records the event loop reads at most in one pass."""
 
     bytes_max: int
-    """When they are decompressed."""
+    """The decompressed size."""
     records_max: int
     pass_batches_min: int
-    """A batch gains from others that are read with it if it is so small a part."""
+    """A batch gains from a shared pass if at least this many such batches fit into the bounds."""
 
 
 def inline_bounds(table: TableInfo, config: ServiceConfig) -> InlineBounds:
-    """Return how many of a table's records are soon read: it depends on what they are."""
-    most = config.inline_bytes_max
+    """Return how many of a table's records are read quickly, by the format of the records."""
+    inline_bytes_max = config.inline_bytes_max
     if _is_raw(table):
-        return InlineBounds(most, _RAW_RECORDS_MAX, _PASS_RAW_BATCHES_MIN)
-    bytes_max = min(most, _COLUMNS_BYTES_MAX)
+        return InlineBounds(inline_bytes_max, _RAW_RECORDS_MAX, _PASS_RAW_BATCHES_MIN)
+    bytes_max = min(inline_bytes_max, _COLUMNS_BYTES_MAX)
     return InlineBounds(bytes_max, _COLUMNS_RECORDS_MAX, _PASS_COLUMNS_BATCHES_MIN)
 
 
 def inline_share(data: bytes, bounds: InlineBounds) -> float:
-    """Return how much a batch is of what is soon read. The header is believed.
+    """Return the share of `bounds` that a batch takes, as the unchecked header claims.
 
-    Who reads it checks the header, and the bytes once they are decompressed.
+    The reader checks the header, and the size after decompression.
     """
-    return max(len(data) / bounds.bytes_max, told_record_count(data) / bounds.records_max)
+    return max(len(data) / bounds.bytes_max, claimed_record_count(data) / bounds.records_max)
 
 
 def share_of_pass(data: bytes, bounds: InlineBounds) -> float:
-    """Return how much of one call of `decoded_together` a batch is; 0 if it is to be read alone."""
+    """Return a batch's share of one `decoded_together` call; 0 if the batch is to be read alone."""
     share = inline_share(data, bounds)
     return share if share <= 1 / bounds.pass_batches_min else 0
 
 
 def tried_bytes(data: bytes, config: ServiceConfig, *, inline_max: int) -> Sequence[int]:
-    """Return how many bytes records may have, decompressed, in each try to read them on a thread.
+    """Return the limit of decompressed bytes for each attempt to read records on a thread.
 
-    The last is what they may have at all; `inline_max` was tried already.
+    The last limit is the maximal size of a batch; `inline_max` has been tried already.
     """
-    most = config.batch_bytes_max
-    if not told_is_compressed(data):
-        return [min(len(data), most)]
-    usual = max(_USUAL_BYTES_MIN, _USUAL_RATIO * len(data))
-    return [usual, most] if inline_max < usual < most else [most]
+    bytes_max = config.batch_bytes_max
+    if not claims_compression(data):
+        return [min(len(data), bytes_max)]
+    usual_bytes = max(_USUAL_BYTES_MIN, _USUAL_RATIO * len(data))
+    return [usual_bytes, bytes_max] if inline_max < usual_bytes < bytes_max else [bytes_max]
 
 
 def working_bytes(table: TableInfo, bytes_max: int) -> int:
-    """Return what reading records takes of memory that have up to so many bytes."""
+    """Return the working memory for reading records of up to `bytes_max` bytes."""
     return bytes_max * (_RAW_WORKING if _is_raw(table) else _COLUMNS_WORKING)
 
 
@@ -362,9 +365,9 @@ def _is_raw(table: TableInfo) -> bool:
 def place_of(
     data: bytes, partition: int, *, is_damaged: bool = False
 ) -> tuple[int, RecordSequence] | None:
-    """Return the writer and sequence of a batch whose records nobody has read; None: it has none.
+    """Return the writer and sequence of an unread batch; None if the batch has no sequence.
 
-    Raises InvalidRecordsError; of a batch that is damaged only for a header that cannot be.
+    Raises InvalidRecordsError; for a damaged batch only if the header is impossible.
     """
     header = open_batch(memoryview(data), is_damaged=is_damaged)[0]
     sequence = _sequence(header)
@@ -372,7 +375,7 @@ def place_of(
 
 
 def _sequence(batch: BatchHeader) -> RecordSequence | None:
-    """Return where a batch is among its producer's; None: the producer does not number them.
+    """Return the producer's sequence of a batch; None if the producer does not number batches.
 
     Raises for a batch that no producer may send.
     """
@@ -407,7 +410,7 @@ def _refusal(bad: Sequence[BadRow], table: TableInfo) -> RefusedRecordsError:
         f"produce to '{table.path}': {len(bad)} records do not fit, the first is record"
         f" {first.position} of its batch: {_why(first)}; nothing of the batch is stored"
     )
-    error.told = [(row.position, _why(row)) for row in bad[:_TOLD_MAX]]
+    error.record_errors = [(row.position, _why(row)) for row in bad[:_RECORD_ERRORS_MAX]]
     return error
 
 
@@ -415,9 +418,9 @@ def _why(row: BadRow) -> str:
     return row.reason if row.column is None else f"column '{row.column}': {row.reason}"
 
 
-def _as_changes(found: RecordRows) -> pa.RecordBatch:
-    """Return rows that say themselves what they do, if they are changes."""
-    if found.operations is None:
-        return found.rows
-    codes = np.where(found.operations == OPERATION_DELETE, DELETE, UPDATE_AFTER)
-    return found.rows.append_column(CHANGE_TYPE_COLUMN, pa.array(codes.astype(np.int8)))
+def _as_changes(record_rows: RecordRows) -> pa.RecordBatch:
+    """Return the rows, with a change type for each row if the rows are changes."""
+    if record_rows.operations is None:
+        return record_rows.rows
+    codes = np.where(record_rows.operations == OPERATION_DELETE, DELETE, UPDATE_AFTER)
+    return record_rows.rows.append_column(CHANGE_TYPE_COLUMN, pa.array(codes.astype(np.int8)))

@@ -1,9 +1,8 @@
 """Produce and InitProducerId: records come in.
 
-Every partition is answered for itself. All of a request are stored at the same time, mostly in one
-commit; those of one connection in the order of its requests. `acks` 1 and -1 are the same here:
-durable. A client that asks for no answer (`acks` 0) learns of an error by the end of its
-connection.
+Every partition has its own answer. The partitions of a request are stored at the same time, mostly
+in one commit; the requests of one connection are stored in order. `acks` 1 and -1 mean the same:
+durable. A client without an answer (`acks` 0) learns of an error by the end of its connection.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from streamhouse.storage_service.kafka.messages.produce_answer import (
 from streamhouse.storage_service.kafka_door._api import Answer, Api, ConnectionEnded
 from streamhouse.storage_service.kafka_door._error_codes import is_repeated, produce_code_of
 from streamhouse.storage_service.kafka_door._exchange import KafkaExchange
-from streamhouse.storage_service.kafka_door._topic_places import path_here
+from streamhouse.storage_service.kafka_door._topic_places import local_path
 from streamhouse.storage_service.kafka_door.producing._decoding import (
     TRANSACTIONS,
     Decoded,
@@ -65,13 +64,13 @@ _ACKS: Final = (-1, 0, 1)
 _PRODUCER_ID_BITS: Final = 63
 _STORES_AT_ONCE: Final = 32
 _DECODES_AT_ONCE: Final = 32
-# What is larger is decoded on a thread, where it is one of many.
+# Larger batches are decoded on a thread if the request has many.
 _SMALL_BATCH_BYTES: Final = 64 << 10
 
 
 @dataclass(slots=True)
 class _Part:
-    """One partition of a request, and what becomes of it."""
+    """One partition of a request, and the outcome."""
 
     topic: str
     partition: int
@@ -83,7 +82,7 @@ class _Part:
 
 
 async def _answer_produce(exchange: KafkaExchange, request: Any) -> Answer:
-    """Store records; they are durable and visible when the answer is sent."""
+    """Store records, durable and visible before the answer."""
     if request.acks not in _ACKS:
         exchange.note(ErrorCode.invalid_required_acks)
         return _refuse(
@@ -94,10 +93,10 @@ async def _answer_produce(exchange: KafkaExchange, request: Any) -> Answer:
     received = sum(len(part.records) for part in parts if part.records is not None)
     exchange.service.metrics.received_bytes.inc(received)
     await _refuse_repeated(parts)
-    with exchange.service.body_memory.body(exchange.share) as held:
-        # What its rows take is received by nobody.
-        held.end()
-        await _decode_all(exchange, request, parts, held)
+    with exchange.service.body_memory.body(exchange.share) as body_memory:
+        # The rows are added below; the body itself is received.
+        body_memory.end()
+        await _decode_all(exchange, request, parts, body_memory)
         await exchange.my_turn()
         await _store_all(exchange, parts)
     if request.acks == 0:
@@ -107,10 +106,10 @@ async def _answer_produce(exchange: KafkaExchange, request: Any) -> Answer:
 
 
 async def _answer_init_producer_id(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Answer with a new producer: an id that nobody else has, in its first epoch.
+    """Answer with a new producer: a unique id in its first epoch.
 
-    As a broker does for producers without transactions, whatever they were before. Nothing is kept:
-    a producer is known by what it stores.
+    Brokers answer producers without transactions in the same way, whatever the previous id. The
+    service keeps no state: a producer is known by its stored rows.
     """
     if request.transactional_id is not None:
         code = ErrorCode.transactional_id_authorization_failed
@@ -120,55 +119,55 @@ async def _answer_init_producer_id(exchange: KafkaExchange, request: Any) -> Map
 
 
 async def _refuse_repeated(parts: Sequence[_Part]) -> None:
-    """Refuse a partition that is named twice: no producer does, and none says what it means.
+    """Refuse a partition that is named twice: no producer repeats one, and the order is undefined.
 
-    So a request has no more batches than there are buckets, each of which is a write of its own.
+    Therefore a request has at most one batch, and one write, for each bucket.
     """
     by_place: dict[tuple[str, int], list[_Part]] = {}
     async for part in in_slices(parts):
-        named = by_place.setdefault((part.topic, part.partition), [])
-        named.append(part)
-        if len(named) > 1:
+        mentions = by_place.setdefault((part.topic, part.partition), [])
+        mentions.append(part)
+        if len(mentions) > 1:
             error = InvalidRecordsError(
                 f"partition {part.partition} is named twice; send one batch of it at a time"
             )
-            named[0].error = part.error = error
+            mentions[0].error = part.error = error
 
 
 async def _decode_all(
-    exchange: KafkaExchange, request: Any, parts: Sequence[_Part], held: HeldBody
+    exchange: KafkaExchange, request: Any, parts: Sequence[_Part], body_memory: HeldBody
 ) -> None:
-    """Make rows of the records of all parts: of large ones on several threads at a time.
+    """Decode the records of all parts: large batches on several threads at a time.
 
-    Small ones are read together with others of their table, also of other requests.
+    Small batches are read together with others of the table, including batches of other requests.
     """
     async for part in in_slices(parts):
         _find_table(exchange, request, part)
     readable = [part for part in parts if part.error is None]
     is_soon_done = await _share_of_all(exchange, readable) <= 1
-    # Who is alone, and was so before, waits for nobody.
+    # A lone request, whose predecessor was alone too, waits for no other batch.
     has_others = len(parts) > 1 or exchange.service.open_requests > 1
-    has_others = has_others or exchange.broker.decoding.had_company
-    together: list[tuple[_Part, int, asyncio.Future[Decoded | None]]] = []
+    has_others = has_others or exchange.broker.decoding.was_shared
+    shared_reads: list[tuple[_Part, int, asyncio.Future[Decoded | None]]] = []
     async with asyncio.TaskGroup() as at_once:
         async for part in in_slices(readable):
             bounds = _bounds(exchange, part)
-            alone = bounds.bytes_max // len(readable)
+            inline_max = bounds.bytes_max // len(readable)
             if not is_soon_done:
                 small = bounds._replace(bytes_max=min(bounds.bytes_max, _SMALL_BATCH_BYTES))
                 is_one_of_many = len(parts) > _DECODES_AT_ONCE
                 is_small = is_one_of_many and inline_share(part.records or b"", small) <= 1
-                alone = small.bytes_max if is_small else 0
-            if not alone:
-                at_once.create_task(_decode(exchange, part, held, alone))
+                inline_max = small.bytes_max if is_small else 0
+            if not inline_max:
+                at_once.create_task(_decode(exchange, part, body_memory, inline_max))
             elif has_others and (share := share_of_pass(part.records or b"", bounds)):
-                together.append((part, alone, _begin_together(exchange, part, share)))
+                shared_reads.append((part, inline_max, _begin_together(exchange, part, share)))
             else:
-                # What waits for nobody needs no task of its own.
-                await _decode(exchange, part, held, alone)
-    for part, alone, reading in together:
+                # Work without a wait needs no task.
+                await _decode(exchange, part, body_memory, inline_max)
+    for part, inline_max, reading in shared_reads:
         part.batch = await reading
-        await _decode(exchange, part, held, alone)
+        await _decode(exchange, part, body_memory, inline_max)
 
 
 def _bounds(exchange: KafkaExchange, part: _Part) -> InlineBounds:
@@ -177,7 +176,7 @@ def _bounds(exchange: KafkaExchange, part: _Part) -> InlineBounds:
 
 
 async def _share_of_all(exchange: KafkaExchange, parts: Sequence[_Part]) -> float:
-    """Return how much all batches are of what is soon read."""
+    """Return the share of the inline bounds that all batches take together."""
     share = 0.0
     async for part in in_slices(parts):
         share += inline_share(part.records or b"", _bounds(exchange, part))
@@ -185,7 +184,7 @@ async def _share_of_all(exchange: KafkaExchange, parts: Sequence[_Part]) -> floa
 
 
 def _find_table(exchange: KafkaExchange, request: Any, part: _Part) -> None:
-    """Find the table of a part, or say why nothing of it is stored."""
+    """Find the table of a part, or record why the part cannot be stored."""
     if part.error is not None:
         return
     try:
@@ -193,19 +192,19 @@ def _find_table(exchange: KafkaExchange, request: Any, part: _Part) -> None:
             raise UnsupportedError(TRANSACTIONS)
         path = topic_table(exchange, part.topic, Level.WRITE).path
         part.table = table = exchange.service.table(str(path))
-        # Of a table's buckets the last one has the greatest number.
+        # Raises if the table has no bucket of this number.
         table.tablet(part.partition)
         if not part.records:
             raise InvalidRecordsError(f"no records came for partition {part.partition}")
     except StreamhouseError as error:
-        # The frames of thousands of errors would be as much for the collector to look through.
+        # Thousands of errors with frames would slow down the garbage collector.
         part.error = error.with_traceback(None)
 
 
 def _begin_together(
     exchange: KafkaExchange, part: _Part, share: float
 ) -> asyncio.Future[Decoded | None]:
-    """Have the records of a part read beside those that wait, too; None: they are read alone."""
+    """Start reading a part's records in a shared pass; None means that the part is read alone."""
     table, config = part.table, exchange.service.config
     assert table is not None
     assert part.records is not None
@@ -218,7 +217,7 @@ def _begin_together(
 
 
 async def _store_all(exchange: KafkaExchange, parts: Sequence[_Part]) -> None:
-    """Store all parts: they begin in their order, and before anything of the next request does."""
+    """Store all parts; the parts begin in order, and before the next request's parts."""
     storing = []
     async for part in in_slices(parts):
         if part.error is not None and not _keeps_place(part):
@@ -226,28 +225,30 @@ async def _store_all(exchange: KafkaExchange, parts: Sequence[_Part]) -> None:
             continue
         storing.append(asyncio.create_task(_store(exchange, part)))
         if len(storing) % _STORES_AT_ONCE == 0:
-            # So many have begun, and the others have their turns.
+            # After this many starts other requests have their turns.
             await asyncio.sleep(0)
     exchange.pass_turn()
     await (storing[0] if len(storing) == 1 else asyncio.gather(*storing))
 
 
 def _keeps_place(part: _Part) -> bool:
-    """Whether a part that is refused may be one of a producer that repeats it later."""
+    """Return whether the producer of a refused part may send the same part again."""
     return part.error is not None and is_repeated(part.error) and bool(part.records)
 
 
-async def _decode(exchange: KafkaExchange, part: _Part, held: HeldBody, inline_max: int) -> None:
-    """Make rows of the records of a part, unless that is done, or say what is wrong with them."""
+async def _decode(
+    exchange: KafkaExchange, part: _Part, body_memory: HeldBody, inline_max: int
+) -> None:
+    """Decode the records of a part that has no rows yet, or record the part's error."""
     assert part.table is not None
     try:
         if part.batch is None:
             part.batch = await _decoded(exchange, part.table, part, inline_max)
-        if not held.adds_at_once(part.batch.nbytes):
-            raise held.refusal()
+        if not body_memory.adds_at_once(part.batch.nbytes):
+            raise body_memory.refusal()
     except StreamhouseError as error:
         part.error = error.with_traceback(None)
-    except BaseException as error:  # outermost for a partition: the others are stored
+    except BaseException as error:  # outermost for a partition: the other parts are stored
         if not is_bug(error):
             raise
         _logger.exception("event=bug route=%s", exchange.route)
@@ -257,9 +258,9 @@ async def _decode(exchange: KafkaExchange, part: _Part, held: HeldBody, inline_m
 async def _decoded(
     exchange: KafkaExchange, table: OpenTable, part: _Part, inline_max: int
 ) -> Decoded:
-    """Make rows of records: here if that is soon done, else on a worker thread.
+    """Decode records: inline if the work is small, else on a worker thread.
 
-    What that takes of memory is reserved before it begins.
+    The working memory is reserved first.
     """
     assert part.records is not None
     service, config = exchange.service, exchange.service.config
@@ -268,9 +269,9 @@ async def _decoded(
         table.record_schemas.source(),
     )
     if inline_max:
-        found = decoded_inline(*arguments, inline_max)
-        if found is not None:
-            return found
+        batch = decoded_inline(*arguments, inline_max)
+        if batch is not None:
+            return batch
     for bytes_max in tried_bytes(part.records, config, inline_max=inline_max):
         async with exchange.broker.working.room(working_bytes(table.info, bytes_max)):
             try:
@@ -283,7 +284,7 @@ async def _decoded(
 
 
 async def _store(exchange: KafkaExchange, part: _Part) -> None:
-    """Store what was decoded; what is refused for now keeps its place in the producer's order."""
+    """Store a decoded part; a temporarily refused part keeps its place in the producer's order."""
     service, table, refused = exchange.service, part.table, exchange.client.refused
     producers = None if table is None else exchange.broker.producers.of(table)
     try:
@@ -294,20 +295,21 @@ async def _store(exchange: KafkaExchange, part: _Part) -> None:
             stored = await store(service, table, part.batch, producers, refused)
             part.base_offset = stored.base_offset
             if not stored.is_write:
-                # It is so as this process sees it: it may be otherwise elsewhere by now.
+                # The answer reflects this process's view; another process may have taken over
+                # meanwhile.
                 exchange.tenure = service.tenure
         elif part.records and is_repeated(part.error):
             await keep_place(
                 producers,
                 refused,
-                path=path_here(service.manager, part.topic) if table is None else table.path,
+                path=local_path(service.manager, part.topic) if table is None else table.path,
                 records=part.records,
                 partition=part.partition,
                 is_damaged=produce_code_of(part.error) is ErrorCode.corrupt_message,
             )
     except StreamhouseError as error:
         part.error = error
-    except Exception:  # outermost for a partition: the others have their answers
+    except Exception:  # outermost for a partition: the other parts have their answers
         _logger.exception("event=bug route=%s", exchange.route)
         part.error = InternalError("storing the records failed; the service's log says why")
     _report(exchange, part)
@@ -353,13 +355,13 @@ def _part_answer(exchange: KafkaExchange, part: _Part) -> Mapping[str, Any]:
     error = part.error
     if error is None:
         return values
-    told = error.told if isinstance(error, RefusedRecordsError) else ()
+    record_errors = error.record_errors if isinstance(error, RefusedRecordsError) else ()
     return values | {
         "error_code": produce_code_of(error),
         "error_message": short(error.message),
         "record_errors": [
             {"batch_index": number, "batch_index_error_message": short(reason)}
-            for number, reason in told
+            for number, reason in record_errors
         ],
     }
 
@@ -373,7 +375,7 @@ def _log_start_offset(exchange: KafkaExchange, part: _Part) -> int:
 
 
 def _refuse(request: Any, code: ErrorCode, message: str) -> Mapping[str, Any]:
-    """Return the answer that says of every partition what is wrong with the request."""
+    """Return an answer with the request's error for every partition."""
     if request.acks == 0:
         raise ConnectionEnded(message)
     return {
@@ -406,8 +408,8 @@ PRODUCE_APIS: Final = (
         key=0,
         name="produce",
         versions=PRODUCE_VERSIONS,
-        # Older librdkafka compresses nothing for a broker that has no version 0 (KAFKA-18659).
-        first_told=0,
+        # Older librdkafka compresses nothing for a broker without version 0 (KAFKA-18659).
+        first_listed=0,
         answer=_answer_produce,
         refuse=_refuse,
         is_write=True,

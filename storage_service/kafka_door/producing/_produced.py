@@ -1,8 +1,8 @@
-"""What a Produce request has for one partition, stored: in the producer's order, once.
+"""Stores one partition of a Produce request: in the producer's order, and once.
 
-Where a partition is a bucket and each record a row, the log of the bucket has the producer's
-sequences and knows what is next. Else `kafka/sequences.py` knows it, and a batch waits until the
-one before it is stored (decision 25).
+If the partition is a bucket and each record a row, the bucket's log has the producer's sequences
+and knows the next one. Otherwise `kafka/sequences.py` knows the next one, and a batch waits until
+its predecessor is stored (decision 25).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from streamhouse.storage_service.server.service import Service
 __all__ = ["NO_OFFSET", "Stored", "keep_place", "store"]
 
 NO_OFFSET: Final = -1
-"""Of records that are in several buckets, or are changes by key, there is no first offset."""
+"""Records in several buckets, and changes by key, have no first offset."""
 _TRANSACTION_ID_BYTES: Final = 16
 
 
 class Stored(NamedTuple):
-    """What became of a batch: its first offset, or `NO_OFFSET`, and whether anything was written.
+    """The first offset of a batch, or `NO_OFFSET`, and whether anything was written.
 
-    Else it was stored before, or there was nothing to change.
+    Nothing is written if the batch was stored before, or changed nothing.
     """
 
     base_offset: int
@@ -53,21 +53,21 @@ async def store(
     producers: TableProducers,
     refused: RefusedPlaces,
 ) -> Stored:
-    """Store a batch, or find that it is stored. `refused` is of the connection that it came by.
+    """Store a batch once, durable and visible on return. `refused` belongs to the connection.
 
-    It is durable and visible on return. Batches of a producer that are given in order are stored in
-    that order. Raises OutOfOrderSequenceError for one that does not follow, FencedError for an
+    Batches of a producer that begin in order are stored in that order. Raises
+    OutOfOrderSequenceError for a batch that does not follow its predecessor, FencedError for an
     older epoch, and as any write.
     """
     order = producers.order
-    # While bad records were kept apart a bucket did not get every batch.
+    # Unless the bucket has missed batches, because misfit records were kept apart.
     is_exact = batch.is_exact and batch.writer_id not in order
     if batch.sequence is None or is_exact:
         return await _write(service, table, batch, Continuity.EXACT)
     async with producers.turn(batch.writer_id):
         if batch.writer_id not in order:
             refused.check(table.path, batch.writer_id, batch.sequence)
-        # First of all: what is refused from here on keeps its place.
+        # First of all: a batch that is refused from here on keeps its place.
         admitted = order.admit(batch.writer_id, batch.sequence)
         if isinstance(admitted, Repeated):
             refused.stored(table.path, batch.writer_id, batch.sequence)
@@ -95,10 +95,10 @@ async def keep_place(
     partition: int,
     is_damaged: bool,
 ) -> None:
-    """Keep the place of a batch that is refused for now, so that no later one is taken first.
+    """Keep the place of a temporarily refused batch, so that no later batch is stored first.
 
-    `producers` are of its table, if that is here. Who damaged records are of is believed for as
-    long as `refused` remembers it, and no longer.
+    `producers` belong to the table, if the table is in this process. The producer of a damaged
+    batch is not verified, so only `refused` remembers the place of a damaged batch.
     """
     with contextlib.suppress(StreamhouseError):
         place = place_of(records, partition, is_damaged=is_damaged)
@@ -116,8 +116,8 @@ async def _write(
     service.check_write()
     ranges: Mapping[int, tuple[int, int]]
     if batch.divided is not None:
-        asked = _asked(table, batch)
-        ranges = (await write_divided(service, table, asked, batch.divided)).ranges
+        sifted = _sifted_write(table, batch)
+        ranges = (await write_divided(service, table, sifted, batch.divided)).ranges
     elif isinstance(table, KeyTable):
         writes = [write._replace(continuity=continuity) for write in batch.writes]
         appended = await service.manager.write_keys(
@@ -133,25 +133,27 @@ async def _write(
     is_write = any(start < end for start, end in ranges.values())
     start, end = ranges.get(batch.partition, (0, 0))
     if isinstance(table, KeyTable) and len(table.tablets) == 1:
-        # A record has none, one or two changes. The last one is told where the log ends with it, so
-        # that who reads on behind it misses nothing, and what is told goes on as the log does.
+        # A record has zero, one or two changes. The last record is answered with the end of the
+        # log: a reader from behind that offset misses nothing, and answered offsets increase with
+        # the log.
         end = end or table.tablets[0].high_watermark
         return Stored(max(NO_OFFSET, end - batch.record_count), is_write)
     is_whole = end - start == batch.record_count and isinstance(table, LogTable)
     return Stored(start if is_whole else NO_OFFSET, is_write)
 
 
-def _asked(table: OpenTable, batch: Decoded) -> SiftedWrite:
-    """Return what is asked of a batch with records that are kept apart.
+def _sifted_write(table: OpenTable, batch: Decoded) -> SiftedWrite:
+    """Return the write of a batch with misfit records that are kept apart.
 
-    The transaction is known by the producer's sequence: it happens once, also across a restart. An
-    outcome may be remembered for as long as sequences take to go round, so the time is of it, too.
+    The producer's sequence identifies the transaction, which therefore happens once, also across a
+    restart. Sequences may wrap around while an outcome is remembered, so the identity includes the
+    time.
     """
     transaction_id = None
     if batch.sequence is not None:
         place = batch.writer_id, batch.sequence.packed(), *batch.timestamps_ms
-        named = " ".join(map(str, (table.info.table_id, *place)))
-        digest = hashlib.blake2b(named.encode(), digest_size=_TRANSACTION_ID_BYTES)
+        identity = " ".join(map(str, (table.info.table_id, *place)))
+        digest = hashlib.blake2b(identity.encode(), digest_size=_TRANSACTION_ID_BYTES)
         transaction_id = digest.hexdigest()
     is_keyed = isinstance(table, KeyTable)
     has_key = bool(table.info.descriptor.effective_bucket_key)

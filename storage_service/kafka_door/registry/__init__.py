@@ -1,4 +1,4 @@
 """The schema registry for Kafka's Avro serializers, below `/kafka/registry`.
 
-`registry_route.py` reads requests, `schema_desk.py` answers them from the tables' schemas.
+`registry_route.py` reads requests; `_schema_desk.py` answers from the tables' schemas.
 """

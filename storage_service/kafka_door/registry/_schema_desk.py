@@ -1,4 +1,4 @@
-"""Schemas registered, found and kept up with their tables, for who may do that with the table."""
+"""Registers and finds the schemas of tables, with the permissions of the tables."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ __all__ = [
 
 
 def subject_table(service: Service, exchange: Exchange, subject: Subject) -> OpenTable:
-    """Return the table of a subject, for who may read it.
+    """Return the table of a subject to a caller with the right to read.
 
-    Raises `ForbiddenError`, whether it exists or not, and `TableNotFoundError`.
+    Raises `ForbiddenError`, whether the table exists or not, and `TableNotFoundError`.
     """
     service.access.require(exchange, Level.READ, str(subject.path))
     table = service.readable(str(subject.path))
@@ -65,7 +65,7 @@ def subject_table(service: Service, exchange: Exchange, subject: Subject) -> Ope
 def table_with_schema(
     service: Service, exchange: Exchange, schema_id: int
 ) -> tuple[OpenTable, RegisteredSchema] | None:
-    """Return the schema with an id, and its table; None if the caller may read none with it."""
+    """Return the table and schema of a schema id; None if the caller may not read the table."""
     table_id = table_id_of(schema_id)
     for table in service.manager.open_tables():
         if table.info.table_id != table_id:
@@ -83,40 +83,43 @@ def table_with_schema(
 async def register(
     service: Service, exchange: Exchange, subject: Subject, text: str
 ) -> tuple[SchemaSet, RegisteredSchema]:
-    """Return a schema, and the table's schemas; it is durable, and the table has its values.
+    """Return the table's schemas and a registered schema, durable, for which the table has columns.
 
-    A subject whose topic has no table gets one, with the schema's columns; so does one whose table
-    a client has made by asking for the topic, if it never had a row. Any other table is changed as
-    far as schemas change. Who only writes may register what fits.
+    A subject without a table gets a table with the schema's columns. A table without any rows, made
+    by a client's topic request, is replaced in the same way. Any other table is changed as far as
+    schemas change. A caller with only the right to write may register a schema that needs no
+    change.
 
-    Raises `ForbiddenError`, `SchemaMismatchError` if the table does not become what the schema
-    needs, and as the making and the change of a table.
+    Raises `ForbiddenError`, `SchemaMismatchError` if the table cannot have the schema's columns,
+    and as the creation and the change of a table.
     """
     service.access.require(exchange, Level.WRITE, str(subject.path))
     text = await service.run_blocking(compact, text)
-    already = await _fitting_already(service, subject, text)
-    if already is not None:
-        return already
+    registered = await _registered_already(service, subject, text)
+    if registered is not None:
+        return registered
     schema = await service.run_blocking(_readable, text)
-    table = await _found_or_made(service, exchange, subject, schema)
+    table = await _existing_or_new_table(service, exchange, subject, schema)
     _check_topic(subject, table)
     schemas = table.record_schemas
     async with schemas.changing:
-        # Before the table changes: what cannot be registered changes nothing.
-        known, found = await service.run_blocking(_added, schemas.current(), subject.part, text)
+        # Added before the table changes: a schema that cannot be registered changes nothing.
+        schema_set, registered_schema = await service.run_blocking(
+            _added, schemas.current(), subject.part, text
+        )
         await _replace_columns(service, exchange, table, subject, schema)
         change = await _change(service, table, subject, schema, text)
         if change:
             service.access.require(exchange, Level.ADMIN, str(subject.path))
             await _apply(service, table, change)
-        info = await _keep_with_reading_schemas(table, known)
+        info = await _keep_with_reading_schemas(table, schema_set)
         if await service.run_blocking(_is_unchanging, info, subject, schema):
-            schemas.found_fitting(info, found.number)
-        return schemas.current(), found
+            schemas.found_fitting(info, registered_schema.number)
+        return schemas.current(), registered_schema
 
 
 async def check_fits(service: Service, exchange: Exchange, subject: Subject, text: str) -> None:
-    """Raise as `register` would if a schema does not fit; nothing is changed."""
+    """Raise as `register` would for a schema that does not fit; nothing is changed."""
     table = subject_table(service, exchange, subject)
     text = await service.run_blocking(compact, text)
     schema = await service.run_blocking(_readable, text)
@@ -125,9 +128,10 @@ async def check_fits(service: Service, exchange: Exchange, subject: Subject, tex
 
 
 async def keep_reading_schemas(table: OpenTable) -> None:
-    """Register schemas of a table whose records are Avro, as it is now, unless the newest have it.
+    """Register schemas with all columns of an Avro table, unless the newest ones are complete.
 
-    So it can be read after its columns were changed otherwise, and if nobody has registered any.
+    Afterwards the table can be read, even if its columns changed otherwise or no schema was ever
+    registered.
     """
     schemas = table.record_schemas
     if schemas.do_fit(table.info) or not _avro_parts(table.info):
@@ -137,38 +141,38 @@ async def keep_reading_schemas(table: OpenTable) -> None:
             await _keep_with_reading_schemas(table, schemas.current())
 
 
-async def _keep_with_reading_schemas(table: OpenTable, known: SchemaSet) -> TableInfo:
-    """Keep schemas, and those that have all rows of a table; return the table they have it of.
+async def _keep_with_reading_schemas(table: OpenTable, schema_set: SchemaSet) -> TableInfo:
+    """Store schemas that cover all rows of a table; return the covered version of the table.
 
-    For who holds `changing`: the schemas stay, and the table may change meanwhile.
+    The caller holds `changing`: the schemas stay, although the table may change meanwhile.
     """
     schemas = table.record_schemas
     while True:
         info = table.info
-        whole = await schemas.run(_with_reading_schemas, info, known)
-        whole = whole.named_by(info.schema_id, since=len(schemas.current().schemas))
+        complete_set = await schemas.run(_with_reading_schemas, info, schema_set)
+        complete_set = complete_set.named_by(info.schema_id, since=len(schemas.current().schemas))
         if table.info is info:
             break
-    await schemas.keep(whole)
+    await schemas.keep(complete_set)
     schemas.found_fitting(info)
     return info
 
 
-# -- what takes long with wide schemas: functions for threads ------------------------------------
+# -- slow with wide schemas: functions for threads ------------------------------------
 
 
 def _readable(text: str) -> AvroSchema:
-    """Return a schema by which records can be read; raises `InvalidRequestError` otherwise."""
+    """Return a schema that records can be read by; raises `InvalidRequestError` otherwise."""
     schema = avro_schema(text)
     check_known(schema)
     return schema
 
 
-def _added(known: SchemaSet, part: Part, text: str) -> tuple[SchemaSet, RegisteredSchema]:
-    whole = known.with_schema(part, text)
-    found = whole.find(part, text)
-    assert found is not None, "just added"
-    return whole, found
+def _added(schema_set: SchemaSet, part: Part, text: str) -> tuple[SchemaSet, RegisteredSchema]:
+    extended_set = schema_set.with_schema(part, text)
+    schema = extended_set.find(part, text)
+    assert schema is not None, "just added"
+    return extended_set, schema
 
 
 def _checked_change(
@@ -176,19 +180,19 @@ def _checked_change(
     subject: Subject,
     schema: AvroSchema,
     text: str,
-    known: SchemaSet,
+    schema_set: SchemaSet,
     has_rows: bool,
 ) -> TableChange:
-    """Return what `change_for` does.
+    """Return the change by `change_for`.
 
-    Raises unless a schema, if it is new, says all that the newest one does, or the rows do.
+    Raises unless a new schema has all fields of the newest schema, or of the rows.
     """
     change = change_for(info, subject, schema)
-    own = known.of(subject.part)
-    if not own and has_rows:
+    part_schemas = schema_set.of(subject.part)
+    if not part_schemas and has_rows:
         check_says_rows(subject, schema, info)
-    if own and known.find(subject.part, text) is None:
-        check_says_all(subject, schema, known_schema(own[-1].text))
+    if part_schemas and schema_set.find(subject.part, text) is None:
+        check_says_all(subject, schema, known_schema(part_schemas[-1].text))
     return change
 
 
@@ -196,19 +200,22 @@ def _is_unchanging(info: TableInfo, subject: Subject, schema: AvroSchema) -> boo
     try:
         return not change_for(info, subject, schema)
     except InvalidRequestError:
-        # The table has just been changed otherwise; whoever registers again is told so.
+        # The table has just been changed otherwise; the next registration reports this.
         return False
 
 
-def _with_reading_schemas(info: TableInfo, known: SchemaSet) -> SchemaSet:
+def _with_reading_schemas(info: TableInfo, schema_set: SchemaSet) -> SchemaSet:
     for part in _avro_parts(info):
-        own = known.of(part)
+        part_schemas = schema_set.of(part)
         missing = reading_schema(
-            info, part, own[-1].text if own else None, bytes_max=known.room_bytes
+            info,
+            part,
+            part_schemas[-1].text if part_schemas else None,
+            bytes_max=schema_set.room_bytes,
         )
         if missing is not None:
-            known = known.with_newest(part, missing)
-    return known
+            schema_set = schema_set.with_newest(part, missing)
+    return schema_set
 
 
 def _avro_parts(info: TableInfo) -> list[Part]:
@@ -220,12 +227,12 @@ def _avro_parts(info: TableInfo) -> list[Part]:
 # -- the table -----------------------------------------------------------------------------------
 
 
-async def _fitting_already(
+async def _registered_already(
     service: Service, subject: Subject, text: str
 ) -> tuple[SchemaSet, RegisteredSchema] | None:
-    """Return a schema that is registered, if its table has been found to need nothing for it.
+    """Return a registered schema, if the table is known to need no change for the schema.
 
-    Serializers register what they send each time they start.
+    Serializers register their schemas at each start.
     """
     try:
         table = service.table(str(subject.path))
@@ -233,34 +240,34 @@ async def _fitting_already(
         return None
     _check_topic(subject, table)
     schemas = table.record_schemas
-    known = schemas.current()
-    found = await service.run_blocking(known.find, subject.part, text)
-    if found is None or not schemas.do_fit(table.info, found.number):
+    schema_set = schemas.current()
+    schema = await service.run_blocking(schema_set.find, subject.part, text)
+    if schema is None or not schemas.do_fit(table.info, schema.number):
         return None
-    return known, found
+    return schema_set, schema
 
 
 async def _change(
     service: Service, table: OpenTable, subject: Subject, schema: AvroSchema, text: str
 ) -> TableChange:
-    """Return what changes of a table as it is; raises as `_checked_change`."""
+    """Return the change that the present table needs; raises as `_checked_change`."""
     while True:
-        info, known = table.info, table.record_schemas.current()
+        info, schema_set = table.info, table.record_schemas.current()
         has_rows = may_have_rows(service.manager, table)
         change = await service.run_blocking(
-            _checked_change, info, subject, schema, text, known, has_rows
+            _checked_change, info, subject, schema, text, schema_set, has_rows
         )
         if table.info is info:
             return change
 
 
-async def _found_or_made(
+async def _existing_or_new_table(
     service: Service, exchange: Exchange, subject: Subject, schema: AvroSchema
 ) -> OpenTable:
     try:
         return service.table(str(subject.path))
     except NotFoundError:
-        # Its database may be one that another shard has made.
+        # The database may exist on another shard only.
         service.access.require(exchange, Level.ADMIN, str(subject.path))
     if is_rejecting(subject.path):
         raise InvalidNameError(
@@ -273,14 +280,14 @@ async def _found_or_made(
     try:
         return await service.manager.create_table(descriptor)
     except TableExistsError:
-        # Somebody else has just registered this one, or its other part.
+        # Another request has just registered this subject, or the other part of the topic.
         return service.table(str(subject.path))
 
 
 async def _replacing(
     service: Service, table: OpenTable, subject: Subject, schema: AvroSchema
 ) -> TableDescriptor | None:
-    """Return what takes the place of a table for a schema, None if the table is changed or kept."""
+    """Return the table that replaces `table` for a schema; None if `table` is changed or kept."""
     if not is_untouched(service.manager, table):
         return None
     return await service.run_blocking(table_in_place_of, table.info, subject, schema)
@@ -289,14 +296,14 @@ async def _replacing(
 async def _replace_columns(
     service: Service, exchange: Exchange, table: OpenTable, subject: Subject, schema: AvroSchema
 ) -> None:
-    """Make a raw table that never had a row what registering first would have made."""
+    """Give a raw table without any rows the columns of its first schema."""
     while True:
-        before = table.info
-        wanted = await _replacing(service, table, subject, schema)
-        if wanted is None:
+        old_info = table.info
+        replacement = await _replacing(service, table, subject, schema)
+        if replacement is None:
             return
         service.access.require(exchange, Level.ADMIN, str(subject.path))
-        if await with_other_columns(service.manager, table, before, wanted):
+        if await with_other_columns(service.manager, table, old_info, replacement):
             return
 
 

@@ -1,4 +1,4 @@
-"""Errors as clients of a schema registry know them: a status, and a code that begins with it."""
+"""Errors in the form of a schema registry: a status, and a code that begins with the status."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ NO_SCHEMA: Final = 40403
 INVALID_VERSION: Final = 42202
 INVALID_LEVEL: Final = 42203
 NOT_PERMITTED: Final = 42205
-# The first that fits counts: our class -> status and code.
+# The first matching class counts: error class -> status and code.
 _CODES: Final[tuple[tuple[type[StreamhouseError], int, int], ...]] = (
     (TableNotFoundError, 404, NO_SUBJECT),
     (SchemaMismatchError, 409, 409),
     (InvalidNameError, 422, 42208),
     (RequestTooLargeError, 422, 42209),
     (InvalidRequestError, 422, 42201),
-    # Its clients know nothing of owners: they ask again later.
+    # The registry's clients do not follow owners: the clients try again later.
     (NotOwnerError, 503, 50301),
 )
 
 
 class RegistryRefusedError(Exception):
-    """A request that is refused with a code of the registry's own."""
+    """A request refused with one of the registry's own codes."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class RegistryRefusedError(Exception):
 
 
 def registry_error(error: StreamhouseError) -> tuple[int, dict[str, Any]]:
-    """Return the status and the body that the protocol has for `error`."""
+    """Return the registry's status and body for `error`."""
     status, code = error.http_status, error.http_status * 100 + 1
     for kind, kind_status, kind_code in _CODES:
         if isinstance(error, kind):

@@ -32,9 +32,9 @@ from streamhouse.storage_service.kafka.registry.subjects import (
 )
 from streamhouse.storage_service.kafka.topics import TopicTable, first_made, table_paths_of
 from streamhouse.storage_service.kafka_door._topic_places import (
-    path_here,
-    path_of_none,
-    tables_here,
+    local_path,
+    local_tables,
+    path_of_new_topic,
     topic_table_of,
 )
 from streamhouse.storage_service.kafka_door.registry._schema_desk import (
@@ -66,14 +66,16 @@ _NUMBER: Final = re.compile(r"\d{1,10}", re.ASCII)
 _LATEST: Final = ("latest", "-1")
 
 
-async def answer_registry(exchange: HttpExchange, service: Service, found: RouteMatch) -> None:
-    """Answer one request below the registry's path, for whichever shard has the table."""
-    given = (exchange.header(b"content-type") or b"").partition(b";")[0].strip().lower()
-    if given == Body.JSON.content_type:
+async def answer_registry(
+    exchange: HttpExchange, service: Service, route_match: RouteMatch
+) -> None:
+    """Answer one request below the registry's path, for any shard."""
+    content_type = (exchange.header(b"content-type") or b"").partition(b";")[0].strip().lower()
+    if content_type == Body.JSON.content_type:
         exchange.body = Body.JSON
     async with service.held_body(exchange) as body:
-        request = _Request(exchange, service, found.parameters, body)
-        name = f"{exchange.method} {found.route.path.removeprefix(REGISTRY_PATH)}"
+        request = _Request(exchange, service, route_match.parameters, body)
+        name = f"{exchange.method} {route_match.route.path.removeprefix(REGISTRY_PATH)}"
         try:
             of_peer = await request.handed_on()
             if of_peer is not None:
@@ -97,18 +99,18 @@ class _Request:
         self._parameters = parameters
         self._body = body
         self._path_there: TablePath | None = None
-        """The table of the subject's topic, once other shards were asked."""
+        """The table of the subject's topic, once other shards have answered."""
 
     @property
     def _subject(self) -> Subject:
         subject = Subject.parse(self._parameters["subject"])
-        path = self._path_there or path_here(self._service.manager, subject.topic)
+        path = self._path_there or local_path(self._service.manager, subject.topic)
         return dataclasses.replace(subject, path=path)
 
     # -- other shards ----------------------------------------------------------------------------
 
     async def handed_on(self) -> PeerAnswer | None:
-        """Return what the shard answers that has the table, None if it is this one or none."""
+        """Return the answer of the shard with the table; None if that is this shard or no shard."""
         shards = self._service.shards
         if shards is None:
             return None
@@ -129,7 +131,7 @@ class _Request:
         return None if endpoint is None else await self._ask(endpoint)
 
     async def _path(self) -> TablePath | None:
-        """Return the table that the request is about, as far as that can be known here."""
+        """Return the table of the request, if known on this shard."""
         assert self._service.shards is not None
         if "subject" in self._parameters:
             self._path_there = await self._path_of_topic(self._subject.topic)
@@ -142,22 +144,26 @@ class _Request:
         return await self._service.shards.path_elsewhere(table_id)
 
     async def _path_of_topic(self, topic: str) -> TablePath:
-        """Return which table a topic is, whichever shard has it."""
+        """Return the table of a topic, on any shard."""
         shards, manager = self._service.shards, self._service.manager
         assert shards is not None
         paths = table_paths_of(topic)
         if len(paths) == 1:
             return paths[0]
-        known = tables_here(manager, topic)
+        candidates = local_tables(manager, topic)
         for path in paths:
             endpoint = None if manager.has_table(path) else await shards.endpoint_of(path)
             if endpoint is not None:
-                known += await self._table_at(endpoint, path)
-        found = first_made(topic, known)
-        return path_of_none(topic, await shards.databases()) if found is None else found.path
+                candidates += await self._table_at(endpoint, path)
+        topic_table = first_made(topic, candidates)
+        return (
+            path_of_new_topic(topic, await shards.databases())
+            if topic_table is None
+            else topic_table.path
+        )
 
     async def _table_at(self, endpoint: str, path: TablePath) -> list[TopicTable]:
-        """Return a table of another shard, as far as the caller may know of it."""
+        """Return a table of another shard, if the caller may see the table."""
         assert self._service.shards is not None
         bearer = (b"authorization", b"Bearer " + token_of(self._exchange))
         request = PeerRequest.of("GET", f"/v1/tables/{path}", [bearer])
@@ -188,11 +194,11 @@ class _Request:
         return int(text)
 
     def _with_id(self) -> tuple[str, RegisteredSchema]:
-        found = table_with_schema(self._service, self._exchange, self._schema_id())
-        if found is None:
-            # The same for who may not read it: that it is there says something of the table.
+        table_schema = table_with_schema(self._service, self._exchange, self._schema_id())
+        if table_schema is None:
+            # Unauthorised callers get the same answer, which does not reveal the table.
             raise RegistryRefusedError(NO_SCHEMA, f"there is no schema {self._schema_id()}")
-        table, schema = found
+        table, schema = table_schema
         properties = table.info.descriptor.properties
         return subject_name(table.path, properties, schema.part), schema
 
@@ -212,43 +218,45 @@ class _Request:
     # -- subjects --------------------------------------------------------------------------------
 
     async def subjects(self) -> Any:
-        found = set(self._own_subjects())
+        names = set(self._local_subjects())
         shards = self._service.shards
         if shards is not None and self._exchange.header(HANDED_ON) is None:
             states = await shards.states()
-            others = [s.owner for s in states if s.shard != shards.own and s.owner is not None]
-            endpoints = [o.endpoint for o in others if o.is_live and o.endpoint is not None]
+            other_owners = [
+                s.owner for s in states if s.shard != shards.own and s.owner is not None
+            ]
+            endpoints = [o.endpoint for o in other_owners if o.is_live and o.endpoint is not None]
             for answer in await asyncio.gather(*map(self._ask, endpoints)):
                 if answer.status == 200:
-                    found.update(json.loads(answer.body))
-        return sorted(found)
+                    names.update(json.loads(answer.body))
+        return sorted(names)
 
-    def _own_subjects(self) -> list[str]:
+    def _local_subjects(self) -> list[str]:
         may = self._exchange.caller.may
         return [
             subject_name(table.path, table.info.descriptor.properties, part)
             for table in self._service.manager.open_tables()
             if may(Level.READ, str(table.path))
-            for part in {one.part for one in table.record_schemas.known().schemas}
+            for part in {schema.part for schema in table.record_schemas.known().schemas}
         ]
 
-    def _own_set(self, subject: Subject) -> SchemaSet:
+    def _schema_set(self, subject: Subject) -> SchemaSet:
         table = subject_table(self._service, self._exchange, subject)
-        found = table.record_schemas.current()
-        if not found.of(subject.part):
+        schema_set = table.record_schemas.current()
+        if not schema_set.of(subject.part):
             raise RegistryRefusedError(NO_SUBJECT, f"subject '{subject}' has no schema")
-        return found
+        return schema_set
 
     async def versions(self) -> Any:
         subject = self._subject
-        return [one.version for one in self._own_set(subject).of(subject.part)]
+        return [schema.version for schema in self._schema_set(subject).of(subject.part)]
 
     async def version(self) -> Any:
         subject, text = self._subject, self._parameters["version"]
-        known = self._own_set(subject)
-        of_part = known.of(subject.part)
+        schema_set = self._schema_set(subject)
+        of_part = schema_set.of(subject.part)
         if text in _LATEST:
-            return _described(subject, known, of_part[-1])
+            return _described(subject, schema_set, of_part[-1])
         if not _NUMBER.fullmatch(text) or int(text) < 1:
             raise RegistryRefusedError(
                 INVALID_VERSION, f"version '{text[:80]}' is neither a number from 1 on nor 'latest'"
@@ -258,22 +266,24 @@ class _Request:
                 NO_VERSION,
                 f"subject '{subject}' has {len(of_part)} versions, and no version {text}",
             )
-        return _described(subject, known, of_part[int(text) - 1])
+        return _described(subject, schema_set, of_part[int(text) - 1])
 
     async def look_up(self) -> Any:
         subject = self._subject
         text = await self._schema_text()
-        known = self._own_set(subject)
-        found = await self._service.run_blocking(lambda: known.find(subject.part, compact(text)))
-        if found is None:
+        schema_set = self._schema_set(subject)
+        schema = await self._service.run_blocking(
+            lambda: schema_set.find(subject.part, compact(text))
+        )
+        if schema is None:
             raise RegistryRefusedError(NO_SCHEMA, f"subject '{subject}' has no such schema")
-        return _described(subject, known, found)
+        return _described(subject, schema_set, schema)
 
     async def register(self) -> Any:
         subject = self._subject
         text = await self._schema_text()
-        known, found = await register(self._service, self._exchange, subject, text)
-        return _described(subject, known, found)
+        schema_set, schema = await register(self._service, self._exchange, subject, text)
+        return _described(subject, schema_set, schema)
 
     async def compatibility(self) -> Any:
         try:
@@ -308,7 +318,8 @@ class _Request:
             raise InvalidRequestError("the body is no JSON object")
         return value
 
-    # -- what is so for all ----------------------------------------------------------------------
+    # -- settings of all subjects
+    # ----------------------------------------------------------------------
 
     async def level(self) -> Any:
         return {"compatibilityLevel": _LEVEL}
@@ -333,12 +344,12 @@ class _Request:
         )
 
 
-def _described(subject: Subject, known: SchemaSet, found: RegisteredSchema) -> dict[str, Any]:
+def _described(subject: Subject, schema_set: SchemaSet, schema: RegisteredSchema) -> dict[str, Any]:
     return {
         "subject": str(subject),
-        "id": known.id_of(found),
-        "version": found.version,
-        "schema": found.text,
+        "id": schema_set.id_of(schema),
+        "version": schema.version,
+        "schema": schema.text,
     }
 
 

@@ -18,7 +18,7 @@ from streamhouse.core.model.table import TableInfo
 from streamhouse.storage_service.directory.table_registry import with_properties
 from streamhouse.storage_service.kafka_door._error_codes import RefusedError
 from streamhouse.storage_service.kafka_door._exchange import KafkaExchange
-from streamhouse.storage_service.kafka_door.broker._shard_calls import ask_shard, elsewhere
+from streamhouse.storage_service.kafka_door.broker._shard_calls import ask_shard, remote_endpoint
 from streamhouse.storage_service.kafka_door.topics._topic_settings import (
     LOG_TTL,
     RETENTION,
@@ -31,8 +31,8 @@ from streamhouse.storage_service.kafka_door.topics._topic_settings import (
 from streamhouse.storage_service.kafka_door.topics._topic_tables import (
     path_among_shards,
     refusal_of,
+    remote_table,
     table_at,
-    table_there,
 )
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.status.event_loop import in_slices
@@ -215,7 +215,7 @@ async def _alter(
     if is_tried:
         with_properties(info, updates=updates, removals=removals)
         return
-    endpoint = await elsewhere(exchange, info.path)
+    endpoint = await remote_endpoint(exchange, info.path)
     if endpoint is None:
         manager = exchange.service.manager
         await manager.alter_properties(info.path, updates=updates, removals=removals)
@@ -226,7 +226,7 @@ async def _alter(
 
 async def _info(exchange: KafkaExchange, topic: str, level: Level) -> TableInfo:
     path = await path_among_shards(exchange, topic, level)
-    endpoint = await elsewhere(exchange, path)
+    endpoint = await remote_endpoint(exchange, path)
     if endpoint is None:
         return table_at(exchange, topic, path).info
-    return await table_there(exchange, topic, path, endpoint)
+    return await remote_table(exchange, topic, path, endpoint)

@@ -78,7 +78,7 @@ async def topics_by_id(
         if wanted <= found.keys():
             break
         if is_fresh and (
-            exchange.service.shards is None or not exchange.whereabouts.may_ask_anew()
+            exchange.service.shards is None or not exchange.table_locations.may_ask_anew()
         ):
             break
         topics = await topics_by_name(exchange, is_fresh=is_fresh)

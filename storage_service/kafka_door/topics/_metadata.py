@@ -15,7 +15,7 @@ from streamhouse.storage_service.kafka.topics import TOPIC_PROPERTY, leader_epoc
 from streamhouse.storage_service.kafka_door._error_codes import RefusedError
 from streamhouse.storage_service.kafka_door._exchange import KafkaExchange
 from streamhouse.storage_service.kafka_door.broker._other_brokers import KnownTopic
-from streamhouse.storage_service.kafka_door.broker._shard_calls import elsewhere
+from streamhouse.storage_service.kafka_door.broker._shard_calls import remote_endpoint
 from streamhouse.storage_service.kafka_door.topics._cluster import all_brokers
 from streamhouse.storage_service.kafka_door.topics._known_topics import (
     known_topic,
@@ -127,7 +127,7 @@ async def _found(exchange: KafkaExchange, name: str, may_make_next: Iterator[boo
         if name.startswith(_INTERNAL) or not next(may_make_next, False):
             raise
     path = await make_topic(exchange, name)
-    exchange.whereabouts.made(path)
+    exchange.table_locations.made(path)
     there = await _elsewhere(exchange, name, path)
     return there or known_topic(exchange, table_at(exchange, name, path).info)
 
@@ -136,7 +136,7 @@ async def _elsewhere(exchange: KafkaExchange, name: str, path: TablePath) -> Kno
     """Return a topic of another shard, None if none has its table."""
     others, moving = exchange.broker.others, None
     for is_fresh in (False, True):
-        if is_fresh and not exchange.whereabouts.may_ask_anew():
+        if is_fresh and not exchange.table_locations.may_ask_anew():
             break
         for other in await others.all(exchange, is_fresh=is_fresh):
             topic = other.topics.get(path)
@@ -146,7 +146,7 @@ async def _elsewhere(exchange: KafkaExchange, name: str, path: TablePath) -> Kno
                     return topic
                 moving = topic
         # Only who has the directory knows that it is nowhere; what is known here is seconds old.
-        if await elsewhere(exchange, path) is None:
+        if await remote_endpoint(exchange, path) is None:
             return None
     if moving is not None:
         return moving

@@ -36,7 +36,7 @@ from streamhouse.storage_service.kafka.topics import (
 )
 from streamhouse.storage_service.kafka_door._error_codes import RefusedError
 from streamhouse.storage_service.kafka_door._exchange import KafkaExchange
-from streamhouse.storage_service.kafka_door.broker._shard_calls import ask_shard, elsewhere
+from streamhouse.storage_service.kafka_door.broker._shard_calls import ask_shard, remote_endpoint
 from streamhouse.storage_service.kafka_door.topics._configs import check_count
 from streamhouse.storage_service.kafka_door.topics._known_topics import topics_by_id
 from streamhouse.storage_service.kafka_door.topics._topic_settings import (
@@ -48,8 +48,8 @@ from streamhouse.storage_service.kafka_door.topics._topic_settings import (
 from streamhouse.storage_service.kafka_door.topics._topic_tables import (
     path_among_shards,
     refusal_of,
+    remote_table,
     table_at,
-    table_there,
 )
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.status.event_loop import in_slices
@@ -231,11 +231,11 @@ async def _deleted(exchange: KafkaExchange, name: str) -> dict[str, Any]:
 
 async def _delete(exchange: KafkaExchange, topic: str) -> None:
     path = await path_among_shards(exchange, topic, Level.ADMIN)
-    endpoint = await elsewhere(exchange, path)
+    endpoint = await remote_endpoint(exchange, path)
     if endpoint is None:
         await exchange.service.manager.drop_table(table_at(exchange, topic, path).path)
         return
-    await table_there(exchange, topic, path, endpoint)
+    await remote_table(exchange, topic, path, endpoint)
     await ask_shard(exchange, endpoint, "DELETE", f"/v1/tables/{path}")
 
 
@@ -245,7 +245,7 @@ async def answer_create_partitions(exchange: KafkaExchange, request: Any) -> Map
     async for topic in in_slices(request.topics):
         try:
             path = await path_among_shards(exchange, topic.name, Level.ADMIN)
-            if await elsewhere(exchange, path) is None:
+            if await remote_endpoint(exchange, path) is None:
                 table_at(exchange, topic.name, path)
             raise RefusedError(
                 ErrorCode.invalid_partitions,

@@ -77,7 +77,7 @@ def check_position(
     policy says, or tell their application.
     """
     topic = topic_name_of(table.path, table.info.descriptor.properties)
-    is_other = exchange.client.read_tables.turns_to(topic, table.info.table_id, partition)
+    is_other = exchange.client.read_tables.note_read(topic, table.info.table_id, partition)
     if is_other or is_of_another(table.info.table_id, last_epoch):
         raise OffsetOutOfRangeError(
             f"table '{table.path}', bucket {partition}: the position is that of an earlier table of"
@@ -92,7 +92,7 @@ def stands_in(exchange: KafkaExchange, table: OpenTable, partition: int) -> None
     show how far they are behind, with a position of another table.
     """
     topic = topic_name_of(table.path, table.info.descriptor.properties)
-    exchange.client.read_tables.turns_to(topic, table.info.table_id, partition)
+    exchange.client.read_tables.note_read(topic, table.info.table_id, partition)
 
 
 def table_of_id(exchange: KafkaExchange, asked: uuid.UUID) -> OpenTable:

@@ -21,11 +21,11 @@ from streamhouse.storage_service.kafka.topics import (
 from streamhouse.storage_service.kafka_door._error_codes import RefusedError, error_code_of
 from streamhouse.storage_service.kafka_door._exchange import KafkaExchange
 from streamhouse.storage_service.kafka_door._topic_places import (
-    path_here,
-    path_of_none,
-    tables_here,
+    local_path,
+    local_tables,
+    path_of_new_topic,
 )
-from streamhouse.storage_service.kafka_door.broker._shard_calls import ask_shard, elsewhere
+from streamhouse.storage_service.kafka_door.broker._shard_calls import ask_shard, remote_endpoint
 from streamhouse.storage_service.server.caller import Level
 from streamhouse.storage_service.server.http.http_exchange import short
 
@@ -33,8 +33,8 @@ __all__ = [
     "check_topic",
     "path_among_shards",
     "refusal_of",
+    "remote_table",
     "table_at",
-    "table_there",
     "topic_path",
     "topic_table",
 ]
@@ -48,7 +48,7 @@ def topic_path(exchange: KafkaExchange, topic: str, level: Level) -> TablePath:
     Raises `InvalidNameError` for what is no topic, and `ForbiddenError`, whether it exists or not.
     """
     manager = exchange.service.manager
-    path = path_here(manager, topic)
+    path = local_path(manager, topic)
     if exchange.service.shards is not None and not manager.has_table(path):
         # Which databases other shards have made is not known here. Who may use one of the tables is
         # told that none is here, and asks where it is; nobody asks again who is told of grants.
@@ -66,9 +66,9 @@ async def path_among_shards(exchange: KafkaExchange, topic: str, level: Level) -
     is_told = any(exchange.caller.may(level, str(path)) for path in paths)
     if len(paths) == 1 or exchange.service.shards is None or not is_told:
         return topic_path(exchange, topic, level)
-    known, others = tables_here(manager, topic), exchange.broker.others
+    known, others = local_tables(manager, topic), exchange.broker.others
     for is_fresh in (False, True):
-        if is_fresh and not exchange.whereabouts.may_ask_anew():
+        if is_fresh and not exchange.table_locations.may_ask_anew():
             break
         for other in await others.all(exchange, is_fresh=is_fresh):
             known += [other.topics[path].table for path in paths if path in other.topics]
@@ -76,10 +76,10 @@ async def path_among_shards(exchange: KafkaExchange, topic: str, level: Level) -
         if found is not None:
             return _allowed(exchange, topic, found.path, level)
         # What is known of the others is seconds old; the directory has them as they are.
-        if not [path for path in paths if await elsewhere(exchange, path) is not None]:
+        if not [path for path in paths if await remote_endpoint(exchange, path) is not None]:
             break
-    databases = await exchange.whereabouts.databases()
-    return _allowed(exchange, topic, path_of_none(topic, databases), level)
+    databases = await exchange.table_locations.databases()
+    return _allowed(exchange, topic, path_of_new_topic(topic, databases), level)
 
 
 def _allowed(exchange: KafkaExchange, topic: str, path: TablePath, level: Level) -> TablePath:
@@ -107,7 +107,7 @@ def table_at(exchange: KafkaExchange, topic: str, path: TablePath) -> OpenTable:
     return table
 
 
-async def table_there(
+async def remote_table(
     exchange: KafkaExchange, topic: str, path: TablePath, endpoint: str
 ) -> TableInfo:
     """Return the table of a topic as the shard that has it tells; raises as `topic_table`."""

@@ -28,7 +28,7 @@ async def test_versions_lists_every_api(tmp_path: Path) -> None:
 
             assert answer.error_code is ErrorCode.none
             assert {a.api_key: (a.min_version, a.max_version) for a in answer.api_keys} == {
-                api.key: (api.told_from, api.versions[1]) for api in APIS.values()
+                api.key: (api.listed_from, api.versions[1]) for api in APIS.values()
             }
 
 

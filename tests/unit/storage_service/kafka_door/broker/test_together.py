@@ -13,7 +13,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from streamhouse.core.wire.arrow_body import decode_payload
-from streamhouse.storage_service.kafka_door.broker._together import Together
+from streamhouse.storage_service.kafka_door.broker._together import SharedWork
 from tests.support.kafka_batches import produced, records
 from tests.support.kafka_world import kafka_world, request_bytes
 
@@ -25,7 +25,7 @@ class Doublings:
 
     def __init__(self) -> None:
         self.steps: list[list[int]] = []
-        self.together: Together[int, int] = Together()
+        self.together: SharedWork[int, int] = SharedWork()
 
     def begin(self, key: str, number: int, share: float = 0.1) -> asyncio.Future[int]:
         return self.together.begin(key, number, share=share, work=self._work)
@@ -82,7 +82,7 @@ async def test_others_have_the_event_loop_between_two_steps() -> None:
     "work", [lambda _: [][0], lambda numbers: numbers[1:]], ids=["raises", "returns too few"]
 )
 async def test_a_bug_is_told_to_all_that_wait(work: Callable[[Any], Any]) -> None:
-    together: Together[int, int] = Together()
+    together: SharedWork[int, int] = SharedWork()
     waiting = [together.begin("a", number, share=0.1, work=work) for number in range(2)]
 
     found = await asyncio.gather(*waiting, return_exceptions=True)
