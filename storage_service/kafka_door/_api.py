@@ -1,4 +1,4 @@
-"""An API of Kafka, as this door offers it: versions, and the function that answers."""
+"""An API of Kafka, as offered by this door: versions, and the function that answers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ConnectionEnded(Exception):
 class Api:
     """One API of Kafka.
 
-    `answer` gets the exchange and the request, which is kio's entity of the request's version. An
-    error that `answer` raises is answered by `refuse`. Without `refuse`, the error goes into the
-    top-level `error_code`; an answer without this field ends the connection.
+    `answer` gets the exchange and the request, which is kio's entity of the request's version.
+    `refuse` answers the errors of `answer`. Without `refuse`, the error goes into the top-level
+    `error_code`; an answer without this field ends the connection.
     """
 
     key: int

@@ -1,6 +1,6 @@
 """Every API of Kafka that is answered: versions and handlers.
 
-Versions end before a version that needs a feature not offered here, such as new group protocols.
+Versions end before a version with a feature not offered here, for example new group protocols.
 """
 
 from __future__ import annotations

@@ -390,7 +390,7 @@ class KafkaConnection(asyncio.Protocol):
         return data
 
     def _whole_frame(self, memory: HeldBody) -> memoryview | None:
-        """Return a small request that has arrived in one piece; None otherwise."""
+        """Return a small request from a single piece; None otherwise."""
         chunk = self._chunks[0]
         length = int.from_bytes(chunk[:_LENGTH_BYTES], "big", signed=True)
         end = _LENGTH_BYTES + length
@@ -443,7 +443,7 @@ class KafkaConnection(asyncio.Protocol):
         return memoryview(parts)
 
     async def _read_some(self, bytes_max: int) -> memoryview:
-        """Return the bytes that have arrived, at most `bytes_max`; wait for the first byte."""
+        """Return the queued bytes, at most `bytes_max`; wait for the first byte."""
         while not self._chunks:
             if self.is_gone:
                 raise ClientGone
@@ -484,7 +484,7 @@ class KafkaConnection(asyncio.Protocol):
     # -- bytes out ---------------------------------------------------------------------------------
 
     async def _send(self, frame: list[Piece]) -> None:
-        """Send an answer; return when the client has read most of it. Raises `ClientGone`."""
+        """Send an answer; return when the client has read most bytes. Raises `ClientGone`."""
         if self.is_gone:
             raise ClientGone
         self._transport.writelines(frame)

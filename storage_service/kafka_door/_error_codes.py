@@ -50,7 +50,7 @@ __all__ = ["RefusedError", "error_code_of", "is_repeated", "produce_code_of"]
 
 
 class RefusedError(Exception):
-    """One of Kafka's own errors, without an equivalent in `StreamhouseError`."""
+    """An error of Kafka's own, without an equivalent in `StreamhouseError`."""
 
     def __init__(self, error_code: ErrorCode, message: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""One request of a Kafka client, while being answered."""
+"""A request of a Kafka client, while being answered."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Client(Protocol):
 
 
 class KafkaExchange:
-    """See the module. `server/exchange.py` says what the service needs of a request."""
+    """See the module. `server/exchange.py` has the service's needs."""
 
     method = _METHOD
     caller = UNKNOWN
@@ -114,7 +114,7 @@ class KafkaExchange:
         return frozenset(kind.__dataclass_fields__)
 
     def peer_headers(self) -> Mapping[str, str]:
-        """Return the headers that carry the caller's token to another shard."""
+        """Return the headers with the caller's token for another shard."""
         token = self.client.token
         return {} if token is None else {"authorization": f"Bearer {token.decode('latin-1')}"}
 
@@ -126,8 +126,8 @@ class KafkaExchange:
     def admit(self) -> None:
         """Set the present caller: a revoked token ends the token's connections.
 
-        Members that joined on such a connection leave their groups at once, so that other members
-        get their partitions. Raises `ConnectionEnded`.
+        Members of the connection leave their groups at once, which frees the partitions. Raises
+        `ConnectionEnded`.
         """
         access = self.service.access
         caller = access.caller_of(self.client.token or b"")
@@ -153,7 +153,7 @@ class KafkaExchange:
             self.service.metrics.errors.labels(error.code).inc()
 
     def end_report(self) -> None:
-        """Log the number of errors that were not logged, in one line."""
+        """Log the number of errors beyond the limit of `report`."""
         for code, count in self._reported.items():
             if count > _REPORTED_MAX:
                 _logger.warning(
@@ -196,7 +196,7 @@ class KafkaExchange:
 
         Decoding may end in another order, but rows are stored in the order of the requests. Raises
         `ConnectionEnded` if an earlier request fails without an answer: the client then sends all
-        unanswered requests again, in order, so no later request may be stored first.
+        unanswered requests again, in order, and no later request may be stored first.
         """
         if self._turn is not None and not await self._turn:
             raise ConnectionEnded("a request before this one has ended the connection")

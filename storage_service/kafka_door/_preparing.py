@@ -1,7 +1,7 @@
 """Prepares the readers and writers of all messages, on a thread while the door is already open.
 
-After a takeover clients wait, so the door opens at once. A message whose reader is not prepared yet
-prepares the reader itself, on the event loop.
+After a takeover clients wait, therefore the door opens at once. A message whose reader is not
+prepared yet prepares the reader itself, on the event loop.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The table of a topic, if two tables could have the topic's name.
 
 An existing table keeps the topic, whatever is created later: see `kafka/topics.py`. Tables of this
-process are known at once; tables of other shards come from the shards' answers.
+process are known at once; tables elsewhere come from the shards' answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["local_path", "local_tables", "path_of_new_topic", "topic_table_of"]
 
 
 def topic_table_of(info: TableInfo) -> TopicTable:
-    """Return a table as a candidate for its topic."""
+    """Return a table as a candidate for a topic."""
     return TopicTable(
         path=info.path,
         topic=topic_name_of(info.path, info.descriptor.properties),
@@ -32,7 +32,7 @@ def topic_table_of(info: TableInfo) -> TopicTable:
 
 
 def local_tables(manager: TabletManager, topic: str) -> list[TopicTable]:
-    """Return the readable tables of this process that may be the topic's table."""
+    """Return the readable candidates among the tables of this process."""
     candidates = []
     for path in table_paths_of(topic):
         if manager.has_table(path):

@@ -1,4 +1,4 @@
-"""What a broker has between requests: its address, the other brokers, groups, producers, readers.
+"""State of a broker between requests: address, other brokers, groups, producers, and readers.
 
-`broker.py` is all of it; everything else here is a part of it.
+`_broker.py` holds all parts; the other modules are the parts.
 """

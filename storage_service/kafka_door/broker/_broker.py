@@ -1,4 +1,4 @@
-"""This process as Kafka's clients see it: a broker, at an address, with a number, among others."""
+"""This process as a Kafka broker, with an address and a node id."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORKING_SHARE: Final = 2
 
 
 class Broker:
-    """What every request is answered with."""
+    """The state shared by all requests."""
 
     def __init__(self, service: Service, address: BrokerAddress) -> None:
         self.service = service
@@ -29,19 +29,19 @@ class Broker:
         self.own = BrokerState(shard=shard, node_id=node_id_of(shard), address=address)
         self.cluster_id = service.manager.service_id
         self.decoding: SharedWork[tuple[bytes, int], Any] = SharedWork()
-        """Record batches of producers, each with its partition; the key is their table."""
+        """Record batches of producers, each with its partition; the key is the table."""
         self.working = WorkingMemory(service.config.bodies_bytes_max // _WORKING_SHARE)
-        """Of records that are read."""
+        """For the decoding of records."""
         self.groups = GroupDesk(service)
         self.others = OtherBrokers()
         self.topic_ids = TopicIds(service.manager)
 
     @property
     def address(self) -> BrokerAddress:
-        """Where clients connect to this process."""
+        """The address of this process for clients."""
         return self.own.address
 
     @property
     def node_id(self) -> int:
-        """The number of this process."""
+        """The node id of this process."""
         return self.own.node_id

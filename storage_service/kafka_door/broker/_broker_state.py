@@ -1,4 +1,4 @@
-"""A broker as clients are told of it."""
+"""A broker, as clients see one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["BrokerAddress", "BrokerState"]
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """Where clients connect to."""
+    """An address that clients connect to."""
 
     host: str
     port: int
@@ -20,7 +20,7 @@ class BrokerAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerState:
-    """One broker as this process knows it; `shard` is None of a service that is alone."""
+    """One broker, as this process knows it; `shard` is None in a service without shards."""
 
     shard: str | None
     node_id: int

@@ -1,8 +1,8 @@
-"""The consumer groups of this process on its event loop: waits, time, and whose groups they are.
+"""The consumer groups of this process on the event loop: waits, timers, and coordinating shards.
 
-A group is coordinated by one of the shards that are alive, the same one whoever asks. Which are
-alive is asked of the store and known for seconds: members of a group that another shard coordinates
-by then are told so by their next call, look for it, and join again there.
+Every live shard computes the same coordinating shard for a group. The list of live shards comes
+from the store, and is cached for seconds. If another shard coordinates a group by then, the next
+call of a member is refused, and the member joins again at the new coordinator.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["GroupDesk", "code_for_members", "retriable_by_members"]
 
 _T = TypeVar("_T")
 
-_SHARDS_KNOWN_S: Final = 5.0
+_SHARDS_CACHED_S: Final = 5.0
 _KEEP_S: Final = 60.0
-# What a member of any client looks for its coordinator anew and tries again after.
-_AGAIN: Final = frozenset(
+# After these codes members of any client look up the coordinator, and try again.
+_COORDINATOR_CODES: Final = frozenset(
     (
         ErrorCode.kafka_storage_error,
-        # A position may be committed twice.
+        # A second commit of the same position is harmless.
         ErrorCode.not_enough_replicas_after_append,
         ErrorCode.not_leader_or_follower,
         ErrorCode.request_timed_out,
@@ -44,25 +44,26 @@ _AGAIN: Final = frozenset(
 
 
 def retriable_by_members(code: ErrorCode) -> ErrorCode:
-    """Return the code that members of groups understand where others repeat at `code`."""
-    return ErrorCode.not_coordinator if code in _AGAIN else code
+    """Return `not_coordinator` for codes that members would not repeat, else `code`."""
+    return ErrorCode.not_coordinator if code in _COORDINATOR_CODES else code
 
 
 def code_for_members(error: StreamhouseError) -> ErrorCode:
-    """Return the code of an error that members of groups understand.
+    """Return the code of an error for members of groups.
 
-    A damaged table stays so until somebody repairs it: it must not keep a group from its others.
+    A damaged table waits for an operator. The code is not retriable: the group goes on with other
+    tables.
     """
     code = error_code_of(error)
     return code if isinstance(error, TableDamagedError) else retriable_by_members(code)
 
 
-class Asking(Protocol):
-    """What a request of a member is to the desk."""
+class MemberRequest(Protocol):
+    """The parts of a member's request for the desk."""
 
     @property
     def caller(self) -> Caller:
-        """Whose group it is about."""
+        """The owner of the group."""
 
     async def wait(self, waiter: asyncio.Future[None]) -> None:
         """Await `waiter`; raises `ClientGone` if the client goes away meanwhile."""
@@ -83,31 +84,31 @@ class GroupDesk:
         self._locks: weakref.WeakValueDictionary[GroupKey, asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
-        self._standing: dict[GroupKey, set[str]] = {}
-        """Topics in which a group that has members has positions, as it calls them."""
+        self._position_topics: dict[GroupKey, set[str]] = {}
+        """The topics in which a group with members has positions."""
         self._kept_s: dict[GroupKey, float] = {}
         self._keeping: dict[GroupKey, asyncio.Task[None]] = {}
         self.is_closed = False
         service.on_drain.append(self.close)
 
     def close(self) -> None:
-        """End every wait; who asks again is told that this is no coordinator."""
+        """End every wait; later calls get `not_coordinator`."""
         self.coordinator.end()
         self.is_closed = True
         self._look()
 
     async def settle(self) -> None:
-        """Return when no table is being told of a group any more; after `close`."""
+        """Return when no positions are being kept any more; call after `close`."""
         await asyncio.gather(*self._keeping.values(), return_exceptions=True)
 
-    def key(self, exchange: Asking, group_id: str) -> GroupKey:
-        """Return the caller's group of this id."""
+    def key(self, exchange: MemberRequest, group_id: str) -> GroupKey:
+        """Return the key of the caller's group."""
         return exchange.caller.name, group_id
 
     # -- time ------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Be woken when the coordinator wants to be; called after each call of it."""
+        """Set the timer for the coordinator's next deadline; called after each coordinator call."""
         due_s = self.coordinator.due_s()
         if self._timer is not None:
             if self._timer.when() <= due_s:
@@ -120,24 +121,24 @@ class GroupDesk:
             self._timer.cancel()
             self._timer = None
         self.coordinator.tick()
-        for key in self._standing.keys() - dict(self.coordinator.groups()).keys():
-            del self._standing[key]
+        for key in self._position_topics.keys() - dict(self.coordinator.groups()).keys():
+            del self._position_topics[key]
             self._kept_s.pop(key, None)
         self.look()
 
     async def wait(
         self,
-        exchange: Asking,
+        exchange: MemberRequest,
         key: GroupKey,
         member_id: str,
         ask: Callable[[Callable[[_T], None]], None],
         *,
         on_answer: Callable[[_T], None] = lambda _: None,
     ) -> _T:
-        """Return what a call of the coordinator is answered, now or later.
+        """Return the coordinator's answer to a call, now or later.
 
-        `on_answer` is told it at once, while the caller may come to nothing yet. Raises
-        `ClientGone` if the client closes its connection first: it is not there then.
+        `on_answer` gets the answer at once, even if the caller is cancelled later. Raises
+        `ClientGone` if the client closes the connection first, which abandons the wait.
         """
         waiter: asyncio.Future[None] = self._loop.create_future()
         answers: list[_T] = []
@@ -155,20 +156,20 @@ class GroupDesk:
                 await exchange.wait(waiter)
             finally:
                 if not answers:
-                    given: Any = answered
-                    self.coordinator.gave_up(key, member_id, given)
+                    callback: Any = answered
+                    self.coordinator.gave_up(key, member_id, callback)
                     self.look()
         return answers[0]
 
     def lost(self, members: dict[GroupKey, str]) -> None:
-        """Note that the connection is gone by which these members came."""
+        """Record the lost connection of `members`."""
         for key, member_id in members.items():
             self.coordinator.lost(key, member_id)
         if members:
             self.look()
 
     def put_out(self, members: dict[GroupKey, str]) -> None:
-        """Let members go that have joined by a connection whose token is none any more."""
+        """Remove the members of a connection whose token was revoked."""
         for key, member_id in members.items():
             self.coordinator.leave(key, [Identity(member_id=member_id)])
         members.clear()
@@ -177,64 +178,64 @@ class GroupDesk:
     # -- which shard -----------------------------------------------------------------------------
 
     async def refusal(self, group_id: str) -> ErrorCode | None:
-        """Return what is answered about a group that another shard coordinates."""
+        """Return the error code for a group of another coordinator."""
         shards = self._service.shards
         if shards is None or await self.shard_of(group_id) == shards.own:
             return None
         return ErrorCode.not_coordinator
 
     async def shard_of(self, group_id: str) -> str:
-        """Return the shard that coordinates a group; of a service that has shards.
+        """Return the coordinating shard of a group, in a service with shards.
 
-        Raises `StreamhouseError` if it is not known which shards there are.
+        Raises `StreamhouseError` if the live shards are unknown.
         """
         shards = self._service.shards
         assert shards is not None
-        live = {state.shard for state in await self._known_states() if state.is_live}
+        live = {state.shard for state in await self._cached_states() if state.is_live}
         return coordinator_of(group_id, live | {shards.own})
 
-    async def _known_states(self) -> list[ShardState]:
+    async def _cached_states(self) -> list[ShardState]:
         shards = self._service.shards
         assert shards is not None
         if self._loop.time() < self._states_until_s:
             return self._states
         if self._states:
-            # The shards of a moment ago are as good a guess as any, for who asks meanwhile and if
-            # nobody answers; none at all are not.
-            self._states_until_s = self._loop.time() + _SHARDS_KNOWN_S
+            # The cached shards serve concurrent requests, and all requests if the store does not
+            # answer.
+            self._states_until_s = self._loop.time() + _SHARDS_CACHED_S
         try:
             self._states = await shards.states()
         except StreamhouseError:
             if not self._states:
                 raise
-        self._states_until_s = self._loop.time() + _SHARDS_KNOWN_S
+        self._states_until_s = self._loop.time() + _SHARDS_CACHED_S
         return self._states
 
     # -- positions -------------------------------------------------------------------------------
 
     def in_order(self, key: GroupKey) -> asyncio.Lock:
-        """Return what a group's commits are held for: one after another, and seen by who asks.
+        """Return the lock under which a group's commits happen in order, before any read.
 
-        So a member of the next generation begins where the last commit of this one is.
+        A member of the next generation therefore begins at the last commit of this generation.
         """
         return self._locks.setdefault(key, asyncio.Lock())
 
-    def stands_in(self, key: GroupKey, topic: str) -> None:
-        """Note that a group has positions in a topic: they are kept while it has members."""
+    def note_positions(self, key: GroupKey, topic: str) -> None:
+        """Record that a group has positions in a topic, to keep while the group has members."""
         if self.coordinator.group(key) is not None:
-            self._standing.setdefault(key, set()).add(topic)
+            self._position_topics.setdefault(key, set()).add(topic)
 
     def due_to_keep(self, key: GroupKey) -> frozenset[str]:
-        """Return the topics whose tables are to be told now that the group is still there."""
+        """Return the topics whose positions have to be kept alive now."""
         now_s = self._loop.time()
-        if key in self._keeping or key not in self._standing:
+        if key in self._keeping or key not in self._position_topics:
             return frozenset()
         if now_s < self._kept_s.get(key, now_s - _KEEP_S) + _KEEP_S:
             return frozenset()
         self._kept_s[key] = now_s
-        return frozenset(self._standing[key])
+        return frozenset(self._position_topics[key])
 
-    def keep(self, key: GroupKey, telling: Coroutine[Any, Any, None]) -> None:
-        """Tell the tables of `due_to_keep`, while the group goes on."""
-        self._keeping[key] = asyncio.ensure_future(telling)
+    def keep(self, key: GroupKey, keeping: Coroutine[Any, Any, None]) -> None:
+        """Start keeping the topics of `due_to_keep`, in the background."""
+        self._keeping[key] = asyncio.ensure_future(keeping)
         self._keeping[key].add_done_callback(lambda _: self._keeping.pop(key, None))

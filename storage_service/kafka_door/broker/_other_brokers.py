@@ -1,7 +1,7 @@
-"""The other shards of a service as brokers: their addresses, and the topics that a caller may read.
+"""The other shards of a service as brokers, with the topics readable for a caller.
 
-Each is asked over HTTP with the caller's token, so a client is told of no topic that it may not
-read. Answers are kept for seconds, as clients' own are. Who does not answer is as it was last.
+Every shard is asked over HTTP with the caller's token, so the answer has readable topics only.
+Answers are cached for seconds, as clients cache metadata. The last answer of a silent shard stays.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from streamhouse.core.errors import StreamhouseError
 from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.kafka.topics import TopicTable, node_id_of
 from streamhouse.storage_service.kafka_door.broker._broker_state import BrokerAddress, BrokerState
-from streamhouse.storage_service.kafka_door.broker._shard_calls import Asking, ask_shard
+from streamhouse.storage_service.kafka_door.broker._shard_calls import ShardCaller, ask_shard
 from streamhouse.storage_service.server.shards import ShardState
 
 __all__ = ["KnownTopic", "OtherBroker", "OtherBrokers"]
 
 _logger = logging.getLogger(__name__)
 
-_KEPT_S: Final = 2.0
+_CACHED_S: Final = 2.0
 _TIMEOUT_S: Final = 3.0
 _CALLERS_MAX: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownTopic:
-    """A topic, and the broker that leads its partitions; none `is_led` while its table moves."""
+    """A topic and the leading broker of its partitions; not `is_led` while the table moves."""
 
     name: str
     path: TablePath
@@ -42,7 +42,7 @@ class KnownTopic:
 
     @property
     def table(self) -> TopicTable:
-        """What decides between two tables that a topic may be."""
+        """The candidate for the decision between two tables of a topic."""
         return TopicTable(
             path=self.path,
             topic=self.name,
@@ -53,36 +53,36 @@ class KnownTopic:
 
 @dataclass(frozen=True, slots=True)
 class OtherBroker:
-    """Another shard that serves Kafka clients, and its topics, by path."""
+    """A shard with a Kafka door, and the shard's topics by path."""
 
     state: BrokerState
     topics: Mapping[TablePath, KnownTopic]
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """The others by shard as a caller was told of them, and when that is no longer answered."""
+class _CachedBrokers:
+    """The brokers by shard for a caller, and the expiry of the cache entry."""
 
     others: Mapping[str, OtherBroker]
     until_s: float
 
 
 class OtherBrokers:
-    """What is known of the others, for each caller. Event loop only."""
+    """The cached other brokers of each caller. Event loop only."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._cached: dict[str, _CachedBrokers] = {}
         self._asking: dict[str, asyncio.Future[Mapping[str, OtherBroker]]] = {}
 
-    async def all(self, exchange: Asking, *, is_fresh: bool = False) -> list[OtherBroker]:
-        """Return the others by shard, as they were seconds ago; `is_fresh`: as they are now."""
+    async def all(self, exchange: ShardCaller, *, is_fresh: bool = False) -> list[OtherBroker]:
+        """Return the other brokers by shard, from a cache of seconds unless `is_fresh`."""
         shards = exchange.service.shards
         if shards is None:
             return []
         name = exchange.caller.name
-        known = self._known.get(name)
-        if known is not None and not is_fresh and _now_s() < known.until_s:
-            return list(known.others.values())
+        cached = self._cached.get(name)
+        if cached is not None and not is_fresh and _now_s() < cached.until_s:
+            return list(cached.others.values())
         asking = self._asking.get(name)
         if asking is None:
             asking = asyncio.ensure_future(self._ask_all(exchange, name))
@@ -90,65 +90,67 @@ class OtherBrokers:
             asking.add_done_callback(lambda _: self._asking.pop(name, None))
         return list((await asyncio.shield(asking)).values())
 
-    async def _ask_all(self, exchange: Asking, name: str) -> Mapping[str, OtherBroker]:
+    async def _ask_all(self, exchange: ShardCaller, name: str) -> Mapping[str, OtherBroker]:
         shards = exchange.service.shards
         assert shards is not None
-        known = self._known.pop(name, None)
-        before = {} if known is None else known.others
+        expired = self._cached.pop(name, None)
+        last_answers = {} if expired is None else expired.others
         try:
             states = await shards.states()
         except StreamhouseError as error:
             _logger.warning("event=shards_unknown why=%r", error.message)
-            found = before
+            brokers = last_answers
         else:
-            others = [state for state in states if state.shard != shards.own and state.is_live]
-            asked = await asyncio.gather(*(self._ask(exchange, s, before) for s in others))
-            found = {other.state.shard or "": other for other in asked if other is not None}
-        while len(self._known) >= _CALLERS_MAX:
-            del self._known[next(iter(self._known))]
-        self._known[name] = _Known(found, _now_s() + _KEPT_S)
-        return found
+            live_states = [state for state in states if state.shard != shards.own and state.is_live]
+            answers = await asyncio.gather(
+                *(self._ask(exchange, s, last_answers) for s in live_states)
+            )
+            brokers = {broker.state.shard or "": broker for broker in answers if broker is not None}
+        while len(self._cached) >= _CALLERS_MAX:
+            del self._cached[next(iter(self._cached))]
+        self._cached[name] = _CachedBrokers(brokers, _now_s() + _CACHED_S)
+        return brokers
 
     async def _ask(
-        self, exchange: Asking, state: ShardState, before: Mapping[str, OtherBroker]
+        self, exchange: ShardCaller, state: ShardState, last_answers: Mapping[str, OtherBroker]
     ) -> OtherBroker | None:
-        """Return what one shard says; None if it serves no Kafka clients, or nobody knows."""
+        """Return a shard as a broker; None without a Kafka door or any answer."""
         endpoint = None if state.owner is None else state.owner.endpoint
         if endpoint is None:
-            return before.get(state.shard)
+            return last_answers.get(state.shard)
         try:
-            told = await ask_shard(
+            answer = await ask_shard(
                 exchange, endpoint, "GET", "/v1/kafka/topics", timeout_s=_TIMEOUT_S
             )
-            return _read(state.shard, told)
+            return _read(state.shard, answer)
         except StreamhouseError as error:
             _logger.warning("event=shard_does_not_answer shard=%s why=%r", state.shard, error)
         except (KeyError, TypeError, ValueError) as error:
             _logger.warning("event=shard_answers_nonsense shard=%s why=%r", state.shard, error)
-        return before.get(state.shard)
+        return last_answers.get(state.shard)
 
 
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _read(shard: str, told: Any) -> OtherBroker | None:
-    if told["port"] is None:
+def _read(shard: str, answer: Any) -> OtherBroker | None:
+    if answer["port"] is None:
         return None
     node_id = node_id_of(shard)
     topics = [
         KnownTopic(
-            name=str(one["topic"]),
-            path=TablePath.parse(one["table"]),
-            table_id=int(one["table_id"]),
-            bucket_count=int(one["bucket_count"]),
+            name=str(entry["topic"]),
+            path=TablePath.parse(entry["table"]),
+            table_id=int(entry["table_id"]),
+            bucket_count=int(entry["bucket_count"]),
             node_id=node_id,
-            # An older version does not say it.
-            created_at_us=int(one.get("created_at_us", 0)),
-            is_led=bool(one.get("is_led", True)),
+            # Older versions do not send these fields.
+            created_at_us=int(entry.get("created_at_us", 0)),
+            is_led=bool(entry.get("is_led", True)),
         )
-        for one in told["topics"]
+        for entry in answer["topics"]
     ]
-    address = BrokerAddress(str(told["host"]), int(told["port"]))
+    address = BrokerAddress(str(answer["host"]), int(answer["port"]))
     state = BrokerState(shard=shard, node_id=node_id, address=address)
     return OtherBroker(state, {topic.path: topic for topic in topics})

@@ -1,4 +1,4 @@
-"""What this process knows of producers: their order per table, and whose turn it is."""
+"""The producers of this process: their order in each table, and locks for their batches."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _REFUSED_S: Final = 5.0
 
 
 class TableProducers:
-    """The producers of one table: the answers are first offsets."""
+    """The producers of one table; the answers of `order` are first offsets."""
 
     def __init__(self) -> None:
         self.order: ProducerOrder[int] = ProducerOrder()
         self._turns = WeakValueDictionary[int, asyncio.Lock]()
 
     def turn(self, writer_id: int) -> asyncio.Lock:
-        """Return what a writer's batches are stored under, one at a time; who asks first is first.
+        """Return the lock under which a writer's batches are stored in order of arrival.
 
-        It is gone when nobody holds it or waits for it.
+        An unused lock disappears.
         """
         return self._turns.setdefault(writer_id, asyncio.Lock())
 
@@ -37,27 +37,27 @@ class TableProducers:
 class Producers:
     """The producers of every table.
 
-    A table that was away, in another shard or under another owner, is another object when it comes
-    back: what was known of its producers may be wrong by then.
+    A table returns from another shard or owner as a new object, because producers may have stored
+    batches elsewhere.
     """
 
     def __init__(self) -> None:
         self._tables: WeakKeyDictionary[OpenTable, TableProducers] = WeakKeyDictionary()
 
     def of(self, table: OpenTable) -> TableProducers:
-        """Return those of one table."""
-        known = self._tables.get(table)
-        if known is None:
-            known = self._tables[table] = TableProducers()
-        return known
+        """Return the producers of one table."""
+        table_producers = self._tables.get(table)
+        if table_producers is None:
+            table_producers = self._tables[table] = TableProducers()
+        return table_producers
 
 
 class RefusedPlaces:
-    """The batches of one connection that were refused for now, and not yet stored.
+    """The temporarily refused batches of a connection, until stored.
 
-    Their table may be another object by the time that what was sent behind them is read: one that
-    was to move and has stayed, or has come back. So this outlives what a table knows, but only for
-    as long as an answer is on its way: then who sent them has them stored here or elsewhere first.
+    The table may be another object when the next batch is read, after a cancelled move or a return.
+    Therefore a refusal outlives the table object, but only for as long as an answer travels:
+    afterwards the producer has the refused batches stored first, here or elsewhere.
     """
 
     def __init__(self, clock_s: Callable[[], float]) -> None:
@@ -65,8 +65,8 @@ class RefusedPlaces:
         self._first: dict[tuple[TablePath, int], tuple[RecordSequence, float]] = {}
 
     def note(self, path: TablePath, writer_id: int, sequence: RecordSequence) -> None:
-        """Remember a batch, unless one before it is remembered, or a newer epoch's."""
-        first = self._known(path, writer_id)
+        """Remember a refused batch, unless an earlier batch or a newer epoch is remembered."""
+        first = self._first_refused(path, writer_id)
         if first is not None and (
             first.epoch > sequence.epoch
             or (first.epoch == sequence.epoch and first.is_before(sequence))
@@ -77,8 +77,8 @@ class RefusedPlaces:
             del self._first[next(iter(self._first))]
 
     def check(self, path: TablePath, writer_id: int, sequence: RecordSequence) -> None:
-        """Raise UnavailableError if one before this batch is to be sent again first."""
-        first = self._known(path, writer_id)
+        """Raise UnavailableError if an earlier batch has to be sent again first."""
+        first = self._first_refused(path, writer_id)
         if first is not None and first.epoch == sequence.epoch and first.is_before(sequence):
             raise UnavailableError(
                 f"the producer's records from {first.base} on were refused for now, and come before"
@@ -86,11 +86,11 @@ class RefusedPlaces:
             )
 
     def stored(self, path: TablePath, writer_id: int, sequence: RecordSequence) -> None:
-        """Forget what a writer had refused, unless that comes behind the batch that is stored."""
-        first = self._known(path, writer_id)
+        """Forget a writer's refused batch, unless that batch comes after the stored batch."""
+        first = self._first_refused(path, writer_id)
         if first is None or first.epoch != sequence.epoch or not sequence.is_before(first):
             self._first.pop((path, writer_id), None)
 
-    def _known(self, path: TablePath, writer_id: int) -> RecordSequence | None:
+    def _first_refused(self, path: TablePath, writer_id: int) -> RecordSequence | None:
         first, until_s = self._first.get((path, writer_id), (None, 0.0))
         return first if self._clock_s() < until_s else None

@@ -1,8 +1,7 @@
-"""Which tables a connection has read, and committed positions of.
+"""A connection's tables: read, or with committed positions.
 
-A client that tells no leader epoch does not notice that a table was dropped and made again under
-its name. Its connection is the same, so what came by it before tells of which table a position is.
-Event loop only.
+A client without leader epochs does not notice a table dropped and created again under the old name.
+The history of the client's connection then identifies the table of a position. Event loop only.
 """
 
 from __future__ import annotations
@@ -13,45 +12,45 @@ from streamhouse.storage_service.kafka.groups.coordinator import GroupKey
 
 __all__ = ["ReadTables"]
 
-# Clients commit for one group by a connection, and for as many topics as they read.
+# Clients commit for one group per connection, and for all topics that they read.
 _COMMITTED_MAX: Final = 10_000
 
 _Bits: TypeAlias = int
 
 
 class ReadTables:
-    """What one connection has done with tables; a few bytes for each that it has read."""
+    """One connection's history with tables; a few bytes for each table."""
 
     def __init__(self) -> None:
         self._read: dict[str, dict[int, _Bits]] = {}
-        """By topic and table id, which partitions were read last: bit n is partition n."""
+        """Topic -> table id -> the partitions read last; bit n is partition n."""
         self._committed: dict[tuple[GroupKey, str], int] = {}
 
     def note_read(self, topic: str, table_id: int, partition: int) -> bool:
-        """Note that a partition is read of this table; return whether it was of another one."""
+        """Record a read of a partition; return whether the last read was of another table."""
         tables = self._read.setdefault(topic, {})
         bit = 1 << partition
         if tables.get(table_id, 0) & bit:
             return False
-        is_other = False
-        for other in [one for one, bits in tables.items() if bits & bit]:
-            is_other = True
-            tables[other] &= ~bit
-            if not tables[other]:
-                del tables[other]
+        is_switch = False
+        for earlier_id in [earlier_id for earlier_id, bits in tables.items() if bits & bit]:
+            is_switch = True
+            tables[earlier_id] &= ~bit
+            if not tables[earlier_id]:
+                del tables[earlier_id]
         tables[table_id] = tables.get(table_id, 0) | bit
-        return is_other
+        return is_switch
 
     def note_position(self, key: GroupKey, topic: str, table_id: int) -> None:
-        """Note that the client knows where a group is in this table."""
+        """Record that the client knows the group's position in this table."""
         self._committed.pop((key, topic), None)
         self._committed[key, topic] = table_id
         if len(self._committed) > _COMMITTED_MAX:
             del self._committed[next(iter(self._committed))]
 
     def commits_to_other_table(self, key: GroupKey, topic: str, table_id: int) -> bool:
-        """Whether the client has positions of the group that are of another table.
+        """Return whether the client's positions of the group belong to another table.
 
-        One that commits without having asked is taken at its word, from then on.
+        A client without a fetched position is trusted, and the table is recorded.
         """
         return self._committed.setdefault((key, topic), table_id) != table_id

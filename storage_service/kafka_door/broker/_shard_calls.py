@@ -1,4 +1,4 @@
-"""What one shard asks another for a Kafka client: over HTTP, in the caller's name."""
+"""Requests from one shard to another for a Kafka client: over HTTP, in the caller's name."""
 
 from __future__ import annotations
 
@@ -13,59 +13,60 @@ from streamhouse.storage_service.server.caller import Caller
 from streamhouse.storage_service.server.peers import HANDED_ON, PeerRequest
 from streamhouse.storage_service.server.service import Service
 
-__all__ = ["Asking", "TableLocations", "ask_shard", "remote_endpoint"]
+__all__ = ["ShardCaller", "TableLocations", "ask_shard", "remote_endpoint"]
 
 _TIMEOUT_S: Final = 30.0
-_ASKED_SINGLY_MAX: Final = 32
+_LOOKUPS_MAX: Final = 32
 
 
-class Asking(Protocol):
-    """For whom a shard is asked: a request of a Kafka client."""
+class ShardCaller(Protocol):
+    """A client's request, in whose name another shard is called."""
 
     service: Service
     caller: Caller
     table_locations: TableLocations
 
     def peer_headers(self) -> Mapping[str, str]:
-        """Return the headers that show the caller's token."""
+        """Return the headers that carry the caller's token."""
 
 
 class TableLocations:
-    """In which shards the tables are that one request names. Event loop only.
+    """The locations of a request's tables. Event loop only.
 
-    A request has room for thousands of names, and to look one up is a read of the store. So the
-    first ones are looked up, then all names are listed, and what is in no list is nowhere.
+    A request may name thousands of tables, and each lookup reads the store. Therefore only the
+    first names are looked up singly. For further names all tables are listed once, and a name
+    outside the list does not exist.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._asked = 0
-        self._asked_anew = 0
+        self._lookup_count = 0
+        self._fresh_count = 0
         self._names: asyncio.Future[set[TablePath]] | None = None
         self._databases: asyncio.Future[list[str]] | None = None
-        self._made = set[TablePath]()
+        self._created = set[TablePath]()
 
     async def endpoint_of(self, path: TablePath) -> str | None:
-        """Return where another shard answers that has a table; None if none has.
+        """Return the endpoint of the remote shard with a table; None if no such shard exists.
 
-        Raises `StreamhouseError` if that is not known.
+        Raises `StreamhouseError` if the location is unknown.
         """
         shards = self._service.shards
         if shards is None or self._service.manager.has_table(path):
             return None
-        if self._asked >= _ASKED_SINGLY_MAX and path not in self._made:
+        if self._lookup_count >= _LOOKUPS_MAX and path not in self._created:
             if self._names is None:
                 self._names = asyncio.ensure_future(shards.names())
-            # A store that does not answer is asked once, too: all names have that error then.
+            # A failed listing is not repeated: all names of the request get its error.
             if path not in await asyncio.shield(self._names):
                 return None
-        self._asked += 1
+        self._lookup_count += 1
         return await shards.endpoint_of(path)
 
     async def databases(self) -> list[str]:
-        """Return all databases as they are at the first question of the request.
+        """Return all databases, as of the request's first call.
 
-        Raises `StreamhouseError` if that is not known.
+        Raises `StreamhouseError` if the databases are unknown.
         """
         shards = self._service.shards
         if shards is None:
@@ -74,23 +75,23 @@ class TableLocations:
             self._databases = asyncio.ensure_future(shards.databases())
         return await asyncio.shield(self._databases)
 
-    def made(self, path: TablePath) -> None:
-        """Say that this request has made a table, which is in no older list."""
-        self._made.add(path)
+    def note_created(self, path: TablePath) -> None:
+        """Record a new table of this request, which an earlier listing lacks."""
+        self._created.add(path)
 
-    def may_ask_anew(self) -> bool:
-        """Whether other shards may be asked at once what they have now: some times a request."""
-        self._asked_anew += 1
-        return self._asked_anew <= _ASKED_SINGLY_MAX
+    def may_ask_fresh(self) -> bool:
+        """Return whether other shards may be asked without the cache; limited for each request."""
+        self._fresh_count += 1
+        return self._fresh_count <= _LOOKUPS_MAX
 
 
-async def remote_endpoint(exchange: Asking, path: TablePath) -> str | None:
-    """Return where another shard answers that has a table; raises as `Whereabouts.endpoint_of`."""
+async def remote_endpoint(exchange: ShardCaller, path: TablePath) -> str | None:
+    """Return the endpoint of the remote shard with a table; raises as `endpoint_of`."""
     return await exchange.table_locations.endpoint_of(path)
 
 
 async def ask_shard(
-    exchange: Asking,
+    exchange: ShardCaller,
     endpoint: str,
     method: str,
     target: str,
@@ -98,7 +99,7 @@ async def ask_shard(
     body: bytes = b"",
     timeout_s: float = _TIMEOUT_S,
 ) -> Any:
-    """Return the JSON that another shard answers to the caller; raises the error it answers."""
+    """Return another shard's JSON answer to the caller; raises the error of the answer."""
     assert exchange.service.shards is not None
     headers = {
         **exchange.peer_headers(),

@@ -1,8 +1,7 @@
-"""Small pieces of work that wait at the same time, done in one step: it costs less than many.
+"""Small pieces of waiting work, done together in a cheaper step.
 
-What has begun is done some turns of the event loop later, which a loop without work takes at once:
-requests that wait anyway, of one connection or of many, are taken together, and one that comes
-alone waits for nobody.
+A piece of work is done a few turns of the event loop later, which an idle loop reaches at once.
+Waiting requests of all connections share a step; a lone request does not wait.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ __all__ = ["SharedWork"]
 
 _I = TypeVar("_I")
 _R = TypeVar("_R")
-# A request that its socket has by now is read in the next turn, and begun in the one after it.
+# A request that is in its socket now is read in the next turn, and begun in the turn after.
 _TURNS: Final = 2
 _Work: TypeAlias = Callable[[Sequence[_I]], Sequence[_R]]
 
@@ -25,32 +24,32 @@ class _Piece(NamedTuple, Generic[_I, _R]):
     item: _I
     share: float
     work: _Work[_I, _R]
-    done: asyncio.Future[_R]
+    result: asyncio.Future[_R]
 
 
 class SharedWork(Generic[_I, _R]):
-    """Items are `_I`, and what becomes of each is an `_R`. Event loop only."""
+    """Items are `_I`, results are `_R`. Event loop only."""
 
     was_shared = False
-    """Whether the latest step was of several items: then the next one may be, too."""
+    """Whether the latest step had several items; the next step may then have several, too."""
 
     def __init__(self) -> None:
-        # What may be done together, by its key; who came first is first.
+        # The waiting pieces by key, in order of arrival.
         self._waiting: dict[Hashable, deque[_Piece[_I, _R]]] = {}
         self._is_due = False
 
     def begin(
         self, key: Hashable, item: _I, *, share: float, work: _Work[_I, _R]
     ) -> asyncio.Future[_R]:
-        """Return what will be known of an item once `work` is done with it, and with others.
+        """Return the future result of an item, computed by `work` together with other items.
 
-        `work` is told of several items of one key, and returns as much of each. An item is so large
-        a `share` of what is done in one turn of the loop; one that is larger is done alone.
+        `work` gets several items of one key, and returns as many results. `share` is the item's
+        part of the work of one turn; an item with a larger share than 1 is done alone.
         """
-        done: asyncio.Future[_R] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, deque()).append(_Piece(item, share, work, done))
+        result: asyncio.Future[_R] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append(_Piece(item, share, work, result))
         self._go_on()
-        return done
+        return result
 
     def _go_on(self) -> None:
         if self._waiting and not self._is_due:
@@ -58,7 +57,7 @@ class SharedWork(Generic[_I, _R]):
             self._after(_TURNS)
 
     def _after(self, turns: int) -> None:
-        """Do a step so many turns after the next one."""
+        """Do a step after the next turn and `turns` more turns."""
         if turns:
             asyncio.get_running_loop().call_soon(self._after, turns - 1)
         else:
@@ -70,14 +69,14 @@ class SharedWork(Generic[_I, _R]):
         self.was_shared = len(pieces) > 1
         self._go_on()
         try:
-            found = pieces[0].work([piece.item for piece in pieces])
-            for piece, one in zip(pieces, found, strict=True):
-                if not piece.done.done():
-                    piece.done.set_result(one)
-        except Exception as error:  # noqa: BLE001 - a bug is told to all that wait for it
+            values = pieces[0].work([piece.item for piece in pieces])
+            for piece, value in zip(pieces, values, strict=True):
+                if not piece.result.done():
+                    piece.result.set_result(value)
+        except Exception as error:  # noqa: BLE001 - all waiting requests get the bug
             for piece in pieces:
-                if not piece.done.done():
-                    piece.done.set_exception(error)
+                if not piece.result.done():
+                    piece.result.set_exception(error)
 
     def _next_pieces(self) -> list[_Piece[_I, _R]]:
         key = next(iter(self._waiting))
@@ -88,6 +87,6 @@ class SharedWork(Generic[_I, _R]):
             pieces.append(waiting.popleft())
             share += pieces[-1].share
         if waiting:
-            # Behind those of other keys.
+            # This key continues after the other keys.
             self._waiting[key] = waiting
         return pieces

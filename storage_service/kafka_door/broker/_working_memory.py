@@ -1,8 +1,8 @@
-"""The memory that records take while they are read, of all requests together.
+"""The working memory for decoding records, shared by all requests.
 
-Who finds no room waits; first come, first served. Who has room waits for no more of it, so all get
-theirs in the end: one that wants more than there is gets it when nobody else has any. Event loop
-only.
+A request without room waits, first come, first served. A request with room never waits for more
+room, so every request gets room in the end. A request above the limit gets room when nothing else
+is held. Event loop only.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class WorkingMemory:
 
     @contextlib.asynccontextmanager
     async def room(self, byte_count: int) -> AsyncIterator[None]:
-        """Hold so much, as soon as there is room for it."""
-        await self._take(byte_count)
+        """Hold `byte_count` bytes, once there is room."""
+        await self._acquire(byte_count)
         try:
             yield
         finally:
-            self._give(byte_count)
+            self._release(byte_count)
 
-    async def _take(self, byte_count: int) -> None:
+    async def _acquire(self, byte_count: int) -> None:
         if not self._waiting and self._has_room(byte_count):
             self.bytes_held += byte_count
             return
@@ -43,7 +43,7 @@ class WorkingMemory:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._give(byte_count)
+                self._release(byte_count)
             else:
                 with contextlib.suppress(ValueError):
                     self._waiting.remove((byte_count, turn))
@@ -53,7 +53,7 @@ class WorkingMemory:
     def _has_room(self, byte_count: int) -> bool:
         return not self.bytes_held or self.bytes_held + byte_count <= self._bytes_max
 
-    def _give(self, byte_count: int) -> None:
+    def _release(self, byte_count: int) -> None:
         self.bytes_held -= byte_count
         self._wake()
 

@@ -92,7 +92,7 @@ _NO_ID: Final = uuid.UUID(int=0)
 
 
 class _Place(NamedTuple):
-    """A consumer's position in a partition, and the leader epochs that the consumer reports."""
+    """A consumer's position in a partition, and the leader epochs from the consumer."""
 
     offset: int
     bytes_max: int
@@ -104,7 +104,7 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
-    """The parts of a request that are kept during the wait; each partition once."""
+    """The parts of a request kept during the wait; each partition once."""
 
     session_id: int
     wait_s: float
@@ -117,8 +117,8 @@ class FetchRequest:
     def of(cls, request: Any) -> FetchRequest:
         """Extract the answer's inputs from kio's entity, which is many times larger.
 
-        A partition that is named many times is answered once: no client repeats a partition, and
-        each mention would cost a read.
+        A repeated partition is answered once: no client repeats a partition, and each mention would
+        cost a read.
         """
         places: dict[tuple[TopicKey, int], _Place] = {}
         for topic in request.topics:
@@ -315,7 +315,7 @@ class _Fetch:
         return self._remaining_s() <= 0 or self._service.is_draining
 
     def _check_grants(self) -> None:
-        """Mark the tables that the caller may no longer read as failed."""
+        """Mark tables without the caller's present grants as failed."""
         for state in self._states:
             if state.table is not None and not self._exchange.caller.may(
                 Level.READ, str(state.table.path)
@@ -353,7 +353,7 @@ class _Fetch:
             state.error = error.with_traceback(None)
 
     def _estimate(self, state: _PartitionState) -> int:
-        """Estimate the bytes of records that a partition has."""
+        """Estimate the bytes of a partition's records."""
         assert state.table is not None, "the partition has rows"
         assert state.readable is not None, "the partition has rows"
         if state.is_in_lake:
@@ -412,7 +412,7 @@ class _Fetch:
                     self._exchange.report(state.error)
 
     async def _parts(self) -> list[Part]:
-        """Return the partitions that have rows, rotated by one with each fetch."""
+        """Return the partitions with rows, rotated with each fetch."""
         parts = []
         records: dict[OpenTable, TableRecords] = {}
         async for number, state in in_slices(enumerate(self._states)):

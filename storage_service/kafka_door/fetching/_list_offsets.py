@@ -29,7 +29,7 @@ from streamhouse.storage_service.kafka_door.topics._table_identity import (
     check_leader_epoch,
     epoch_of,
     is_of_another,
-    stands_in,
+    note_validated,
 )
 from streamhouse.storage_service.kafka_door.topics._topic_tables import topic_table
 from streamhouse.storage_service.server.caller import Level
@@ -75,7 +75,7 @@ class _PartitionQuery:
 async def answer_list_offsets(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
     """Answer with one offset of each requested partition.
 
-    A partition that is named twice is refused, as brokers do: the answer has room for one offset.
+    A repeated partition is refused, as by brokers: the answer has room for a single offset.
     """
     mentions = (
         (topic.name, partition.partition_index, partition.timestamp, _client_epoch(partition))
@@ -128,8 +128,8 @@ async def answer_offset_for_leader_epoch(
 ) -> Mapping[str, Any]:
     """Answer with the end of the rows that the client's epoch covers in the table.
 
-    Acknowledged rows stay, so the answer is the table's end. If the epoch is of an earlier table of
-    the same name, the answer is the start of the present table.
+    Acknowledged rows stay, therefore the answer is the table's end. If the epoch is of an earlier
+    table of the same name, the answer is the start of the present table.
     """
     mentions = [
         (topic.topic, partition) for topic in request.topics for partition in topic.partitions
@@ -173,7 +173,7 @@ def _client_epoch(mention: Any) -> int:
 async def _looked_up(
     exchange: KafkaExchange, mentions: Iterable[tuple[str, int, int, int]]
 ) -> dict[tuple[str, int], _PartitionQuery]:
-    """Return each named partition once, with its readable offsets or its error.
+    """Return each named partition, with readable offsets or the error.
 
     A mention is a topic, a partition, a time, and the leader epoch that the client knows.
     """
@@ -217,7 +217,7 @@ def _look(exchange: KafkaExchange, table: OpenTable, query: _PartitionQuery) -> 
             _special_offset(table, query.partition, query.readable, query.time_ms), _NONE
         )
         if query.leader_epoch != NO_EPOCH:
-            stands_in(exchange, table, query.partition)
+            note_validated(exchange, table, query.partition)
     except StreamhouseError as error:
         exchange.report(error)
         query.error = error.with_traceback(None)

@@ -3,10 +3,10 @@
 Guarantees:
 - records begin at the requested offset and fit into the room; only the first record of an answer is
   written whatever its size, alone
-- the records end before a row that cannot become a record; the rows before that row are written
-- an update has the row that it replaces, wherever the previous read ended The offset of a record is
-  the offset of its row. Rows without a record, such as the row before an update, and offsets
-  without a row leave gaps, which a batch covers. Blocking, on any thread.
+- the records end before the first unwritable row; the rows before are written
+- an update has the replaced row, wherever the previous read ended The offset of a record is the
+  offset of its row. Rows without a record, such as the row before an update, and offsets without a
+  row leave gaps, which a batch covers. Blocking, on any thread.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class RecordsWriter:
 
     @property
     def rows_estimate(self) -> int:
-        """About how many rows fit into the room, at least one."""
+        """About how many rows fit into the room, at least 1."""
         if self.row_count:
             row_bytes = max(1.0, self.byte_count / self.row_count)
             return max(1, min(_BATCH_ROWS_MAX, int(self._remaining_bytes / row_bytes)))
@@ -133,7 +133,7 @@ class RecordsWriter:
 
     @property
     def bytes_estimate(self) -> int:
-        """About how many bytes of rows become records that fill the room, at least one."""
+        """About how many bytes of rows fill the room as records, at least 1."""
         return max(1, int(self._remaining_bytes / self._growth))
 
     def write_log(self, tablet: LogTablet, *, end: int) -> None:
@@ -179,9 +179,9 @@ class RecordsWriter:
     def write_older(self, older: OlderRows, *, replaced_row: OlderRows | None = None) -> None:
         """Write as many rows from the lake as fit, read from `older_offset` on.
 
-        Rows that do not fit become `pending_rows`. A last row that precedes an update also waits
-        there for the update. `before` is the row before the first row, if `lacks_replaced_row`.
-        Raises as `write_log`.
+        Rows that do not fit become `pending_rows`. A last row before an update also waits for the
+        update. `before` is the row before the first row, if `lacks_replaced_row`. Raises as
+        `write_log`.
         """
         earlier = self.pending_rows or replaced_row
         older = older if earlier is None else earlier.then(older)
@@ -209,7 +209,7 @@ class RecordsWriter:
             self.next_offset = max(self.next_offset, offset)
 
     def cover_gap(self) -> None:
-        """Let the consumer continue behind rows that have no record.
+        """Let the consumer continue behind rows without records.
 
         An empty batch covers the gap. Without this batch the consumer would request the same rows
         for ever.
@@ -237,7 +237,7 @@ class RecordsWriter:
 
     @property
     def _growth(self) -> float:
-        """How many bytes of records one byte of rows has become so far."""
+        """The ratio of record bytes to row bytes up to now."""
         if not self._row_bytes or not self.byte_count:
             return 1.0
         return max(_GROWTH_MIN, self.byte_count / self._row_bytes)
@@ -273,7 +273,7 @@ class RecordsWriter:
     ) -> int:
         """Write the rows `row` to `stop` as one batch, as far as the rows fit.
 
-        Return the number of the first row that is not written.
+        Return the number of the first unwritten row.
         """
         row_records, stop = self._records(rows, times, row, stop)
         columns, of_rows = row_records.columns, row_records.rows

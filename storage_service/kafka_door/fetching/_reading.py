@@ -1,7 +1,7 @@
 """The reads of one fetch: partition after partition, until the answer has enough bytes.
 
-Any error of a partition ends the reading of that partition only. Records from before the error are
-answered, and the next request begins at the error. Blocking, on any thread.
+An error ends the reading of the partition only. Records from before the error are answered, and the
+next request begins at the error. Blocking, on any thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNKNOWN_BYTES: Final = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A partition to read, as the event loop saw the partition at one moment."""
+    """A partition to read, as the event loop last saw the partition."""
 
     number: int
     """The position of the partition in the request."""
@@ -63,7 +63,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class FetchedRecords:
-    """The records that were read, by the number of the partition in the request."""
+    """The records by the number of the partition in the request."""
 
     writers: Mapping[int, RecordsWriter] = field(default_factory=dict)
     errors: Mapping[int, StreamhouseError] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Requests of group members, and of tools that list groups; `kafka/groups/` has the rules."""
+"""Requests of group members and of administration tools; `kafka/groups/` has the rules."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def refuse_member(_: Any, code: ErrorCode, __: str) -> Mapping[str, Any]:
 
 
 def refuse_describe_groups(request: Any, code: ErrorCode, _: str) -> Mapping[str, Any]:
-    """Return the answer with one code for every group."""
+    """Return an answer with the code for every group."""
     code = retriable_by_members(code)
     return {"groups": [{"group_id": group_id, "error_code": code} for group_id in request.groups]}
 
 
 def refuse_delete_groups(request: Any, code: ErrorCode, _: str) -> Mapping[str, Any]:
-    """Return the answer with one code for every group."""
+    """Return an answer with the code for every group."""
     code = retriable_by_members(code)
     return {
         "results": [{"group_id": group_id, "error_code": code} for group_id in request.groups_names]
@@ -352,7 +352,7 @@ async def answer_delete_groups(exchange: KafkaExchange, request: Any) -> Mapping
 
 
 async def _delete(exchange: KafkaExchange, group_id: str, topics: Collection[str]) -> ErrorCode:
-    """Delete a group that has positions in these topics."""
+    """Delete a group with positions in `topics`."""
     if not topics:
         return ErrorCode.group_id_not_found
     desk = exchange.broker.groups

@@ -1,6 +1,6 @@
 """OffsetCommit, OffsetFetch and OffsetDelete, on the positions of `_positions.py`.
 
-Metadata that a client sends with a position is not kept: the answer has "" instead.
+A position's metadata is not kept: the answer has "" instead.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def _fence_members(
     topics: Mapping[str, Mapping[int, Position]],
     codes: Mapping[str, Mapping[int, ErrorCode]],
 ) -> dict[str, Mapping[int, ErrorCode]]:
-    """Remove a member that commits to a dropped table without a leader epoch.
+    """Remove a member after a commit to a dropped table without a leader epoch.
 
-    Such a member does not notice the new table by itself. The member joins again, and fetches the
+    The member does not notice the new table without help. The member joins again, and fetches the
     group's positions in the new table.
     """
     fenced = {
@@ -125,7 +125,7 @@ def _fence_members(
 
 
 def refuse_offset_commit(request: Any, code: ErrorCode, _: str) -> Mapping[str, Any]:
-    """Return an answer with one code for every partition."""
+    """Return an answer with the code for every partition."""
     code = retriable_by_members(code)
     return _by_topic(
         (topic.name, [(partition.partition_index, code) for partition in topic.partitions])
@@ -259,7 +259,7 @@ def _refused_group(asked_topics: Iterable[Any] | None, code: ErrorCode) -> Mappi
 
 
 def refuse_offset_fetch(request: Any, code: ErrorCode, _: str) -> Mapping[str, Any]:
-    """Return an answer with one code for every group."""
+    """Return an answer with the code for every group."""
     code = retriable_by_members(code)
     groups = getattr(request, "groups", None)
     if groups is None:
@@ -275,7 +275,7 @@ def refuse_offset_fetch(request: Any, code: ErrorCode, _: str) -> Mapping[str, A
 
 
 async def answer_offset_delete(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Delete positions of topics that no member of the group reads.
+    """Delete positions of topics without readers in the group.
 
     A group with members is refused, because the members' topics are in metadata that only clients
     understand.

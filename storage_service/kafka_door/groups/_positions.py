@@ -101,7 +101,7 @@ class RemoteTable:
     async def find_all(
         self, group_ids: Container[str], *, of_others: bool
     ) -> dict[str, Mapping[int, int]]:
-        """Return the positions of each of these groups that has positions; raises as `find`.
+        """Return the positions of the groups with positions; raises as `find`.
 
         With `of_others` the answer includes groups of other tokens, unless the caller has a group
         of the same name.
@@ -165,7 +165,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePositions:
-    """The positions of a group in one table, by partition."""
+    """The positions of a group in a table, by partition."""
 
     offsets: Mapping[int, int] = field(default_factory=dict)
     leader_epoch: int = NO_EPOCH
@@ -178,7 +178,7 @@ def _has_left(path: TablePath) -> UnavailableError:
 
 
 async def locate_table(exchange: KafkaExchange, topic: str) -> OpenTable | RemoteTable:
-    """Return the table of a topic that the caller may read; raises as `topic_table`."""
+    """Return the table of a topic, on any shard, for a reader; raises as `topic_table`."""
     try:
         return topic_table(exchange, topic, Level.READ)
     except NotFoundError:
@@ -202,7 +202,7 @@ async def commit_positions(
 ) -> dict[int, ErrorCode]:
     """Commit the group's positions in one topic; return a code for each partition.
 
-    Positions with the code `none` are on disk. Other positions of the group in the topic stay.
+    Positions with the code `none` are on disk. Further positions of the group in the topic stay.
     Positions of an earlier table of the same name are refused with `FENCED_LEADER_EPOCH`.
     """
     codes = dict.fromkeys(positions, ErrorCode.none)
@@ -224,7 +224,7 @@ async def commit_positions(
             codes |= await _commit_remotely(table, group_id, accepted)
         elif accepted and not isinstance(table, RemoteTable):
             await _report(exchange, table, group_id, accepted, is_part=True)
-        exchange.broker.groups.stands_in(key, topic)
+        exchange.broker.groups.note_positions(key, topic)
     except StreamhouseError as error:
         exchange.report(error)
         return dict.fromkeys(positions, code_for_members(error))
@@ -277,7 +277,7 @@ def _ends(table: OpenTable, buckets: Iterable[int]) -> Mapping[int, int]:
 
 
 def _refusals(ends: Mapping[int, int], offsets: Mapping[int, int]) -> dict[int, ErrorCode]:
-    """Return the partitions that do not exist, and those with an offset beyond the end."""
+    """Return the missing partitions, and the partitions with an offset beyond the end."""
     refused = {}
     for bucket, offset in offsets.items():
         if bucket not in ends:
@@ -315,7 +315,7 @@ async def _report(
 
 
 async def keep_positions(exchange: KafkaExchange, group_id: str, topics: Iterable[str]) -> None:
-    """Keep the positions of a group that has members from expiring."""
+    """Keep the positions of a group with members from expiring."""
 
     async def keep(topic: str) -> None:
         if exchange.broker.groups.is_closed:
@@ -362,7 +362,7 @@ async def positions(
     exchange.client.read_tables.note_position(key, topic, table_id)
     if offsets is None:
         return TablePositions()
-    exchange.broker.groups.stands_in(key, topic)
+    exchange.broker.groups.note_positions(key, topic)
     return TablePositions(offsets=offsets, leader_epoch=leader_epoch_of(table_id))
 
 
@@ -374,7 +374,7 @@ async def refusal(exchange: KafkaExchange, group_id: str) -> ErrorCode | None:
 
 
 async def settle_commits(exchange: KafkaExchange, group_ids: Iterable[str]) -> None:
-    """Return when all commits of these groups that are in progress are on disk."""
+    """Return when all present commits of the groups are on disk."""
     desk = exchange.broker.groups
     async for group_id in in_slices(group_ids):
         async with desk.in_order(desk.key(exchange, group_id)):
@@ -386,8 +386,8 @@ async def all_positions(
 ) -> dict[str, dict[str, TablePositions]]:
     """Return groups' positions by topic and partition, in all tables that the caller may read.
 
-    Each table is read once, whatever the number of groups. Raises `StreamhouseError` if a shard
-    with tables does not answer.
+    Each table is read a single time for all groups. Raises `StreamhouseError` if a shard with
+    tables does not answer.
     """
     positions: dict[str, dict[str, TablePositions]] = {group_id: {} for group_id in group_ids}
     if not positions:
@@ -435,7 +435,7 @@ async def _some_at_once(do: Callable[[_T], Awaitable[_R]], items: Iterable[_T]) 
 async def _topics_elsewhere(
     exchange: KafkaExchange, paths: Collection[TablePath]
 ) -> Mapping[TablePath, str]:
-    """Return the topic names of other shards' tables, as those shards report the names."""
+    """Return the topic names of remote tables, as reported by the shards."""
     names: dict[TablePath, str] = {}
     for is_fresh in (False, True):
         if names.keys() >= set(paths):
@@ -490,8 +490,8 @@ async def forget_positions(
 ) -> None:
     """Delete the group's positions in one topic, or in some partitions of the topic.
 
-    Positions of another token's group are deleted all together, because no other token may read
-    them. `table` is the topic's table if already located. Raises as `locate_table`.
+    Positions of another token's group are deleted all together, because the caller may not read
+    any. `table` is the topic's table if already located. Raises as `locate_table`.
     """
     table = table or await locate_table(exchange, topic)
     kept_offsets: dict[int, int] = {}

@@ -150,8 +150,8 @@ def decoded(
 
     `schemas` are the table's registered schemas. The decompressed records have at most `bytes_max`
     bytes, by default `batch_bytes_max`, and at most `headers_max`. Raises InvalidRecordsError for
-    bytes that are no batch of records, RefusedRecordsError for records that do not fit the table,
-    and as `routed_rows`.
+    bytes without a valid batch, RefusedRecordsError for records unfit for the table, and as
+    `routed_rows`.
     """
     reading = _Reading(table, config, schemas)
     bytes_max = config.batch_bytes_max if bytes_max is None else bytes_max
@@ -186,7 +186,7 @@ def decoded_together(
     config: ServiceConfig,
     schemas: SchemaSource | None = None,
 ) -> list[Decoded | None]:
-    """Read small batches of one table, each with its partition, in one cheaper pass.
+    """Read small batches of a table, each with a partition, in a cheaper common pass.
 
     All decompressed batches have at most the bytes of `inline_bounds`. None stands for a batch that
     has to be read alone, because the bounds left no room or because the batch may have an error.
@@ -215,7 +215,7 @@ def decoded_together(
 def _opened_within(
     batches: Sequence[tuple[bytes, int]], reading: _Reading, bounds: InlineBounds
 ) -> dict[int, _Opened]:
-    """Return the batches that can be opened, by number, within the bound of bytes."""
+    """Return the valid batches by number, within the bound of bytes."""
     opened: dict[int, _Opened] = {}
     remaining_bytes = bounds.bytes_max
     batch_bytes_max = remaining_bytes // bounds.pass_batches_min
@@ -326,7 +326,7 @@ def inline_bounds(table: TableInfo, config: ServiceConfig) -> InlineBounds:
 
 
 def inline_share(data: bytes, bounds: InlineBounds) -> float:
-    """Return the share of `bounds` that a batch takes, as the unchecked header claims.
+    """Return a batch's share of `bounds`, as claimed by the unchecked header.
 
     The reader checks the header, and the size after decompression.
     """
@@ -377,7 +377,7 @@ def place_of(
 def _sequence(batch: BatchHeader) -> RecordSequence | None:
     """Return the producer's sequence of a batch; None if the producer does not number batches.
 
-    Raises for a batch that no producer may send.
+    Raises for a batch forbidden to producers.
     """
     if batch.is_control or batch.is_transactional:
         raise UnsupportedError(TRANSACTIONS)

@@ -1,7 +1,7 @@
 """Produce and InitProducerId: records come in.
 
 Every partition has its own answer. The partitions of a request are stored at the same time, mostly
-in one commit; the requests of one connection are stored in order. `acks` 1 and -1 mean the same:
+in one commit; the requests of a connection are stored in order. `acks` 1 and -1 mean the same:
 durable. A client without an answer (`acks` 0) learns of an error by the end of its connection.
 """
 
@@ -119,9 +119,9 @@ async def _answer_init_producer_id(exchange: KafkaExchange, request: Any) -> Map
 
 
 async def _refuse_repeated(parts: Sequence[_Part]) -> None:
-    """Refuse a partition that is named twice: no producer repeats one, and the order is undefined.
+    """Refuse a repeated partition: no producer repeats partitions, and the order is undefined.
 
-    Therefore a request has at most one batch, and one write, for each bucket.
+    Therefore a request has at most a batch, and a write, for each bucket.
     """
     by_place: dict[tuple[str, int], list[_Part]] = {}
     async for part in in_slices(parts):
@@ -139,7 +139,8 @@ async def _decode_all(
 ) -> None:
     """Decode the records of all parts: large batches on several threads at a time.
 
-    Small batches are read together with others of the table, including batches of other requests.
+    Small batches share a pass with all waiting batches of the table, including batches of other
+    requests.
     """
     async for part in in_slices(parts):
         _find_table(exchange, request, part)
@@ -176,7 +177,7 @@ def _bounds(exchange: KafkaExchange, part: _Part) -> InlineBounds:
 
 
 async def _share_of_all(exchange: KafkaExchange, parts: Sequence[_Part]) -> float:
-    """Return the share of the inline bounds that all batches take together."""
+    """Return the share of all batches in the inline bounds."""
     share = 0.0
     async for part in in_slices(parts):
         share += inline_share(part.records or b"", _bounds(exchange, part))

@@ -1,8 +1,8 @@
 """Stores one partition of a Produce request: in the producer's order, and once.
 
 If the partition is a bucket and each record a row, the bucket's log has the producer's sequences
-and knows the next one. Otherwise `kafka/sequences.py` knows the next one, and a batch waits until
-its predecessor is stored (decision 25).
+and knows the next one. Otherwise `kafka/sequences.py` knows the next number, and a batch waits
+until the predecessor is stored (decision 25).
 """
 
 from __future__ import annotations
@@ -55,9 +55,8 @@ async def store(
 ) -> Stored:
     """Store a batch once, durable and visible on return. `refused` belongs to the connection.
 
-    Batches of a producer that begin in order are stored in that order. Raises
-    OutOfOrderSequenceError for a batch that does not follow its predecessor, FencedError for an
-    older epoch, and as any write.
+    Batches of a producer are stored in the order of the calls. Raises OutOfOrderSequenceError for a
+    gap in the sequence, FencedError for an older epoch, and as any write.
     """
     order = producers.order
     # Unless the bucket has missed batches, because misfit records were kept apart.
@@ -95,7 +94,7 @@ async def keep_place(
     partition: int,
     is_damaged: bool,
 ) -> None:
-    """Keep the place of a temporarily refused batch, so that no later batch is stored first.
+    """Keep the place of a temporarily refused batch before all later batches.
 
     `producers` belong to the table, if the table is in this process. The producer of a damaged
     batch is not verified, so only `refused` remembers the place of a damaged batch.
@@ -143,7 +142,7 @@ async def _write(
 
 
 def _sifted_write(table: OpenTable, batch: Decoded) -> SiftedWrite:
-    """Return the write of a batch with misfit records that are kept apart.
+    """Return the write of a batch with separate misfit records.
 
     The producer's sequence identifies the transaction, which therefore happens once, also across a
     restart. Sequences may wrap around while an outcome is remembered, so the identity includes the

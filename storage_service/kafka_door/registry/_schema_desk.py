@@ -86,7 +86,7 @@ async def register(
     """Return the table's schemas and a registered schema, durable, for which the table has columns.
 
     A subject without a table gets a table with the schema's columns. A table without any rows, made
-    by a client's topic request, is replaced in the same way. Any other table is changed as far as
+    by a client's topic request, is replaced in the same way. Further tables change as far as
     schemas change. A caller with only the right to write may register a schema that needs no
     change.
 
@@ -119,7 +119,7 @@ async def register(
 
 
 async def check_fits(service: Service, exchange: Exchange, subject: Subject, text: str) -> None:
-    """Raise as `register` would for a schema that does not fit; nothing is changed."""
+    """Raise as `register` would for an unfit schema; nothing is changed."""
     table = subject_table(service, exchange, subject)
     text = await service.run_blocking(compact, text)
     schema = await service.run_blocking(_readable, text)
@@ -142,7 +142,7 @@ async def keep_reading_schemas(table: OpenTable) -> None:
 
 
 async def _keep_with_reading_schemas(table: OpenTable, schema_set: SchemaSet) -> TableInfo:
-    """Store schemas that cover all rows of a table; return the covered version of the table.
+    """Store schemas for all rows of a table; return the covered version of the table.
 
     The caller holds `changing`: the schemas stay, although the table may change meanwhile.
     """
@@ -162,7 +162,7 @@ async def _keep_with_reading_schemas(table: OpenTable, schema_set: SchemaSet) ->
 
 
 def _readable(text: str) -> AvroSchema:
-    """Return a schema that records can be read by; raises `InvalidRequestError` otherwise."""
+    """Return a schema usable for reading records; raises `InvalidRequestError` otherwise."""
     schema = avro_schema(text)
     check_known(schema)
     return schema
@@ -287,7 +287,7 @@ async def _existing_or_new_table(
 async def _replacing(
     service: Service, table: OpenTable, subject: Subject, schema: AvroSchema
 ) -> TableDescriptor | None:
-    """Return the table that replaces `table` for a schema; None if `table` is changed or kept."""
+    """Return the replacement of `table` for a schema; None if `table` is changed or kept."""
     if not is_untouched(service.manager, table):
         return None
     return await service.run_blocking(table_in_place_of, table.info, subject, schema)
@@ -296,7 +296,7 @@ async def _replacing(
 async def _replace_columns(
     service: Service, exchange: Exchange, table: OpenTable, subject: Subject, schema: AvroSchema
 ) -> None:
-    """Give a raw table without any rows the columns of its first schema."""
+    """Give a raw table without rows the columns of the first schema."""
     while True:
         old_info = table.info
         replacement = await _replacing(service, table, subject, schema)

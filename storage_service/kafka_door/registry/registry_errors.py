@@ -1,4 +1,4 @@
-"""Errors in the form of a schema registry: a status, and a code that begins with the status."""
+"""Errors in the form of a schema registry: a status, and a code with the status as prefix."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CODES: Final[tuple[tuple[type[StreamhouseError], int, int], ...]] = (
 
 
 class RegistryRefusedError(Exception):
-    """A request refused with one of the registry's own codes."""
+    """A request refused with a code of the registry."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

@@ -69,7 +69,7 @@ _LATEST: Final = ("latest", "-1")
 async def answer_registry(
     exchange: HttpExchange, service: Service, route_match: RouteMatch
 ) -> None:
-    """Answer one request below the registry's path, for any shard."""
+    """Answer a request below the registry's path, for any shard."""
     content_type = (exchange.header(b"content-type") or b"").partition(b";")[0].strip().lower()
     if content_type == Body.JSON.content_type:
         exchange.body = Body.JSON
@@ -110,7 +110,7 @@ class _Request:
     # -- other shards ----------------------------------------------------------------------------
 
     async def handed_on(self) -> PeerAnswer | None:
-        """Return the answer of the shard with the table; None if that is this shard or no shard."""
+        """Return the answer of the shard with the table; None if no other shard has the table."""
         shards = self._service.shards
         if shards is None:
             return None

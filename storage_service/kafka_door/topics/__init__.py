@@ -1,4 +1,4 @@
-"""Topics: what clients ask of them, and make, drop and change; their tables are found in one place.
+"""Topics: described, created, dropped and configured by clients.
 
-`admin_apis.py` names what answers each API; `topic_tables.py` finds the table of a topic.
+`_admin_apis.py` lists the APIs; `_topic_tables.py` finds the table of a topic.
 """

@@ -1,4 +1,4 @@
-"""The APIs by which clients say who they are, and make, drop and configure topics."""
+"""The APIs for authentication and for the administration of topics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ADMIN_APIS: Final = (
         versions=(0, 4),
         answer=answer_find_coordinator,
     ),
-    # Version 0 of the handshake is followed by bytes that are no request.
+    # After version 0 of the handshake come bytes that are not a request.
     Api(
         key=17,
         name="sasl_handshake",

@@ -1,4 +1,4 @@
-"""DescribeCluster and FindCoordinator: which brokers there are, and which one has a group."""
+"""DescribeCluster and FindCoordinator: the brokers, and the coordinator of a group."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["all_brokers", "answer_describe_cluster", "answer_find_coordinator"]
 _GROUP: Final = 0
 _TRANSACTION: Final = 1
 _BROKERS: Final = 1
-# Versions from it on ask for several at once.
+# The first version that names several groups.
 _MANY_VERSION: Final = 4
 
 
 async def answer_describe_cluster(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Answer which brokers there are."""
+    """Answer with the brokers of the service."""
     if getattr(request, "endpoint_type", _BROKERS) != _BROKERS:
         exchange.note(ErrorCode.mismatched_endpoint_type)
         return {
@@ -44,21 +44,21 @@ async def answer_describe_cluster(exchange: KafkaExchange, request: Any) -> Mapp
 
 
 async def answer_find_coordinator(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Answer which broker has a group's members: the same one on every broker that is asked."""
+    """Answer with the coordinator of a group: the same broker, whichever broker is asked."""
     kind = getattr(request, "key_type", _GROUP)
     if exchange.api_version >= _MANY_VERSION:
-        found = [
+        coordinators = [
             {"key": key, **await _coordinator(exchange, kind, key)}
             async for key in in_slices(request.coordinator_keys)
         ]
-        return {"coordinators": found}
+        return {"coordinators": coordinators}
     return await _coordinator(exchange, kind, request.key)
 
 
 async def all_brokers(exchange: KafkaExchange) -> list[BrokerState]:
-    """Return every broker there is, this one first."""
-    others = await exchange.broker.others.all(exchange)
-    return [exchange.broker.own, *(other.state for other in others)]
+    """Return every broker of the service, this broker first."""
+    remote_brokers = await exchange.broker.others.all(exchange)
+    return [exchange.broker.own, *(broker.state for broker in remote_brokers)]
 
 
 async def _coordinator(exchange: KafkaExchange, kind: int, key: str) -> dict[str, Any]:
@@ -73,19 +73,19 @@ async def _coordinator(exchange: KafkaExchange, kind: int, key: str) -> dict[str
             raise RefusedError(ErrorCode.invalid_request, f"nobody coordinates kind {kind}")
         if (why := unusable_group_id(key)) is not None:
             raise RefusedError(ErrorCode.invalid_group_id, why)
-        found = await _broker_of(exchange, key)
+        broker = await _broker_of(exchange, key)
     except (RefusedError, StreamhouseError) as error:
         return {**refusal_of(exchange, error), "node_id": -1, "host": "", "port": -1}
     return {
         "error_message": None,
-        "node_id": found.node_id,
-        "host": found.address.host,
-        "port": found.address.port,
+        "node_id": broker.node_id,
+        "host": broker.address.host,
+        "port": broker.address.port,
     }
 
 
 async def _broker_of(exchange: KafkaExchange, group_id: str) -> BrokerState:
-    """Return the broker that has a group's members; raises if nobody knows where it is now."""
+    """Return the coordinator of a group; raises if the coordinator is unavailable."""
     broker = exchange.broker
     if exchange.service.shards is None:
         return broker.own

@@ -1,6 +1,6 @@
-"""The configuration of topics, and of this broker: described, and changed, as clients ask.
+"""The configuration of topics and of this broker: described and changed for clients.
 
-Which settings there are, and what they are to a table, is in `topic_settings.py`.
+`_topic_settings.py` has the settings, and their meaning for a table.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _BROKER: Final = 4
 _SOURCE_TOPIC: Final = 1
 _SOURCE_DEFAULT: Final = 5
 _SET, _DELETE = 0, 1
-# Of one topic, in one request.
+# The limit for one topic in one request.
 _SETTINGS_MAX: Final = 1_000
-_OF_BROKER: Final[Mapping[str, str]] = {
+_BROKER_CONFIGS: Final[Mapping[str, str]] = {
     "default.replication.factor": "1",
     "delete.topic.enable": "true",
     "log.message.timestamp.type": "CreateTime",
@@ -61,7 +61,7 @@ _OF_BROKER: Final[Mapping[str, str]] = {
 
 
 def check_count(topic: str, count: int) -> None:
-    """Raise `RefusedError` for more settings of a topic than are looked at."""
+    """Raise `RefusedError` for too many settings of a topic."""
     if count > _SETTINGS_MAX:
         raise RefusedError(
             ErrorCode.invalid_request,
@@ -70,60 +70,68 @@ def check_count(topic: str, count: int) -> None:
 
 
 async def answer_describe_configs(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Answer how topics, and this broker, are configured; each is answered once."""
-    found = []
-    asked_once = {(asked.resource_type, asked.resource_name): asked for asked in request.resources}
-    async for asked in in_slices(asked_once.values()):
-        named = {"resource_type": asked.resource_type, "resource_name": asked.resource_name}
+    """Answer with the configuration of topics and this broker; repeated resources once."""
+    results = []
+    resources = {
+        (resource.resource_type, resource.resource_name): resource for resource in request.resources
+    }
+    async for resource in in_slices(resources.values()):
+        result_key = {
+            "resource_type": resource.resource_type,
+            "resource_name": resource.resource_name,
+        }
         try:
-            configs = await _described(exchange, asked)
-            # Clients ask for all of them by none or by an empty list.
-            if wanted := frozenset(asked.configuration_keys or ()):
-                configs = [config for config in configs if config["name"] in wanted]
-            found.append({**named, "configs": configs})
+            configs = await _described(exchange, resource)
+            # Clients request all settings by a missing or an empty list.
+            if names := frozenset(resource.configuration_keys or ()):
+                configs = [config for config in configs if config["name"] in names]
+            results.append({**result_key, "configs": configs})
         except (StreamhouseError, RefusedError) as error:
-            found.append({**named, **refusal_of(exchange, error)})
-    return {"results": found}
+            results.append({**result_key, **refusal_of(exchange, error)})
+    return {"results": results}
 
 
-async def _described(exchange: KafkaExchange, asked: Any) -> list[dict[str, Any]]:
-    if asked.resource_type == _TOPIC:
-        return _of_topic(exchange, await _info(exchange, asked.resource_name, Level.READ))
-    if asked.resource_type == _BROKER and asked.resource_name == str(exchange.broker.node_id):
+async def _described(exchange: KafkaExchange, resource: Any) -> list[dict[str, Any]]:
+    if resource.resource_type == _TOPIC:
+        return _of_topic(exchange, await _info(exchange, resource.resource_name, Level.READ))
+    if resource.resource_type == _BROKER and resource.resource_name == str(exchange.broker.node_id):
         config = exchange.service.config
-        own = {
+        service_configs = {
             "auto.create.topics.enable": str(config.kafka_auto_create).lower(),
             "num.partitions": str(config.kafka_partitions),
             "message.max.bytes": str(config.batch_bytes_max),
         }
-        return [_config(name, value) for name, value in sorted({**_OF_BROKER, **own}.items())]
+        return [
+            _config(name, value)
+            for name, value in sorted({**_BROKER_CONFIGS, **service_configs}.items())
+        ]
     raise RefusedError(
         ErrorCode.invalid_request,
-        f"resource {asked.resource_type} '{asked.resource_name[:200]}' is neither a topic nor the"
-        " broker that was asked",
+        f"resource {resource.resource_type} '{resource.resource_name[:200]}' is neither a topic"
+        " nor the broker that was asked",
     )
 
 
 def _of_topic(exchange: KafkaExchange, info: TableInfo) -> list[dict[str, Any]]:
     properties = info.descriptor.properties
-    so = settings_of(info, record_bytes_max=exchange.service.config.batch_bytes_max)
-    shown = {name: _config(name, value) for name, value in so.items()}
+    settings = settings_of(info, record_bytes_max=exchange.service.config.batch_bytes_max)
+    shown = {name: _config(name, value) for name, value in settings.items()}
     shown[RETENTION] = _config(
-        RETENTION, so[RETENTION], is_own=LOG_TTL in properties, is_fixed=False
+        RETENTION, settings[RETENTION], is_topic_setting=LOG_TTL in properties, is_fixed=False
     )
     for name, value in properties.items():
-        shown[name] = _config(name, value, is_own=True, is_fixed=False)
+        shown[name] = _config(name, value, is_topic_setting=True, is_fixed=False)
     return [shown[name] for name in sorted(shown)]
 
 
 def _config(
-    name: str, value: str, *, is_own: bool = False, is_fixed: bool = True
+    name: str, value: str, *, is_topic_setting: bool = False, is_fixed: bool = True
 ) -> dict[str, Any]:
     return {
         "name": name,
         "value": value,
         "read_only": is_fixed,
-        "config_source": _SOURCE_TOPIC if is_own else _SOURCE_DEFAULT,
+        "config_source": _SOURCE_TOPIC if is_topic_setting else _SOURCE_DEFAULT,
         "is_sensitive": False,
     }
 
@@ -131,53 +139,60 @@ def _config(
 async def answer_incremental_alter_configs(
     exchange: KafkaExchange, request: Any
 ) -> Mapping[str, Any]:
-    """Set and remove settings of topics; each topic's all or none."""
+    """Set and remove settings of topics; for each topic all settings or none."""
     return await _altered(exchange, request, is_incremental=True)
 
 
 async def answer_alter_configs(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Set settings of topics. Those that are not named stay: no client means to lose a format."""
+    """Set settings of topics. Unnamed settings stay: no client means to lose a format."""
     return await _altered(exchange, request, is_incremental=False)
 
 
 async def _altered(
     exchange: KafkaExchange, request: Any, *, is_incremental: bool
 ) -> Mapping[str, Any]:
-    found = []
-    mentions = Counter((one.resource_type, one.resource_name) for one in request.resources)
-    asked_once = {(one.resource_type, one.resource_name): one for one in request.resources}
-    async for resource, asked in in_slices(asked_once.items()):
-        named = {"resource_type": asked.resource_type, "resource_name": asked.resource_name}
+    results = []
+    mentions = Counter(
+        (mention.resource_type, mention.resource_name) for mention in request.resources
+    )
+    resources = {
+        (mention.resource_type, mention.resource_name): mention for mention in request.resources
+    }
+    async for resource_id, resource in in_slices(resources.items()):
+        result_key = {
+            "resource_type": resource.resource_type,
+            "resource_name": resource.resource_name,
+        }
         try:
-            if mentions[resource] > 1:
-                # As Kafka refuses it: nobody knows which one is meant.
+            if mentions[resource_id] > 1:
+                # As in Kafka: the intended mention is unknown.
                 raise RefusedError(
                     ErrorCode.invalid_request,
-                    f"resource '{asked.resource_name[:260]}' is named {mentions[resource]} times;"
-                    " name it once, with all of its settings",
+                    f"resource '{resource.resource_name[:260]}' is named"
+                    f" {mentions[resource_id]} times; name it once, with all of its settings",
                 )
-            if asked.resource_type != _TOPIC:
+            if resource.resource_type != _TOPIC:
                 raise RefusedError(
                     ErrorCode.invalid_request,
                     "only topics are configured by clients; the service has its command line",
                 )
-            wanted, removals = _changes(asked, is_incremental=is_incremental)
-            await _alter(exchange, asked.resource_name, wanted, removals, request.validate_only)
-            found.append(named)
+            updates, removals = _changes(resource, is_incremental=is_incremental)
+            await _alter(exchange, resource.resource_name, updates, removals, request.validate_only)
+            results.append(result_key)
         except (StreamhouseError, RefusedError) as error:
-            found.append({**named, **refusal_of(exchange, error)})
-    return {"responses": found}
+            results.append({**result_key, **refusal_of(exchange, error)})
+    return {"responses": results}
 
 
-def _changes(asked: Any, *, is_incremental: bool) -> tuple[dict[str, str | None], list[str]]:
-    """Return the settings that are set, and the table properties that are removed."""
-    topic = asked.resource_name
-    check_count(topic, len(asked.configs))
-    wanted, removals = dict[str, str | None](), list[str]()
-    for config in asked.configs:
+def _changes(resource: Any, *, is_incremental: bool) -> tuple[dict[str, str | None], list[str]]:
+    """Return the settings to set, and the table properties to remove."""
+    topic = resource.resource_name
+    check_count(topic, len(resource.configs))
+    updates, removals = dict[str, str | None](), list[str]()
+    for config in resource.configs:
         operation = config.config_operation if is_incremental else _SET
         if operation == _SET:
-            wanted[config.name] = config.value
+            updates[config.name] = config.value
         elif operation == _DELETE:
             name = LOG_TTL if config.name == RETENTION else config.name
             if is_table_property(name):
@@ -187,32 +202,32 @@ def _changes(asked: Any, *, is_incremental: bool) -> tuple[dict[str, str | None]
                 ErrorCode.invalid_request,
                 f"topic '{topic[:260]}': setting '{config.name[:200]}' is no list",
             )
-    if wanted.get(RETENTION) == "-1":
+    if updates.get(RETENTION) == "-1":
         removals.append(LOG_TTL)
-    return wanted, removals
+    return updates, removals
 
 
 async def _alter(
     exchange: KafkaExchange,
     topic: str,
-    wanted: Mapping[str, str | None],
+    settings: Mapping[str, str | None],
     removals: list[str],
-    is_tried: bool,
+    is_dry_run: bool,
 ) -> None:
-    updates = properties_of(topic, wanted)
+    updates = properties_of(topic, settings)
     info = await _info(exchange, topic, Level.ADMIN)
     removals = [name for name in removals if name in info.descriptor.properties]
-    kept = {k: v for k, v in info.descriptor.properties.items() if k not in removals}
+    kept_properties = {k: v for k, v in info.descriptor.properties.items() if k not in removals}
     check_settings(
         topic,
-        wanted,
-        TableProperties.parse({**kept, **updates}, table=str(info.path)),
+        settings,
+        TableProperties.parse({**kept_properties, **updates}, table=str(info.path)),
         is_compact=is_compacted_table(info.descriptor),
         is_keyed=bool(info.descriptor.primary_key),
     )
     if not (updates or removals):
         return
-    if is_tried:
+    if is_dry_run:
         with_properties(info, updates=updates, removals=removals)
         return
     endpoint = await remote_endpoint(exchange, info.path)

@@ -1,4 +1,4 @@
-"""All topics that a caller may see, of every shard; by name, and by the ids that clients know."""
+"""All topics of all shards that a caller may see, by name and by topic id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["known_topic", "moving_topic", "topics_by_id", "topics_by_name"]
 
 
 def known_topic(exchange: KafkaExchange, info: TableInfo, *, is_led: bool = True) -> KnownTopic:
-    """Return the topic that a table of this process is."""
+    """Return the topic of a table of this process."""
     return KnownTopic(
         name=topic_name_of(info.path, info.descriptor.properties),
         path=info.path,
@@ -29,7 +29,7 @@ def known_topic(exchange: KafkaExchange, info: TableInfo, *, is_led: bool = True
 
 
 def moving_topic(exchange: KafkaExchange, path: TablePath) -> KnownTopic | None:
-    """Return the topic of a table that comes here, or leaves, as far as it is known."""
+    """Return the topic of a moving table, if the table's metadata is known here."""
     away = exchange.service.manager.away.get(path)
     if away is None or away.info is None:
         return None
@@ -39,27 +39,27 @@ def moving_topic(exchange: KafkaExchange, path: TablePath) -> KnownTopic | None:
 async def topics_by_name(
     exchange: KafkaExchange, *, is_fresh: bool = False
 ) -> dict[str, KnownTopic]:
-    """Return the topics that the caller may read; `is_fresh`: of other shards as they are now.
+    """Return the topics that the caller may read; `is_fresh` bypasses the cache of other shards.
 
-    Of two tables with one topic's name it is the first that was made; of two shards that know one
-    table, that which leads it.
+    If two tables have the same topic name, the result is the table created first. If two shards
+    report one table, the result is the leading shard's report.
     """
     manager = exchange.service.manager
     every = [
         topic
-        for other in await exchange.broker.others.all(exchange, is_fresh=is_fresh)
-        for topic in other.topics.values()
+        for broker in await exchange.broker.others.all(exchange, is_fresh=is_fresh)
+        for topic in broker.topics.values()
     ]
-    here = [known_topic(exchange, table.info) for table in manager.open_tables()]
+    own_topics = [known_topic(exchange, table.info) for table in manager.open_tables()]
     moving = [moving_topic(exchange, path) for path in manager.away]
-    async for topic in in_slices([*(one for one in moving if one is not None), *here]):
+    async for topic in in_slices([*(topic for topic in moving if topic is not None), *own_topics]):
         if exchange.caller.may(Level.READ, str(topic.path)):
             every.append(topic)
-    found = dict[str, KnownTopic]()
+    topics = dict[str, KnownTopic]()
     for topic in every:
-        if topic.name not in found or _order(topic) <= _order(found[topic.name]):
-            found[topic.name] = topic
-    return found
+        if topic.name not in topics or _order(topic) <= _order(topics[topic.name]):
+            topics[topic.name] = topic
+    return topics
 
 
 def _order(topic: KnownTopic) -> tuple[object, ...]:
@@ -69,21 +69,21 @@ def _order(topic: KnownTopic) -> tuple[object, ...]:
 async def topics_by_id(
     exchange: KafkaExchange, ids: Collection[uuid.UUID]
 ) -> Mapping[uuid.UUID, KnownTopic]:
-    """Return those of the topics with these ids that there are and that the caller may read.
+    """Return the existing topics with the given ids, as far as readable for the caller.
 
-    Nothing is looked at if no id is asked for.
+    Without ids no topics are looked at.
     """
-    wanted, found = frozenset(ids), dict[uuid.UUID, KnownTopic]()
+    requested_ids, topics = frozenset(ids), dict[uuid.UUID, KnownTopic]()
     for is_fresh in (False, True):
-        if wanted <= found.keys():
+        if requested_ids <= topics.keys():
             break
         if is_fresh and (
-            exchange.service.shards is None or not exchange.table_locations.may_ask_anew()
+            exchange.service.shards is None or not exchange.table_locations.may_ask_fresh()
         ):
             break
-        topics = await topics_by_name(exchange, is_fresh=is_fresh)
-        async for topic in in_slices(topics.values()):
-            number = topic_id_of(exchange.broker.cluster_id, topic.table_id)
-            if number in wanted:
-                found[number] = topic
-    return found
+        all_topics = await topics_by_name(exchange, is_fresh=is_fresh)
+        async for topic in in_slices(all_topics.values()):
+            topic_id = topic_id_of(exchange.broker.cluster_id, topic.table_id)
+            if topic_id in requested_ids:
+                topics[topic_id] = topic
+    return topics

@@ -1,4 +1,4 @@
-"""Metadata: which topics there are, and which broker has each partition."""
+"""Metadata: topics, and the leading broker of each partition."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ from streamhouse.storage_service.server.status.event_loop import in_slices
 
 __all__ = ["answer_metadata"]
 
-# Of those that one request names; its client asks again for the others.
-_MADE_MAX: Final = 100
-# Kafka's own topics are called so: who asks for them wants those of a broker.
+# The limit for one request; the client asks again for the remaining topics.
+_CREATIONS_MAX: Final = 100
+# Kafka's internal topics have this prefix: a client that asks for one does not want a table.
 _INTERNAL: Final = "__"
 _NO_LEADER: Final = ErrorCode.leader_not_available
 _NOBODY: Final = -1
 
 
 async def answer_metadata(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Answer which topics there are: those asked for, or all that the caller may read."""
+    """Answer with the named topics, or with all topics that the caller may read."""
     broker = exchange.broker
     asks_all = request.topics is None or (exchange.api_version == 0 and not request.topics)
     if asks_all:
         topics = await _every_topic(exchange)
     else:
-        # Versions before it always do.
+        # Earlier versions always allow the creation.
         may_make = getattr(request, "allow_auto_topic_creation", True)
         may_make = may_make and exchange.service.config.kafka_auto_create
         topics = await _named_topics(exchange, request.topics, may_make=may_make)
-    # After the topics: who leads one of them is among them.
+    # Read after the topics, so that the brokers include the leader of every topic.
     brokers = await all_brokers(exchange)
     return {
         "brokers": [
@@ -72,26 +72,26 @@ async def _every_topic(exchange: KafkaExchange) -> list[Mapping[str, Any]]:
 
 
 async def _named_topics(
-    exchange: KafkaExchange, asked: Sequence[Any], *, may_make: bool
+    exchange: KafkaExchange, mentions: Sequence[Any], *, may_make: bool
 ) -> list[Mapping[str, Any]]:
-    """Return the topics that are asked for, each once: an answer is no larger than the topics."""
-    may_make_next = itertools.repeat(may_make, _MADE_MAX)
-    asked_once = {(one.name, getattr(one, "topic_id", None)): one for one in asked}
-    ids = [topic_id for name, topic_id in asked_once if name is None and topic_id is not None]
+    """Return the requested topics without repetitions, which bounds the answer."""
+    may_make_next = itertools.repeat(may_make, _CREATIONS_MAX)
+    requested = {(topic.name, getattr(topic, "topic_id", None)): topic for topic in mentions}
+    ids = [topic_id for name, topic_id in requested if name is None and topic_id is not None]
     by_id = await topics_by_id(exchange, ids)
     return [
-        _with_id(exchange, one.topic_id, by_id)
-        if one.name is None
-        else await _topic(exchange, one, may_make_next)
-        async for one in in_slices(asked_once.values())
+        _with_id(exchange, topic.topic_id, by_id)
+        if topic.name is None
+        else await _topic(exchange, topic, may_make_next)
+        async for topic in in_slices(requested.values())
     ]
 
 
 def _with_id(
-    exchange: KafkaExchange, topic_id: uuid.UUID | None, found: Mapping[uuid.UUID, KnownTopic]
+    exchange: KafkaExchange, topic_id: uuid.UUID | None, topics: Mapping[uuid.UUID, KnownTopic]
 ) -> Mapping[str, Any]:
-    """Return one topic that is asked for by its id."""
-    topic = None if topic_id is None else found.get(topic_id)
+    """Return a topic by id."""
+    topic = None if topic_id is None else topics.get(topic_id)
     if topic is None:
         exchange.note(ErrorCode.unknown_topic_id)
         return {"error_code": ErrorCode.unknown_topic_id, "topic_id": topic_id}
@@ -99,18 +99,20 @@ def _with_id(
 
 
 async def _topic(
-    exchange: KafkaExchange, asked: Any, may_make_next: Iterator[bool]
+    exchange: KafkaExchange, mention: Any, may_make_next: Iterator[bool]
 ) -> Mapping[str, Any]:
-    """Return one topic that is asked for by name, or what is wrong with it."""
+    """Return a topic by name, or the topic's error."""
     try:
-        topic = await _found(exchange, asked.name, may_make_next)
+        topic = await _topic_by_name(exchange, mention.name, may_make_next)
     except (StreamhouseError, RefusedError) as error:
-        return {"name": asked.name, "error_code": refusal_of(exchange, error)["error_code"]}
-    return _described(exchange, asked.name, topic)
+        return {"name": mention.name, "error_code": refusal_of(exchange, error)["error_code"]}
+    return _described(exchange, mention.name, topic)
 
 
-async def _found(exchange: KafkaExchange, name: str, may_make_next: Iterator[bool]) -> KnownTopic:
-    """Return a topic of this shard or another one; makes it if it is nowhere and may be made."""
+async def _topic_by_name(
+    exchange: KafkaExchange, name: str, may_make_next: Iterator[bool]
+) -> KnownTopic:
+    """Return a topic of any shard, created if missing and creation is allowed."""
     path = await path_among_shards(exchange, name, Level.READ)
     try:
         return known_topic(exchange, table_at(exchange, name, path).info)
@@ -121,31 +123,31 @@ async def _found(exchange: KafkaExchange, name: str, may_make_next: Iterator[boo
         check_topic(name, path, {TOPIC_PROPERTY: moving.name})
         return moving
     except NotFoundError:
-        there = await _elsewhere(exchange, name, path)
-        if there is not None:
-            return there
+        remote = await _remote_topic(exchange, name, path)
+        if remote is not None:
+            return remote
         if name.startswith(_INTERNAL) or not next(may_make_next, False):
             raise
     path = await make_topic(exchange, name)
-    exchange.table_locations.made(path)
-    there = await _elsewhere(exchange, name, path)
-    return there or known_topic(exchange, table_at(exchange, name, path).info)
+    exchange.table_locations.note_created(path)
+    remote = await _remote_topic(exchange, name, path)
+    return remote or known_topic(exchange, table_at(exchange, name, path).info)
 
 
-async def _elsewhere(exchange: KafkaExchange, name: str, path: TablePath) -> KnownTopic | None:
-    """Return a topic of another shard, None if none has its table."""
+async def _remote_topic(exchange: KafkaExchange, name: str, path: TablePath) -> KnownTopic | None:
+    """Return a topic of another shard; None if no other shard has the table."""
     others, moving = exchange.broker.others, None
     for is_fresh in (False, True):
-        if is_fresh and not exchange.table_locations.may_ask_anew():
+        if is_fresh and not exchange.table_locations.may_ask_fresh():
             break
-        for other in await others.all(exchange, is_fresh=is_fresh):
-            topic = other.topics.get(path)
+        for broker in await others.all(exchange, is_fresh=is_fresh):
+            topic = broker.topics.get(path)
             if topic is not None:
                 check_topic(name, path, {TOPIC_PROPERTY: topic.name})
                 if topic.is_led:
                     return topic
                 moving = topic
-        # Only who has the directory knows that it is nowhere; what is known here is seconds old.
+        # The cache is seconds old; only the directory knows that a table does not exist.
         if await remote_endpoint(exchange, path) is None:
             return None
     if moving is not None:
@@ -156,17 +158,17 @@ async def _elsewhere(exchange: KafkaExchange, name: str, path: TablePath) -> Kno
 
 
 def _described(exchange: KafkaExchange, name: str, topic: KnownTopic) -> Mapping[str, Any]:
-    """Return a topic with its partitions, also while nobody leads them.
+    """Return a topic with its partitions, even without a leader.
 
-    Without them a group's members would share it out as one that has nothing to read, and clients
-    ask again only minutes later.
+    An answer without partitions would let a group assign none of them, and clients would ask again
+    only minutes later.
     """
     node_id, error = topic.node_id, ErrorCode.none if topic.is_led else _NO_LEADER
     if not topic.is_led:
         exchange.note(error)
     return {
         "name": name,
-        "topic_id": exchange.broker.topic_ids.told(topic.table_id, topic.path),
+        "topic_id": exchange.broker.topic_ids.announce(topic.table_id, topic.path),
         "partitions": [
             {
                 "error_code": error,

@@ -1,4 +1,4 @@
-"""Topics made, dropped and changed by clients: tables, with the grants that HTTP asks for."""
+"""Topics created, dropped and changed by clients: as tables, with the same grants as over HTTP."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ _DEFAULT_PARTITIONS: Final = -1
 _VALUE_FORMAT: Final = "kafka.value.format"
 _ON_SCHEMA: Final = "kafka.on.schema"
 _DEFAULT_REPLICATION: Final = -1
-# Of Kafka's records; those of a compacted topic have one.
+# The column of Kafka's record keys; not null in a compacted topic.
 _KEY: Final = "key"
 _TOPICS_MAX: Final = 100
-# Of DeleteTopics: from it on topics are named, or known by their ids.
+# The first version of DeleteTopics with topic ids.
 _BY_ID_VERSION: Final = 6
 _COMPACTED_TOPIC: Final = RAW_TOPIC.set(
     RAW_TOPIC.get_field_index(_KEY), RAW_TOPIC.field(_KEY).with_nullable(False)
@@ -76,22 +76,22 @@ _COMPACTED_TOPIC: Final = RAW_TOPIC.set(
 
 
 async def answer_create_topics(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Make a raw table for each topic; each is made or refused for itself."""
+    """Create a raw table for each topic; each topic has its own outcome."""
     if len(request.topics) > _TOPICS_MAX:
         raise InvalidRequestError(f"{len(request.topics)} topics at once; at most {_TOPICS_MAX}")
     names = [topic.name for topic in request.topics]
-    found = []
+    results = []
     async for topic in in_slices(request.topics):
         try:
             if names.count(topic.name) > 1:
                 raise InvalidRequestError(f"topic '{topic.name[:260]}' is asked for twice")
-            found.append(await _created(exchange, topic, is_tried=request.validate_only))
+            results.append(await _created(exchange, topic, is_dry_run=request.validate_only))
         except (StreamhouseError, RefusedError) as error:
-            found.append({"name": topic.name, **refusal_of(exchange, error), "configs": None})
-    return {"topics": found}
+            results.append({"name": topic.name, **refusal_of(exchange, error), "configs": None})
+    return {"topics": results}
 
 
-async def _created(exchange: KafkaExchange, topic: Any, *, is_tried: bool) -> Mapping[str, Any]:
+async def _created(exchange: KafkaExchange, topic: Any, *, is_dry_run: bool) -> Mapping[str, Any]:
     if topic.assignments:
         raise UnsupportedError(
             f"topic '{topic.name}': partitions are not assigned to brokers by hand; the service"
@@ -112,17 +112,17 @@ async def _created(exchange: KafkaExchange, topic: Any, *, is_tried: bool) -> Ma
         "replication_factor": 1,
         "configs": (),
     }
-    if is_tried:
+    if is_dry_run:
         manager = exchange.service.manager
         async with manager.runtime.changing_files:
             await manager.runtime.run(manager.registry.check_new, descriptor)
         return answer
     info = await _make(exchange, descriptor)
-    return {**answer, "topic_id": exchange.broker.topic_ids.told(info.table_id, info.path)}
+    return {**answer, "topic_id": exchange.broker.topic_ids.announce(info.table_id, info.path)}
 
 
 async def make_topic(exchange: KafkaExchange, topic: str) -> TablePath:
-    """Make the raw table of a topic that a client asks about; raises as the registry does."""
+    """Create the raw table of a topic on a client's lookup; raises as the registry does."""
     descriptor = await _descriptor(exchange, topic, _DEFAULT_PARTITIONS, {})
     return (await _make(exchange, descriptor)).path
 
@@ -130,7 +130,7 @@ async def make_topic(exchange: KafkaExchange, topic: str) -> TablePath:
 async def _descriptor(
     exchange: KafkaExchange, topic: str, partitions: int, configs: Mapping[str, str | None]
 ) -> TableDescriptor:
-    """Return the table of a new topic; raises as `path_among_shards` before all else."""
+    """Return the table of a new topic; raises as `path_among_shards` first."""
     path = await path_among_shards(exchange, topic, Level.ADMIN)
     if is_rejecting(path):
         raise InvalidNameError(
@@ -145,17 +145,23 @@ async def _descriptor(
             f"topic '{topic}': {partitions} partitions; a table has 1 to {BUCKET_COUNT_MAX}"
             " buckets, and -1 leaves the number to the service",
         )
-    own = properties_of(topic, configs)
+    topic_properties = properties_of(topic, configs)
     is_compact = bool(is_compacted(topic, configs))
-    # A row by key is in the bucket of its key, and a record stays in its partition: of one
-    # partition that is the same. Of several the table has every record, as a log has.
+    # A keyed table puts a row into its key's bucket, but a record has to stay in its partition:
+    # both agree for one partition only. With several partitions the table keeps every record, like
+    # a log.
     is_keyed = is_compact and partitions == 1
-    # Who says what values are means it; else a serializer may come yet that registers a schema.
-    # What a table with a key is stays.
-    is_said = is_compact or _VALUE_FORMAT in own
-    unsaid = {} if is_said else {_ON_SCHEMA: str(OnSchema.REPLACE)}
-    kept = COMPACTED_PROPERTIES if is_keyed else {}
-    properties = {_VALUE_FORMAT: str(ValueFormat.RAW), **unsaid, **kept, **own}
+    # A stated format is final. Without a stated format, a serializer may still register a schema,
+    # which replaces the table. A keyed table always stays.
+    has_final_format = is_compact or _VALUE_FORMAT in topic_properties
+    schema_policy = {} if has_final_format else {_ON_SCHEMA: str(OnSchema.REPLACE)}
+    changelog_properties = COMPACTED_PROPERTIES if is_keyed else {}
+    properties = {
+        _VALUE_FORMAT: str(ValueFormat.RAW),
+        **schema_policy,
+        **changelog_properties,
+        **topic_properties,
+    }
     check_settings(
         topic,
         configs,
@@ -181,7 +187,7 @@ async def _descriptor(
 
 
 async def _make(exchange: KafkaExchange, descriptor: TableDescriptor) -> TableInfo:
-    """Make a table here, or in the shard that is to have it."""
+    """Create a table here, or in the shard that should have the table."""
     service = exchange.service
     if service.shards is None or service.manager.has_table(descriptor.path):
         return (await service.manager.create_table(descriptor)).info
@@ -197,28 +203,28 @@ async def _make(exchange: KafkaExchange, descriptor: TableDescriptor) -> TableIn
 
 
 async def answer_delete_topics(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Drop the table of each topic; each is dropped or refused for itself."""
+    """Drop the table of each topic; each topic has its own outcome."""
     if exchange.api_version < _BY_ID_VERSION:
         return {
             "responses": [await _deleted(exchange, n) async for n in in_slices(request.topic_names)]
         }
-    found = []
+    results = []
     ids = [topic.topic_id for topic in request.topics if topic.name is None and topic.topic_id]
     by_id = await topics_by_id(exchange, ids)
     async for topic in in_slices(request.topics):
         if topic.name is not None:
-            found.append(await _deleted(exchange, topic.name))
+            results.append(await _deleted(exchange, topic.name))
         elif topic.topic_id in by_id:
-            of_id = await _deleted(exchange, by_id[topic.topic_id].name)
-            found.append({**of_id, "topic_id": topic.topic_id})
+            result = await _deleted(exchange, by_id[topic.topic_id].name)
+            results.append({**result, "topic_id": topic.topic_id})
         else:
-            # The same for who may not see it.
+            # Callers without the right to read get the same answer.
             unknown = RefusedError(
                 ErrorCode.unknown_topic_id, f"there is no topic with the id {topic.topic_id}"
             )
             refusal = refusal_of(exchange, unknown)
-            found.append({"name": None, "topic_id": topic.topic_id, **refusal})
-    return {"responses": found}
+            results.append({"name": None, "topic_id": topic.topic_id, **refusal})
+    return {"responses": results}
 
 
 async def _deleted(exchange: KafkaExchange, name: str) -> dict[str, Any]:
@@ -240,8 +246,8 @@ async def _delete(exchange: KafkaExchange, topic: str) -> None:
 
 
 async def answer_create_partitions(exchange: KafkaExchange, request: Any) -> Mapping[str, Any]:
-    """Refuse: a row's bucket is a function of their number."""
-    found = []
+    """Refuse: the bucket of a row depends on the number of buckets."""
+    results = []
     async for topic in in_slices(request.topics):
         try:
             path = await path_among_shards(exchange, topic.name, Level.ADMIN)
@@ -253,5 +259,5 @@ async def answer_create_partitions(exchange: KafkaExchange, request: Any) -> Map
                 " make another topic with more partitions, and copy this one into it",
             )
         except (StreamhouseError, RefusedError) as error:
-            found.append({"name": topic.name, **refusal_of(exchange, error)})
-    return {"results": found}
+            results.append({"name": topic.name, **refusal_of(exchange, error)})
+    return {"results": results}

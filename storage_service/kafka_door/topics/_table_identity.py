@@ -1,12 +1,13 @@
-"""Which table a client's position is of: a table that is made again under its name is another one.
+"""Identifies the table of a client's position: a table created again under its name is a new table.
 
-A position is an offset, and means nothing in another table. Three things tell the table:
-- the leader epoch: each table has one of its own. Metadata, ListOffsets, OffsetFetch and every
-  record batch have it, and clients send it with Fetch, ListOffsets, OffsetForLeaderEpoch, commits
+A position is an offset, which means nothing in another table. Three facts identify the table:
+- the leader epoch, which differs between tables. Metadata, ListOffsets, OffsetFetch and every
+  record batch carry the epoch, and clients send the epoch with Fetch, ListOffsets,
+  OffsetForLeaderEpoch and commits
 - the topic id of Fetch 13
-- what the connection did before (`broker/read_tables.py`): some clients send neither, and epoch and
-  id that a client has from Metadata do not say where its position is from
-Every API that takes a position asks here.
+- the connection's history (`broker/_read_tables.py`): some clients send neither epoch nor id, and a
+  client's epoch and id from Metadata may be newer than the position Every API with a position uses
+  these checks.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ __all__ = [
     "check_position",
     "epoch_of",
     "is_of_another",
-    "stands_in",
+    "note_validated",
     "table_of_id",
 ]
 
 NO_EPOCH: Final = -1
-# Earlier versions told it of every table.
+# The epoch of every table in earlier versions of the service.
 _EPOCH_OF_ALL: Final = 0
 
 
@@ -47,64 +48,65 @@ def epoch_of(table: OpenTable) -> int:
 
 
 def is_of_another(table_id: int, epoch: int) -> bool:
-    """Whether a client names a leader epoch, and it is that of another table."""
+    """Return whether a client's leader epoch belongs to another table."""
     return epoch > _EPOCH_OF_ALL and epoch != leader_epoch_of(table_id)
 
 
 def check_leader_epoch(table: OpenTable, epoch: int) -> None:
-    """Raise unless a client that names the leader epoch of a topic knows the table that it is now.
+    """Raise unless the client's leader epoch is the epoch of the present table.
 
-    Clients ask for Metadata anew then, and compare their positions with the new epoch.
+    Clients then refresh Metadata, and validate their positions against the new epoch.
     """
-    if epoch == NO_EPOCH or epoch == (own := epoch_of(table)):
+    if epoch == NO_EPOCH or epoch == (table_epoch := epoch_of(table)):
         return
-    if epoch < own:
+    if epoch < table_epoch:
         raise FencedLeaderEpochError(
-            f"table '{table.path}' was made again: it has leader epoch {own}, and {epoch} is that"
-            " of an earlier table of this name"
+            f"table '{table.path}' was made again: it has leader epoch {table_epoch}, and {epoch}"
+            " is that of an earlier table of this name"
         )
     raise UnknownLeaderEpochError(
-        f"table '{table.path}' has leader epoch {own}; {epoch} is that of a later table"
+        f"table '{table.path}' has leader epoch {table_epoch}; {epoch} is that of a later table"
     )
 
 
 def check_position(
     exchange: KafkaExchange, table: OpenTable, partition: int, *, last_epoch: int
 ) -> None:
-    """Raise `OffsetOutOfRangeError`, once, where the position of a Fetch is of another table.
+    """Raise `OffsetOutOfRangeError`, once, if a Fetch's position belongs to another table.
 
-    `last_epoch` is that of the record before the position. Consumers begin then where their reset
-    policy says, or tell their application.
+    `last_epoch` is the epoch of the record before the position. After the error a consumer applies
+    the reset policy, or informs the application.
     """
     topic = topic_name_of(table.path, table.info.descriptor.properties)
-    is_other = exchange.client.read_tables.note_read(topic, table.info.table_id, partition)
-    if is_other or is_of_another(table.info.table_id, last_epoch):
+    is_switch = exchange.client.read_tables.note_read(topic, table.info.table_id, partition)
+    if is_switch or is_of_another(table.info.table_id, last_epoch):
         raise OffsetOutOfRangeError(
             f"table '{table.path}', bucket {partition}: the position is that of an earlier table of"
             " this name; begin anew"
         )
 
 
-def stands_in(exchange: KafkaExchange, table: OpenTable, partition: int) -> None:
-    """Note that a client has compared its position with the table as it is now.
+def note_validated(exchange: KafkaExchange, table: OpenTable, partition: int) -> None:
+    """Record a client's validation of the position against the present table.
 
-    To be called where the client names the table's leader epoch: others ask for offsets also to
-    show how far they are behind, with a position of another table.
+    Call this only if the client sends the table's leader epoch: other clients request offsets also
+    to measure their lag, with a position of another table.
     """
     topic = topic_name_of(table.path, table.info.descriptor.properties)
     exchange.client.read_tables.note_read(topic, table.info.table_id, partition)
 
 
-def table_of_id(exchange: KafkaExchange, asked: uuid.UUID) -> OpenTable:
-    """Return the table of a topic's id that the caller may read; raises as `Service.readable`.
+def table_of_id(exchange: KafkaExchange, topic_id: uuid.UUID) -> OpenTable:
+    """Return the table of a topic id; raises as `Service.readable`.
 
-    Also `UnknownTopicIdError`, whether there is none here or the caller may not read it.
+    Also raises `UnknownTopicIdError`, both for an unknown id and for a table that the caller may
+    not read.
     """
-    path = exchange.broker.topic_ids.path(asked)
+    path = exchange.broker.topic_ids.path(topic_id)
     if path is not None and exchange.caller.may(Level.READ, str(path)):
         with contextlib.suppress(TableNotFoundError):
             table = exchange.service.readable(str(path))
-            # The path may be that of another table by now.
-            if topic_id_of(exchange.broker.cluster_id, table.info.table_id) == asked:
+            # The path may belong to another table by now.
+            if topic_id_of(exchange.broker.cluster_id, table.info.table_id) == topic_id:
                 return table
-    raise UnknownTopicIdError(f"there is no topic with the id {asked} here")
+    raise UnknownTopicIdError(f"there is no topic with the id {topic_id} here")

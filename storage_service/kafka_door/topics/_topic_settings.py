@@ -1,8 +1,8 @@
-"""The settings of a topic: which table they ask for, and what is so of a table that is there.
+"""The settings of a topic: their table properties, and the settings shown for an existing table.
 
-`retention.ms` and `cleanup.policy` are of the table, and its properties are settings by their own
-names. What else Kafka knows says how its brokers keep records; here the service does: it is taken,
-changes nothing, and is shown with what is so. Nothing but the names decides; no state is here.
+`retention.ms` and `cleanup.policy` map to table properties, and table properties are settings under
+their own names. Kafka's other settings control how brokers keep records. The service accepts such
+settings without effect, and shows the effective values. Pure functions without state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 LOG_TTL: Final = "table.log.ttl"
 RETENTION: Final = "retention.ms"
 COMPACTED_PROPERTIES: Final[Mapping[str, str]] = {"table.datalake.changelog": "true"}
-"""Of a table that is made for a compacted topic: its changes are read for ever, from the lake."""
+"""For the table of a compacted topic: changes stay readable for ever, from the lake."""
 _LAKE: Final = "table.datalake.enabled"
 _LAKE_TTL: Final = "table.datalake.ttl"
 _POLICY: Final = "cleanup.policy"
@@ -43,7 +43,7 @@ _COMPACT, _DELETE = "compact", "delete"
 _FOR_EVER: Final = "-1"
 _PREFIXES: Final = ("table.", "kafka.")
 _LONG_MAX: Final = "9223372036854775807"
-# Name -> what is so here, whatever is asked. All that Kafka 4 knows, and what 3 did.
+# Name -> the value that holds, whatever is requested. All settings of Kafka 4 and 3.
 _FIXED: Final[Mapping[str, str]] = {
     "compression.gzip.level": "-1",
     "compression.lz4.level": "9",
@@ -78,39 +78,39 @@ _FIXED: Final[Mapping[str, str]] = {
     "segment.ms": "604800000",
     "unclean.leader.election.enable": "false",
 }
-# As those; what is so depends on the table or the service.
+# Further settings without effect; the shown value depends on the table or the service.
 _SHOWN: Final = frozenset((_TIMESTAMP_TYPE, _BYTES_MAX))
 
 
 def is_table_property(name: str) -> bool:
-    """Whether a setting is a property of the table, by its own name."""
+    """Return whether a setting is a table property under its own name."""
     return name.startswith(_PREFIXES)
 
 
 def properties_of(topic: str, configs: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the table properties that the settings of a topic ask for.
+    """Return the table properties for the settings of a topic.
 
-    Raises `RefusedError` for what would promise something else than what is done.
+    Raises `RefusedError` for an unsupported setting.
     """
-    found = dict[str, str]()
+    properties = dict[str, str]()
     is_compact = is_compacted(topic, configs)
     for name, value in configs.items():
         if value is None or name in _FIXED or name in _SHOWN or name == _POLICY:
             continue
         if is_table_property(name):
-            found[name] = value
+            properties[name] = value
         elif name == RETENTION:
-            found |= _retention(topic, value)
+            properties |= _retention(topic, value)
         else:
             raise _refused(topic, f"there is no setting '{name[:200]}'")
-    if is_compact and LOG_TTL in found and _DELETE in _policies(topic, configs):
-        # Rows of that age are deleted, which consumers read as tombstones.
-        found.setdefault(_LAKE_TTL, found[LOG_TTL])
-    return found
+    if is_compact and LOG_TTL in properties and _DELETE in _policies(topic, configs):
+        # Rows of that age are deleted, and consumers read tombstones.
+        properties.setdefault(_LAKE_TTL, properties[LOG_TTL])
+    return properties
 
 
 def is_compacted(topic: str, configs: Mapping[str, str | None]) -> bool | None:
-    """Return whether settings ask for the latest record of each key; None: they do not say it."""
+    """Return whether the settings request compaction; None if the settings do not say."""
     policies = _policies(topic, configs)
     return _COMPACT in policies if policies else None
 
@@ -123,19 +123,19 @@ def check_settings(
     is_compact: bool,
     is_keyed: bool,
 ) -> None:
-    """Raise `RefusedError` unless a table with these properties, and a key or not, does as asked.
+    """Raise `RefusedError` unless a table fulfils the settings.
 
-    It has the properties that the settings ask for already.
+    `table` has the properties of the settings already.
     """
-    wanted = is_compacted(topic, configs)
-    if wanted is not None and wanted != is_compact:
-        has = "records with keys alone" if is_compact else "records without keys, too"
+    is_compaction_requested = is_compacted(topic, configs)
+    if is_compaction_requested is not None and is_compaction_requested != is_compact:
+        accepted = "records with keys alone" if is_compact else "records without keys, too"
         raise _refused(
             topic,
-            f"{_POLICY} = {configs[_POLICY]}, and its table takes {has}, which does not change;"
-            " make another topic",
+            f"{_POLICY} = {configs[_POLICY]}, and its table takes {accepted}, which does not"
+            " change; make another topic",
         )
-    for_ever = wanted or configs.get(RETENTION) == _FOR_EVER
+    for_ever = is_compaction_requested or configs.get(RETENTION) == _FOR_EVER
     if for_ever and not _is_kept(table, is_keyed=is_keyed):
         raise _refused(
             topic,
@@ -146,10 +146,10 @@ def check_settings(
 
 
 def is_compacted_table(table: TableDescriptor) -> bool:
-    """Whether a table is what a compacted topic has: rows by key, or raw records that have keys.
+    """Return whether a table suits a compacted topic: rows by key, or raw records with keys.
 
-    The second one is that of several partitions. Its consumers get every record of a key, and the
-    last one is its value.
+    The second form is for several partitions. Its consumers get every record of a key, and the last
+    record has the key's value.
     """
     if table.primary_key:
         return True
@@ -159,7 +159,7 @@ def is_compacted_table(table: TableDescriptor) -> bool:
 
 
 def settings_of(info: TableInfo, *, record_bytes_max: int) -> dict[str, str]:
-    """Return what is so of a table that is a topic, but for its properties."""
+    """Return the settings of an existing table, without the table properties."""
     table = TableProperties.parse(info.descriptor.properties, table=str(info.path))
     is_keyed = bool(info.descriptor.primary_key)
     kept_ms: int | None = table.log_ttl_ms
@@ -179,7 +179,7 @@ def settings_of(info: TableInfo, *, record_bytes_max: int) -> dict[str, str]:
 
 
 def _is_kept(table: TableProperties, *, is_keyed: bool) -> bool:
-    """Whether what has left the log is still read, in the lake."""
+    """Return whether rows that have left the log stay readable in the lake."""
     return table.datalake_enabled and (table.datalake_changelog or not is_keyed)
 
 
@@ -187,10 +187,10 @@ def _policies(topic: str, configs: Mapping[str, str | None]) -> set[str]:
     value = configs.get(_POLICY)
     if value is None:
         return set()
-    found = {one.strip() for one in value.split(",")}
-    if not found <= {_COMPACT, _DELETE}:
+    policies = {policy.strip() for policy in value.split(",")}
+    if not policies <= {_COMPACT, _DELETE}:
         raise _refused(topic, f"{_POLICY} = '{value[:80]}' must be of delete and compact")
-    return found
+    return policies
 
 
 def _retention(topic: str, value: str) -> dict[str, str]:

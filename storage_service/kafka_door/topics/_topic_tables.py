@@ -1,4 +1,4 @@
-"""The table of a topic that a client names: found, allowed, and in whichever shard it is."""
+"""The table of a topic that a client names, on any shard, with a check of the caller's grants."""
 
 from __future__ import annotations
 
@@ -43,39 +43,40 @@ _NAME_SHOWN: Final = 260
 
 
 def topic_path(exchange: KafkaExchange, topic: str, level: Level) -> TablePath:
-    """Return which table a topic is as far as is known here, for who may do so much with it.
+    """Return the table of a topic, as known here, if the caller has the right `level`.
 
-    Raises `InvalidNameError` for what is no topic, and `ForbiddenError`, whether it exists or not.
+    Raises `InvalidNameError` for an invalid topic name, and `ForbiddenError`, whether the table
+    exists or not.
     """
     manager = exchange.service.manager
     path = local_path(manager, topic)
     if exchange.service.shards is not None and not manager.has_table(path):
-        # Which databases other shards have made is not known here. Who may use one of the tables is
-        # told that none is here, and asks where it is; nobody asks again who is told of grants.
+        # The databases of other shards are unknown here. A caller with a grant on one of the tables
+        # gets NotFoundError, and then asks the other shards; ForbiddenError would end the lookup.
         may = exchange.caller.may
         path = next((p for p in table_paths_of(topic) if may(level, str(p))), path)
     return _allowed(exchange, topic, path, level)
 
 
 async def path_among_shards(exchange: KafkaExchange, topic: str, level: Level) -> TablePath:
-    """Return which table a topic is, whichever shard has it; raises as `topic_path`.
+    """Return the table of a topic on any shard; raises as `topic_path`.
 
-    Also `StreamhouseError` if that is not known now.
+    Also raises `StreamhouseError` if the location is unknown at the moment.
     """
     manager, paths = exchange.service.manager, table_paths_of(topic)
-    is_told = any(exchange.caller.may(level, str(path)) for path in paths)
-    if len(paths) == 1 or exchange.service.shards is None or not is_told:
+    has_grant = any(exchange.caller.may(level, str(path)) for path in paths)
+    if len(paths) == 1 or exchange.service.shards is None or not has_grant:
         return topic_path(exchange, topic, level)
-    known, others = local_tables(manager, topic), exchange.broker.others
+    candidates, others = local_tables(manager, topic), exchange.broker.others
     for is_fresh in (False, True):
-        if is_fresh and not exchange.table_locations.may_ask_anew():
+        if is_fresh and not exchange.table_locations.may_ask_fresh():
             break
-        for other in await others.all(exchange, is_fresh=is_fresh):
-            known += [other.topics[path].table for path in paths if path in other.topics]
-        found = first_made(topic, known)
-        if found is not None:
-            return _allowed(exchange, topic, found.path, level)
-        # What is known of the others is seconds old; the directory has them as they are.
+        for broker in await others.all(exchange, is_fresh=is_fresh):
+            candidates += [broker.topics[path].table for path in paths if path in broker.topics]
+        topic_table = first_made(topic, candidates)
+        if topic_table is not None:
+            return _allowed(exchange, topic, topic_table.path, level)
+        # The cache is seconds old, but the directory is current.
         if not [path for path in paths if await remote_endpoint(exchange, path) is not None]:
             break
     databases = await exchange.table_locations.databases()
@@ -89,18 +90,19 @@ def _allowed(exchange: KafkaExchange, topic: str, path: TablePath, level: Level)
 
 
 def topic_table(exchange: KafkaExchange, topic: str, level: Level) -> OpenTable:
-    """Return the table of a topic, as `topic_path`; raises as `Service.readable`, too.
+    """Return the table of a topic, as `topic_path`; also raises as `Service.readable`.
 
-    Also `InvalidNameError` if the table is another topic's.
+    Raises `InvalidNameError` if the table belongs to another topic.
     """
     return table_at(exchange, topic, topic_path(exchange, topic, level))
 
 
 def table_at(exchange: KafkaExchange, topic: str, path: TablePath) -> OpenTable:
-    """Return the table of a topic, which is known to be at `path`; raises as `topic_table`."""
+    """Return the table of a topic at a known path; raises as `topic_table`."""
     manager = exchange.service.manager
     if not manager.has_table(path) and path not in manager.away:
-        # The manager looks for names like it, which is much for each of thousands in a request.
+        # The manager would search for similar names, which is slow for thousands of names in a
+        # request.
         raise TableNotFoundError(f"topic '{topic}': table '{path}' does not exist")
     table = exchange.service.readable(str(path))
     check_topic(topic, table.path, table.info.descriptor.properties)
@@ -110,14 +112,14 @@ def table_at(exchange: KafkaExchange, topic: str, path: TablePath) -> OpenTable:
 async def remote_table(
     exchange: KafkaExchange, topic: str, path: TablePath, endpoint: str
 ) -> TableInfo:
-    """Return the table of a topic as the shard that has it tells; raises as `topic_table`."""
+    """Return the metadata of a topic's table from another shard; raises as `topic_table`."""
     info = TableInfo.from_json(await ask_shard(exchange, endpoint, "GET", f"/v1/tables/{path}"))
     check_topic(topic, path, info.descriptor.properties)
     return info
 
 
 def check_topic(topic: str, path: TablePath, properties: Mapping[str, str]) -> None:
-    """Raise `InvalidNameError` if the table to which a topic's name leads is another topic's."""
+    """Raise `InvalidNameError` if the table at `path` belongs to another topic."""
     if not is_same_topic(topic, path, properties):
         raise InvalidNameError(
             f"topic '{topic}' would be table '{path}', which is that of topic"
@@ -126,7 +128,7 @@ def check_topic(topic: str, path: TablePath, properties: Mapping[str, str]) -> N
 
 
 def refusal_of(exchange: KafkaExchange, error: StreamhouseError | RefusedError) -> dict[str, Any]:
-    """Return an error as the fields of one topic's answer; counts it."""
+    """Return an error as the fields of one topic's answer, and count the error."""
     if isinstance(error, RefusedError):
         code = error.error_code
     else:
