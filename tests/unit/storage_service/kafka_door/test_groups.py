@@ -436,7 +436,7 @@ async def test_positions_do_not_expire_while_the_group_has_members(
         # Not at every heartbeat.
         assert await _heartbeat(client, joined) is ErrorCode.none
         assert table.readers() == [kept]
-        assert desk._standing
+        assert desk._position_topics
 
 
 async def test_a_group_is_its_tokens_and_who_looks_after_the_service_sees_all(
