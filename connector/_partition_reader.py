@@ -47,9 +47,9 @@ _T = TypeVar("_T")
 
 
 def spark_errors(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Show `StreamhouseError`s of a method that Spark calls as one sentence, without a traceback.
+    """Show `StreamhouseError`s of a method called by Spark as a sentence, without a traceback.
 
-    Any other exception is a bug and keeps its traceback.
+    Every unexpected exception is a bug and keeps the traceback.
     """
 
     @functools.wraps(method)
@@ -116,7 +116,7 @@ def _shown(error: StreamhouseError) -> StreamhouseError:
 
 
 class StreamhousePartition(InputPartition):
-    """One split on its way to a task; a stream's partition has a context of its own."""
+    """A split on the way to a task; a stream's partition carries the scan context."""
 
     def __init__(self, split: Split, context: ScanContext | None = None) -> None:
         super().__init__(None)
@@ -160,7 +160,7 @@ class StreamhouseBatchReader(DataSourceReader):
 
 
 class _RowCountPartition(InputPartition):
-    """A number of rows that is known without a read."""
+    """A number of rows known without a read."""
 
     def __init__(self, row_count: int) -> None:
         super().__init__(None)
@@ -181,7 +181,7 @@ class RowCountReader(StreamhouseBatchReader):
 
     @spark_errors
     def partitions(self) -> list[InputPartition]:
-        """Return one partition for the known rows, and one a split."""
+        """Return a partition for the known rows, and a partition per split."""
         return [_RowCountPartition(self._row_count), *super().partitions()]
 
     @spark_iterator_errors

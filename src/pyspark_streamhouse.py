@@ -1,8 +1,8 @@
-"""Lets Spark find the format `streamhouse` by itself after a normal install.
+"""Registers the format `streamhouse` with Spark after a normal install.
 
-Spark imports every top-level module called `pyspark_*` and registers its `DefaultSource`. One such
-module that raises makes Spark forget all of them, so a connector that cannot be loaded is logged
-and left out here; `streamhouse.register(spark)` then tells the user the reason.
+Spark imports every top-level module called `pyspark_*` and registers its `DefaultSource`. If one
+module raises an error, Spark forgets all modules. Therefore a failing import of the connector is
+logged, and the connector left out; `streamhouse.register(spark)` tells the user the reason.
 """
 
 from __future__ import annotations

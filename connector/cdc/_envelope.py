@@ -227,8 +227,7 @@ class _Opened(NamedTuple):
     key.
 
     `e` has op, before, after, order, is_bad and unavailable. A bad envelope, or a key with
-    `is_key_bad`, has a value that does not fit its column. `unavailable` has the columns without a
-    value.
+    `is_key_bad`, has a value unfit for the column. `unavailable` has the columns without a value.
     """
 
     rows: DataFrame

@@ -1,8 +1,9 @@
-"""Rows that Spark computes from a table, written to the table in one transaction, once.
+"""Rows computed by Spark from a table, written to the table in one transaction, once.
 
 An attempt takes the table's positions, reads the table, and commits with the positions. The service
-refuses the commit if a row with one of its keys has changed since the positions. After a refusal
-the next attempt starts with a new read. So a commit writes the result of the rows at its own time.
+refuses the commit if a row with a written key has changed since the positions. After a refusal the
+next attempt starts with a new read. Every commit therefore writes the result for the rows at the
+time of the commit.
 
 A frame of changes has the columns to write (`_assigned_values.py` describes their types),
 `__change_type` (`+I`, `+U`, `-D`, or `=` for a row that stays) and `PROBLEM_COLUMN`: a sentence for
@@ -94,8 +95,7 @@ def commit_changes(
     isolation: str,
     is_overwrite: bool = False,
 ) -> Changes:
-    """Write the rows that `compute` returns for the table; raise `CommitConflictError` after all
-    attempts.
+    """Write the result of `compute` for the table; raise `CommitConflictError` after all attempts.
 
     With `is_overwrite` these rows replace all rows of the table.
     """
@@ -149,7 +149,7 @@ def _attempt(
 
 
 class Committing(Protocol):
-    """The methods of a `TransactionJob` that a commit needs."""
+    """The methods of a `TransactionJob` for a commit."""
 
     @property
     def transaction_id(self) -> str:

@@ -203,7 +203,7 @@ def check_changeable(info: TableInfo, *, operation: str, deletes: bool) -> None:
 def changed_rows(
     merge: Merge, target: DataFrame, assignment: Assignment, connection: ConnectionOptions
 ) -> DataFrame:
-    """Return the rows that a merge changes, in the form that `_commit.py` takes."""
+    """Return the changed rows of a merge, in the form for `_commit.py`."""
     info = assignment.info
     deletes = any(clause.kind == DELETED for clause in merge.clauses)
     check_changeable(info, operation="a merge", deletes=deletes)
@@ -458,7 +458,7 @@ def _clause_values(
 
 
 def _checked(rows: DataFrame, key: Sequence[str], table: str) -> DataFrame:
-    """Add the problem of a row: its key is changed twice, or inserted though it exists."""
+    """Add the problem of a row: a key changed twice, or an insert of an existing key."""
     keys = [F.col(quoted(name)) for name in key]
     shown = F.concat_ws(
         ", ",

@@ -151,7 +151,7 @@ def with_existing(
 
 
 def _is_large(source: DataFrame, info: TableInfo, connection: ConnectionOptions) -> bool:
-    """Whether Spark's statistics give `source` so many rows that reading the table costs less."""
+    """Whether reading the table costs less, by Spark's statistics of `source`."""
     java_frame = getattr(source, "_jdf", None)
     if java_frame is None:
         return False
@@ -209,7 +209,7 @@ def rows_for(
 
 
 def _keys_of(spark: SparkSession, where: str, info: TableInfo) -> pa.Table | None:
-    """Return the primary keys of all rows for which a predicate may be true, if it fixes them."""
+    """Return the primary keys of all rows for which a predicate may be true, None for any key."""
     key = info.descriptor.primary_key
     zone = spark_zone(session_zone(spark)[ZONE_MARK], name="the time zone")
     try:

@@ -33,7 +33,7 @@ _lock: Final = threading.Lock()
 
 
 def with_java_rules(spark: Any, text: str) -> str:
-    """Return a session's zone as `parse_zone` reads it, with Java's rules if there is a JVM."""
+    """Return a session's zone for `parse_zone`, with Java's rules if the session has a JVM."""
     if not has_jvm(spark):
         return text
     try:

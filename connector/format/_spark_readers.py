@@ -4,14 +4,15 @@ source.
 Both kinds of load get the session's time zone, in which Spark reads times without a zone. A load of
 `readStream` gets a mark, because a source learns too late whether it is a stream's.
 
-A load of `read` gets one more column, `PLANNED_COLUMN`, which is always true, and a filter on it.
-The filter changes Spark's planning. PySpark 4.3 asks a Python source for its partitions once a
-relation and keeps them for good. The exception is a scan with a filter to offer, under
-`spark.sql.python.filterPushdown.enabled`: Spark asks again each time it plans the scan
-(`PythonScanBuilder.pushFilters` replaces the earlier partitions of the relation). So each
-statement, and each micro-batch of a stream that joins the DataFrame, reads the current table. All
-scans of one relation in one statement share the last plan, and so one cut of the table. The filter
-itself is never used: Spark offers it to every scan of the relation, also to scans without it.
+A load of `read` gets an additional column, `PLANNED_COLUMN`, which is always true, and a filter on
+this column. The filter changes Spark's planning. PySpark 4.3 asks a Python source for partitions
+once a relation, and keeps the partitions for good. The exception is a scan with a filter to offer,
+under `spark.sql.python.filterPushdown.enabled`: Spark asks again each time it plans the scan
+(`PythonScanBuilder.pushFilters` replaces the earlier partitions of the relation). Each statement,
+and each micro-batch of a stream joining the DataFrame, therefore reads the current table. All scans
+of a relation in a statement share the last plan, and therefore a cut of the table. The filter
+itself is never used: Spark offers the filter to every scan of the relation, also to unfiltered
+scans.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ def mark_streams(reader_class: Any) -> None:
 def plan_reads_afresh(spark: SparkSession) -> None:
     """Make every statement plan the DataFrames of this session's `read` afresh.
 
-    The function switches Spark's setting `PUSHDOWN` on. A session that switches it off afterwards
-    gets DataFrames that keep the rows of their first use, and a warning.
+    The function switches Spark's setting `PUSHDOWN` on. After a session has switched `PUSHDOWN`
+    off, DataFrames keep the rows of the first use, with a warning.
     """
     # A declarative pipeline sets it in its specification: its definitions cannot change settings.
     if spark.conf.get(PUSHDOWN, None) != "true":

@@ -1,7 +1,7 @@
 """The format `streamhouse`: chooses Spark's reader or writer for a table and its options.
 
 `schema()` asks the service for the table's columns at `load()`, and Spark pickles this object
-forward to the reader. Spark calls `reader()` each time it plans a scan; `reader()` asks again and
+forward to the reader. Spark calls `reader()` at each planning of a scan; `reader()` asks again and
 takes the cut of the table for the scan. There is no `pushFilters`: in PySpark 4.3 the method
 returns wrong rows when a relation is used twice. Predicates are an option.
 """
@@ -104,7 +104,7 @@ class StreamhouseDataSource(DataSource):
         return StreamhouseBatchReader(plan.context, plan.splits, arrow_schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return a reader that follows the table, or a reader that raises the reason."""
+        """Return a reader following the table, or a reader raising the reason against it."""
         from streamhouse.connector.stream._stream_reader import RefusedStreamReader
 
         try:

@@ -1,9 +1,9 @@
 """The public functions: `register`, `attach` for a table as a SQL name, `write_batch`.
 
 Spark asks a Python source for its columns before the source can learn whether the read is a stream.
-But the stream of a primary key table has an additional column: `__change_type`. So `register` makes
-`readStream` mark its loads of our format by an option. A stream of another language, or by the name
-of an attached table, has no mark and needs the option `readChangeFeed`.
+But the stream of a primary key table has an additional column: `__change_type`. Therefore
+`register` makes `readStream` mark loads of our format by an option. A stream of another language,
+or by the name of an attached table, has no mark and needs the option `readChangeFeed`.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _make_room(spark: SparkSession, sql_name: str) -> None:
 
 
 def _provider(sql_name: str, baked: dict[str, str]) -> type[StreamhouseDataSource]:
-    """Return a format of its own for one attached table.
+    """Return the format of an attached table.
 
     Spark passes the options of CREATE TABLE neither to readers nor to writers: the class has them.
     """
@@ -251,7 +251,7 @@ def _provider(sql_name: str, baked: dict[str, str]) -> type[StreamhouseDataSourc
 
 @contextlib.contextmanager
 def _hinting(provider_name: str) -> Iterator[None]:
-    """Add the origin of requested columns to the error that the table lacks them."""
+    """Add the origin of the requested columns to the error for a missing column."""
     try:
         yield
     except UnknownColumnError as error:
@@ -267,14 +267,14 @@ def write_batch(
 ) -> None:
     """Write the rows of a micro-batch to a table, all of them once; for use in `foreachBatch`.
 
-    A micro-batch that Spark runs again writes nothing. With `sequence.column` the rows are sorted
-    unless the table compares the column itself.
+    A repeated micro-batch writes nothing. With `sequence.column` the rows are sorted unless the
+    table compares the column itself.
 
     Args:
         table: `database.table`.
         app_id: the id of the writer, the same after every restart; default: the query's id, which
-            the checkpoint keeps. Two calls for one table in one micro-batch need two ids; with one
-            id the second call is refused.
+            the checkpoint keeps. Two calls for the same table in the same micro-batch need two
+            ids; with the same id the second call is refused.
         options: options of a write, as in `**{"write.mode": "partial"}`.
     """
     register(df.sparkSession)

@@ -91,7 +91,7 @@ def joined_structs(
     window_rows: int = _WINDOW_ROWS,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[pa.Array]:
-    """Yield one struct a row, null without a match; keys are whole primary keys."""
+    """Yield a struct per row, null without a match; keys are whole primary keys."""
     fields = [field.with_nullable(True) for field in plan.row_schema]
     for columns, is_absent in _columns(batches, plan, source, window_rows=window_rows, clock=clock):
         mask = pa.array(is_absent) if is_absent.any() else None
@@ -295,7 +295,7 @@ class _Memory:
         return self.rows
 
     def learn(self, answer: KeyedRows | KeyRows, asked_at_s: float) -> None:
-        """Add the answer to a request of that time."""
+        """Add the answer to a request; `asked_at_s` is the time of the request."""
         if isinstance(answer, KeyRows):
             self.rows, self._since_s = answer, asked_at_s
         else:

@@ -69,7 +69,7 @@ class KeyIndex:
 
     @property
     def levels(self) -> tuple[Words, ...]:
-        """The whole memory of the index: one row a place, of the words of a key and its number."""
+        """The whole memory of the index: a row per place, of the words of a key and the number."""
         return tuple(self._levels)
 
     @property

@@ -1,9 +1,9 @@
 """A cache of keys: the rows of each key, found for many keys at once.
 
 Integers are compared by value; integers that lie close together are found in an array by value. If
-all texts of a whole table are short, texts are compared by value too (`_text_words.py`). Other keys
-are compared by the 128-bit hashes that the service uses for its own rows in memory
-(`model/hashing/key_hash.py`): different keys do not have the same hash by chance or on purpose.
+all texts of a whole table are short, texts are compared by value too (`_text_words.py`). All
+remaining keys are compared by the service's 128-bit hashes (`model/hashing/key_hash.py`): different
+keys do not have the same hash by chance or on purpose.
 
 A number stands for a key's rows: 0 for a key without rows, -1 for a key outside the cache. A whole
 primary key has one row, at position number - 1. A prefix of a primary key has a run of rows.
@@ -73,7 +73,7 @@ class Keys:
 
     @property
     def are_short_texts(self) -> bool:
-        """Whether the keys have one column and all its values are short texts."""
+        """Whether the keys are a single column of short texts."""
         return len(self.arrays) == 1 and are_short_texts(self.arrays[0])
 
     def text_words(self) -> tuple[Words, Words]:
@@ -89,7 +89,7 @@ class Keys:
 
     @functools.cached_property
     def words(self) -> Numbers | None:
-        """The keys as integers, if the key is one column that is stored as integers."""
+        """The keys as integers, if the key is a single column of integers."""
         stored = _INTEGERS.get(self.arrays[0].type)
         if len(self.arrays) > 1 or stored is None:
             return None
@@ -295,7 +295,7 @@ class KeyRows:
         self._index.add(*words)
 
     def _indexed(self, keys: Keys) -> tuple[Words, ...]:
-        """Return the words that identify each key in the index."""
+        """Return the words of each key for the index."""
         if keys.words is not None:
             return (keys.words.view(np.uint64),)
         if self._has_short_texts:

@@ -46,7 +46,7 @@ class LookupPlan:
     `frame_columns` are the DataFrame's columns that hold the key, in the key's order. `key_schema`
     has the table's columns to compare: the whole primary key, or its first columns. `columns` are
     the looked-up columns of the table, at least one. `row_schema` has the same columns with their
-    names in the result; without `shows_columns` the result has none of them. With
+    names in the result; without `shows_columns` the result has no looked-up column. With
     `may_write_files`, a full read of the table is written to a file for the other tasks of the
     machine.
     """

@@ -78,7 +78,7 @@ class KeyedRows(NamedTuple):
 
 
 class RowSource:
-    """Answers requests for keys, for one task, one call at a time."""
+    """Answers a task's requests for keys, call after call."""
 
     def __init__(
         self,

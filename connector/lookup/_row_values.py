@@ -1,8 +1,8 @@
 """Takes the values of rows at many positions.
 
-Arrow copies texts one after the other and waits for the memory of each text; in a large column this
-wait is most of the cost of a lookup. A text's view holds its length and first bytes in 16 bytes.
-numpy takes many views at once, and Arrow makes short texts of the views in a quarter of the time.
+Arrow copies text after text and waits for the memory of each text; in a large column this wait is
+most of the cost of a lookup. A text's view holds its length and first bytes in 16 bytes. numpy
+takes many views at once, and Arrow makes short texts of the views in a quarter of the time.
 """
 
 from __future__ import annotations

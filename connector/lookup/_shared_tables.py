@@ -10,8 +10,8 @@ copying both. Invariants:
 - The directory is Spark's own for this executor and is deleted with it. At most four files are
   kept. A file is not used for more than a minute after the full read, however many changes were
   applied since.
-- A file with its final name is complete. The writer holds a lock that ends with its process; other
-  tasks wait, and make the table themselves if the file is still missing.
+- A file with its final name is complete. The writer holds a lock until the end of the process.
+  Meanwhile every further task waits, and makes the table itself if the file is still missing.
 - A file with a wrong checksum or a wrong name inside is not used. If any step fails, the task reads
   the table by itself.
 """
@@ -66,11 +66,11 @@ def shared_by_executor() -> SharedTables | None:
 
 
 class Cut(Protocol):
-    """A table at one instant; other tasks may have read the table at another instant."""
+    """A table at one instant; further tasks may read the table at different instants."""
 
     @property
     def name(self) -> str:
-        """A name that differs from the names of all other cuts and shared tables."""
+        """A unique name among all cuts and shared tables."""
         ...
 
     @property
@@ -125,7 +125,7 @@ class SharedTables:
         self._clock: Final = clock
 
     def load_once(self, cut: Cut) -> KeyRows:
-        """Return the table at a cut or a later cut; load it only if no file leads to it."""
+        """Return the table at a cut or a later cut; without a usable file, load the table."""
         path = self._path_of(cut)
         lock = _part_of(path if cut.form is None else self._directory / _digest(cut.form))
         part = None
@@ -150,7 +150,7 @@ class SharedTables:
     def _loaded(
         self, cut: Cut, path: Path, part: int | None, lock: Path, tried: set[Path]
     ) -> KeyRows:
-        """Return the table while no other task makes it; write the table to the locked file."""
+        """Return the table while this task holds the lock; write the table to the locked file."""
         advanced = None
         with _not_shared(path):
             # The task that held the lock may have made this table, or a table of a near cut.
@@ -366,7 +366,7 @@ def _head_in(file: io.FileIO) -> _Head:
 
 
 def _parsed_head(head: bytes) -> dict[str, Any]:
-    """Return the head of a file that begins with these bytes."""
+    """Parse the head of a file from the first bytes of the file."""
     sized = head[2 * _CHECKSUM_BYTES :]
     if _checksum(zlib.crc32(sized)) != head[_CHECKSUM_BYTES : 2 * _CHECKSUM_BYTES]:
         raise ValueError("its head has a wrong checksum")

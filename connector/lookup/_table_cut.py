@@ -1,5 +1,4 @@
-"""The looked-up table at one instant: all its rows, or only the rows that changed since another
-cut.
+"""The looked-up table at one instant: all rows, or only the rows changed since an earlier cut.
 
 Both use the plans of a batch read on the same cut. A table's changes determine its rows. If two
 cuts differ only in the ends of their changes, the later cut has the rows of the earlier cut with
@@ -53,7 +52,7 @@ class CutOfTable(NamedTuple):
 
     @property
     def name(self) -> str | None:
-        """A name that no other cut of any table has; None without such a name."""
+        """A unique name among the cuts of all tables; None if the name would not be unique."""
         # If acknowledged rows may be lost, their offsets can be reused by different rows.
         if self.state.may_lose_rows:
             return None
@@ -81,7 +80,7 @@ class CutOfTable(NamedTuple):
         return {"state": hashlib.sha256(encoded).hexdigest(), "ends": ends}
 
     def since(self, place: Any) -> int | None:
-        """Return the number of changes after the cut at `place`, 0 if that cut is the later one.
+        """Return the number of changes after the cut at `place`, 0 for a later cut.
 
         Return None if the two cuts differ in more than changes, or if the log has dropped the
         changes.

@@ -30,7 +30,7 @@ class TableCut(Protocol):
 
     @property
     def name(self) -> str | None:
-        """A name that no other cut of any table has; None without such a name."""
+        """A unique name among the cuts of all tables; None if the name would not be unique."""
         ...
 
     @property
@@ -68,12 +68,12 @@ class SharedCut(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A text that identifies the cut and the plan."""
+        """The identity of the cut and the plan."""
         return json.dumps([self.cut_name, _form_of(self.plan)])
 
     @property
     def form(self) -> str | None:
-        """A text that identifies the table and the plan; None if changes cannot be applied."""
+        """The identity of the table and the plan; None if changes cannot be applied."""
         plan = self.plan
         # Each added or deleted row would split a run.
         return (
@@ -146,7 +146,7 @@ def shaped(plan: LookupPlan, rows: pa.Table) -> pa.RecordBatch:
 
 
 def _form_of(plan: LookupPlan) -> list[str]:
-    """Return the parts of a plan that determine its rows of a cut."""
+    """Return the parts of a plan on which the rows of a cut depend."""
     schemas = (plan.key_schema, plan.row_schema)
     forms = [schema.serialize().to_pybytes().hex() for schema in schemas]
     return [*forms, *plan.columns, str(plan.is_whole_key)]

@@ -60,8 +60,8 @@ def lookup_join(
 ) -> DataFrame:
     """Return `df` with columns of the primary key table's row that has the key of each row.
 
-    Works for a batch and for a stream. Each task, and so each micro-batch, sees all writes from
-    before its start. A null in a key matches nothing.
+    Works for a batch and for a stream. Each task and each micro-batch sees all earlier writes. A
+    null in a key matches nothing.
 
     Args:
         table: `database.table`.
@@ -124,7 +124,7 @@ def joined_frame(df: DataFrame, plan: LookupPlan) -> DataFrame:
 def _with_function(df: DataFrame, plan: LookupPlan, fields: Sequence[StructField]) -> DataFrame:
     """Return the same result, by a function of the key: all other columns stay in Spark.
 
-    The result of a function is nullable. So a plan with a column that is not nullable uses
+    The result of a function is nullable. A plan with a column declared not nullable therefore uses
     `mapInArrow`, and so does a plan with several matches a row.
     """
     key = [df[quoted(name)] for name in plan.frame_columns]
@@ -214,7 +214,7 @@ def _function(
 
 
 def _as_batches(plan: LookupPlan, calls: Iterator[Any]) -> Iterator[pa.RecordBatch]:
-    """Yield the arguments of calls as rows; Spark passes one array alone, several as a tuple."""
+    """Yield the arguments of calls as rows; Spark passes a lone array or a tuple of arrays."""
     for call in calls:
         arrays = list(call) if isinstance(call, tuple) else [call]
         if len(arrays) != len(plan.frame_columns):
@@ -275,5 +275,5 @@ def _is_case_sensitive(spark: SparkSession) -> bool:
 
 
 def _may_write_files(spark: SparkSession) -> bool:
-    """Return whether Spark allows unencrypted rows in its local files."""
+    """Return whether Spark allows unencrypted rows in local files."""
     return (spark.conf.get("spark.io.encryption.enabled", "false") or "false").lower() != "true"

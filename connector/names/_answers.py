@@ -1,7 +1,7 @@
 """The effect of a statement on our format or an attached name: done here, refused, or left to
 Spark.
 
-Spark 4.3 would answer OK to most of these statements and change only an entry of its catalog.
+Spark 4.3 would answer OK to most statements and change only a catalog entry.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Wrappers around methods of Spark's Python classes, and the sessions of the wrapped objects.
 
-Spark tells a Python source neither of statements on its names, nor its session and purpose at a
+Spark does not tell a Python source about statements on names, nor the session and purpose of a
 load. Where PySpark has no hook, a method is wrapped; all such wrapping is done here. The exception
 is `_partition_reader.py`, which wraps a function in Spark's worker, a process without this module.
 """

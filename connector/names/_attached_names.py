@@ -98,7 +98,7 @@ def note(spark: Any, name: AttachedName) -> None:
 
 
 def noted(spark: Any, sql_name: str) -> AttachedName | None:
-    """Return the name that `note` remembers as `database.name`, even if Spark has dropped it."""
+    """Return the name remembered by `note` as `database.name`, even if dropped in Spark."""
     return _names.get((_application(spark), sql_name))
 
 

@@ -15,7 +15,7 @@ _WRITES: Final = ("INTO", "OVERWRITE")
 
 
 class Use(NamedTuple):
-    """One use of a name as a relation, and the options of its `WITH (...)`."""
+    """A use of a name as a relation, and the options in `WITH (...)`."""
 
     name: tuple[str, ...]
     options: Mapping[str, str]
@@ -44,7 +44,7 @@ def plain_uses(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _names(tokens: Sequence[Token]) -> Iterator[tuple[int, tuple[str, ...], int]]:
-    """Yield the start of each dotted name, its parts, and its end."""
+    """Yield the start, the parts and the end of each dotted name."""
     at = 0
     while at < len(tokens):
         name, end = ((), at) if tokens[at].is_string else name_at(tokens, at)

@@ -1,5 +1,4 @@
-"""Uses of one name with different options in one statement are refused, and so are options of a
-view.
+"""Refuses uses of a name with different options in the same statement, and options of a view.
 
 Spark looks a name up once a statement. All uses of the name share one Python source, made with the
 options of the first use. The plan has the remaining options, but Spark ignores them. The same
@@ -110,7 +109,7 @@ def _is_view(spark: Any, name: Sequence[str]) -> bool:
 
 
 def _analyzed(spark: Any, text: str) -> Any:
-    """Return the plan of a statement without executing it; None if Spark objects."""
+    """Return the plan of a statement without execution; None if Spark objects."""
     try:
         state = spark._jsparkSession.sessionState()
         skip = spark._jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()

@@ -1,1 +1,1 @@
-"""Queries that read only what they need: `streamhouse.sql`, `streamhouse.read`, `client.query`."""
+"""Queries that read only the needed rows: `streamhouse.sql`, `streamhouse.read`, `client.query`."""

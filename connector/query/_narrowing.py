@@ -1,10 +1,10 @@
-"""A table in a query: a stand-in to plan over, and the read that the plan needs.
+"""A table in a query: a stand-in for planning, and the read that the plan needs.
 
 Invariants:
-- a query reads a table once, whatever it uses it for: that is one cut of the table. Columns and
-  rows are those that any of its uses needs
-- a narrowed table keeps names, order and types of all columns, so that `*`, column lists and
-  positions mean the same. Columns that nobody needs are null
+- a query reads a table once, however often the query uses the table: all uses see one cut. The read
+  has the columns and rows that any use needs
+- a narrowed table keeps names, order and types of all columns, so `*`, column lists and positions
+  keep their meaning. An unneeded column is null
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _USUAL: Final = {
     "spark.sql.caseSensitive": "false",
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
 }
-"""Settings with which a session reads names and literals, and compares, as option `where` does."""
+"""Settings of a session that reads names and literals, and compares, like the option `where`."""
 
 _registered: Final[weakref.WeakSet[SparkSession]] = weakref.WeakSet()
 
@@ -64,7 +64,7 @@ Build = Callable[[Sequence[DataFrame]], DataFrame]
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What is read of a table: columns and predicate, None being all; or only a number of rows."""
+    """The read of a table: columns and predicate, None being all; or only a number of rows."""
 
     table: str
     columns: tuple[str, ...] | None = None
@@ -81,7 +81,7 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class NarrowedQuery:
-    """A query's DataFrame, and what it reads of each table."""
+    """A query's DataFrame, and the read of each table."""
 
     frame: DataFrame
     pushed: tuple[Pushed, ...]
@@ -92,7 +92,7 @@ class NarrowedQuery:
 
 @dataclass(frozen=True, eq=False)
 class QueryTable:
-    """A table, or a part of one, with the options of its read."""
+    """A table, or a part of a table, with the options of its read."""
 
     spark: SparkSession
     name: str
@@ -106,25 +106,25 @@ class QueryTable:
 
     @property
     def alias(self) -> str:
-        """A name of its own for the table in a query."""
+        """A unique name for the table in a query."""
         return f"streamhouse_{self.key}"
 
     @functools.cached_property
     def schema(self) -> Schema:
-        """The service's schema of the table; raises `NotFoundError` if it has no such table."""
+        """The service's schema of the table; raises `NotFoundError` for a missing table."""
         return self._info.schema
 
     @functools.cached_property
     def _info(self) -> TableInfo:
-        asked = connection_options({**self.options, "table": self.name})
-        client = client_for(asked.endpoint, asked.token)
-        if asked.name.is_iceberg:
-            return source_state(client, asked.name, columns=None).table
-        return client.table_state(str(asked.name.path)).table
+        connection = connection_options({**self.options, "table": self.name})
+        client = client_for(connection.endpoint, connection.token)
+        if connection.name.is_iceberg:
+            return source_state(client, connection.name, columns=None).table
+        return client.table_state(str(connection.name.path)).table
 
     @functools.cached_property
     def row_schema(self) -> StructType:
-        """The columns of the table's read, without asking Spark: that starts a Python process."""
+        """The columns of the table's read, without Spark, which would start a Python process."""
         shape = shape_options({**self.options, "table": self.name})
         if shape.connection.name.is_metadata or shape.connection.name.is_iceberg:
             return self.plain.schema
@@ -138,9 +138,10 @@ class QueryTable:
 
     @functools.cached_property
     def stand_in(self) -> DataFrame:
-        """An empty DataFrame with the table's columns, for which Spark says what it would read.
+        """An empty DataFrame with the table's columns, for which Spark's planner shows the needed
+        read.
 
-        Under Spark Connect it is the table: nobody can ask there.
+        Under Spark Connect the stand-in is the table itself: the planner is out of reach.
         """
         if not has_jvm(self.spark):
             return self.plain
@@ -148,50 +149,54 @@ class QueryTable:
         return reader.parquet(_empty_directory())
 
     def narrowed(self, needs: PlanNeeds | None) -> tuple[DataFrame, Pushed]:
-        """Return the table with only what `needs` says, and what that is."""
+        """Return the table with only the columns and rows in `needs`, and a summary of the read."""
         scans = [] if needs is None else [scan for scan in needs.scans if scan.key == self.key]
-        # A plan without a scan of the stand-in may have one that is not known here.
+        # A plan without a known scan of the stand-in may have an unknown one.
         if not scans or TableName.parse(self.name).is_metadata:
             return self.plain, Pushed(self.name)
         fields = self.row_schema.fields
-        wanted = {name for scan in scans for name in scan.columns}
-        columns = tuple(found.name for found in fields if found.name in wanted)
+        needed_columns = {name for scan in scans for name in scan.columns}
+        columns = tuple(row_field.name for row_field in fields if row_field.name in needed_columns)
         columns = columns or (_cheapest(self.row_schema),)
         where = self._where(scans)
         if len(columns) == len(fields) and where is None:
             return self.plain, Pushed(self.name)
         options = {key: value for key, value in self.options.items() if key != "includemetadata"}
         options["columns"] = quoted_list(columns)
-        own = self.options.get("where")
+        table_predicate = self.options.get("where")
         if where is not None:
-            options["where"] = where if own is None else f"({own}) AND {where}"
+            options["where"] = (
+                where if table_predicate is None else f"({table_predicate}) AND {where}"
+            )
         frame = self._load(options)
         nothing = F.lit(None)
         # A cast is a call to the JVM.
-        left_out = {found.dataType for found in fields if found.name not in columns}
-        nulls = {kind: nothing.cast(kind) for kind in left_out}
+        unread_types = {row_field.dataType for row_field in fields if row_field.name not in columns}
+        nulls = {kind: nothing.cast(kind) for kind in unread_types}
         shown = [
-            quoted(found.name) if found.name in columns else nulls[found.dataType].alias(found.name)
-            for found in fields
+            quoted(row_field.name)
+            if row_field.name in columns
+            else nulls[row_field.dataType].alias(row_field.name)
+            for row_field in fields
         ]
         return frame.select(*shown), Pushed(self.name, columns, options.get("where"))
 
     def counted(self) -> tuple[DataFrame, Pushed]:
-        """Return one row with the number of the table's rows, and what is read for it."""
+        """Return one row with the number of the table's rows, and a description of the read."""
         frame = self._load({**self.options, ROW_COUNT_MARK: "true"})
         total = F.coalesce(F.sum(ROW_COUNT), F.lit(0).cast("bigint"))
         return frame.agg(total), Pushed(self.name, where=self.options.get("where"), is_counted=True)
 
     @property
     def is_countable(self) -> bool:
-        """Whether its rows can be counted without being read by Spark."""
+        """Whether the service can count the rows without a read by Spark."""
         return not TableName.parse(self.name).is_metadata
 
     def _load(self, options: Mapping[str, str]) -> DataFrame:
         return self.spark.read.format(FORMAT).options(**options).load(self.name)
 
     def _where(self, scans: Sequence[ScanNeeds]) -> str | None:
-        """Return a predicate that is true for each row that any of the scans needs."""
+        """Return a predicate for a superset of the rows that the scans need."""
         if any(not scan.conditions for scan in scans):
             return None
         always = {f"isnotnull({quoted(c.name)})" for c in self.schema.columns if not c.nullable}
@@ -203,7 +208,11 @@ class QueryTable:
                 return None
             alternatives.append(" AND ".join(understood))
         distinct = list(dict.fromkeys(alternatives))
-        text = distinct[0] if len(distinct) == 1 else " OR ".join(f"({one})" for one in distinct)
+        text = (
+            distinct[0]
+            if len(distinct) == 1
+            else " OR ".join(f"({predicate})" for predicate in distinct)
+        )
         return f"({text})" if len(text) <= WHERE_CHARACTERS_MAX else None
 
 
@@ -212,9 +221,10 @@ def narrowed(
     build: Build,
     otherwise: Callable[[], PlanNeeds | None] = lambda: None,
 ) -> NarrowedQuery:
-    """Return the query that `build` makes, over tables of which only what it needs is read.
+    """Return the query of `build` over tables that are read only as far as needed.
 
-    `otherwise` says what it needs where Spark does not, and then its message under Spark Connect.
+    `otherwise` returns the needs if Spark's planner does not. Under Spark Connect the needs can
+    also come from the query's message to the server.
     """
     can_ask = has_jvm(tables[0].spark)
     needs = _needs(tables, build) if can_ask else None
@@ -227,19 +237,21 @@ def narrowed(
         name = build([table.stand_in for table in tables]).columns[0]
         frame, pushed = by_key[needs.counted].counted()
         return NarrowedQuery(frame.toDF(name), (pushed,))
-    found = [table.narrowed(needs) for table in tables]
-    return NarrowedQuery(build([frame for frame, _ in found]), tuple(p for _, p in found))
+    narrowed_tables = [table.narrowed(needs) for table in tables]
+    return NarrowedQuery(
+        build([frame for frame, _ in narrowed_tables]), tuple(p for _, p in narrowed_tables)
+    )
 
 
 def needs_by_text(
     spark: SparkSession, statement: Statement, tables: Mapping[tuple[str, ...], QueryTable]
 ) -> PlanNeeds | None:
-    """Return what a statement needs of its tables by its own text, if that tells."""
-    known = {
+    """Return the needs of a statement by its text, None if the text is not enough."""
+    text_tables = {
         name: TextTable(table.key, tuple(table.row_schema.fieldNames()))
         for name, table in tables.items()
     }
-    return needs_of_text(statement, known, has_usual_literals=_has_usual_literals(spark))
+    return needs_of_text(statement, text_tables, has_usual_literals=_has_usual_literals(spark))
 
 
 def _has_usual_literals(spark: SparkSession) -> bool:
@@ -247,22 +259,22 @@ def _has_usual_literals(spark: SparkSession) -> bool:
 
 
 def _needs(tables: Sequence[QueryTable], build: Build) -> PlanNeeds | None:
-    """Return what Spark's planner says that a query needs; None if it cannot plan it."""
+    """Return the needs of a query by Spark's planner; None if the planner fails."""
     try:
         return needs_of(build([table.stand_in for table in tables]))
     except (PySparkException, Py4JError):
-        # A wrong query fails the same way over the tables themselves.
+        # A wrong query fails in the same way over the tables themselves.
         return None
 
 
 def _needs_by_relation(tables: Sequence[QueryTable], build: Build) -> PlanNeeds | None:
-    """Return what a query under Spark Connect needs, by its message to the server."""
+    """Return the needs of a query under Spark Connect, by its message to the server."""
 
     def message(frame: Any) -> Any:
         return frame._plan.plan(frame.sparkSession.client)
 
     stand_ins = [table.stand_in for table in tables]
-    known = {
+    relation_tables = {
         message(frame).common.plan_id: RelationTable(
             table.key, table.alias, tuple(table.row_schema.fieldNames())
         )
@@ -273,7 +285,7 @@ def _needs_by_relation(tables: Sequence[QueryTable], build: Build) -> PlanNeeds 
     except PySparkException:
         return None
     usual = _has_usual_literals(tables[0].spark)
-    return needs_of_relation(relation, known, has_usual_literals=usual)
+    return needs_of_relation(relation, relation_tables, has_usual_literals=usual)
 
 
 def _is_understood(condition: str, schema: Schema, table: str) -> bool:
@@ -285,14 +297,14 @@ def _is_understood(condition: str, schema: Schema, table: str) -> bool:
 
 
 def _cheapest(schema: StructType) -> str:
-    """Return a column for a read that needs none: something must carry the rows."""
+    """Return the cheapest column, for a read without needed columns: the rows need a carrier."""
 
     def width(data_type: DataType) -> int:
         sizes: dict[str, Any] = {"boolean": 1, "tinyint": 1, "smallint": 2, "int": 4, "date": 4}
         name = data_type.simpleString()
         return int(sizes.get(name, 8 if name in ("bigint", "float", "double", "timestamp") else 99))
 
-    return min(schema.fields, key=lambda found: width(found.dataType)).name
+    return min(schema.fields, key=lambda each: width(each.dataType)).name
 
 
 @functools.cache

@@ -1,12 +1,12 @@
-"""What Spark's planner would read of each table: the columns and the rows that can matter.
+"""The needs of a query by Spark's planner: the columns and the rows of each table that can matter.
 
-Spark proves it: a query is planned over stand-ins, empty Parquet tables with the columns of ours,
-and for those Spark decides what to read. A plan is right for any rows that the tables may have. So
-the query's answer does not depend on columns that the plan does not read, nor on rows that the
-plan's scans drop; reading less of our tables changes nothing. Outer joins, subqueries, windows and
-names are Spark's own business.
+Spark plans the query over stand-ins: empty Parquet tables with the columns of our tables. The plan
+shows the read of each stand-in, and a plan is right for any rows that the tables may have. Unread
+columns, and rows dropped by the plan's scans, do not affect the query's answer, so our tables are
+read no further. Outer joins, subqueries, windows and names are resolved by Spark.
 
-This works where the driver's JVM can be asked, so not under Spark Connect (relation_needs.py).
+The planner must be within reach, in the driver's JVM: not under Spark Connect
+(`_relation_needs.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 KEY_OPTION: Final = "streamhouse"
-"""The option by which a stand-in's scan is told from others."""
+"""The option that identifies a stand-in's scan."""
 
 _COMPARISONS: Final = {
     "EqualTo": "=",
@@ -50,15 +50,15 @@ _WHOLE_NUMBERS: Final = {"tinyint": "Y", "smallint": "S", "int": "", "bigint": "
 _DIGITS: Final = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 _DECIMAL: Final = re.compile(r"decimal\((\d+),(\d+)\)")
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-# Spark reads these words as times of the moment, and plans with what they mean then.
+# Spark replaces these words by the current time or date when it plans.
 MOMENTS: Final = re.compile(r"\b(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class ScanNeeds:
-    """What one scan of a table reads: its columns, and rows for which all conditions are true.
+    """The read of one scan of a table: its columns, and the rows for which all conditions are true.
 
-    `is_filtered` says that Spark would drop rows, `conditions` are those that have a text.
+    `is_filtered` tells that Spark would drop rows; `conditions` are the filters with a text.
     """
 
     key: str
@@ -69,14 +69,14 @@ class ScanNeeds:
 
 @dataclass(frozen=True, slots=True)
 class PlanNeeds:
-    """What all scans read; `counted` is the key of a table of which only the rows are counted."""
+    """The reads of all scans; `counted` is the key of a table whose rows are only counted."""
 
     scans: tuple[ScanNeeds, ...]
     counted: str | None = None
 
 
 def needs_of(frame: DataFrame) -> PlanNeeds | None:
-    """Return what a DataFrame over stand-ins reads of them; None if that cannot be said."""
+    """Return the needs of a DataFrame over stand-ins; None if the plan does not tell."""
     executed = getattr(frame, "_jdf", None)
     if executed is None:
         return None
@@ -91,7 +91,7 @@ def needs_of(frame: DataFrame) -> PlanNeeds | None:
 
 
 def _is_of_the_moment(analyzed: Any, frame: DataFrame) -> bool:
-    """Whether Spark plans with what holds only now: the date, the user, a session's variables."""
+    """Whether the plan depends on the moment: the date, the user, a session's variables."""
     jvm: Any = frame.sparkSession._jvm
     patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
     return (
@@ -102,7 +102,7 @@ def _is_of_the_moment(analyzed: Any, frame: DataFrame) -> bool:
 
 
 def _scans(plan: Any) -> Iterator[ScanNeeds]:
-    """Yield the stand-ins' scans of a physical plan, those in subqueries too."""
+    """Yield the stand-ins' scans of a physical plan, also in subqueries."""
     name = plan.getClass().getSimpleName()
     if name == "AdaptiveSparkPlanExec":
         yield from _scans(plan.initialPlan())
@@ -117,13 +117,13 @@ def _scans(plan: Any) -> Iterator[ScanNeeds]:
 
 def _scan(key: str, scan: Any) -> ScanNeeds:
     filters = [*each(scan.dataFilters()), *each(scan.partitionFilters())]
-    texts = [_condition(found) for found in filters]
+    texts = [_condition(predicate) for predicate in filters]
     columns = tuple(scan.requiredSchema().fieldNames())
     return ScanNeeds(key, columns, tuple(t for t in texts if t is not None), bool(filters))
 
 
 def _counted(plan: Any, scans: tuple[ScanNeeds, ...]) -> str | None:
-    """Return the key of the table of which an optimized plan counts all rows, and nothing else."""
+    """Return the key of the table whose rows an optimized plan only counts."""
     if len(scans) != 1 or scans[0].columns or scans[0].is_filtered:
         return None
     if plan.getClass().getSimpleName() != "Aggregate" or plan.groupingExpressions().size():
@@ -153,12 +153,12 @@ def _is_count(result: Any) -> bool:
 
 
 def each(sequence: Any) -> list[Any]:
-    """Return the elements of a sequence of the JVM's."""
+    """Return the elements of a JVM sequence."""
     return [sequence.apply(index) for index in range(sequence.size())]
 
 
 def _condition(node: Any) -> str | None:
-    """Return an expression as text for the option `where`; None if it has no exact one."""
+    """Return an expression as text for the option `where`; None without an exact text."""
     name = node.getClass().getSimpleName()
     if name in ("And", "Or"):
         sides = [_condition(node.left()), _condition(node.right())]
@@ -170,10 +170,10 @@ def _condition(node: Any) -> str | None:
         column = _column(node.child())
         return None if column is None else f"{name.lower()}({column})"
     if name in _COMPARISONS:
-        left, right = _operand(node.left()), _operand(node.right())
-        if left is None or right is None:
+        first, second = _operand(node.left()), _operand(node.right())
+        if first is None or second is None:
             return None
-        return f"({left} {_COMPARISONS[name]} {right})"
+        return f"({first} {_COMPARISONS[name]} {second})"
     if name in _TEXT_TESTS:
         column, text = _column(node.left()), _literal(node.right())
         return None if column is None or text is None else f"{_TEXT_TESTS[name]}({column}, {text})"
@@ -217,25 +217,25 @@ def _column(node: Any) -> str | None:
         column = _column(node.child())
         return None if column is None else f"{column}.{quoted(node.extractFieldName())}"
     if name == "Cast":
-        before = node.child().dataType().catalogString()
-        if _is_lossless(before, node.dataType().catalogString()):
+        source_type = node.child().dataType().catalogString()
+        if _is_lossless(source_type, node.dataType().catalogString()):
             return _column(node.child())
     return None
 
 
-def _is_lossless(before: str, after: str) -> bool:
-    """Whether each value of a number type has an equal one in the other, and another no."""
-    if before == "float":
-        return after == "double"
-    wide, narrow = _DECIMAL.fullmatch(after), _DECIMAL.fullmatch(before)
-    if before in _DIGITS:
+def _is_lossless(source: str, target: str) -> bool:
+    """Whether the cast of a number type keeps every value and every inequality."""
+    if source == "float":
+        return target == "double"
+    wide, narrow = _DECIMAL.fullmatch(target), _DECIMAL.fullmatch(source)
+    if source in _DIGITS:
         if wide is not None:
-            return int(wide[1]) - int(wide[2]) >= _DIGITS[before]
-        return after in _DIGITS and _DIGITS[after] >= _DIGITS[before]
+            return int(wide[1]) - int(wide[2]) >= _DIGITS[source]
+        return target in _DIGITS and _DIGITS[target] >= _DIGITS[source]
     if wide is None or narrow is None:
         return False
-    before_point = int(wide[1]) - int(wide[2]) >= int(narrow[1]) - int(narrow[2])
-    return before_point and int(wide[2]) >= int(narrow[2])
+    holds_whole_digits = int(wide[1]) - int(wide[2]) >= int(narrow[1]) - int(narrow[2])
+    return holds_whole_digits and int(wide[2]) >= int(narrow[2])
 
 
 def _literal(node: Any) -> str | None:
@@ -245,7 +245,7 @@ def _literal(node: Any) -> str | None:
 
 
 def literal_text(value: Any, data_type: str) -> str | None:
-    """Return a value of Spark's as a literal that says its type; None if it has no exact one.
+    """Return a value of Spark's as a literal with its type; None without an exact literal.
 
     Texts and decimals are Python's or the JVM's, dates are days and times microseconds.
     """
@@ -258,15 +258,15 @@ def literal_text(value: Any, data_type: str) -> str | None:
     if data_type in ("float", "double"):
         return f"CAST('{value!r}' AS {data_type.upper()})"
     if data_type == "string":
-        return _string(_said(value))
+        return _string(_text_of(value))
     if data_type == "binary":
         return f"X'{bytes(value).hex()}'"
     if _DECIMAL.fullmatch(data_type):
-        return f"{Decimal(_said(value)):f}BD"
+        return f"{Decimal(_text_of(value)):f}BD"
     return _moment(int(value), data_type)
 
 
-def _said(value: Any) -> str:
+def _text_of(value: Any) -> str:
     return value if isinstance(value, str) else str(value.toString())
 
 
@@ -277,7 +277,7 @@ def _string(text: str) -> str:
 
 
 def _moment(value: int, data_type: str) -> str | None:
-    # A time says its zone, so the session's does not matter.
+    # The literal has a zone, so the session's zone does not matter.
     try:
         if data_type == "date":
             day = (_EPOCH + datetime.timedelta(days=value)).date()

@@ -1,7 +1,7 @@
-"""Where a SQL statement names tables, and its text with DataFrames in their place.
+"""The tables that a SQL statement names, and the statement's text with DataFrames in their place.
 
-sqlglot reads the statement; nothing of it is generated anew. Only the characters of a table's name
-are replaced, and everything else stays the user's own text.
+sqlglot parses the statement, and generates no text. Only the characters of table names are
+replaced; the remaining text stays the user's own.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from streamhouse.reading.options.quoted_names import quoted
 
 __all__ = ["Statement", "TableUse"]
 
-# What may be said of a table between its name and its alias: an alias cannot be put after it.
+# Clauses between a table's name and its alias: an alias cannot be inserted after the name.
 _BEFORE_ALIAS = ("sample", "version", "when", "hints", "changes", "partition", "pivots")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableUse:
-    """One place where a query names a table, as sqlglot has it."""
+    """One place where a query names a table, as a node of sqlglot."""
 
     name: tuple[str, ...]
     node: exp.Table
@@ -33,8 +33,8 @@ class TableUse:
 class Statement:
     """A query's text, and the names of tables in it: two or more parts, or one, in no CTE.
 
-    `names` are the table names as the statement spells them, each once; `uses` are all places that
-    have one. `tree` is None for what is no query, or cannot be read.
+    `names` are the distinct table names as the statement spells them; `uses` are all their places.
+    `tree` is None if the statement is no query or sqlglot cannot parse the text.
     """
 
     text: str
@@ -45,21 +45,22 @@ class Statement:
 
     @classmethod
     def of(cls, text: str) -> Statement:
-        """Read a statement; one that is no query, or that sqlglot cannot read, names no table."""
+        """Parse a statement; any statement but a readable query names no table."""
         root = _parsed(text)
         if root is None:
             return cls(text, (), None, (), ())
-        found = list(_named_tables(root, text))
+        named_tables = list(_named_tables(root, text))
         tables = [
-            _table_place(parts, has_alias=bool(table.args.get("alias"))) for table, parts in found
+            _table_place(parts, has_alias=bool(table.args.get("alias")))
+            for table, parts in named_tables
         ]
-        qualifiers = _qualifiers(root, [table for table, _ in found], text)
+        qualifiers = _qualifiers(root, [table for table, _ in named_tables], text)
         places = tuple(sorted([*tables, *qualifiers], key=lambda place: place.start))
-        uses = tuple(TableUse(_name(parts), table) for table, parts in found)
+        uses = tuple(TableUse(_name(parts), table) for table, parts in named_tables)
         return cls(text, tuple(dict.fromkeys(place.name for place in places)), root, uses, places)
 
     def template(self, fields: Mapping[tuple[str, ...], str]) -> str:
-        """Return the text as a format string, as `spark.sql` takes it: `fields` for tables."""
+        """Return the text as a format string for `spark.sql`, with `fields` in place of tables."""
         pieces, end = [], 0
         for place in self._places:
             if place.name in fields:
@@ -70,7 +71,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Characters [start, end) that name a table, or that go before a column's own name."""
+    """Characters [start, end) of a table's name, or of the qualifier of a column."""
 
     start: int
     end: int
@@ -89,7 +90,7 @@ def _parsed(text: str) -> exp.Query | None:
 
 
 def _named_tables(root: exp.Query, text: str) -> Iterator[tuple[exp.Table, list[exp.Identifier]]]:
-    """Yield each use of a table that another can take the place of, with its name's parts."""
+    """Yield each replaceable use of a table, with the parts of its name."""
     ctes = {cte.alias.lower() for cte in root.find_all(exp.CTE)}
     for table in root.find_all(exp.Table):
         parts = _identifiers(table.parts, text)
@@ -101,11 +102,11 @@ def _named_tables(root: exp.Query, text: str) -> Iterator[tuple[exp.Table, list[
 
 
 def _table_place(parts: Sequence[exp.Identifier], *, has_alias: bool) -> _Place:
-    own = parts[-1].name
+    last_name = parts[-1].name
 
     def named(field: str) -> str:
-        # A name keeps working before a column's.
-        return f"{{{field}}}" if has_alias else f"{{{field}}} AS {_escaped(quoted(own))}"
+        # The table's name still works as a qualifier of columns.
+        return f"{{{field}}}" if has_alias else f"{{{field}}} AS {_escaped(quoted(last_name))}"
 
     return _Place(_start(parts[0]), _end(parts[-1]), _name(parts), named)
 
@@ -119,14 +120,16 @@ def _escaped(text: str) -> str:
 
 
 def _qualifiers(root: exp.Query, tables: Sequence[exp.Table], text: str) -> Iterator[_Place]:
-    """Yield where a column is given as `db.table.column`, of which `db.` must go."""
-    known = {_lower(table.parts): tuple(part.name for part in table.parts) for table in tables}
+    """Yield the places of columns like `db.table.column`, whose `db.` must be removed."""
+    table_names = {
+        _lower(table.parts): tuple(part.name for part in table.parts) for table in tables
+    }
     sources = {table.alias_or_name.lower() for table in root.find_all(exp.Table)}
     for column in root.find_all(exp.Column, exp.Dot):
         if isinstance(column.parent, exp.Dot):
             continue
         parts = list(column.parts)  # type: ignore[attr-defined]  # both have parts
-        named = known.get(_lower(parts[:2])) if len(parts) > 2 else None
+        named = table_names.get(_lower(parts[:2])) if len(parts) > 2 else None
         if named is None or len(named) != 2 or parts[0].name.lower() in sources:
             continue
         first, second = parts[:2]
@@ -144,16 +147,16 @@ def _name(parts: Sequence[exp.Identifier]) -> tuple[str, ...]:
 
 
 def _identifiers(parts: Sequence[exp.Expr], text: str) -> list[exp.Identifier]:
-    """Return the parts, or none if one is not just the name that the text has at its place."""
-    found = []
+    """Return the parts; nothing if a part differs from the text at its place."""
+    identifiers = []
     for part in parts:
         if not isinstance(part, exp.Identifier) or part.meta.get("start") is None:
             return []
         written = text[_start(part) : _end(part)]
         if written != part.name and written != quoted(part.name):
             return []
-        found.append(part)
-    return found
+        identifiers.append(part)
+    return identifiers
 
 
 def _start(part: exp.Expr) -> int:

@@ -1,13 +1,14 @@
-"""What a statement needs of each table, by its own text: for where Spark's planner cannot be asked.
+"""The needs of a statement by the statement's text, where Spark's planner does not show them.
 
-That is so under Spark Connect, and for a statement whose plan holds only now (`current_date()`).
-Nothing is resolved as Spark resolves it; what is said here is more than enough, or nothing:
+The text is used under Spark Connect, and for a statement that depends on the moment
+(`current_date()`). Names are not resolved as in Spark; the result is a superset of the needs, or
+None:
 
-- a column is needed if its name stands anywhere in the statement. All are, where a name need not
-  stand there: with `*`, NATURAL joins, PIVOT and the like
-- rows can be dropped by a comparison of the table's own columns with literals, in the WHERE of the
-  SELECT whose FROM names the table. It must be one that the option `where` understands, which gives
-  it Spark's meaning. No join of the SELECT may depend on rows that are not there
+- a column is needed if its name occurs anywhere in the statement. All columns are needed if a use
+  may omit the name: with `*`, NATURAL joins, PIVOT and the like
+- rows are dropped by a comparison of the table's own columns with literals, in the WHERE of the
+  SELECT whose FROM names the table. The option `where` must understand the comparison, and gives it
+  Spark's meaning. No join of the SELECT may depend on missing rows
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from streamhouse.reading.options.quoted_names import quoted
 
 __all__ = ["TextTable", "needs_of_text"]
 
-# Names that are not what they seem: values of settings, names made of texts, and characters that
-# are equal to others without regard to case.
+# Names in disguise: values of settings, names made of texts, and characters that match ASCII
+# letters without regard to case.
 _HIDING: Final = re.compile(
     r"\$\{|\|>|\b[iI][dD][eE][nN][tT][iI][fF][iI][eE][rR]\b|[\u017f\u212a\u0130\u0131]"
 )
 _UNLIKE_SPARK: Final = re.compile(r"[\\\"]|''")
-"""Where sqlglot may read another text than Spark does."""
+"""Text that sqlglot may parse differently from Spark."""
 _KINDS_OF_LEFT: Final = frozenset({"", "OUTER", "SEMI", "ANTI"})
 _PLACES: Final = ("this", "table", "db", "catalog")
-"""Where sqlglot puts the parts of a column's name, the last first."""
+"""The arguments of sqlglot for the parts of a column's name, the last part first."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table that a statement names: the key of its needs, and its columns."""
+    """A table in a statement: the key of the needs, and the columns."""
 
     key: str
     columns: tuple[str, ...]
@@ -48,10 +49,10 @@ class TextTable:
 def needs_of_text(
     statement: Statement, tables: Mapping[tuple[str, ...], TextTable], *, has_usual_literals: bool
 ) -> PlanNeeds | None:
-    """Return what a statement needs of its tables; None if its text does not tell.
+    """Return the needs of a statement; None if the text is not enough.
 
-    `has_usual_literals` says that the session reads literals as the option `where` does; without
-    it all rows are needed.
+    `has_usual_literals` tells that the session reads literals like the option `where`; otherwise
+    all rows are needed.
     """
     tree = statement.tree
     if tree is None or _hides_columns(tree, statement.text, tables):
@@ -73,7 +74,7 @@ def needs_of_text(
 
 
 def _hides_columns(tree: exp.Query, text: str, tables: Mapping[tuple[str, ...], TextTable]) -> bool:
-    """Whether the statement may use columns whose names do not stand in it."""
+    """Whether the statement may use columns without their names."""
     if _HIDING.search(text):
         return True
     if any(not isinstance(star.parent, exp.Count) for star in tree.find_all(exp.Star)):
@@ -86,11 +87,11 @@ def _hides_columns(tree: exp.Query, text: str, tables: Mapping[tuple[str, ...], 
     ):
         return True
     # A session may read quoted names as patterns of names.
-    known = {column.lower() for table in tables.values() for column in table.columns}
-    known |= {part.lower() for name in tables for part in name}
+    names = {column.lower() for table in tables.values() for column in table.columns}
+    names |= {part.lower() for name in tables for part in name}
     return any(
-        not re.fullmatch(r"\w+", found.name) and found.name.lower() not in known
-        for found in tree.find_all(exp.Identifier)
+        not re.fullmatch(r"\w+", identifier.name) and identifier.name.lower() not in names
+        for identifier in tree.find_all(exp.Identifier)
     )
 
 
@@ -102,9 +103,9 @@ def _is_named(column: str, text: str) -> bool:
 
 
 def _only_counts(tree: exp.Query) -> bool:
-    """Whether a query is `SELECT count(*) FROM table`, and nothing else."""
-    given = {name for name, value in tree.args.items() if value}
-    if not isinstance(tree, exp.Select) or given != {"expressions", "from_"}:
+    """Whether a query is exactly `SELECT count(*) FROM table`."""
+    clauses = {name for name, value in tree.args.items() if value}
+    if not isinstance(tree, exp.Select) or clauses != {"expressions", "from_"}:
         return False
     if len(tree.expressions) != 1 or tree.args["from_"].this.args.get("sample"):
         return False
@@ -113,7 +114,7 @@ def _only_counts(tree: exp.Query) -> bool:
 
 
 def _conditions(use: TableUse, table: TextTable) -> Iterator[str]:
-    """Yield conditions that are true for each of the table's rows that matter to its SELECT."""
+    """Yield conditions that hold for each row of the table with an effect on the SELECT."""
     clause = use.node.parent
     select = None if clause is None else clause.parent
     if not isinstance(select, exp.Select) or not _keeps_order(select, clause):
@@ -122,15 +123,15 @@ def _conditions(use: TableUse, table: TextTable) -> Iterator[str]:
     if where is None:
         return
     is_alone = not select.args.get("joins")
-    found = where.this.unnest()
-    for condition in found.flatten() if isinstance(found, exp.And) else (found,):
-        own = _own(condition, use, table, is_alone=is_alone)
-        if own is not None and not MOMENTS.search(own):
-            yield f"({own})"
+    predicate = where.this.unnest()
+    for condition in predicate.flatten() if isinstance(predicate, exp.And) else (predicate,):
+        text = _unqualified(condition, use, table, is_alone=is_alone)
+        if text is not None and not MOMENTS.search(text):
+            yield f"({text})"
 
 
 def _keeps_order(select: exp.Select, clause: exp.Expr | None) -> bool:
-    """Whether dropping rows of a table of FROM is the same before and after the joins."""
+    """Whether rows of a table in FROM can be dropped before the joins as well as after them."""
     if select.args.get("laterals") or select.find(exp.TableSample):
         return False
     joins = select.args.get("joins") or []
@@ -149,7 +150,9 @@ def _is_left(join: exp.Join) -> bool:
     return join.side.upper() == "LEFT" and join.kind.upper() in _KINDS_OF_LEFT
 
 
-def _own(condition: exp.Expr, use: TableUse, table: TextTable, *, is_alone: bool) -> str | None:
+def _unqualified(
+    condition: exp.Expr, use: TableUse, table: TextTable, *, is_alone: bool
+) -> str | None:
     """Return a condition over the table's columns alone, without the table's name before them."""
     if condition.find(exp.Query, exp.Dot):
         return None
@@ -166,7 +169,7 @@ def _own(condition: exp.Expr, use: TableUse, table: TextTable, *, is_alone: bool
 def _path(
     column: exp.Column, use: TableUse, table: TextTable, *, is_alone: bool
 ) -> list[str] | None:
-    """Return a column of the table and the fields in it that are named; None for another's."""
+    """Return a column of the table, with the named fields in it; None for any other column."""
     if any(not isinstance(part, exp.Identifier) for part in column.parts):
         return None
     path = [part.name for part in column.parts]

@@ -1,4 +1,4 @@
-"""`streamhouse.sql`: Spark's SQL, where a query reads of our tables only what it needs."""
+"""`streamhouse.sql`: Spark's SQL, where a query reads only the needed part of our tables."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def sql(
     args: dict[str, Any] | list[Any] | None = None,
     **options: Any,
 ) -> DataFrame:
-    """Return the DataFrame of a SQL query; it reads only the columns and rows that can matter.
+    """Return the DataFrame of a SQL query, reading only relevant columns and rows.
 
-    A table of the service is named `db.table`, or `` `db`.`table$part` ``, where Spark has no table
-    or view of that name; or by its attached name. All else that Spark's SQL names may be there too.
-    Each statement on the DataFrame reads the newest rows. `explain()` of the DataFrame says first
-    what is read.
+    A table of the service is named `db.table`, or `` `db`.`table$part` ``, unless Spark has a table
+    or view of that name; or by its attached name. The query may also use all names of Spark's SQL.
+    Each statement on the DataFrame reads the newest rows. `explain()` of the DataFrame first shows
+    the read of each table.
 
-    Spark's planner says what a query needs. Where it cannot be asked, under Spark Connect, the
-    statement's own text does, with less precision.
+    Spark's planner determines the needs of a query. Under Spark Connect, where the planner is out
+    of reach, the statement's text determines them less precisely.
 
     Args:
         spark: the session.
@@ -48,22 +48,26 @@ def sql(
         options: options of the format for every table, as in `endpoint="http://a:8765"`; an
             attached name has its own.
     """
-    given = check_keys(as_options(options), uses=(BATCH,))
+    all_options = check_keys(as_options(options), uses=(BATCH,))
     read = Statement.of(statement)
     names = {name: _attached(spark, name) for name in read.names}
-    own = {
+    service_tables = {
         name: table
         for name in read.names
-        if names[name] is None and (table := _table(spark, name, given)) is not None
+        if names[name] is None and (table := _table(spark, name, all_options)) is not None
     }
     by_name = {name: table for name, table in names.items() if table is not None}
     if by_name:
         try:
-            return _narrowed(spark, read, args, own | by_name)
+            return _narrowed(spark, read, args, service_tables | by_name)
         except PySparkException:
-            # Spark qualifies an attached name in more ways than a DataFrame in its place.
+            # Spark accepts more qualifiers for an attached name than for a DataFrame in its place.
             pass
-    return _narrowed(spark, read, args, own) if own else spark.sql(statement, args=args)
+    return (
+        _narrowed(spark, read, args, service_tables)
+        if service_tables
+        else spark.sql(statement, args=args)
+    )
 
 
 def _narrowed(
@@ -72,7 +76,7 @@ def _narrowed(
     args: dict[str, Any] | list[Any] | None,
     tables: Mapping[tuple[str, ...], QueryTable],
 ) -> DataFrame:
-    """Return the query's DataFrame, with tables that are narrowed in place of their names."""
+    """Return the query's DataFrame, with narrowed tables in place of their names."""
     fields = {name: f"streamhouse_{number}" for number, name in enumerate(tables)}
     text = read.template(fields)
 
@@ -84,23 +88,23 @@ def _narrowed(
 
 
 def _attached(spark: SparkSession, name: tuple[str, ...]) -> QueryTable | None:
-    """Return the table that an attached name of one or two parts stands for."""
-    found = attached(spark, name) if len(name) <= 2 else None
-    # A view of the session may have the name, too, and goes first.
-    if found is None or not is_attached(spark, ".".join(map(quoted, name))):
+    """Return the table of an attached name of one or two parts."""
+    attached_name = attached(spark, name) if len(name) <= 2 else None
+    # A view of the session with the same name goes first.
+    if attached_name is None or not is_attached(spark, ".".join(map(quoted, name))):
         return None
     options = {
         key: value
-        for key, value in applicable(found.options, uses=(BATCH,)).items()
+        for key, value in applicable(attached_name.options, uses=(BATCH,)).items()
         if key.lower() != "table"
     }
-    return QueryTable(spark, str(found.connection.name), options)
+    return QueryTable(spark, str(attached_name.connection.name), options)
 
 
 def _table(
     spark: SparkSession, name: tuple[str, ...], options: Mapping[str, str]
 ) -> QueryTable | None:
-    """Return the service's table of a name, unless Spark has one."""
+    """Return the service's table of a name, unless Spark has a table or view of the name."""
     if len(name) != 2 or spark.catalog.tableExists(".".join(map(quoted, name))):
         return None
     table = QueryTable(spark, ".".join(name), options)
@@ -112,7 +116,7 @@ def _table(
 
 
 def _explained(query: NarrowedQuery) -> DataFrame:
-    """Return the query's DataFrame, whose `explain` says what is read before Spark's plan."""
+    """Return the query's DataFrame, with an `explain` that first shows the read of each table."""
     frame, plain = query.frame, query.frame.explain
 
     @functools.wraps(plain)

@@ -1,8 +1,8 @@
-"""`streamhouse.read`: a table as a DataFrame that waits with the reading until it knows what for.
+"""`streamhouse.read`: a table as a DataFrame, read only when the use of the rows is known.
 
-Each transformation makes a new `TableRead`, which remembers how its DataFrame is made. What is no
-transformation, `collect` and `write` for example, is done by the DataFrame itself: it is made then,
-over the columns and rows that the transformations need.
+Each transformation makes a new `TableRead`, which remembers how to make its DataFrame. All
+remaining methods, for example `collect` and `write`, make the DataFrame, over the columns and rows
+needed by the transformations.
 """
 
 from __future__ import annotations
@@ -80,32 +80,36 @@ _KEEPING: Final = frozenset(
         "where",
     }
 )
-"""Transformations that leave the columns what they were."""
+"""Transformations that keep the columns unchanged."""
 _GROUPINGS: Final = frozenset({"cube", "groupBy", "groupby", "rollup"})
 _GROUPED: Final = frozenset({"agg", "avg", "count", "max", "mean", "min", "sum"})
 
 
 def read(spark: SparkSession, table: str, **options: Any) -> TableRead:
-    """Return a table as a DataFrame that reads only the columns and rows that can matter.
+    """Return a table as a DataFrame that reads only relevant columns and rows.
 
-    `select`, `where`, `groupBy`, `join` and the like say what is needed, also of several tables.
-    Each statement on it reads the newest rows. `explain()` says first what is read.
+    `select`, `where`, `groupBy`, `join` and the like determine the needs, also of several tables.
+    Each statement on the result reads the newest rows. `explain()` first shows the read of each
+    table.
 
     Args:
         spark: the session.
         table: `database.table`, or a part of it as in `database.table$lake`.
         options: options of the format, as in `asOfTimestamp="2026-11-20"`.
     """
-    given = check_keys(as_options(options), uses=(BATCH,))
-    found = QueryTable(spark, table, given)
-    return TableRead((found,), lambda frames: frames[0].alias(found.alias), whole=found)
+    all_options = check_keys(as_options(options), uses=(BATCH,))
+    query_table = QueryTable(spark, table, all_options)
+    return TableRead(
+        (query_table,), lambda frames: frames[0].alias(query_table.alias), whole=query_table
+    )
 
 
 class TableRead:
-    """Lazily a DataFrame: it has all methods of one, and is accepted where one is.
+    """A lazy DataFrame: it has all methods of a DataFrame, and is accepted in the place of a
+    DataFrame.
 
-    `table["name"]` and `table.name` are the table's column, also if another has one of that name.
-    `whole` is the table of which this has all columns, as they are.
+    `table["name"]` and `table.name` are the table's column, also if a joined table has the same
+    name. `whole` is the table whose columns this read has, all and unchanged.
     """
 
     def __init__(
@@ -129,12 +133,12 @@ class TableRead:
         return list(self._stand_in.columns)
 
     def count(self) -> int:
-        """Return the number of rows; all rows of a table are counted from its positions."""
+        """Return the number of rows; all rows of a table are counted from the table's positions."""
         rows = self.groupBy().count().collect()
         return int(rows[0][0])
 
     def explain(self, *arguments: Any, **named: Any) -> None:
-        """Print what is read of each table, and Spark's plan."""
+        """Print the read of each table, and Spark's plan."""
         sys.stdout.write(f"{self._query}\n")
         self._query.frame.explain(*arguments, **named)
 
@@ -159,16 +163,16 @@ class TableRead:
     def _qualified(self, name: str) -> str:
         """Return a column's name with its table's, if the column is still the table's own."""
         if not has_jvm(self._tables[0].spark):
-            # Nobody can be asked whose columns are left.
+            # Without a JVM the origin of a column is known only for a whole table.
             whole = self._whole
             if whole is None or name.lower() not in map(str.lower, whole.row_schema.names):
                 return name
             return f"{whole.alias}.{quoted(name)}"
         output = each(self._stand_in._jdf.queryExecution().analyzed().output())
         aliases = {table.alias for table in self._tables}
-        found = [column for column in output if column.name().lower() == name.lower()]
-        if len(found) == 1:
-            qualifier = ".".join(each(found[0].qualifier()))
+        columns = [column for column in output if column.name().lower() == name.lower()]
+        if len(columns) == 1:
+            qualifier = ".".join(each(columns[0].qualifier()))
             return f"{qualifier}.{quoted(name)}" if qualifier in aliases else quoted(name)
         return name
 
@@ -181,16 +185,18 @@ class TableRead:
     def __repr__(self) -> str:
         return f"TableRead({', '.join(table.name for table in self._tables)})"
 
-    # Spark's own methods ask whether they got a DataFrame.
+    # Spark's own methods check that an argument is a DataFrame.
     __class__ = property(lambda _self: DataFrame)
 
     def _transformed(self, name: str, *arguments: Any, **named: Any) -> Any:
         call = _Call.of(self._tables, arguments, named)
 
         def build(frames: Sequence[DataFrame]) -> DataFrame:
-            own = self._build(frames[: len(self._tables)])
-            made: DataFrame = getattr(own, name)(*call.arguments(frames), **call.named(frames))
-            return made
+            frame = self._build(frames[: len(self._tables)])
+            transformed: DataFrame = getattr(frame, name)(
+                *call.arguments(frames), **call.named(frames)
+            )
+            return transformed
 
         whole = self._whole if name in _KEEPING else None
         return self._checked(call, build, lambda: getattr(self._query.frame, name), whole)
@@ -208,20 +214,21 @@ class TableRead:
         plain: Callable[[], Any],
         whole: QueryTable | None = None,
     ) -> Any:
-        """Return the read that `build` makes, or a DataFrame where a stand-in cannot make it.
+        """Return the read of `build`, or a DataFrame if the stand-ins cannot make the
+        transformation.
 
-        A column that belongs to one DataFrame, as `frame["id"]` does, is unknown to others.
+        A column of a certain DataFrame, as `frame["id"]`, is unknown to the stand-ins.
         """
-        made = TableRead(call.tables, build, whole=whole)
+        table = TableRead(call.tables, build, whole=whole)
         try:
-            made._stand_in  # noqa: B018 - making it is the check
+            table._stand_in  # noqa: B018 - making it is the check
         except PySparkException:
             return plain()(*call.plain, **call.plain_named)
-        return made
+        return table
 
 
 class GroupedRead:
-    """What `groupBy`, `cube` and `rollup` of a `TableRead` return."""
+    """The result of `groupBy`, `cube` and `rollup` of a `TableRead`."""
 
     def __init__(self, table: TableRead, group: Callable[[DataFrame], Any]) -> None:
         self._table = table
@@ -236,8 +243,10 @@ class GroupedRead:
         table = self._table
 
         def build(frames: Sequence[DataFrame]) -> DataFrame:
-            made: DataFrame = getattr(self._group(table._build(frames)), name)(*arguments, **named)
-            return made
+            aggregated: DataFrame = getattr(self._group(table._build(frames)), name)(
+                *arguments, **named
+            )
+            return aggregated
 
         call = _Call.of(table._tables, arguments, named)
         return table._checked(call, build, lambda: getattr(self._group(table._query.frame), name))
@@ -245,7 +254,7 @@ class GroupedRead:
 
 @dataclass(frozen=True)
 class _Call:
-    """The arguments of a transformation; other reads among them bring tables of their own."""
+    """The arguments of a transformation; reads among the arguments add tables of their own."""
 
     tables: tuple[QueryTable, ...]
     plain: tuple[Any, ...]
@@ -253,9 +262,12 @@ class _Call:
 
     @classmethod
     def of(
-        cls, own: tuple[QueryTable, ...], arguments: tuple[Any, ...], named: Mapping[str, Any]
+        cls,
+        own_tables: tuple[QueryTable, ...],
+        arguments: tuple[Any, ...],
+        named: Mapping[str, Any],
     ) -> _Call:
-        tables = list(own)
+        tables = list(own_tables)
         for value in (*arguments, *named.values()):
             if _is_read(value):
                 tables += [table for table in value._tables if table not in tables]
@@ -266,7 +278,7 @@ class _Call:
         return [self._over(value, frames) for value in self.plain]
 
     def named(self, frames: Sequence[DataFrame]) -> dict[str, Any]:
-        """Return the named arguments likewise."""
+        """Return the named arguments, with DataFrames over `frames` for reads."""
         return {key: self._over(value, frames) for key, value in self.plain_named.items()}
 
     def _over(self, value: Any, frames: Sequence[DataFrame]) -> Any:

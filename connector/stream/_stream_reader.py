@@ -71,7 +71,7 @@ class StreamhouseStreamReader(SplitStreamReader, SupportsTriggerAvailableNow):
         return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the size of one micro-batch unless its trigger sets a limit."""
+        """Return the size of a micro-batch whose trigger sets no limit."""
         return ReadMaxRows(self._options.max_offsets_per_trigger)
 
     @spark_errors

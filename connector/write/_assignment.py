@@ -1,18 +1,18 @@
 """Values of a DataFrame's columns as values of a table's, assigned as by Spark's INSERT INTO.
 
-Spark's store assignment (ANSI) converts values of one kind: numbers into numbers, dates and
+Spark's store assignment (ANSI) converts values of the same kind: numbers into numbers, dates and
 timestamps into each other, and every value without nested parts into a string. A string never
-becomes a number, nor a number a boolean. Decimals are rounded half up. A float loses its fraction
-in an integer column, and becomes the decimal of its text in a decimal column; infinity and NaN
-become null. A value that does not fit is an error with the number of the row. Fields of structs are
-matched by name, without case.
+becomes a number, nor a number a boolean. Decimals are rounded half up. A float loses the fraction
+in an integer column, and becomes the decimal of the float's text in a decimal column; infinity and
+NaN become null. A value that does not fit is an error with the number of the row. Fields of structs
+are matched by name, without case.
 
 A column of a primary key takes a value exactly or not at all: two different keys of the data must
 never become one key of the table.
 
 Spark itself adds no casts to a write to a Python data source, whose table takes any columns. The
 rows arrive as Arrow batches in the workers and are converted here by Arrow's kernels. Rows are
-searched one by one only after a kernel has failed.
+searched singly only after a kernel has failed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The columns of a table for a schema of Spark's.
 
-A type that tables lack is refused by its name, with the type to write instead. Comments are kept.
+A type unknown to tables is refused by name, with the type to write instead. Comments are kept.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Values as texts, as Spark's cast to a string writes them, whole columns at a time.
 
-A float has the fewest digits that identify it, and an exponent below 0.001 and from 10,000,000 on:
+A float has the fewest identifying digits, and an exponent below 0.001 and from 10,000,000 on:
 `1.0E10`. (Java before 19 writes a digit more of a few floats.) A decimal has all digits of its
 scale, and never an exponent. A timestamp is the wall clock of the session's zone, without zeros at
 the end of its fraction. Bytes are read as UTF-8.

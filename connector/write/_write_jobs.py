@@ -113,7 +113,7 @@ class DirectJob:
 
 
 def _write_directly(target: WriteTarget, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
-    """Write all rows of one task, in their order; after a failure the written rows stay."""
+    """Write all rows of a task, in order; after a failure the written rows stay."""
     client = client_for(target.connection.endpoint, target.connection.token)
     check_table(client.describe_table(target.path).table_id, target)
     writer = AppendWriter()
@@ -158,7 +158,7 @@ class StagedRows(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionJob:
-    """A batch job as one transaction, begun before its first task."""
+    """A batch job as one transaction, begun before the first task."""
 
     target: WriteTarget
     transaction_id: str
@@ -176,7 +176,7 @@ class TransactionJob:
         source: str | None = None,
         run: str | None = None,
     ) -> TransactionJob:
-        """Begin the transaction; a version that its application has committed writes nothing."""
+        """Begin the transaction; an already committed version of the application writes nothing."""
         transaction = _begin(
             client,
             target,
@@ -207,7 +207,7 @@ class TransactionJob:
         )
 
     def commit(self, messages: Messages) -> None:
-        """Commit the rows that these tasks staged, and no other staged rows."""
+        """Commit exactly the staged rows in these messages."""
         if self.is_skipped:
             return
         client = _client(self.target)
@@ -242,10 +242,10 @@ class TransactionJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamJob:
-    """A micro-batch as one transaction, identified by its application and Spark's batch id.
+    """A micro-batch as one transaction, identified by the application and Spark's batch id.
 
     Only the tasks of a stream writer know their batch. The first task begins the transaction, and
-    the remaining tasks join it. A replayed batch finds its transaction committed, and writes
+    the remaining tasks join it. A replayed batch finds the transaction committed, and writes
     nothing.
     """
 
@@ -332,7 +332,7 @@ def _stage(
     batches: Iterator[pa.RecordBatch],
     open_transaction: Callable[[StorageClient], Transaction],
 ) -> StagedRows:
-    """Stage all rows of one task: one request on its way while Spark makes the next batch."""
+    """Stage all rows of one task: a request is on the way while Spark makes the next batch."""
     staged = StagedRows()
     opened = OpenedOnce(_client(target), open_transaction, target)
     sieve = None if target.rejecting is None else Sieve(target, opened)
@@ -427,19 +427,18 @@ def _abort(target: WriteTarget, transaction_id: str) -> None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SequenceSpan:
-    """The smallest and the greatest value of one task's rows."""
+    """The smallest and the greatest value in the rows of a task."""
 
     first: Any
     last: Any
 
 
 class SequenceCheck:
-    """Checks the order of one task's rows, in constant memory; raises for the first row out of
-    order.
+    """Checks the order of a task's rows, in constant memory; raises for the first row out of order.
 
     The check is for `sequence.column` in a table that keeps the row written last. Such a table does
     not compare rows: the order of application decides. Each task checks its own rows, and the
-    driver orders the tasks by their spans. `DataFrame.orderBy` makes this order; any other order is
+    driver orders the tasks by their spans. `DataFrame.orderBy` makes this order; a wrong order is
     refused before a row is applied.
     """
 

@@ -1,4 +1,4 @@
-"""Every fact of a write that is settled before its first row: one value for all tasks."""
+"""The facts of a write before the first row: a single value for all tasks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ class RowShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteTarget:
-    """The table of a write and the effect of its rows there. Small: it is pickled to every task.
+    """The table of a write and the effect of the rows. Small, because every task gets a pickled
+    copy.
 
     Column names are of version `schema_id` of the table's schema. `columns` are the columns of a
     partial update, else None. `ordered_by` is the column that orders the rows, if the last row of a
@@ -108,7 +109,7 @@ def resolve_target(
 ) -> WriteTarget:
     """Check the write as a whole against the table, which is created if it does not exist.
 
-    `schema` is the DataFrame's. Every failure that the schema already shows is raised here.
+    `schema` is the DataFrame's. Every failure visible from the schema is raised here.
     """
     current = existing_or_created(client, options, schema, is_stream=is_stream)
     info = current.in_version(options.schema_id)
@@ -269,7 +270,7 @@ def _mode(options: WriteOptions, info: TableInfo) -> WriteMode:
 
 
 def _version_column(current: TableInfo, info: TableInfo) -> str | None:
-    """Return the name in `info` of the column whose greatest value wins, if there is one."""
+    """Return the name in `info` of the column whose greatest value wins, None without."""
     name = current.descriptor.merge_rules().version_column
     if name is None:
         return None

@@ -36,7 +36,7 @@ def _plan(client: StorageClient, path: str, on: list[str], **changes: Any) -> Lo
             "table": path,
             "endpoint": client.endpoint,
             "token": None,
-            "given": tuple(on),
+            "frame_columns": tuple(on),
             "key_schema": info.schema.select(key_order(info, on), table=path).to_arrow(),
             "is_whole_key": len(on) == len(info.descriptor.primary_key),
             "columns": ("name",),
