@@ -1,8 +1,8 @@
 """Registers the format `streamhouse` with Spark after a normal install.
 
-Spark imports every top-level module called `pyspark_*` and registers its `DefaultSource`. If one
-module raises an error, Spark forgets all modules. Therefore a failing import of the connector is
-logged, and the connector left out; `streamhouse.register(spark)` tells the user the reason.
+Spark imports every top-level module called `pyspark_*` and registers the `DefaultSource` in each.
+If a module raises an error, Spark forgets all modules. Therefore a failing import of the connector
+is logged, and the connector left out; `streamhouse.register(spark)` tells the user the reason.
 """
 
 from __future__ import annotations

@@ -223,8 +223,7 @@ def _misfits(row_type: StructType) -> Column:
 
 
 class _Opened(NamedTuple):
-    """`rows` has columns `v`, the raw envelope, `e`, the parsed envelope, and `k`, the row of the
-    key.
+    """`rows` has columns `v`, the raw envelope, `e`, the parsed envelope, and `k`, the key's row.
 
     `e` has op, before, after, order, is_bad and unavailable. A bad envelope, or a key with
     `is_key_bad`, has a value unfit for the column. `unavailable` has the columns without a value.

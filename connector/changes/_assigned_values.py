@@ -1,5 +1,4 @@
-"""The values that a change assigns to columns: values as INSERT INTO assigns them, keys without
-loss.
+"""The values assigned by a change: to most columns as by INSERT INTO, to keys without loss.
 
 Values keep Spark's types until a task stages the rows; there `write/_assignment.py` converts the
 values, as in every write. If the clauses of a column give several types, the column is a struct
@@ -68,8 +67,7 @@ class Assignment:
             raise not_assigned(field, self._arrow_type(name), self.info)
 
     def key(self, name: str, value: Column, data_type: DataType) -> Column | None:
-        """Return a value in the type of a key column, null where the column cannot hold the value
-        exactly.
+        """Return a value in the type of a key column, null without an exact conversion.
 
         Return None if values of this type cannot be assigned to the column.
         """

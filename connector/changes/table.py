@@ -52,8 +52,7 @@ _WRITES_ONLY: Final = ("app.id", "app.version", "transaction.timeout")
 
 
 class Table:
-    """A table to change: each call is one transaction, which happens as a whole, once, or not at
-    all.
+    """A table to change: each call is a transaction, which happens as a whole, once, or not at all.
 
     If a different writer changes the same rows meanwhile, a call computes its rows again: no update
     is lost. `app_id` and `app_version` make a call happen once, also if its job is started again.

@@ -1,5 +1,4 @@
-"""The additions of `register` to Spark's readers of our format: facts that Spark hides from a
-source.
+"""The additions of `register` to Spark's readers of our format: facts hidden from a source.
 
 Both kinds of load get the session's time zone, in which Spark reads times without a zone. A load of
 `readStream` gets a mark, because a source learns too late whether it is a stream's.

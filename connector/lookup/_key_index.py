@@ -178,9 +178,7 @@ class KeyIndex:
         numbers[remaining] = 0
 
     def _compared(self, words: list[Words], number: int) -> tuple[Words, npt.NDArray[np.bool_]]:
-        """Return the numbers that a level has in the keys' places, and flags for places of
-        different keys.
-        """
+        """Return a level's numbers in the keys' places, and flags for places of different keys."""
         places = self._places_of(words, number)
         records = _whole(self._levels[number]).take(places).view(np.uint64)
         records = records.reshape(-1, self._width)

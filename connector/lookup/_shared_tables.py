@@ -75,8 +75,8 @@ class Cut(Protocol):
 
     @property
     def form(self) -> str | None:
-        """A text in common with the cuts from which this cut can be made by changes; None without
-        any.
+        """The form that a cut shares with earlier cuts of the table; None if changes cannot lead
+        here.
         """
         ...
 
@@ -276,9 +276,7 @@ def _part_of(path: Path) -> Path:
 
 
 def _locked(path: Path, *, is_waiting: bool) -> int | None:
-    """Return the file, locked until closed; None if another process holds or just released the
-    lock.
-    """
+    """Return the file, locked until closed; None if the lock is held or was just released."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if is_waiting else fcntl.LOCK_NB))

@@ -26,9 +26,7 @@ __all__ = ["CutOfTable", "PlannedTable"]
 _CLAIM: Final = ("tiering_epoch", "tiering_worker")
 """The worker of the lake; a new worker changes no rows."""
 _PROGRESS: Final = ("log_start_offset", "high_watermark", "tiered_offset")
-"""The progress of a bucket; a change of its other positions may remove rows without a change
-record.
-"""
+"""The progress of a bucket; its other positions may remove rows without a change record."""
 
 
 class PlannedTable:

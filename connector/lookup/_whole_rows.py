@@ -1,5 +1,4 @@
-"""All rows of a table by key, in the form of a plan: a full read of a cut, or an updated earlier
-cut.
+"""All rows of a table by key, for a plan: a full read of a cut, or an updated earlier cut.
 
 The changes in between turn the rows of an earlier cut into the rows of a later cut. If the changes
 are not enough, the later cut is read in full.

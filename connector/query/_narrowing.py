@@ -138,8 +138,7 @@ class QueryTable:
 
     @functools.cached_property
     def stand_in(self) -> DataFrame:
-        """An empty DataFrame with the table's columns, for which Spark's planner shows the needed
-        read.
+        """An empty DataFrame with the table's columns, so that Spark's planner shows the needs.
 
         Under Spark Connect the stand-in is the table itself: the planner is out of reach.
         """

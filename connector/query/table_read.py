@@ -214,8 +214,7 @@ class TableRead:
         plain: Callable[[], Any],
         whole: QueryTable | None = None,
     ) -> Any:
-        """Return the read of `build`, or a DataFrame if the stand-ins cannot make the
-        transformation.
+        """Return the read of `build`, or a DataFrame if the stand-ins do not allow the call.
 
         A column of a certain DataFrame, as `frame["id"]`, is unknown to the stand-ins.
         """

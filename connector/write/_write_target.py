@@ -74,8 +74,7 @@ class RowShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteTarget:
-    """The table of a write and the effect of the rows. Small, because every task gets a pickled
-    copy.
+    """The table of a write and the effect of the rows. Small: every task gets a pickled copy.
 
     Column names are of version `schema_id` of the table's schema. `columns` are the columns of a
     partial update, else None. `ordered_by` is the column that orders the rows, if the last row of a
@@ -181,8 +180,7 @@ def _in_names_of(schema: pa.Schema, info: TableInfo) -> pa.Schema:
 
 
 def _is_earlier(info: TableInfo, data: pa.Schema) -> bool:
-    """Whether `data` is exactly an earlier version of the table, before columns or fields were
-    added.
+    """Whether `data` is exactly an earlier version of the table, with fewer columns or fields.
 
     The program of the write does not know the later columns.
     """
