@@ -1,4 +1,4 @@
-"""What all routes share: the tables, the limits in use, waiting, and stopping."""
+"""The parts that all routes share: tables, limits in use, waiting, and stopping."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ _T = TypeVar("_T")
 
 _RESERVED_REQUESTS: Final = 100
 _SUBSCRIPTION_END_S: Final = 1.0
-# An error over a limit names it: "... (open_requests_max); try again later".
-# A caller alone may have seven eighths of all requests; of two each has less than a half.
+# A single busy caller may have seven eighths of all requests, two busy callers less than half each.
 _SHARE_OF_FREE: Final = 7
+# An error at a limit names the limit: "... (open_requests_max); try again later".
 _NAMED_LIMIT: Final = re.compile(r"\((\w+)\)")
 _LIMITS: Final = frozenset(option.name for option in ServiceConfig.limits())
 
@@ -96,15 +96,15 @@ class Service:
     ) -> None:
         self.config = config
         self.lake_reads = lake_reads
-        """Of a service that can read what has left the log."""
+        """Reads of rows that have left the log; None: only the log is readable."""
         self.spans = spans
-        """Of a service that makes traces."""
+        """None: the service makes no traces."""
         self.moves = moves
-        """Of a service with a journal: tables that come from another shard, or go to one."""
+        """Moves of tables between shards; None without a journal."""
         self.shards = shards
-        """Of a service with a journal: which other shards there are, and what they have."""
+        """All shards of the service; None without a journal."""
         self.tenure = tenure
-        """Of a service with a journal: until when what it reads is nobody else's."""
+        """The ownership of this shard; None without a journal."""
         self.manager = manager
         self.metrics = metrics
         metrics.show_limits(
@@ -127,37 +127,37 @@ class Service:
             ever=lambda: self.answers.held_ever,
         )
         self.kafka_address: tuple[str, int] | None = None
-        """Where Kafka clients are told to connect, of a service that serves them."""
+        """The address advertised to Kafka clients; None: the service does not serve Kafka."""
         self.open_requests = 0
         self._requests_by_share: dict[str, int] = {}
         self.catalog_requests = 0
-        # One without any yet is false.
+        # No `or`: an empty `OpenConnections` is false.
         self.connections = OpenConnections.of(config) if connections is None else connections
         self.subscriptions: set[HttpExchange] = set()
-        """Those that are open."""
+        """The open subscriptions."""
         self.is_draining = False
         self.on_drain: list[Callable[[], None]] = []
-        """Called when stopping begins, by who ends the waits of clients then."""
+        """Functions to call when stopping begins, which end the waits of clients."""
         self._executor = executor
         self.turns = FairTurns(config.worker_threads)
-        """On worker threads."""
+        """The turns on worker threads."""
         self._idle = asyncio.Event()
         self._idle.set()
 
     def table(self, path: str) -> OpenTable:
-        """Return the table a URL names; raises as the registry does."""
-        return self._found(path, self.manager.table)
+        """Return the table of a URL; raises as the registry does."""
+        return self._find(path, self.manager.table)
 
     def readable(self, path: str) -> OpenTable:
-        """Return the table a URL names, for who only reads; raises as the registry does."""
-        return self._found(path, self.manager.readable)
+        """Return the table of a URL, only for reads; raises as the registry does."""
+        return self._find(path, self.manager.readable)
 
     def transactions_of(self, table: OpenTable) -> TableTransactions:
-        """Return the transactions of a table; raises if it is open no more."""
+        """Return the transactions of a table; raises if the table is not open any more."""
         self.manager.check_open(table)
         return self.manager.transactions.of(table)
 
-    def _found(self, path: str, find: Callable[[TablePath], OpenTable]) -> OpenTable:
+    def _find(self, path: str, find: Callable[[TablePath], OpenTable]) -> OpenTable:
         parsed = TablePath.parse(path)
         try:
             return find(parsed)
@@ -166,7 +166,7 @@ class Service:
             raise
 
     def jobs(self) -> list[Job]:
-        """What is measured and given back by itself."""
+        """Return the regular jobs: samples, the return of memory, records and moves."""
         lag = LoopLag(self.metrics.loop_lag_seconds)
         return [
             *(() if self.shards is None else self.shards.jobs()),
@@ -177,7 +177,7 @@ class Service:
         ]
 
     def _ownership(self) -> dict[str, Any]:
-        """Return the role for people to see, and how the journal is if there is one."""
+        """Return the role, and the figures of the journal, for the status page."""
         if self.shards is None:
             return {"role": "alone", "journal": None}
         return {"role": "owner", "shard": self.shards.own, "journal": self.shards.figures()}
@@ -187,7 +187,7 @@ class Service:
             await self.run_blocking(give_back)
 
     async def run_blocking(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Run `function` on a worker thread, when it is the caller's turn."""
+        """Run `function` on a worker thread, in the caller's turn."""
         await own_task()
         handed_over = time.perf_counter()
 
@@ -202,7 +202,7 @@ class Service:
             )
 
     async def run_by_size(self, function: Callable[..., _T], body: bytes, *args: Any) -> _T:
-        """Run `function` on a body: here if that is soon done, else on a worker thread."""
+        """Run `function` on a body: a small body on the event loop, else on a worker thread."""
         if len(body) > self.config.inline_bytes_max:
             return await self.run_blocking(function, body, *args)
         return function(body, *args)
@@ -210,26 +210,27 @@ class Service:
     async def first_since(self, questions: Sequence[TimeQuestion]) -> list[Answer]:
         """Return the first row of a time or later for each question, in log or lake.
 
-        Whoever turns a time into an offset asks here. Raises as `run_blocking`.
+        All conversions of a time to an offset use this method. Raises as `run_blocking`.
         """
         return await first_since(questions, run=self.run_blocking, lake_reads=self.lake_reads)
 
     async def wait_for_rows(
         self, exchange: Exchange, table: OpenTable, bucket: int, *, deadline: float
     ) -> bool:
-        """Wait until `bucket` of `table` may have changed; False at once if waiting is over.
+        """Wait until `bucket` of `table` may have changed; False at once after the deadline.
 
-        The caller has just checked its condition without awaiting since, and checks it again.
+        The caller must check its condition right before the call, without an await in between, and
+        again after the call.
         """
         loop = asyncio.get_running_loop()
-        left_s = deadline - loop.time()
-        if left_s <= 0 or self.is_draining:
+        remaining_s = deadline - loop.time()
+        if remaining_s <= 0 or self.is_draining:
             return False
-        await exchange.wait(table.wakeups.waiter(bucket, timeout_s=left_s))
+        await exchange.wait(table.wakeups.waiter(bucket, timeout_s=remaining_s))
         return True
 
     def readiness(self) -> tuple[int, str]:
-        """Return what somebody without a token is told: an HTTP status and a word."""
+        """Return the readiness for callers without a token: an HTTP status and a word."""
         if self.is_draining:
             return 503, "stopping"
         if self.tenure is not None:
@@ -240,12 +241,12 @@ class Service:
         return 200, "ready"
 
     def check_write(self) -> None:
-        """Raise `NotOwnerError` if rows that are stored here now may never be the owner's."""
+        """Raise `NotOwnerError` if rows stored by this process may be lost to the next owner."""
         if self.tenure is not None:
             self.tenure.check_write()
 
     def check_written(self) -> None:
-        """Raise `UnknownOutcomeError` if rows that were stored here may not be the owner's."""
+        """Raise `UnknownOutcomeError` if rows already stored may be lost to the next owner."""
         try:
             self.check_write()
         except NotOwnerError as error:
@@ -255,40 +256,44 @@ class Service:
             ) from error
 
     def begin_request(self, share: str, *, is_about_service: bool = False) -> None:
-        """Count a request in progress; raises when stopping or when there are too many.
+        """Count a request in progress; raises while stopping and at the limits.
 
-        One caller's are at most so many times what is left, so there is always room for another.
-        A few more may be about the service itself: who looks after it must get in when it is full.
+        A caller may have at most `_SHARE_OF_FREE` times as many requests as are free, so another
+        caller can always begin a request. Some places are reserved for requests about the service:
+        operators must get answers from a full service.
         """
         if self.is_draining:
             raise UnavailableError("the service is stopping; try again later or on its successor")
-        most, own = self.config.open_requests_max, self._requests_by_share.get(share, 0)
-        if self.open_requests >= most + (_RESERVED_REQUESTS if is_about_service else 0):
+        requests_max, caller_requests = (
+            self.config.open_requests_max,
+            self._requests_by_share.get(share, 0),
+        )
+        if self.open_requests >= requests_max + (_RESERVED_REQUESTS if is_about_service else 0):
             raise OverloadedError(
-                f"{most} requests are in progress (open_requests_max); try again later"
+                f"{requests_max} requests are in progress (open_requests_max); try again later"
             )
-        free = most - self.open_requests
-        if own and own >= free * _SHARE_OF_FREE and not is_about_service:
+        free = requests_max - self.open_requests
+        if caller_requests and caller_requests >= free * _SHARE_OF_FREE and not is_about_service:
             raise OverloadedError(
-                f"{own} of {most} requests in progress are this caller's (open_requests_max), which"
-                " leaves no more for the others; try again later"
+                f"{caller_requests} of {requests_max} requests in progress are this caller's"
+                " (open_requests_max), which leaves no more for the others; try again later"
             )
         self.open_requests += 1
-        self._requests_by_share[share] = own + 1
+        self._requests_by_share[share] = caller_requests + 1
         self._idle.clear()
 
     def end_request(self, share: str) -> None:
-        """Count a request that `begin_request` has counted no longer."""
+        """End the count of a request that `begin_request` has counted."""
         self.open_requests -= 1
-        left = self._requests_by_share.pop(share) - 1
-        if left:
-            self._requests_by_share[share] = left
+        remaining = self._requests_by_share.pop(share) - 1
+        if remaining:
+            self._requests_by_share[share] = remaining
         if self.open_requests == 0:
             self._idle.set()
 
     @contextlib.contextmanager
     def subscription(self, exchange: HttpExchange) -> Iterator[None]:
-        """Count a subscription; refuses it when there are too many."""
+        """Count a subscription within the context; raises `OverloadedError` at the limit."""
         if len(self.subscriptions) >= self.config.subscriptions_max:
             raise OverloadedError(
                 f"{self.config.subscriptions_max} subscriptions are open (subscriptions_max);"
@@ -300,25 +305,25 @@ class Service:
         finally:
             self.subscriptions.discard(exchange)
 
-    async def rows_body(self, exchange: HttpExchange, held: HeldBody) -> bytes:
-        """Receive the body of a request that writes rows; its memory is `held`."""
+    async def rows_body(self, exchange: HttpExchange, memory: HeldBody) -> bytes:
+        """Receive the body of a request that writes rows; `memory` counts the body's memory."""
         self.manager.disk_budget.check()
-        # It waits for its commit in any case: measured, to begin without a task saved nothing.
+        # A write always waits for its commit: measured, a start without a task saved nothing.
         await own_task()
-        body = await self.read_body(exchange, held)
+        body = await self.read_body(exchange, memory)
         self.metrics.received_bytes.inc(len(body))
         return body
 
     @contextlib.asynccontextmanager
     async def held_body(self, exchange: HttpExchange) -> AsyncIterator[bytes]:
-        """Receive the body that the route takes, and hold its memory while it is used."""
-        with self.body_memory.body(exchange.caller.name) as held:
-            yield await self.read_body(exchange, held)
+        """Receive the body of a request, and hold its memory within the context."""
+        with self.body_memory.body(exchange.caller.name) as memory:
+            yield await self.read_body(exchange, memory)
 
-    async def read_body(self, exchange: HttpExchange, held: HeldBody) -> bytes:
-        """Receive the body that the route takes; its memory is `held`."""
+    async def read_body(self, exchange: HttpExchange, memory: HeldBody) -> bytes:
+        """Receive the body of a request; `memory` counts the body's memory."""
         body = await exchange.read_body(
-            held,
+            memory,
             bytes_max=getattr(self.config, exchange.body.limit_name),
             timeout_ms=self.config.body_read_timeout_ms,
         )
@@ -326,14 +331,14 @@ class Service:
         return body
 
     def report(self, exchange: Exchange, error: StreamhouseError) -> None:
-        """Count an error that is answered; log it if somebody has to look after the service."""
+        """Count an answered error; log the error as a warning if an operator should see it."""
         self.metrics.errors.labels(error.code).inc()
         if isinstance(error, OverloadedError | RequestTooLargeError):
             for name in _LIMITS.intersection(_NAMED_LIMIT.findall(error.message)):
                 self.metrics.limits_reached.labels(name).inc()
         if isinstance(error, UnauthorizedError | ForbiddenError):
             self.access.record_refusal(exchange, error.code)
-        # Refusing what is too much is normal, and one line for each would make it worse.
+        # Refusals at a limit are normal, and a log line for each would add load.
         is_normal = error.http_status < 500 or isinstance(error, OverloadedError | UnavailableError)
         level = logging.DEBUG if is_normal else logging.WARNING
         _logger.log(
@@ -346,7 +351,7 @@ class Service:
         )
 
     async def drain(self) -> None:
-        """Refuse new requests, end waits and subscriptions, return when the others are done."""
+        """Refuse new requests, end waits and subscriptions, wait for all remaining requests."""
         self.is_draining = True
         self.manager.wake_all()
         for end_waits in self.on_drain:
@@ -354,7 +359,7 @@ class Service:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SUBSCRIPTION_END_S):
                 await self._idle.wait()
-        # Those left do not read: they would hold the stop up until it is cut short.
+        # The remaining subscribers do not read and would delay the stop until its time limit.
         for exchange in tuple(self.subscriptions):
             exchange.abort()
         await self._idle.wait()

@@ -52,7 +52,7 @@ STEPS: Final = {
         "storage_service.kafka_door.registry._schema_desk", "_with_reading_schemas", _HELD
     ),
     "records-read": Place("storage_service.kafka_door.producing._decoding", "rows_of", _BUG),
-    "table-found": Place("storage_service.server.service", "Service._found", _BUG),
+    "table-found": Place("storage_service.server.service", "Service._find", _BUG),
     "catalog-answering": Place(
         "storage_service.rest_catalog.rest_api", "RestCatalogApi.answer", _HELD
     ),

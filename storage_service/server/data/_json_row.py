@@ -19,7 +19,7 @@ __all__ = ["JsonRows"]
 
 
 class JsonRows:
-    """Reads keys of a table from URLs and writes its rows as JSON; made once a schema."""
+    """Reads a table's keys from URLs and writes rows as JSON; made once for each schema."""
 
     def __init__(self, info: TableInfo) -> None:
         self.key_of: Final = _key_reader(info)
@@ -29,17 +29,17 @@ class JsonRows:
         self._writers: Final = [_writer(column.type) for column in info.schema.columns]
 
     def text(self, values: Sequence[Any]) -> bytes:
-        """Return a row, given in the order of the columns, as `json.dumps(row_to_json(row))`."""
+        """Return the values of a row as `json.dumps(row_to_json(row))` writes the row."""
         pairs = zip(self._writers, values, strict=True)
         texts = ["null" if value is None else write(value) for write, value in pairs]
         return (self._form % tuple(texts)).encode()
 
 
 def _key_reader(table: TableInfo) -> Callable[[Sequence[str]], dict[str, Any]]:
-    """Return what reads a key from percent-encoded path segments, one a key column.
+    """Return a function that reads a key from percent-encoded path segments, one per key column.
 
-    Numbers, dates and timestamps are written as ISO 8601 and SQL do; binary as hexadecimal digits.
-    It raises `InvalidRequestError` for anything else.
+    Numbers, dates and timestamps have the form of ISO 8601 and SQL, binary is hexadecimal digits.
+    The function raises `InvalidRequestError` for any other text.
     """
     key = table.descriptor.primary_key
     types = {name: table.schema.column(name, table=str(table.path)).type for name in key}
@@ -51,23 +51,23 @@ def _key_reader(table: TableInfo) -> Callable[[Sequence[str]], dict[str, Any]]:
                 f"table '{table.path}': a row's URL needs one part for each key column"
                 f" ({', '.join(key)}), not {len(segments)}"
             )
-        found = {}
+        key_values = {}
         for (name, value_of), segment in zip(readers, segments, strict=True):
             try:
                 text = unquote(segment, errors="strict") if "%" in segment else segment
-                found[name] = value_of(text)
+                key_values[name] = value_of(text)
             except (ValueError, ArithmeticError) as error:
                 raise InvalidRequestError(
                     f"table '{table.path}': '{segment[:80]}' is no value of key column '{name}',"
                     f" which is {types[name]}"
                 ) from error
-        return found
+        return key_values
 
     return read
 
 
 def _writer(t: pa.DataType) -> Callable[[Any], str]:
-    """Return what writes a value that is not None."""
+    """Return a function that writes a value other than None."""
     if pa.types.is_integer(t):
         return repr
     if pa.types.is_string(t):

@@ -1,7 +1,7 @@
 """Lookups in primary key tables: many keys, one key as JSON, by prefix, and the number of rows.
 
-An answer waits until everything it shows can be fetched as well: changes are applied a moment
-before they are published, and a reader of both must never see one without the other.
+Changes become visible to lookups a moment before fetches see the changes. An answer therefore waits
+until all its rows can be fetched, so that a reader of both sees a consistent state.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MORE_KEY: Final = b"streamhouse.more"
 # A row is at /v1/tables/{path}/rows/, then the key.
 _KEY_SEGMENT: Final = 5
 _PREFIX_LIMIT_DEFAULT: Final = 1_000
-# More of either would keep the event loop busy for more than two milliseconds.
+# More keys would keep the event loop busy for more than two milliseconds.
 _INLINE_KEYS: Final = 2_000
 _INLINE_TEXT_KEYS: Final = 100
 _INLINE_BYTES: Final = 1 << 20
@@ -63,7 +63,7 @@ _JSON_ROWS: Final[WeakKeyDictionary[KeyLookup, JsonRows]] = WeakKeyDictionary()
 
 
 class _Answer(NamedTuple):
-    """An answer as it is sent; `ends` as in `StoredRows`."""
+    """An encoded answer; `ends` as in `StoredRows`."""
 
     pieces: Sequence[bytes | memoryview]
     ends: Mapping[int, int]
@@ -79,14 +79,14 @@ async def answer_lookup(exchange: HttpExchange, service: Service, *, path: str) 
     columns = column_names(query.get("columns"), lookup.info)
     names = None if columns is None else [*columns, FOUND_COLUMN]
     form = wanted_form(exchange)
-    with service.body_memory.body(exchange.caller.name) as held:
-        rows = await _keys(exchange, service, table, held, what="lookup")
+    with service.body_memory.body(exchange.caller.name) as memory:
+        rows = await _keys(exchange, service, table, memory, what="lookup")
         keys = partial(lookup.keys, rows)
 
         def pack(stored: StoredRows) -> _Answer:
             return _packed(lookup.rows(stored), names, form)
 
-        found = await _found(
+        answer = await _lookup_answer(
             exchange,
             service,
             lookup,
@@ -95,13 +95,13 @@ async def answer_lookup(exchange: HttpExchange, service: Service, *, path: str) 
             key_count=rows.num_rows,
             inline_keys=_INLINE_KEYS if form is LogForm.ARROW else _INLINE_TEXT_KEYS,
         )
-    await _answer_rows(exchange, service, table, found, form)
+    await _answer_rows(exchange, service, table, answer, form)
 
 
 async def answer_row(exchange: HttpExchange, service: Service, *, path: str) -> None:
     """Answer one row as JSON; raises `RowNotFoundError`."""
     exchange.query(())
-    # Parts of a key may have slashes in them, percent-encoded.
+    # Parts of a key may contain percent-encoded slashes.
     segments = exchange.raw_path.split("/")[_KEY_SEGMENT:]
     table = _key_table(service, path)
     lookup = table.lookup
@@ -113,16 +113,18 @@ async def answer_row(exchange: HttpExchange, service: Service, *, path: str) -> 
         pieces = () if values is None else (as_json.text(values),)
         return _Answer(pieces, stored.ends, len(pieces), sum(map(len, pieces)))
 
-    found = await _found(exchange, service, lookup, lambda: lookup.key(key), pack, key_count=1)
-    await _wait_until_visible(exchange, service, table, found.ends)
-    if not found.row_count:
-        # Whoever wrote the key for another version has asked for another row.
+    answer = await _lookup_answer(
+        exchange, service, lookup, lambda: lookup.key(key), pack, key_count=1
+    )
+    await _wait_until_visible(exchange, service, table, answer.ends)
+    if not answer.row_count:
+        # The header tells the client whether it wrote the key for another schema version.
         exchange.error_headers = as_json.headers
         raise RowNotFoundError(f"table '{table.path}' has no row {row_to_json(key)}")
-    await exchange.answer(200, b"application/json", found.pieces, headers=as_json.headers)
+    await exchange.answer(200, b"application/json", answer.pieces, headers=as_json.headers)
 
 
-async def _found(
+async def _lookup_answer(
     exchange: HttpExchange,
     service: Service,
     lookup: KeyLookup,
@@ -132,11 +134,11 @@ async def _found(
     key_count: int,
     inline_keys: int = _INLINE_KEYS,
 ) -> _Answer:
-    """Look keys up: here if that is soon done and reads no files, else on a worker thread."""
+    """Look keys up: few keys in memory on the event loop, else on a worker thread."""
     if key_count <= inline_keys:
-        found = lookup.find_in_memory(keys(), bytes_max=_INLINE_BYTES)
-        if found is not None:
-            answer = pack(found)
+        stored = lookup.find_in_memory(keys(), bytes_max=_INLINE_BYTES)
+        if stored is not None:
+            answer = pack(stored)
             if service.answers.holds_at_once(exchange, answer.byte_count):
                 return answer
     bytes_max = service.answers.one_bytes_max
@@ -149,15 +151,15 @@ async def _found(
 
 
 async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path: str) -> None:
-    """Answer the rows under every prefix of the key, each in key order, up to `limit` a prefix."""
+    """Answer the rows of every key prefix in key order, up to `limit` rows per prefix."""
     query = exchange.query(["columns", "limit"])
     table = _key_table(service, path)
     columns = column_names(query.get("columns"), table.info)
     limit = integer("limit", query.get("limit", str(_PREFIX_LIMIT_DEFAULT)), least=1)
     form = wanted_form(exchange)
     rows_max, bytes_max = service.config.lookup_rows_max, service.answers.one_bytes_max
-    with service.body_memory.body(exchange.caller.name) as held:
-        prefixes = await _keys(exchange, service, table, held, what="prefix lookup")
+    with service.body_memory.body(exchange.caller.name) as memory:
+        prefixes = await _keys(exchange, service, table, memory, what="prefix lookup")
         if limit * prefixes.num_rows > rows_max:
             raise RequestTooLargeError(
                 f"prefix lookup in '{table.path}': {prefixes.num_rows} prefixes of up to {limit}"
@@ -168,12 +170,12 @@ async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path
             answer = table.lookup.prefix_rows(prefixes, rows_max=limit, bytes_max=bytes_max)
             return _packed(answer, columns, form)
 
-        found = await service.answers.build(exchange, 0, lambda _: service.run_blocking(look_up))
-    await _answer_rows(exchange, service, table, found, form)
+        packed = await service.answers.build(exchange, 0, lambda _: service.run_blocking(look_up))
+    await _answer_rows(exchange, service, table, packed, form)
 
 
 async def answer_count(exchange: HttpExchange, service: Service, *, path: str) -> None:
-    """Answer how many rows the table has: exact, and one cut across its buckets."""
+    """Answer the exact number of rows, as a consistent count over all buckets."""
     exchange.query(())
     table = _key_table(service, path)
     for bucket in table.key_buckets:
@@ -192,20 +194,20 @@ def _key_table(service: Service, path: str) -> KeyTable:
 
 
 async def _keys(
-    exchange: HttpExchange, service: Service, table: KeyTable, held: HeldBody, *, what: str
+    exchange: HttpExchange, service: Service, table: KeyTable, memory: HeldBody, *, what: str
 ) -> pa.RecordBatch:
-    """Receive the keys of a request, whose memory is `held`."""
+    """Receive the keys of a request; `memory` counts the body's memory."""
     config = service.config
-    given = exchange.header(b"content-type")
-    form = None if given is None or given == ARROW_STREAM else text_form(given)
+    content_type = exchange.header(b"content-type")
+    form = None if content_type is None or content_type == ARROW_STREAM else text_form(content_type)
     if form is not None:
         exchange.body = form
-        body = await service.read_body(exchange, held)
+        body = await service.read_body(exchange, memory)
         where = f"{what} in '{table.path}'"
         return await service.run_blocking(key_rows, body, form, table.info, where)
     exchange.text_bodies = TEXT_BODIES
     stream = open_request(
-        await service.read_body(exchange, held),
+        await service.read_body(exchange, memory),
         what=f"{what} in '{table.path}'",
         rows_max=config.lookup_keys_max,
         batch_bytes_max=config.batch_bytes_max,
@@ -222,7 +224,7 @@ async def _keys(
 async def _wait_until_visible(
     exchange: HttpExchange, service: Service, table: KeyTable, ends: Mapping[int, int]
 ) -> None:
-    """Return when fetches see all up to `ends`; normally at once."""
+    """Return when fetches see all rows up to `ends`; normally at once."""
     stage_ended("find")
     for number, end in ends.items():
         bucket = table.key_buckets[number]
@@ -238,7 +240,7 @@ async def _wait_until_visible(
 
 
 def _packed(answer: KeyAnswer, columns: Sequence[str] | None, form: LogForm) -> _Answer:
-    """Return the rows as one Arrow stream, or as text; what they were looked up in is not kept."""
+    """Return the rows as an Arrow stream or text; the result does not refer to stored rows."""
     rows = answer.rows if columns is None else answer.rows.select(list(columns))
     if form is not LogForm.ARROW:
         pieces = looked_up_text(rows, answer.more, form)
@@ -255,8 +257,8 @@ def _packed(answer: KeyAnswer, columns: Sequence[str] | None, form: LogForm) -> 
 
 
 async def _answer_rows(
-    exchange: HttpExchange, service: Service, table: KeyTable, found: _Answer, form: LogForm
+    exchange: HttpExchange, service: Service, table: KeyTable, answer: _Answer, form: LogForm
 ) -> None:
-    await _wait_until_visible(exchange, service, table, found.ends)
-    service.metrics.count_sent(row_count=found.row_count, byte_count=found.byte_count)
-    await exchange.answer(200, form.value, found.pieces)
+    await _wait_until_visible(exchange, service, table, answer.ends)
+    service.metrics.count_sent(row_count=answer.row_count, byte_count=answer.byte_count)
+    await exchange.answer(200, form.value, answer.pieces)

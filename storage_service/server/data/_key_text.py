@@ -1,4 +1,4 @@
-"""Lookups as text: keys that come as JSON or NDJSON, and rows that are answered as either."""
+"""Lookups as text: keys and rows as JSON or NDJSON."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from streamhouse.storage_service.server.http.http_exchange import Body
 
 __all__ = ["TEXT_BODIES", "key_rows", "looked_up_text", "text_form"]
 
-# Keys as text are read one by one.
+# Text keys are read one by one, which takes long.
 KEYS_MAX: Final = 65_536
 TEXT_BODIES: Final = {form.content_type: form for form in (Body.JSON, Body.NDJSON)}
 
 
 def text_form(content_type: bytes) -> Body | None:
-    """Return what text a body of keys is; None: it is none that is known."""
+    """Return the text format of a body of keys; None for an unknown content type."""
     return TEXT_BODIES.get(content_type.partition(b";")[0].strip().lower())
 
 
 def key_rows(body: bytes, form: Body, table: TableInfo, what: str) -> pa.RecordBatch:
-    """Read keys, or what they begin with: all have the columns that the first one has."""
+    """Read keys or key prefixes; all keys must have the columns of the first key."""
     if form is Body.NDJSON:
         keys: Sequence[Mapping[str, Any]] = json_object_lines(body, what=what, rows_max=KEYS_MAX)
     else:
@@ -76,7 +76,7 @@ def _listed(body: bytes, what: str) -> Sequence[Mapping[str, Any]]:
 def looked_up_text(
     rows: pa.RecordBatch, more: Sequence[int], form: LogForm
 ) -> Sequence[bytes | memoryview]:
-    """Return rows as text, `null` for a key that has none."""
+    """Return rows as text, `null` for a key without a row."""
     position = rows.schema.get_field_index(FOUND_COLUMN)
     if position < 0:
         texts = row_texts(rows)

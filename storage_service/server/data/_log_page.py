@@ -1,4 +1,4 @@
-"""One page of a bucket's log as the pieces of one Arrow stream; fetch and subscribe send them."""
+"""A page of a bucket's log as pieces of an Arrow stream or text, for fetch and subscribe."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from streamhouse.storage_service.server.service import Service
 
 __all__ = ["ARROW_STREAM", "LogPage", "LogReader", "as_views"]
 
-# So much longer than reading rows does writing them as text take.
+# Writing rows as text takes so many times longer than reading them.
 _TEXT_WEIGHT: Final = 16
 
 
 class LogPage(NamedTuple):
-    """`pieces` of one Arrow stream, what they hold, and where the next page starts."""
+    """The `pieces` of a page, the counts, and the first offset of the next page."""
 
     pieces: Sequence[bytes | memoryview]
     next_offset: int
     row_count: int
     byte_count: int
     fingerprints: Mapping[int, str] = {}
-    """Of the text of a bucket, if that is said: its log's where the next page starts."""
+    """The log's fingerprint at `next_offset`, by bucket; for text, if rows may be lost."""
 
 
 class LogReader:
-    """What one request reads of a table's log: these columns, in one version of the schema.
+    """Reads some columns of a table's log for a request, in a fixed version of the schema.
 
-    Rows come in that version, whichever they were written with. Event loop only.
+    Rows of other versions are converted. Event loop only.
     """
 
     def __init__(
@@ -65,21 +65,21 @@ class LogReader:
         self._columns = columns
         self._schema_id = schema_id
         self._form = form
-        # Of each bucket, if that is said: the log's fingerprint where the last page ended.
+        # Bucket -> the log's fingerprint at the end of the last page, if rows may be lost.
         self._fingerprints: dict[int, str] = {}
         self._schema = table.log_schema_of(schema_id)
         self._page_schema = self._schema
         if columns is not None:
-            self._page_schema = _projected(Same(self._schema), tuple(columns))
+            self._page_schema = _projected_schema(Same(self._schema), tuple(columns))
 
     async def page(self, bucket: int, *, offset: int, end: int, bytes_max: int) -> LogPage:
-        """Read the stored batches that hold rows of [offset, end); empty if there are none.
+        """Read the stored batches with rows of [offset, end); the page may be empty.
 
-        The page is counted as an answer of the request, and read once there is room for it. Small
-        reads happen right here: handing them to a thread costs more than they do.
+        The page counts as an answer of the request and is read once answer memory is free. Small
+        reads run on the event loop: a hand-over to a thread costs more than a small read.
         """
         service, tablet, seen = self._service, self._table.tablet(bucket), self._seen([bucket])
-        # Complete in itself, so that it runs on any thread.
+        # All arguments are bound here, so the function runs on any thread.
         read = functools.partial(
             self._read, self._table.info, tablet, bucket, offset, end, bytes_max, seen
         )
@@ -94,7 +94,7 @@ class LogReader:
         return await service.answers.build(self._exchange, estimate, build)
 
     def heartbeat(self, positions: Mapping[int, int]) -> list[bytes | memoryview]:
-        """Return a page without rows: where these buckets begin and end."""
+        """Return a page without rows, with the first and last offsets of the buckets."""
         seen = self._seen(positions)
         if self._form is LogForm.EVENTS:
             data = json.dumps({str(bucket): ends for bucket, ends in seen.items()}).encode()
@@ -102,7 +102,7 @@ class LogReader:
         return as_views(encode_fetch_body(self._page_schema, [], positions=seen))
 
     def pushed(self, page: LogPage, positions: Mapping[int, int]) -> Sequence[bytes | memoryview]:
-        """Return a page as a subscription sends it, which is at `positions` then."""
+        """Return a page in the form of a subscription, with `positions` after the page."""
         if self._form is not LogForm.EVENTS:
             return page.pieces
         self._fingerprints.update(page.fingerprints)
@@ -168,7 +168,7 @@ class LogReader:
         stored: Sequence[StoredBatch],
         ends: tuple[int, int],
     ) -> LogPage:
-        """Return exactly the rows of [offset, end) that are stored."""
+        """Return exactly the stored rows of [offset, end) as text."""
         batches = []
         next_offset = offset
         for frame in stored:
@@ -176,8 +176,10 @@ class LogReader:
             batches.append(
                 self._rows(frame, info).slice(first - frame.base_offset, next_offset - first)
             )
-        found = tablet.fingerprint(next_offset) if self._service.manager.may_lose_rows else None
-        fingerprint = None if found is None else found.hex()
+        fingerprint_bytes = (
+            tablet.fingerprint(next_offset) if self._service.manager.may_lose_rows else None
+        )
+        fingerprint = None if fingerprint_bytes is None else fingerprint_bytes.hex()
         page = TextPage(
             table_id=info.table_id,
             bucket=bucket,
@@ -198,7 +200,7 @@ class LogReader:
         )
 
     def _rows(self, frame: StoredBatch, info: TableInfo) -> pa.RecordBatch:
-        """Return the frame's rows as they were asked for."""
+        """Return the frame's rows with the requested columns and schema version."""
         if frame.schema_id == self._schema_id:
             rows = decode_payload(frame.payload, self._schema)
         else:
@@ -208,7 +210,10 @@ class LogReader:
         return rows if self._columns is None else rows.select(list(self._columns))
 
     def _payload(self, frame: StoredBatch, info: TableInfo) -> pa.Buffer | memoryview:
-        """Return the frame's payload as it was asked for, untouched where it is that already."""
+        """Return the frame's payload with the requested columns and schema version.
+
+        A payload that already has both is returned unchanged.
+        """
         if frame.schema_id == self._schema_id:
             if self._columns is None:
                 return frame.payload
@@ -216,12 +221,12 @@ class LogReader:
         return encode_payload(self._rows(frame, info))
 
 
-# The same object each time: what is worked out of it is remembered, too.
+# Callers get the same object each time, so that values cached by schema are found again.
 @functools.lru_cache(maxsize=64)
-def _projected(schema: Same, columns: Sequence[str]) -> pa.Schema:
+def _projected_schema(schema: Same, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([schema.value.field(name) for name in columns])
 
 
 def as_views(pieces: Sequence[pa.Buffer | memoryview | bytes]) -> list[bytes | memoryview]:
-    """Return `pieces` as what a socket takes, without copying."""
+    """Return `pieces` in types that a socket accepts, without copying."""
     return [p if isinstance(p, bytes) else memoryview(p).cast("B") for p in pieces]

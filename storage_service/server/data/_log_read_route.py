@@ -1,10 +1,10 @@
-"""Reading the log: a fetch answers stored batches from an offset on, a subscription all to come.
+"""Reading the log: a fetch returns stored batches from an offset on, a subscription all new rows.
 
-A fetch waits for rows if it is asked to. A subscription is one answer that goes on for ever, pushed
-as rows become durable. Nothing is queued per subscriber: each has a position per bucket and reads
-the log from there once its connection takes more. A slow one falls behind in the log, never in
-memory. It ends cleanly when the service stops or the position has left the log; subscribing again
-from the position reached then says why.
+A fetch with `max_wait_ms` waits for rows. A subscription is an endless answer; rows are pushed as
+soon as the rows are durable. The service keeps no queue for a subscriber, only a position for each
+bucket, and reads the log from the position when the connection has space. A slow subscriber falls
+behind in the log and takes no memory. A subscription ends cleanly when the service stops or the
+position has left the log; a new subscription from the same position then reports the reason.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = ["answer_fetch", "answer_subscribe"]
 _logger = logging.getLogger(__name__)
 
 _FETCH_BYTES_DEFAULT: Final = 8 << 20
-# Neither caches nor proxies keep what is pushed.
+# Caches and proxies must not hold back pushed rows.
 _PUSHED_HEADERS: Final = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 _FETCH_PARAMETERS: Final = (
     "offset",
@@ -71,7 +71,7 @@ _SUBSCRIBE_PARAMETERS: Final = (
 
 
 async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, bucket: str) -> None:
-    """Answer rows from `offset` on; at the end of the log wait up to `max_wait_ms` for some."""
+    """Answer rows from `offset` on; at the end of the log wait up to `max_wait_ms` for rows."""
     config = service.config
     query = exchange.query(_FETCH_PARAMETERS)
     table = service.readable(path)
@@ -97,7 +97,7 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
         end = tablet.high_watermark
         if end_offset is not None:
             end = min(end, end_offset)
-        # At end_offset nothing more can come, however long the wait.
+        # At end_offset no wait can bring further rows.
         if offset < end or (end_offset is not None and offset >= end_offset):
             break
         if not await service.wait_for_rows(exchange, table, number, deadline=deadline):
@@ -120,7 +120,7 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
 
 
 def _check_offset(table: OpenTable, bucket: int, offset: int) -> None:
-    """Raise `OffsetOutOfRangeError`, naming the valid range, unless `offset` can be read from."""
+    """Raise `OffsetOutOfRangeError` with the valid range, unless `offset` is readable."""
     tablet = table.tablet(bucket)
     start, end = tablet.log_start_offset, tablet.high_watermark
     if not start <= offset <= end:
@@ -138,17 +138,20 @@ def _check_offset(table: OpenTable, bucket: int, offset: int) -> None:
 
 
 async def _check_history(
-    service: Service, table: OpenTable, starts: Mapping[int, int], said: Mapping[int, str]
+    service: Service,
+    table: OpenTable,
+    starts: Mapping[int, int],
+    read_fingerprints: Mapping[int, str],
 ) -> None:
-    """Raise `LogCutError` where the log has other rows, or none, below an offset that was read."""
-    for bucket, fingerprint in said.items():
+    """Raise `LogCutError` if rows that the client has read were replaced or lost."""
+    for bucket, fingerprint in read_fingerprints.items():
         offset = starts[bucket]
         end = table.tablet(bucket).high_watermark
         if offset > end:
             raise _cut(table, bucket, f"the log has fewer rows, up to offset {end},")
         _check_offset(table, bucket, offset)
-        found = await service.run_blocking(table.tablet(bucket).fingerprint, offset)
-        if found is not None and found.hex() != fingerprint:
+        log_fingerprint = await service.run_blocking(table.tablet(bucket).fingerprint, offset)
+        if log_fingerprint is not None and log_fingerprint.hex() != fingerprint:
             raise _cut(table, bucket, f"below offset {offset} there are other rows")
 
 
@@ -161,42 +164,44 @@ def _cut(table: OpenTable, bucket: int, what: str) -> LogCutError:
 
 
 async def answer_subscribe(exchange: HttpExchange, service: Service, *, path: str) -> None:
-    """Stream batches of all wanted buckets from their start offsets on."""
+    """Stream batches of the requested buckets from the start offsets on."""
     query = exchange.query(_SUBSCRIBE_PARAMETERS)
     form = _subscribed_form(exchange, query.get("format"))
     if form is LogForm.EVENTS and (reached := exchange.header(b"last-event-id")):
-        # A browser asks again as it did at first, and says besides how far it has come.
+        # A browser repeats the first request, with the position in an additional header.
         query = {**query, **event_positions(reached.decode("latin-1"))}
-    table, said = service.readable(path), table_id(query)
-    # First of all: what else is asked may be asked of the other table of the name.
-    table.info.check_positions({}, table_id=said)
-    # Fixed for as long as it goes on: a change of the schema must not surprise a reader.
+    table, stated_id = service.readable(path), table_id(query)
+    # The table id is checked first: the parameters may be about a dropped table of the same name.
+    table.info.check_positions({}, table_id=stated_id)
+    # Fixed for the whole subscription: a change of the schema must not surprise a reader.
     schema_id = schema_version(query.get("schema_id"), table.info)
     columns = log_column_names(query.get("columns"), table.info, schema_id)
     reader = LogReader(exchange, service, table, columns=columns, schema_id=schema_id, form=form)
-    positions = _start(table, query.get("start", "latest"), said)
+    positions = _start(table, query.get("start", "latest"), stated_id)
     if "fingerprints" in query:
-        read = fingerprints("fingerprints", query["fingerprints"], positions)
-        await _check_history(service, table, positions, read)
+        reader_fingerprints = fingerprints("fingerprints", query["fingerprints"], positions)
+        await _check_history(service, table, positions, reader_fingerprints)
     with service.subscription(exchange):
         headers = ((b"content-type", form.value), (VERSION_HEADER, table.info.version))
         await exchange.start(200, [*headers, *_PUSHED_HEADERS])
         await _push(exchange, service, table, positions, reader)
 
 
-def _subscribed_form(exchange: HttpExchange, given: str | None) -> LogForm:
-    if given not in (None, "arrow", "sse"):
-        raise InvalidRequestError(f"parameter format = '{given[:40]}' is not one of arrow, sse")
-    is_named = given is None and exchange.accepted((LogForm.EVENTS.value,)) is not None
-    return LogForm.EVENTS if given == "sse" or is_named else LogForm.ARROW
+def _subscribed_form(exchange: HttpExchange, format_name: str | None) -> LogForm:
+    if format_name not in (None, "arrow", "sse"):
+        raise InvalidRequestError(
+            f"parameter format = '{format_name[:40]}' is not one of arrow, sse"
+        )
+    is_named = format_name is None and exchange.accepted((LogForm.EVENTS.value,)) is not None
+    return LogForm.EVENTS if format_name == "sse" or is_named else LogForm.ARROW
 
 
-def _start(table: OpenTable, text: str, said: int | None) -> dict[int, int]:
+def _start(table: OpenTable, text: str, stated_id: int | None) -> dict[int, int]:
     if text == "latest":
         return {b: tablet.high_watermark for b, tablet in enumerate(table.tablets)}
     if text == "earliest":
         return {b: tablet.log_start_offset for b, tablet in enumerate(table.tablets)}
-    start = offsets("start", text, table.info, table_id=said)
+    start = offsets("start", text, table.info, table_id=stated_id)
     for bucket, offset in start.items():
         _check_offset(table, bucket, offset)
     return start
@@ -209,10 +214,10 @@ async def _push(
     positions: dict[int, int],
     reader: LogReader,
 ) -> None:
-    """Send pages while there are any, then wait for rows or for the next heartbeat."""
+    """Send pages while rows are available, then wait for rows or for the next heartbeat."""
     loop = asyncio.get_running_loop()
     heartbeat_s = service.config.subscription_heartbeat_ms / 1000
-    # The first answer is a heartbeat at once: it tells the client that it is subscribed.
+    # The first message is a heartbeat, which confirms the subscription to the client.
     heartbeat_at = loop.time()
     # A subscription may last for weeks: a token revoked meanwhile ends it.
     while (
@@ -228,7 +233,7 @@ async def _push(
                 try:
                     page = await _next_page(exchange, service, table, bucket, offset, reader)
                 except OverloadedError:
-                    # No room for answers for a while: the client is told that it is still served.
+                    # Answer memory is short for a while: the heartbeat keeps the client waiting.
                     await exchange.push(reader.heartbeat(positions))
                     continue
                 if page is None:
@@ -256,9 +261,9 @@ async def _next_page(
     offset: int,
     reader: LogReader,
 ) -> LogPage | None:
-    """Return the page at `offset`, or None when it cannot be had and the client must ask anew.
+    """Return the page at `offset`, or None after an error that ends the subscription.
 
-    Raises `OverloadedError` when there is no room for it.
+    Raises `OverloadedError` when answer memory is short.
     """
     try:
         _check_offset(table, bucket, offset)
@@ -271,7 +276,7 @@ async def _next_page(
     except OverloadedError:
         raise
     except StreamhouseError as error:
-        # The status line is long sent; a fetch or a new subscription reports the same error.
+        # The status line is already sent; a fetch or a new subscription reports the same error.
         _logger.warning(
             "event=subscription_ended request_id=%s code=%s", exchange.request_id, error.code
         )

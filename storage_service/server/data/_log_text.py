@@ -1,7 +1,7 @@
-"""A page of a bucket's log as text: JSON, NDJSON, or an event that a browser takes.
+"""A page of a bucket's log as text: JSON, NDJSON, or a server-sent event for browsers.
 
-An event's id says where every bucket goes on after it: sent back as `Last-Event-ID`, which a
-browser does by itself, a subscription goes on there.
+An event's id has the next offset of every bucket. Browsers send the id back as `Last-Event-ID`
+when they reconnect, and the subscription goes on from these offsets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHANGES: Final = pa.array([None, "+I", "-U", "+U", "-D"])
 
 
 class LogForm(enum.Enum):
-    """What an answer of rows of a log is."""
+    """The format of an answer with rows of a log."""
 
     ARROW = ARROW_STREAM
     JSON = b"application/json"
@@ -37,14 +37,14 @@ _FETCHED: Final = {form.value: form for form in (LogForm.ARROW, LogForm.JSON, Lo
 
 
 def wanted_form(exchange: HttpExchange) -> LogForm:
-    """Return what a request for rows that are there asks for: Arrow, unless it says otherwise."""
+    """Return the format that the `Accept` header names, Arrow by default."""
     named = exchange.accepted(_FETCHED)
     return LogForm.ARROW if named is None else _FETCHED[named]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPage:
-    """Rows of one bucket from `first_offset` on, and where its log begins and ends."""
+    """Rows of a bucket from `first_offset` on, and the first and last offsets of the log."""
 
     table_id: int
     bucket: int
@@ -56,12 +56,12 @@ class TextPage:
     batches: Sequence[pa.RecordBatch]
 
     def pieces(self, form: LogForm) -> list[bytes | memoryview]:
-        """Return it as text."""
+        """Return the page as text."""
         texts = [row_texts(_with_change_names(batch)) for batch in self.batches]
         if form is LogForm.NDJSON:
             lines = [memoryview(joined(part, separator="\n")) for part in texts if len(part)]
             return [piece for line in lines for piece in (line, b"\n")] or [b""]
-        said: dict[str, int | str] = {
+        fields: dict[str, int | str] = {
             "table_id": self.table_id,
             "bucket": self.bucket,
             "first_offset": self.first_offset,
@@ -70,15 +70,15 @@ class TextPage:
             "high_watermark": self.high_watermark,
         }
         if self.fingerprint is not None:
-            said["fingerprint"] = self.fingerprint
-        head = json.dumps(said)[:-1] + ', "rows": ['
+            fields["fingerprint"] = self.fingerprint
+        head = json.dumps(fields)[:-1] + ', "rows": ['
         rows = [memoryview(joined(part, separator=", ")) for part in texts if len(part)]
         parts = [piece for text in rows for piece in (b", ", text)][1:]
         return [head.encode(), *parts, b"]}"]
 
 
 def _with_change_names(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows whose change types are the names that an upsert takes."""
+    """Return rows with change types as names, in the form that an upsert accepts."""
     position = rows.schema.get_field_index(CHANGE_TYPE_COLUMN)
     if position < 0 or not pa.types.is_integer(rows.schema.field(position).type):
         return rows
@@ -93,9 +93,9 @@ def event(
     fingerprints: Mapping[int, str],
     data: Sequence[bytes | memoryview],
 ) -> list[bytes | memoryview]:
-    """Return one event, after which a reader of the table is at `positions`.
+    """Return an event; after the event a reader of the table is at `positions`.
 
-    There is no newline in `data`.
+    `data` must have no newline.
     """
     reached = {
         str(bucket): [offset, fingerprints[bucket]] if bucket in fingerprints else offset
@@ -107,16 +107,18 @@ def event(
 
 
 def event_positions(text: str) -> dict[str, str]:
-    """Return the id of an event as parameters of a subscription that goes on after it."""
+    """Return the parameters of a subscription that goes on after the event with this id."""
     try:
         place = json.loads(text)
-        found = {
+        positions = {
             bucket: reached if isinstance(reached, list) else [reached]
             for bucket, reached in place["offsets"].items()
         }
         table_id = str(place["table_id"])
-        start = {bucket: reached[0] for bucket, reached in found.items()}
-        said = {bucket: reached[1] for bucket, reached in found.items() if len(reached) > 1}
+        start = {bucket: reached[0] for bucket, reached in positions.items()}
+        fingerprints = {
+            bucket: reached[1] for bucket, reached in positions.items() if len(reached) > 1
+        }
     except (
         ValueError,
         AttributeError,
@@ -128,4 +130,8 @@ def event_positions(text: str) -> dict[str, str]:
         raise InvalidRequestError(
             f"header Last-Event-ID = '{text[:80]}' is no id of an event of a subscription"
         ) from error
-    return {"start": json.dumps(start), "fingerprints": json.dumps(said), "table_id": table_id}
+    return {
+        "start": json.dumps(start),
+        "fingerprints": json.dumps(fingerprints),
+        "table_id": table_id,
+    }

@@ -1,7 +1,7 @@
-"""POST .../transactions/{id}/stage: rows of a transaction, checked and durable, seen by nobody.
+"""POST .../transactions/{id}/stage: rows of a transaction, checked and durable, but not visible.
 
-Whatever can be told without the rows that are in the table is refused here: a commit may still be
-refused as a whole, but then for what it meets.
+Staging refuses every mistake that shows without the rows in the table. A later commit is refused
+only for a conflict with the rows in the table, and then as a whole.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class _Staged(NamedTuple):
 async def answer_stage(
     exchange: HttpExchange, service: Service, *, path: str, transaction_id: str
 ) -> None:
-    """Stage the request's rows as one part; a part that no commit names is dropped.
+    """Stage the request's rows as a part; parts not named by the commit are dropped.
 
-    With a `token` a repetition is answered with the part that was made first.
+    With a `token`, a repetition gets the part of the first request.
     """
     table = service.table(path)
     query = exchange.query(["token", "schema_id"])
@@ -62,8 +62,8 @@ async def answer_stage(
         )
     transactions = service.transactions_of(table)
     spec = transactions.spec(transaction_id)
-    with service.body_memory.body(exchange.caller.name) as held:
-        body = await service.rows_body(exchange, held)
+    with service.body_memory.body(exchange.caller.name) as memory:
+        body = await service.rows_body(exchange, memory)
         first = table.next_spread_bucket(1)
         schema_id = written_version(query.get("schema_id"), table.info)
         staged = await service.run_by_size(
@@ -101,19 +101,21 @@ def read_staged(
     writes = routed_writes(body, request)
     rules = table_rules(table)
     for write in writes:
-        given = check_rows(
+        write_input = check_rows(
             write.rows,
             rules,
             operations=write.operations,
             columns=spec.columns,
             row_numbers=write.row_numbers,
         )
-        _check_sizes(given, rules, rows_bytes_max=min(ROW_BYTES_MAX, config.batch_bytes_max // 3))
+        _check_sizes(
+            write_input, rules, rows_bytes_max=min(ROW_BYTES_MAX, config.batch_bytes_max // 3)
+        )
     return _as_part(writes)
 
 
 def _as_part(writes: Sequence[KeyWrite]) -> _Staged:
-    """Return the changes as batches that say themselves what their rows do."""
+    """Return the changes as batches with a column of operations, if operations differ."""
     if not writes:
         return _Staged(pa.schema([]), ())
     batches = []
@@ -128,14 +130,14 @@ def _as_part(writes: Sequence[KeyWrite]) -> _Staged:
     return _Staged(rows.schema, batches)
 
 
-def _check_sizes(given: WriteInput, rules: TableRules, *, rows_bytes_max: int) -> None:
-    """Raise for a row that is too large to be stored."""
+def _check_sizes(write_input: WriteInput, rules: TableRules, *, rows_bytes_max: int) -> None:
+    """Raise `RequestTooLargeError` for a row that is too large to be stored."""
     codec = RowCodec(rules.schema, table=rules.table, schema_id=0)
-    for first, rows in _suspects(given.rows, 0, bytes_max=rows_bytes_max // 2):
+    for first, rows in _suspects(write_input.rows, 0, bytes_max=rows_bytes_max // 2):
         sizes = pc.binary_length(codec.encode(rows))
         if (pc.max(sizes).as_py() or 0) > rows_bytes_max:
             raise RequestTooLargeError(
-                f"table '{rules.table}': row {int(given.row_numbers[first])} has"
+                f"table '{rules.table}': row {int(write_input.row_numbers[first])} has"
                 f" {pc.max(sizes).as_py()} bytes; at most {rows_bytes_max}"
             )
 
@@ -143,7 +145,7 @@ def _check_sizes(given: WriteInput, rules: TableRules, *, rows_bytes_max: int) -
 def _suspects(
     rows: pa.RecordBatch, first: int, *, bytes_max: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield single rows that may be large, with their positions: few, of all there are."""
+    """Yield the few single rows that may be too large, with their positions."""
     if rows.nbytes <= bytes_max:
         return
     if rows.num_rows == 1:

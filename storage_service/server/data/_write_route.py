@@ -1,9 +1,9 @@
 """POST .../append, .../upsert and .../delete: an Arrow IPC stream in, a JSON answer.
 
-What keeps the rows that do not fit, and what comes as text, is sifted_write.py's.
+`sifted_write.py` handles text bodies and `on_error=reject`.
 
-An append is answered once it is durable, a change by primary key once it is visible, too. A client
-that goes away after its body arrived does not undo its write.
+An append is answered once the rows are durable, a change by primary key once the change is also
+visible. If the client disconnects after the body arrived, the write still happens.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ _WRITER_ID: Final = re.compile(r"[0-9a-fA-F]{1,16}")
 
 
 async def answer_append(exchange: HttpExchange, service: Service, *, path: str) -> None:
-    """Append the request's rows; they are durable and visible when the answer is sent."""
+    """Append the request's rows; the rows are durable and visible before the answer."""
     query, table = exchange.query(_APPEND_PARAMETERS), service.table(path)
     writer_id = writer_id_of(exchange, query.get("writer_id"))
     if not isinstance(table, LogTable):
         raise UnsupportedError(
             f"table '{table.path}' has a primary key: upsert rows instead of appending them"
         )
-    asked = sifted_write(exchange, query, TransactionOperation.APPEND, table.info)
-    if asked is not None:
-        return await answer_sifted(exchange, service, table, asked)
-    with service.body_memory.body(exchange.caller.name) as held:
-        body = await service.rows_body(exchange, held)
+    sifted = sifted_write(exchange, query, TransactionOperation.APPEND, table.info)
+    if sifted is not None:
+        return await answer_sifted(exchange, service, table, sifted)
+    with service.body_memory.body(exchange.caller.name) as memory:
+        body = await service.rows_body(exchange, memory)
         request = RowsRequest(
             table=table.info,
             verb="append",
@@ -74,31 +74,31 @@ async def answer_append(exchange: HttpExchange, service: Service, *, path: str) 
 
 
 async def answer_upsert(exchange: HttpExchange, service: Service, *, path: str) -> None:
-    """Upsert the request's rows, or apply its changes; `columns` makes a partial update."""
-    await _write(exchange, service, path, verb="upsert", known=_UPSERT_PARAMETERS)
+    """Upsert the request's rows or apply the changes; `columns` makes a partial update."""
+    await _write(exchange, service, path, verb="upsert", parameters=_UPSERT_PARAMETERS)
 
 
 async def answer_delete(exchange: HttpExchange, service: Service, *, path: str) -> None:
-    """Delete the rows whose keys the request has."""
-    await _write(exchange, service, path, verb="delete", known=_DELETE_PARAMETERS)
+    """Delete the rows with the keys of the request."""
+    await _write(exchange, service, path, verb="delete", parameters=_DELETE_PARAMETERS)
 
 
 async def _write(
-    exchange: HttpExchange, service: Service, path: str, *, verb: str, known: Sequence[str]
+    exchange: HttpExchange, service: Service, path: str, *, verb: str, parameters: Sequence[str]
 ) -> None:
-    """All of the request happens or nothing; `known` are its parameters."""
-    query, table = exchange.query(known), service.table(path)
+    """Write all rows of the request or nothing; `parameters` are the valid query parameters."""
+    query, table = exchange.query(parameters), service.table(path)
     writer_id = writer_id_of(exchange, query.get("writer_id"))
     if not isinstance(table, KeyTable):
         raise UnsupportedError(
             f"table '{table.path}' has no primary key, so there is nothing to {verb}; rows are"
             " appended to it"
         )
-    asked = sifted_write(exchange, query, TransactionOperation(verb), table.info)
-    if asked is not None:
-        return await answer_sifted(exchange, service, table, asked)
-    with service.body_memory.body(exchange.caller.name) as held:
-        body = await service.rows_body(exchange, held)
+    sifted = sifted_write(exchange, query, TransactionOperation(verb), table.info)
+    if sifted is not None:
+        return await answer_sifted(exchange, service, table, sifted)
+    with service.body_memory.body(exchange.caller.name) as memory:
+        body = await service.rows_body(exchange, memory)
         info = table.info
         schema_id = written_version(query.get("schema_id"), info)
         columns = column_names(query.get("columns"), info, schema_id)
@@ -126,7 +126,7 @@ async def _answer(
     exchange: HttpExchange, service: Service, table: TableInfo, appended: Appended
 ) -> None:
     if all(start == end for start, end in appended.ranges.values()):
-        # Nothing to change, as the rows are here: they may be others elsewhere by now.
+        # Nothing changes in the rows of this process; a new owner may have different rows by now.
         exchange.tenure = service.tenure
     else:
         service.check_written()

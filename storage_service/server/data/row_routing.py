@@ -1,6 +1,6 @@
-"""Reading the body of a write: decoded, checked, and cut into what goes to each bucket.
+"""Reading the body of a write: decode, check, and split by bucket.
 
-A body that is wrong anywhere is refused before anything of it is stored. No I/O; on any thread.
+A body with any mistake is refused before any row is stored. No I/O; on any thread.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsRequest:
-    """What reading a body needs to know besides it; plain values, for any thread.
+    """The context to read a body with; plain values, for any thread.
 
-    `schema_id` is the version of the schema that the writer speaks of; None: the writer says none.
-    With `is_partial` rows have some columns only. Rows of a table without a key are spread over its
+    `schema_id` is the writer's version of the schema; None: the writer names no version. With
+    `is_partial` rows have some columns only. Rows of a table without a key are spread over the
     buckets from `first_bucket` on.
     """
 
@@ -76,13 +76,13 @@ class RowsRequest:
 
     @property
     def what(self) -> str:
-        """What errors begin with."""
+        """The beginning of error messages."""
         return written_to(self.verb, self.table)
 
     def version(self, columns: pa.Schema) -> int:
-        """Return the version of the schema that rows with these columns are of.
+        """Return the schema version of rows with these columns.
 
-        Raises `SchemaMismatchError` for columns whose names do not say it.
+        Raises `SchemaMismatchError` if the column names match no version.
         """
         stated = self.schema_id
         if stated is None:
@@ -94,7 +94,7 @@ class RowsRequest:
 
 
 def written_to(verb: str, table: TableInfo) -> str:
-    """Return what errors of a write begin with."""
+    """Return the beginning of error messages about a write."""
     return f"{verb} {'to' if verb == 'append' else 'of'} '{table.path}'"
 
 
@@ -110,9 +110,9 @@ def _opened(body: bytes, request: RowsRequest) -> RequestStream:
 
 
 def routed_batches(body: bytes, request: RowsRequest) -> list[RoutedBatch]:
-    """Read the body of an append; return its batches, each with its bucket.
+    """Read the body of an append; return batches, each with its bucket.
 
-    All have one schema version: that of the body's columns.
+    All batches have the schema version of the body's columns.
     """
     table = request.table
     stream = _opened(body, request)
@@ -144,9 +144,10 @@ def routed_batches(body: bytes, request: RowsRequest) -> list[RoutedBatch]:
 def routed_rows(
     rows: pa.RecordBatch, request: RowsRequest, *, bucket: int, sequence: int = 0
 ) -> list[RoutedBatch]:
-    """Return rows, of which `RowSplitter` has found that they fit the table, with their buckets.
+    """Return rows with their buckets; `RowSplitter` has already checked the rows.
 
-    That is `bucket`, unless the table has a bucket key. All have the writer's `sequence`.
+    The bucket is `bucket`, unless the table has a bucket key. All batches have the writer's
+    `sequence`.
     """
     table = request.table
     schema_id = table.schema_id
@@ -155,14 +156,14 @@ def routed_rows(
     parts = split_by_bucket(rows, key, count) if key and count > 1 else {bucket: rows}
     return [
         RoutedBatch(
-            bucket=own,
+            bucket=part_bucket,
             row_count=part.num_rows,
             payload=encode_payload(part),
             schema_id=schema_id,
             writer_id=request.writer_id,
             sequence=sequence,
         )
-        for own, part in parts.items()
+        for part_bucket, part in parts.items()
     ]
 
 
@@ -173,9 +174,9 @@ def routed_changes(
     *,
     sequence: int = 0,
 ) -> list[KeyWrite]:
-    """Return changes by key, which have all the table's columns, as the changes of each bucket.
+    """Split changes by key, with all columns of the table, into the changes of each bucket.
 
-    All have the writer's `sequence`.
+    All writes have the writer's `sequence`.
     """
     if not rows.num_rows:
         return []
@@ -190,7 +191,7 @@ def _check_bucket(part: RequestBatch, bucket: int, request: RowsRequest, schema_
     key = table.bucket_key_of(schema_id)
     if not key or count == 1:
         return
-    # A row in a bucket that is not its own would break the lake's partitioning for ever.
+    # A row in a wrong bucket would break the lake's partitioning for ever.
     wrong = (buckets_for_rows(part.batch, key, count) != bucket).nonzero()[0]
     if len(wrong):
         raise SchemaMismatchError(
@@ -223,7 +224,7 @@ def _spread(part: RequestBatch, request: RowsRequest, schema_id: int) -> list[Ro
 
 
 def routed_writes(body: bytes, request: RowsRequest) -> list[KeyWrite]:
-    """Read the body of an upsert or delete; return the changes of each bucket, in their order."""
+    """Read the body of an upsert or delete; return the changes of each bucket, in order."""
     parts: list[tuple[int | None, KeyWrite]] = []
     numbered: set[int | None] = set()
     stream = _opened(body, request)
@@ -284,9 +285,9 @@ def _check_only_keys(names: Sequence[str], request: RowsRequest, schema_id: int)
 def _by_bucket(
     parts: Sequence[tuple[int | None, KeyWrite]], request: RowsRequest
 ) -> Iterator[KeyWrite]:
-    """Yield the rows of each bucket, each bucket's in the order of the body.
+    """Yield the rows of each bucket, in the order of the body.
 
-    Parts say for which bucket they are; None lets the keys decide.
+    A part has its bucket, or None for placement by key.
     """
     table = request.table
     count = table.bucket_count
@@ -297,44 +298,46 @@ def _by_bucket(
         yield from (write for _, write in parts)
         return
     rows = [write.rows for _, write in parts]
-    has_own = any(bucket is not None for bucket, _ in parts)
-    numbers = _bucket_numbers(rows, table, is_each_numbered=has_own)
+    names_buckets = any(bucket is not None for bucket, _ in parts)
+    numbers = _bucket_numbers(rows, table, is_each_numbered=names_buckets)
     start = 0
     for bucket, write in parts:
-        own = numbers[start : start + write.rows.num_rows]
-        if bucket is None and len(parts) == 1 and (own == own[0]).all():
-            yield write._replace(bucket=int(own[0]))
+        row_buckets = numbers[start : start + write.rows.num_rows]
+        if bucket is None and len(parts) == 1 and (row_buckets == row_buckets[0]).all():
+            yield write._replace(bucket=int(row_buckets[0]))
         elif bucket is None:
-            yield from _split(write, own, start)
+            yield from _split(write, row_buckets, start)
         else:
             # A key in two buckets would be two rows.
-            wrong = np.flatnonzero(own != bucket)
+            wrong = np.flatnonzero(row_buckets != bucket)
             if len(wrong):
                 raise SchemaMismatchError(
                     f"{request.what}: row {int(wrong[0])} of the batch for bucket {bucket}"
-                    f" belongs to bucket {int(own[wrong[0]])}"
+                    f" belongs to bucket {int(row_buckets[wrong[0]])}"
                 )
             yield write
         start += write.rows.num_rows
 
 
 def _are_few_and_right(parts: Sequence[tuple[int | None, KeyWrite]], table: TableInfo) -> bool:
-    """Whether few rows are seen to be for the buckets they name: what is not says why elsewhere."""
+    """Whether the rows are few and in their right buckets; the full check reports mistakes."""
     if sum(write.rows.num_rows for _, write in parts) > FEW_ROWS:
         return False
     schema = parts[0][1].rows.schema
     at = {name: schema.get_field_index(name) for name in table.descriptor.primary_key}
     for name, position in at.items():
-        known = table.schema.column(name, table=str(table.path)).type
-        if position < 0 or schema.field(position).type != known:
+        column_type = table.schema.column(name, table=str(table.path)).type
+        if position < 0 or schema.field(position).type != column_type:
             return False
     hashed = [at[name] for name in table.descriptor.effective_bucket_key]
     for bucket, write in parts:
         rows = write.rows
         if bucket is None or any(rows.column(position).null_count for position in at.values()):
             return False
-        own = buckets_of_few([rows.column(position) for position in hashed], table.bucket_count)
-        if own is None or own.count(bucket) < len(own):
+        row_buckets = buckets_of_few(
+            [rows.column(position) for position in hashed], table.bucket_count
+        )
+        if row_buckets is None or row_buckets.count(bucket) < len(row_buckets):
             return False
     return True
 
@@ -354,9 +357,9 @@ def _split(write: KeyWrite, buckets: npt.NDArray[np.int32], start: int) -> Itera
 def _bucket_numbers(
     parts: Sequence[pa.RecordBatch], table: TableInfo, *, is_each_numbered: bool
 ) -> npt.NDArray[np.int32]:
-    """Return the bucket of every row of all parts; raises for a key that is none.
+    """Return the bucket of every row of all parts; raises for an invalid key.
 
-    Rows that came for a bucket are counted in what came for it: each part is numbered from 0 then.
+    With `is_each_numbered` each part is checked alone: row numbers in errors count within the part.
     """
     names = table.descriptor.primary_key
     keys = [
@@ -373,16 +376,16 @@ def _bucket_numbers(
 
 
 def _joined(pieces: Sequence[KeyWrite]) -> KeyWrite:
-    """Return the pieces of one bucket, which have no sequence if they are several, as one write."""
+    """Join the pieces of a bucket into a write; several pieces have no sequence."""
     if len(pieces) == 1:
         return pieces[0]
-    given = [piece.operations for piece in pieces if piece.operations is not None]
-    known = [piece.row_numbers for piece in pieces if piece.row_numbers is not None]
+    operations = [piece.operations for piece in pieces if piece.operations is not None]
+    row_numbers = [piece.row_numbers for piece in pieces if piece.row_numbers is not None]
     return KeyWrite(
         pieces[0].bucket,
         pa.concat_batches([piece.rows for piece in pieces]),
-        np.concatenate(given) if given else None,
-        row_numbers=np.concatenate(known) if len(known) == len(pieces) else None,
+        np.concatenate(operations) if operations else None,
+        row_numbers=np.concatenate(row_numbers) if len(row_numbers) == len(pieces) else None,
         schema_id=pieces[0].schema_id,
     )
 

@@ -1,8 +1,8 @@
-"""Writes whose rows the service divides: those that keep what does not fit, and those of texts.
+"""Writes with rows that the service checks one by one: text bodies, and `on_error=reject`.
 
-Rows that all fit are written like any others. Else the rows that fit, and the others as rejected
-ones, are one transaction: one decision for both. So is a request that says what tells it from
-others, which then happens once, however often it arrives.
+If all rows fit the table, the rows are written as usual. Otherwise a transaction commits the valid
+rows and the rejected rows together. A request with a transaction id, or with an application id and
+version, is also a transaction: repetitions of the request write nothing.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ SIFTED_PARAMETERS: Final = (
     "source",
     "first_row",
 )
-# All of them may be bad, and a rejected row takes some hundred bytes more than it had.
+# All rows may be bad, and a rejected row takes some hundred bytes more than the original.
 ROWS_MAX: Final = 65_536
-# Dividing takes much longer than storing.
+# Checking rows takes much longer than storing them.
 _INLINE_BYTES_MAX: Final = 16 << 10
 _CUT_BYTES: Final = 8 << 20
 _CUT_ROWS: Final = 4_096
@@ -96,7 +96,7 @@ _SOURCE_TEXT_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiftedWrite:
-    """What such a request asks for."""
+    """The parameters of a request with rows to check."""
 
     operation: TransactionOperation
     form: Body
@@ -107,13 +107,13 @@ class SiftedWrite:
     source: str
     first_row: int
     schema_id: int | None = None
-    """The version of the schema that the columns are named by; None: the current one."""
+    """The schema version of the column names; None: the current version."""
     bucket: int | None = None
-    """That of the rows that fit; None: they are spread, or their keys say it."""
+    """The bucket of the valid rows; None: rows are spread, or placed by key."""
 
     @property
     def is_once(self) -> bool:
-        """Whether it says what tells it from others."""
+        """Whether the request has an id, so that repetitions write nothing."""
         return self.transaction_id is not None or self.app_id is not None
 
 
@@ -123,9 +123,13 @@ def sifted_write(
     operation: TransactionOperation,
     table: TableInfo,
 ) -> SiftedWrite | None:
-    """Read what a request asks for; None: its rows are Arrow's, and are stored as they are."""
-    given = exchange.header(b"content-type")
-    form = Body.ROWS if given is None or given == ARROW_STREAM else _form(exchange, given)
+    """Read the parameters of a request; None for Arrow rows that need no check one by one."""
+    content_type = exchange.header(b"content-type")
+    form = (
+        Body.ROWS
+        if content_type is None or content_type == ARROW_STREAM
+        else _form(exchange, content_type)
+    )
     if form is Body.ROWS and (not query or query.keys().isdisjoint(SIFTED_PARAMETERS)):
         return None
     for name, instead in (("writer_id", "transaction_id"), ("columns", "whole rows")):
@@ -164,39 +168,39 @@ def sifted_write(
 
 
 def _form(exchange: HttpExchange, content_type: bytes) -> Body:
-    """Return what a body is; Arrow's, which is refused then, if it is nothing that is known."""
+    """Return the kind of a body; for an unknown content type Arrow rows, refused later."""
     exchange.text_bodies = _FORMS
     return _FORMS.get(content_type.partition(b";")[0].strip().lower(), Body.ROWS)
 
 
 async def answer_sifted(
-    exchange: HttpExchange, service: Service, table: LogTable | KeyTable, asked: SiftedWrite
+    exchange: HttpExchange, service: Service, table: LogTable | KeyTable, write: SiftedWrite
 ) -> None:
-    """Write the rows that fit and keep the others, if they are to be kept: all or nothing."""
-    exchange.body = asked.form
-    with service.body_memory.body(exchange.caller.name) as held:
-        body = await service.rows_body(exchange, held)
-        arguments = (body, table.info, asked, service.config)
+    """Write the valid rows and, with `on_error=reject`, the rejected rows: all or nothing."""
+    exchange.body = write.form
+    with service.body_memory.body(exchange.caller.name) as memory:
+        body = await service.rows_body(exchange, memory)
+        arguments = (body, table.info, write, service.config)
         if len(body) > _INLINE_BYTES_MAX:
             divided = await service.run_blocking(_divided, *arguments)
         else:
             divided = _divided(*arguments)
         stage_ended("decode")
-        if asked.form is not Body.ROWS and not held.adds_at_once(
+        if write.form is not Body.ROWS and not memory.adds_at_once(
             sum(batch.nbytes for batch in divided.good)
         ):
-            raise held.refusal()
-        if divided.bad and not asked.is_rejecting:
-            raise _refusal(table.info, asked, divided)
+            raise memory.refusal()
+        if divided.bad and not write.is_rejecting:
+            raise _refusal(table.info, write, divided)
         service.check_write()
-        if divided.bad or asked.is_once:
-            result = await write_divided(service, table, asked, divided)
+        if divided.bad or write.is_once:
+            result = await write_divided(service, table, write, divided)
         else:
-            result = await _like_any_others(service, table, asked, divided)
+            result = await _like_any_others(service, table, write, divided)
     service.check_written()
     rejected_count = 0
     if not result.is_skipped:
-        # A repetition is answered by what was stored: its rows are the same.
+        # The answer to a repetition is the stored result: the rows are the same.
         rejected_count = divided.good_count + divided.bad_count - result.row_count
     service.metrics.appended_rows.inc(result.row_count + rejected_count)
     await exchange.answer_json(
@@ -204,58 +208,59 @@ async def answer_sifted(
     )
 
 
-def _divided(body: bytes, table: TableInfo, asked: SiftedWrite, config: ServiceConfig) -> Divided:
-    """Read the body and divide its rows, by one version of the schema. On any thread."""
-    schema_id = table.schema_id if asked.schema_id is None else asked.schema_id
-    divided = _divided_by(table.in_version(schema_id), body, asked, config)
+def _divided(body: bytes, table: TableInfo, write: SiftedWrite, config: ServiceConfig) -> Divided:
+    """Read the body and check the rows against a version of the schema. On any thread."""
+    schema_id = table.schema_id if write.schema_id is None else write.schema_id
+    divided = _divided_by(table.in_version(schema_id), body, write, config)
     return dataclasses.replace(divided, schema_id=schema_id)
 
 
 def _divided_by(
-    table: TableInfo, body: bytes, asked: SiftedWrite, config: ServiceConfig
+    table: TableInfo, body: bytes, write: SiftedWrite, config: ServiceConfig
 ) -> Divided:
-    what = written_to(str(asked.operation), table)
+    error_prefix = written_to(str(write.operation), table)
     key: tuple[str, ...] = ()
-    if asked.operation is TransactionOperation.DELETE:
+    if write.operation is TransactionOperation.DELETE:
         key, table = table.descriptor.primary_key, _of_keys(table)
     bounds = TextBounds(
-        what=what,
-        rows_max=ROWS_MAX if asked.is_rejecting else config.append_rows_max,
+        what=error_prefix,
+        rows_max=ROWS_MAX if write.is_rejecting else config.append_rows_max,
         bytes_max=config.body_bytes_max,
-        is_rejecting=asked.is_rejecting,
+        is_rejecting=write.is_rejecting,
         key=key,
     )
-    if asked.form is Body.JSON:
-        rows = _json_rows(body, what=what)
+    if write.form is Body.JSON:
+        rows = _json_rows(body, what=error_prefix)
         types = {column.name: column.type for column in table.schema.columns}
-        # Four letters of null, or none, are as wide as any other value is in Arrow.
+        # In Arrow a null, or an absent value, takes as many bytes as any value of a fixed width.
         empty_bytes = len(rows) * width_of(types.values())
         nested = sum(nested_bytes(row, types) for row in rows)
         DividedText(bounds).check(0, empty_bytes + nested)
         return divide_rows(
             table, rows, whose=bounds.whose, given=lambda at: plain_values(rows[at], types)
         )
-    if asked.form is not Body.ROWS:
-        return (divide_csv if asked.form is Body.CSV else divide_ndjson)(body, table, bounds)
+    if write.form is not Body.ROWS:
+        return (divide_csv if write.form is Body.CSV else divide_ndjson)(body, table, bounds)
     stream = open_request(
         body,
-        what=what,
+        what=error_prefix,
         rows_max=ROWS_MAX,
         batch_bytes_max=config.batch_bytes_max,
         batches_max=config.append_batches_max,
     )
-    if asked.schema_id is None:
+    if write.schema_id is None:
         check_names(table, stream.schema.names)
     parts = list(stream.batches())
     if any(part.sequence or part.bucket is not None for part in parts):
         raise InvalidRequestError(
-            f"{what}: batches of a write that the service divides name no bucket and no sequence"
+            f"{error_prefix}: batches of a write that the service divides name no bucket and no"
+            " sequence"
         )
     return divide(table, stream.schema, (part.batch for part in parts))
 
 
 def _of_keys(table: TableInfo) -> TableInfo:
-    """Return what has the keys of a table as its rows."""
+    """Return a table description with only the key columns."""
     whole = table.descriptor
     schema = whole.schema.select(whole.primary_key, table=str(whole.path))
     return TableInfo(
@@ -284,23 +289,23 @@ def _json_rows(body: bytes, *, what: str) -> Sequence[Mapping[str, Any]]:
     return rows
 
 
-def _refusal(table: TableInfo, asked: SiftedWrite, divided: Divided) -> SchemaMismatchError:
+def _refusal(table: TableInfo, write: SiftedWrite, divided: Divided) -> SchemaMismatchError:
     first, rows = divided.bad[0]
     row = rows[0]
     column = "" if row.column is None else f", column '{row.column}'"
-    ending = nothing_done(is_delete=asked.operation is TransactionOperation.DELETE)
+    ending = nothing_done(is_delete=write.operation is TransactionOperation.DELETE)
     return SchemaMismatchError(
-        f"{asked.operation} of '{table.path}': row {first + row.position}{column}: {row.reason};"
+        f"{write.operation} of '{table.path}': row {first + row.position}{column}: {row.reason};"
         f" {ending}"
     )
 
 
 async def _like_any_others(
-    service: Service, table: LogTable | KeyTable, asked: SiftedWrite, divided: Divided
+    service: Service, table: LogTable | KeyTable, write: SiftedWrite, divided: Divided
 ) -> CommitResult:
     request = RowsRequest(
         table=table.info,
-        verb=str(asked.operation),
+        verb=str(write.operation),
         config=service.config,
         schema_id=divided.schema_id,
         first_bucket=table.next_spread_bucket(1),
@@ -321,29 +326,29 @@ async def _like_any_others(
 
 
 async def write_divided(
-    service: Service, table: OpenTable, asked: SiftedWrite, divided: Divided
+    service: Service, table: OpenTable, write: SiftedWrite, divided: Divided
 ) -> CommitResult:
-    """Write the rows that fit and keep the others, all or nothing.
+    """Write the valid rows and the rejected rows in a transaction, all or nothing.
 
-    It happens once for its transaction id, or app id and version.
+    A repetition with the same transaction id, or app id and version, writes nothing.
     """
     transactions = service.transactions_of(table)
     transaction_id, status = await transactions.begin(
-        asked.operation,
+        write.operation,
         columns=None,
-        app_id=asked.app_id,
-        version=asked.version,
+        app_id=write.app_id,
+        version=write.version,
         timeout_ms=None,
-        transaction_id=asked.transaction_id,
+        transaction_id=write.transaction_id,
     )
     if status is TransactionStatus.SKIPPED:
         return CommitResult(status=status, ranges={}, row_count=0, timestamp_us=0)
     refused: StreamhouseError | None = None
     if status is TransactionStatus.OPEN:
         try:
-            return await _commit(service, table, asked, divided, transaction_id)
+            return await _commit(service, table, write, divided, transaction_id)
         except TransactionClosedError as error:
-            # The same request, sent before, was faster.
+            # An earlier copy of this request is committing the transaction.
             refused = error
     outcome = await transactions.outcome(transaction_id)
     if outcome is None:
@@ -356,32 +361,32 @@ async def write_divided(
 async def _commit(
     service: Service,
     table: OpenTable,
-    asked: SiftedWrite,
+    write: SiftedWrite,
     divided: Divided,
     transaction_id: str,
 ) -> CommitResult:
     transactions = service.transactions_of(table)
     spare = contextlib.ExitStack()
-    # Whatever is committed or decided stays as it is.
+    # An abort leaves committed and decided transactions unchanged.
     spare.callback(_abort, service, table, transaction_id)
     with spare:
         parts = []
         if divided.good:
-            # Of a table with a key the schema stays while the transaction is open.
+            # The schema of a primary key table is fixed while the transaction is open.
             staged = await _stage(
                 service,
                 table,
                 transaction_id,
                 divided.good,
                 schema_id=divided.schema_id,
-                bucket=asked.bucket,
+                bucket=write.bucket,
             )
             parts.append(staged)
         linked = None
         if divided.bad:
             companion = await kept_companion(service, str(table.path))
-            others = service.transactions_of(companion)
-            linked_id, _ = await others.begin(
+            companion_transactions = service.transactions_of(companion)
+            linked_id, _ = await companion_transactions.begin(
                 TransactionOperation.UPSERT,
                 columns=None,
                 app_id=None,
@@ -389,14 +394,14 @@ async def _commit(
                 timeout_ms=None,
             )
             spare.callback(_abort, service, companion, linked_id)
-            rows = await service.run_blocking(_rejected, divided, asked)
+            rows = await service.run_blocking(_rejected, divided, write)
             current = companion.info.schema_id
-            kept = [
+            rejected_parts = [
                 await _stage(service, companion, linked_id, [batch], schema_id=current)
                 for batch in rows
             ]
             linked = LinkedCommit(
-                table=str(companion.path), transaction_id=linked_id, parts=tuple(kept)
+                table=str(companion.path), transaction_id=linked_id, parts=tuple(rejected_parts)
             )
         service.check_write()
         try:
@@ -404,7 +409,7 @@ async def _commit(
         except StreamhouseError:
             service.manager.check_open(table)
             raise
-        assert result is not None, "nobody has limited the wait"
+        assert result is not None, "the wait has no limit"
         return result
 
 
@@ -433,15 +438,15 @@ async def _stage(
     return part_id
 
 
-def _rejected(divided: Divided, asked: SiftedWrite) -> list[pa.RecordBatch]:
-    """Return the rows that do not fit as the table of rejected rows has them."""
+def _rejected(divided: Divided, write: SiftedWrite) -> list[pa.RecordBatch]:
+    """Return the rejected rows in the schema of the table of rejected rows."""
     now_us = time.time_ns() // 1_000
     return [
         rejected_rows(
             rows[start : start + _CUT_ROWS],
-            operation=str(asked.operation),
-            source=asked.source,
-            first_row=asked.first_row + first,
+            operation=str(write.operation),
+            source=write.source,
+            first_row=write.first_row + first,
             now_us=now_us,
         )
         for first, rows in divided.bad
@@ -452,7 +457,7 @@ def _rejected(divided: Divided, asked: SiftedWrite) -> list[pa.RecordBatch]:
 def _body(
     table: TableInfo, batches: Sequence[pa.RecordBatch], *, bucket: int | None = None
 ) -> bytes:
-    """Return rows as the body of a request, which has all its checks before it."""
+    """Return rows as a request body; the body then passes the checks of any request."""
     schema = batches[0].schema if batches else table.schema.to_arrow()
     parts = [(bucket, 0, part) for part in _cut(batches)]
     body: bytes = encode_append_body(schema, parts).to_pybytes()
@@ -460,7 +465,7 @@ def _body(
 
 
 def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches in order, none much larger than a request's."""
+    """Yield batches in order, cut to about `_CUT_BYTES`."""
     for batch in batches:
         if batch.nbytes > _CUT_BYTES and batch.num_rows > 1:
             half = batch.num_rows // 2

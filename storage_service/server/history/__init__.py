@@ -1,5 +1,4 @@
-"""A table over log and lake: which offsets are readable, and which belong to a time.
+"""A table over log and lake: the readable offsets, and the search for an offset by time.
 
-`since_time.py` is the one answer to "which row is the first of a time or later". Everybody asks it
-through `Service.first_since`.
+`since_time.py` finds the first row of a time or later. All callers use `Service.first_since`.
 """

@@ -1,13 +1,13 @@
-"""Consumers that read what has left the log: places in the lake, kept open between their fetches.
+"""Cursors in the lake, open between fetches, for consumers that read rows older than the log.
 
-A consumer reads years in many fetches. Each goes on where its last one ended, so the cursor that
-answered that one waits under its next offset, with its files open. Whoever asks for that offset
-takes it; two consumers never share one. Rows that were read and did not fit into an answer are
-given back, and wait with the cursor.
+A consumer reads years of rows in many fetches, and each fetch begins at the end of the previous
+fetch. The cursor of a fetch therefore waits under its next offset, with open files. The next fetch
+from this offset takes the cursor; two consumers never share a cursor. Rows that were read and did
+not fit into an answer are given back and wait with the cursor.
 
 Invariants:
-- cursors that wait hold at most `idle_bytes_max` bytes together, or one of them is all there is
-- one that nobody has taken for `idle_s` is closed at the next look
+- Waiting cursors hold at most `idle_bytes_max` bytes in total, or only a single cursor waits.
+- A cursor that has waited for `idle_s` is closed at the next look.
 Any thread.
 """
 
@@ -45,41 +45,41 @@ class _Place(NamedTuple):
 
 
 class _Reader:
-    """Rows that were given back, and the cursor behind them, if that is not at its end."""
+    """Rows that were given back, then the rows of a cursor; None for a finished cursor."""
 
     def __init__(self, cursor: OlderRowsCursor | None) -> None:
         self._cursor = cursor
-        self._given_back: deque[OlderRows] = deque()
+        self._returned: deque[OlderRows] = deque()
 
     @property
     def held_bytes(self) -> int:
-        own = 0 if self._cursor is None else self._cursor.held_bytes
-        given_back: int = sum(found.rows.nbytes for found in self._given_back)
-        return own + given_back
+        cursor_bytes = 0 if self._cursor is None else self._cursor.held_bytes
+        returned_bytes: int = sum(batch.rows.nbytes for batch in self._returned)
+        return cursor_bytes + returned_bytes
 
     @property
     def is_at_end(self) -> bool:
         cursor = self._cursor
         at_end = cursor is None or cursor.next_offset >= cursor.end_offset
-        return at_end and not self._given_back
+        return at_end and not self._returned
 
     def read(self, *, rows_max: int, bytes_max: int) -> OlderRows:
-        """See `OlderRowsCursor.read`; not at the end."""
-        if not self._given_back:
-            assert self._cursor is not None, "else it is at its end"
+        """See `OlderRowsCursor.read`; must not be called at the end."""
+        if not self._returned:
+            assert self._cursor is not None, "a reader without a cursor has rows or is at its end"
             return self._cursor.read(rows_max=rows_max, bytes_max=bytes_max)
-        found = self._given_back.popleft()
-        count = found.rows.num_rows
-        fitting = bytes_max * count // max(1, found.rows.nbytes)
+        batch = self._returned.popleft()
+        count = batch.rows.num_rows
+        fitting = bytes_max * count // max(1, batch.rows.nbytes)
         fitting = max(1, min(rows_max, fitting))
         if fitting >= count:
-            return found
-        self._given_back.appendleft(found.since(fitting))
-        return found.up_to(fitting)
+            return batch
+        self._returned.appendleft(batch.since(fitting))
+        return batch.up_to(fitting)
 
-    def give_back(self, found: OlderRows) -> None:
-        """Have these rows again, which were the last that were read."""
-        self._given_back.appendleft(found)
+    def give_back(self, batch: OlderRows) -> None:
+        """Return the rows of the last read to the reader."""
+        self._returned.appendleft(batch)
 
     def close(self) -> None:
         if self._cursor is not None:
@@ -110,13 +110,13 @@ class LakeCursors:
         self._idle_s = idle_s
         self._clock_s = clock_s
         self._lock = threading.Lock()
-        # The one that has waited longest is the first.
+        # In the order of waiting, the longest first.
         self._idle: OrderedDict[_Place, _Idle] = OrderedDict()
         self._is_closed = False
 
     @property
     def held_bytes(self) -> int:
-        """About how much memory the cursors hold that wait."""
+        """The approximate memory of the waiting cursors."""
         with self._lock:
             return sum(idle.held_bytes for idle in self._idle.values())
 
@@ -131,36 +131,36 @@ class LakeCursors:
         bytes_max: int,
         check: Callable[[CoveredOffsets], None],
     ) -> OlderRows:
-        """Return rows of the bucket from `offset` on, which is below its tiered offset.
+        """Return rows of the bucket from `offset` on; `offset` is below the tiered offset.
 
-        `check` raises if the lake table, as it is found, has not the history of the table.
-        Raises `CorruptDataError` if the lake is too old for that, and as `LakeHistory.open` and
+        `check` raises if the lake table has not the history of the table.
+        Raises `CorruptDataError` if the lake lacks tiered rows, and as `LakeHistory.open` and
         `OlderRowsCursor.read`.
         """
         place = _Place(table.table_id, table.schema_id, bucket, offset)
         cursor = self._taken(place) or self._opened(table, lake, place, check)
         try:
-            found = cursor.read(rows_max=rows_max, bytes_max=bytes_max)
-            if found.next_offset <= offset:
+            batch = cursor.read(rows_max=rows_max, bytes_max=bytes_max)
+            if batch.next_offset <= offset:
                 raise CorruptDataError(
                     f"table '{table.path}', bucket {bucket}: the lake ends at offset"
-                    f" {found.next_offset}, but rows at {offset} were tiered to it: its catalog or"
+                    f" {batch.next_offset}, but rows at {offset} were tiered to it: its catalog or"
                     " metadata is older than the service's data directory; restore the newer one"
                 )
         except BaseException:
             cursor.close()
             raise
-        self._keep(place._replace(offset=found.next_offset), cursor)
-        return found
+        self._keep(place._replace(offset=batch.next_offset), cursor)
+        return batch
 
-    def give_back(self, table: TableInfo, bucket: int, rest: OlderRows, *, offset: int) -> None:
-        """Let rows wait that `read` has returned, for who reads on from `offset`.
+    def give_back(self, table: TableInfo, bucket: int, unread: OlderRows, *, offset: int) -> None:
+        """Give rows of `read` back, for the next read from `offset`.
 
-        They are its last rows, or all rows of several reads, and none of them is below `offset`.
+        The rows are the last rows of a read, or all rows of several reads, from `offset` on.
         """
         place = _Place(table.table_id, table.schema_id, bucket, offset)
-        cursor = self._taken(place._replace(offset=rest.next_offset)) or _Reader(None)
-        cursor.give_back(rest)
+        cursor = self._taken(place._replace(offset=unread.next_offset)) or _Reader(None)
+        cursor.give_back(unread)
         self._keep(place, cursor)
 
     def first_since(
@@ -172,16 +172,16 @@ class LakeCursors:
     def close_idle(self) -> None:
         """Close the cursors that have waited too long."""
         with self._lock:
-            gone = self._overdue()
-        _close(gone)
+            cursors = self._overdue()
+        _close(cursors)
 
     def close(self) -> None:
-        """Close every cursor that waits; those in use are closed after it."""
+        """Close every waiting cursor; a cursor in use is closed after its use."""
         with self._lock:
             self._is_closed = True
-            gone = [idle.cursor for idle in self._idle.values()]
+            cursors = [idle.cursor for idle in self._idle.values()]
             self._idle.clear()
-        _close(gone)
+        _close(cursors)
 
     def _taken(self, place: _Place) -> _Reader | None:
         with self._lock:
@@ -205,36 +205,36 @@ class LakeCursors:
         return _Reader(cursor)
 
     def _keep(self, place: _Place, cursor: _Reader) -> None:
-        """Let a cursor wait, unless it is at its end; close what is too much for that."""
+        """Let a cursor wait, unless it is at its end; close overdue and surplus cursors."""
         idle = _Idle(cursor, self._clock_s(), cursor.held_bytes)
         with self._lock:
-            gone = self._overdue()
+            to_close = self._overdue()
             if self._is_closed or cursor.is_at_end:
-                gone.append(cursor)
+                to_close.append(cursor)
             else:
                 if place in self._idle:
-                    gone.append(self._idle.pop(place).cursor)
+                    to_close.append(self._idle.pop(place).cursor)
                 self._idle[place] = idle
-                gone += self._too_much()
-        _close(gone)
+                to_close += self._too_much()
+        _close(to_close)
 
     def _overdue(self) -> list[_Reader]:
         before_s = self._clock_s() - self._idle_s
-        gone = []
+        overdue = []
         while self._idle and next(iter(self._idle.values())).since_s < before_s:
-            gone.append(self._idle.popitem(last=False)[1].cursor)
-        return gone
+            overdue.append(self._idle.popitem(last=False)[1].cursor)
+        return overdue
 
     def _too_much(self) -> list[_Reader]:
         held_bytes = sum(idle.held_bytes for idle in self._idle.values())
-        gone = []
+        surplus = []
         while len(self._idle) > 1 and (
             held_bytes > self._idle_bytes_max or len(self._idle) > self._idle_max
         ):
             _, idle = self._idle.popitem(last=False)
             held_bytes -= idle.held_bytes
-            gone.append(idle.cursor)
-        return gone
+            surplus.append(idle.cursor)
+        return surplus
 
 
 def _close(cursors: list[_Reader]) -> None:

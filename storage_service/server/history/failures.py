@@ -1,7 +1,7 @@
-"""What goes wrong with one of many partitions without being an error of ours: said of it alone.
+"""Exceptions of libraries, and bugs, as errors of a single partition of a request.
 
-A library's own exception, or a bug, that ended a request would end every request of its client,
-which asks for the same partitions again.
+A client repeats a failed request with the same partitions. If the exception of a single partition
+failed the whole request, all requests of the client would fail.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ __all__ = ["failure_of"]
 
 _logger = logging.getLogger(__name__)
 
-_TOLD_MAX: Final = 1_000
-_told: Final[OrderedDict[str, None]] = OrderedDict()
+_LOGGED_MAX: Final = 1_000
+_logged: Final[OrderedDict[str, None]] = OrderedDict()
 _lock: Final = threading.Lock()
 
 
 def failure_of(error: Exception, doing: str) -> StreamhouseError:
-    """Return what is answered where `doing` met an error. Any thread.
+    """Return the error to answer after `doing` failed. Any thread.
 
-    One that is none of ours is logged with its traceback, once: clients ask again and again.
+    An exception other than a `StreamhouseError` is logged with its traceback once, because clients
+    repeat their requests.
     """
     if isinstance(error, StreamhouseError):
         return error
@@ -34,11 +35,11 @@ def failure_of(error: Exception, doing: str) -> StreamhouseError:
     return InternalError(f"{doing} failed with {type(error).__name__}; the service's log says why")
 
 
-def _is_news(what: str) -> bool:
+def _is_news(key: str) -> bool:
     with _lock:
-        is_news = what not in _told
-        _told[what] = None
-        _told.move_to_end(what)
-        if len(_told) > _TOLD_MAX:
-            _told.popitem(last=False)
+        is_news = key not in _logged
+        _logged[key] = None
+        _logged.move_to_end(key)
+        if len(_logged) > _LOGGED_MAX:
+            _logged.popitem(last=False)
     return is_news

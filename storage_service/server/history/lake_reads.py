@@ -1,8 +1,7 @@
-"""Reading what has left the log for consumers: on threads of its own, because stores are slow.
+"""Reading rows that have left the log, on separate threads, because stores are slow.
 
-A store that does not answer holds up who reads history, and nobody else, and a history that cannot
-be opened is told to them alone. What the lake has is believed only if it is of the same history as
-the log.
+A store that does not answer delays only readers of history, and only these readers get an error if
+the history cannot be opened. Rows of the lake are used only if log and lake have the same history.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _CLOSE_IDLE_EVERY_S: Final = 15.0
 
 
 class OlderReads:
-    """What is read by functions that `LakeReads.run` runs. Blocking."""
+    """The reads available to functions that `LakeReads.run` runs. Blocking."""
 
     def __init__(self, cursors: LakeCursors) -> None:
         self._cursors = cursors
@@ -53,11 +52,11 @@ class OlderReads:
         rows_max: int,
         bytes_max: int,
     ) -> OlderRows:
-        """Return rows of a bucket from `offset` on, which is below what the lake has.
+        """Return rows of a bucket from `offset` on; `offset` is below the end of the lake's rows.
 
-        Rows that moved while they were looked for are looked for again.
+        If a snapshot expires during the read, the read is repeated.
         """
-        return _again_if_moved(
+        return _retry_if_moved(
             table,
             lambda: self._cursors.read(
                 *(info, table.lake, bucket),
@@ -68,15 +67,15 @@ class OlderReads:
             ),
         )
 
-    def give_back(self, info: TableInfo, bucket: int, rest: OlderRows, *, offset: int) -> None:
+    def give_back(self, info: TableInfo, bucket: int, unread: OlderRows, *, offset: int) -> None:
         """See `LakeCursors.give_back`."""
-        self._cursors.give_back(info, bucket, rest, offset=offset)
+        self._cursors.give_back(info, bucket, unread, offset=offset)
 
     def first_since(
         self, table: OpenTable, info: TableInfo, bucket: int, timestamp_us: int, *, offset: int
     ) -> WrittenAt | None:
-        """Return the first row from `offset` on that was written so late, if the lake has one."""
-        return _again_if_moved(
+        """Return the lake's first row from `offset` on written at `timestamp_us` or later."""
+        return _retry_if_moved(
             table,
             lambda: self._cursors.first_since(
                 info, table.lake, bucket, timestamp_us, offset=offset
@@ -85,12 +84,13 @@ class OlderReads:
 
 
 Older: TypeAlias = OlderReads | StreamhouseError
-"""What reads rows that have left the log, or why nothing does."""
+"""The reads of rows that have left the log, or the error of opening the history."""
 
 
 class LakeReads:
-    """Event loop only. The history is opened at the first read: most services have no consumer that
-    far behind.
+    """Runs reads of the lake. Event loop only.
+
+    The history is opened at the first read: most services have no consumer so far behind.
     """
 
     def __init__(self, open_history: Callable[[], LakeHistory]) -> None:
@@ -101,10 +101,10 @@ class LakeReads:
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, function: Callable[[Older], _T]) -> _T:
-        """Run a function that reads, once it has a thread; it is given what reads.
+        """Run a function on a thread for reads of history; the function gets the `OlderReads`.
 
-        That is an error where the history cannot be opened: who reads nothing of it needs none.
-        Raises `OverloadedError` when too many wait for a thread.
+        If the history cannot be opened, the function gets the error: not every call reads history.
+        Raises `OverloadedError` when too many reads wait for a thread.
         """
         if self._reads >= _READS_MAX:
             raise OverloadedError(
@@ -121,7 +121,7 @@ class LakeReads:
                 self._timer = loop.call_later(_CLOSE_IDLE_EVERY_S, self._close_idle)
 
     def close(self) -> None:
-        """Close what is open; reads under way end by themselves."""
+        """Close the waiting cursors; reads in progress finish on their threads."""
         if self._timer is not None:
             self._timer.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -132,7 +132,7 @@ class LakeReads:
         if self._cursors is None:
             loop = asyncio.get_running_loop()
             try:
-                # Its library takes a second to load, and is loaded once.
+                # The lake library takes a second to load, once.
                 history = await loop.run_in_executor(self._threads, self._open_history)
             except Exception as error:  # noqa: BLE001 - of a library, or a configuration
                 return failure_of(error, "opening the history of the lake")
@@ -141,7 +141,7 @@ class LakeReads:
         return OlderReads(self._cursors)
 
     def _use(self, history: LakeHistory) -> None:
-        # Two may have opened one at a time: the first is kept.
+        # Two callers may have opened the history at the same time: the first history is used.
         if self._cursors is None:
             self._cursors = LakeCursors(history)
 
@@ -153,7 +153,7 @@ class LakeReads:
             self._timer = loop.call_later(_CLOSE_IDLE_EVERY_S, self._close_idle)
 
 
-def _again_if_moved(table: OpenTable, read: Callable[[], _T]) -> _T:
+def _retry_if_moved(table: OpenTable, read: Callable[[], _T]) -> _T:
     for _ in range(_ATTEMPTS_MAX - 1):
         try:
             return read()
@@ -163,17 +163,17 @@ def _again_if_moved(table: OpenTable, read: Callable[[], _T]) -> _T:
 
 
 def _check(table: OpenTable, covered: CoveredOffsets) -> None:
-    """Raise `HistoryDivergedError` if the lake as it was found has another history than the log.
+    """Raise `HistoryDivergedError` if the opened lake has a different history than the log.
 
-    What the service has registered was compared when it was.
+    A registered lake state needs no check: the registration compared the histories.
     """
     lake = table.lake
-    known = lake.changelog if table.info.is_primary_key_table else lake
-    if known is None or (
-        covered.tiered_offsets == known.tiered_offsets
+    registered = lake.changelog if table.info.is_primary_key_table else lake
+    if registered is None or (
+        covered.tiered_offsets == registered.tiered_offsets
         and all(
-            known.fingerprints.get(bucket, said) == said
-            for bucket, said in covered.fingerprints.items()
+            registered.fingerprints.get(bucket, fingerprint) == fingerprint
+            for bucket, fingerprint in covered.fingerprints.items()
         )
     ):
         return

@@ -1,9 +1,9 @@
-"""Which offsets of a partition a consumer may read: from the log, and older ones from the lake.
+"""The offsets of a partition that a consumer may read: in the log, and older offsets in the lake.
 
-A consumer knows one range of offsets. The lake's rows belong to it where they lead up to the log
-without a gap: then the range begins with the lake's first row. Offsets that neither has any more,
-because they were overwritten, have reached their time to live, or left the log while the lake was
-off, are below it, and so is what the lake has below such a hole.
+A consumer sees a single range of offsets. If the lake's rows reach the log without a gap, the range
+begins with the lake's first row. Offsets without rows lie below the range: rows that were
+overwritten, have expired, or left the log while the lake was off. Rows in the lake below such a gap
+also lie below the range.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["ReadableOffsets", "lake_end", "readable_offsets"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadableOffsets:
-    """Offsets [start, end) are readable, those from `log_start` on in the log.
+    """Offsets [start, end) are readable; offsets from `log_start` on are in the log.
 
-    Rows below `first` were overwritten or have expired: they are no rows of the table. Those from
-    `first` to `start` are lost: no part of the table has them any more.
+    Rows below `first` were overwritten or have expired and are no rows of the table. Rows from
+    `first` to `start` are lost: neither log nor lake has the rows.
     """
 
     first: int
@@ -29,14 +29,15 @@ class ReadableOffsets:
     end: int
 
     def __contains__(self, offset: int) -> bool:
-        """Whether a consumer may stand at this offset: the end is where it waits."""
+        """Whether a consumer may be at this offset; `end` is the position of a waiting consumer."""
         return self.start <= offset <= self.end
 
 
 def lake_end(table: OpenTable, bucket: int) -> int:
-    """Return up to which offset the lake has the rows of a bucket's log, 0 if it has none.
+    """Return the end offset of a bucket's log rows in the lake, 0 without such rows.
 
-    Of a primary key table that is its full history: the rows' own lake table has no changes.
+    For a primary key table only the lake's changelog table counts: the main lake table has no
+    changes.
     """
     lake = table.lake
     if lake.diverged:
@@ -47,9 +48,9 @@ def lake_end(table: OpenTable, bucket: int) -> int:
 
 
 def readable_offsets(table: OpenTable, bucket: int, *, has_history: bool) -> ReadableOffsets:
-    """Return what is readable of a bucket now. Event loop only.
+    """Return the readable offsets of a bucket now. Event loop only.
 
-    Raises `BucketNotFoundError`. Without `has_history` the lake is not looked at.
+    Raises `BucketNotFoundError`. Without `has_history` only the log counts.
     """
     tablet = table.tablet(bucket)
     end, log_start = tablet.high_watermark, tablet.log_start_offset
@@ -58,7 +59,7 @@ def readable_offsets(table: OpenTable, bucket: int, *, has_history: bool) -> Rea
     start = log_start
     if has_history and lake_end(table, bucket) >= log_start:
         start = min(log_start, max(truncated, tablet.forgotten_offset))
-    # What has reached its time to live is found by no read of the table, wherever it still lies.
+    # No read returns an expired row, even if the row is still in the log or lake.
     start = min(max(start, truncated, expired), end)
     return ReadableOffsets(
         first=min(max(truncated, expired), start),

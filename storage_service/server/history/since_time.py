@@ -1,11 +1,11 @@
 """The first row of a bucket that was written at a time or later, in log or lake.
 
-The one place that answers this question. A row that left the log counts as long as the lake has it.
-Where rows that are in neither may be of that time or later, the answer says which.
+A row that left the log counts as long as the lake has the row. If lost rows, in neither log nor
+lake, may be of the time or later, the answer contains the range of the lost rows.
 
-Within a bucket time never goes back: `LogTablet` sees to that. So a row that is older than the time
-proves that all rows before it are, too. What the log's first segment says of the rows before it
-proves the same without reading one.
+`LogTablet` ensures that time never goes back within a bucket. A row older than the time therefore
+proves the same of all earlier rows. The log's first segment has the time of the rows removed before
+the segment, which gives the same proof without a read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ATTEMPTS_MAX: Final = 4
 
 
 class TimeQuestion(NamedTuple):
-    """Which row of a bucket is the first from `offset_min` on that was written then or later."""
+    """The search for a bucket's first row from `offset_min` on written at the time or later."""
 
     table: OpenTable
     bucket: int
@@ -48,10 +48,10 @@ class TimeQuestion(NamedTuple):
 
 
 class SinceTime(NamedTuple):
-    """The first readable row of a time or later: its offset, else the high watermark.
+    """The offset of the first readable row of a time or later, or the high watermark.
 
-    `timestamp_us` is when that row was written; None if there is none. Rows of `lost` are gone from
-    the log and in no lake, and may have been written at the time or later; None if there are none.
+    `timestamp_us` is the row's time; None without such a row. `lost` are rows in neither log nor
+    lake that may have been written at the time or later; None without such rows.
     """
 
     offset: int
@@ -63,33 +63,34 @@ Answer: TypeAlias = SinceTime | StreamhouseError
 
 
 def offset_of(question: TimeQuestion, answer: Answer, *, skip_lost: bool = False) -> int:
-    """Return the offset of an answer; raises its error.
+    """Return the offset of an answer; raises the error of a failed search.
 
-    Raises `OffsetOutOfRangeError` if rows of the time may be lost, unless these are to be skipped.
+    Raises `OffsetOutOfRangeError` if rows of the time may be lost, unless `skip_lost`.
     """
     if isinstance(answer, StreamhouseError):
         raise answer
     if answer.lost is None or skip_lost:
         return answer.offset
-    table, gone = question.table, answer.lost
+    table, lost_rows = question.table, answer.lost
     advice = ""
     if table.info.is_primary_key_table and not table.properties.datalake_changelog:
         advice = ", as the lake keeps the changes of a table with table.datalake.changelog only"
     end = table.tablet(question.bucket).high_watermark
     raise OffsetOutOfRangeError(
         f"table '{table.path}', bucket {question.bucket}: which row is the first since epoch"
-        f" microsecond {question.timestamp_us} cannot be told: rows [{gone.start}, {gone.end}) have"
-        f" left the log (table.log.ttl) and are not in the lake{advice}; begin at a later time, at"
-        f" an offset from {gone.end} to {end}, or with 'earliest'"
+        f" microsecond {question.timestamp_us} cannot be told: rows"
+        f" [{lost_rows.start}, {lost_rows.end}) have left the log (table.log.ttl) and are not in"
+        f" the lake{advice}; begin at a later time, at an offset from {lost_rows.end} to {end}, or"
+        " with 'earliest'"
     )
 
 
 @dataclass(slots=True)
 class _Search:
-    """A question, and what is known of its answer so far."""
+    """A question and the state of its search."""
 
     question: TimeQuestion
-    has: ReadableOffsets
+    offsets: ReadableOffsets
     info: TableInfo
     answer: Answer | None = None
     in_log: SinceTime | None = None
@@ -97,16 +98,16 @@ class _Search:
 
     @property
     def first(self) -> int:
-        """Where the rows begin that are asked for, whether they are readable or not."""
-        return max(self.has.first, self.question.offset_min)
+        """The first offset of the search, readable or not."""
+        return max(self.offsets.first, self.question.offset_min)
 
     @property
     def start(self) -> int:
-        """Where the readable rows begin that are asked for."""
-        return max(self.has.start, self.question.offset_min)
+        """The first readable offset of the search."""
+        return max(self.offsets.start, self.question.offset_min)
 
     def lost(self) -> OffsetRange | None:
-        """Return the rows that are asked for and not readable."""
+        """Return the range of lost rows within the search."""
         if self.first >= self.start:
             return None
         return OffsetRange(bucket=self.question.bucket, start=self.first, end=self.start)
@@ -117,7 +118,7 @@ async def first_since(
 ) -> list[Answer]:
     """Return the answer to each question, in order. Event loop only.
 
-    `lake_reads` is None in a service that reads no lake.
+    Without `lake_reads` only the log is searched.
     """
     answers: list[Answer | None] = [None] * len(questions)
     open_numbers = list(range(len(questions)))
@@ -142,8 +143,8 @@ async def first_since(
 
 def _begun(question: TimeQuestion, lake_reads: LakeReads | None) -> _Search:
     table = question.table
-    has = readable_offsets(table, question.bucket, has_history=lake_reads is not None)
-    return _Search(question, has, table.info)
+    offsets = readable_offsets(table, question.bucket, has_history=lake_reads is not None)
+    return _Search(question, offsets, table.info)
 
 
 def _moved(question: TimeQuestion) -> StreamhouseError:
@@ -165,21 +166,21 @@ def _look_in_log(searches: Sequence[_Search]) -> None:
 
 
 def _look_in_one_log(search: _Search) -> None:
-    """Set the answer if the log alone gives it, else what the log has of it."""
-    question, has = search.question, search.has
+    """Set `answer` if the log gives the answer alone, else `in_log` for the search in the lake."""
+    question, offsets = search.question, search.offsets
     tablet = question.table.tablet(question.bucket)
-    begin = max(has.log_start, search.start)
+    begin = max(offsets.log_start, search.start)
     offset = max(tablet.offset_for_timestamp(question.timestamp_us), begin)
     written_us = None
-    if offset < has.end:
+    if offset < offsets.end:
         written_us = tablet.read(offset, bytes_max=1)[0].timestamp_us
-    if tablet.first_stored_offset > has.log_start:
+    if tablet.first_stored_offset > offsets.log_start:
         search.is_moved = True
         return
-    in_log = SinceTime(min(offset, has.end), written_us, None)
+    in_log = SinceTime(min(offset, offsets.end), written_us, None)
     if search.first >= begin or offset > begin or question.timestamp_us > tablet.removed_until_us():
         search.answer = in_log
-    elif search.start < has.log_start:
+    elif search.start < offsets.log_start:
         search.in_log = in_log
     else:
         search.answer = in_log._replace(lost=search.lost())
@@ -212,9 +213,9 @@ def _in_lake(search: _Search, older: OlderReads) -> SinceTime:
 
 
 def _written_since(search: _Search, older: OlderReads, timestamp_us: int) -> WrittenAt | None:
-    """Return the first row of the lake below the log that was written so late."""
+    """Return the lake's first row below the log written at `timestamp_us` or later."""
     question = search.question
     row = older.first_since(
         question.table, search.info, question.bucket, timestamp_us, offset=search.start
     )
-    return row if row is not None and row.offset < search.has.log_start else None
+    return row if row is not None and row.offset < search.offsets.log_start else None

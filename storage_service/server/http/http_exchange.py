@@ -245,12 +245,12 @@ class HttpExchange:
 
     async def read_body(
         self,
-        held: HeldBody,
+        memory: HeldBody,
         *,
         bytes_max: int,
         timeout_ms: int,
     ) -> bytes:
-        """Return the whole body; `held` counts the body's memory.
+        """Return the whole body; `memory` counts the body's memory.
 
         Raises `InvalidRequestError` for a wrong content type or a slow body, `RequestTooLargeError`
         as soon as the limit is passed, `OverloadedError` for lack of memory, and `ClientGone` if
@@ -260,8 +260,8 @@ class HttpExchange:
         length = self.content_length() if whole is None else len(whole)
         if length is not None and length > bytes_max:
             raise self._too_large(bytes_max)
-        if whole is not None and held.adds_at_once(len(whole)):
-            held.end()
+        if whole is not None and memory.adds_at_once(len(whole)):
+            memory.end()
             if whole:
                 self._check_content_type(self.body.content_type)
             body = bytes(whole)
@@ -271,19 +271,19 @@ class HttpExchange:
         await own_task()
         try:
             async with asyncio.timeout(timeout_ms / 1000) as limit:
-                held.begin(lambda: None if limit.expired() else limit.reschedule(0))
-                chunks = await self._chunks(held, bytes_max)
+                memory.begin(lambda: None if limit.expired() else limit.reschedule(0))
+                chunks = await self._chunks(memory, bytes_max)
         except TimeoutError:
-            if held.is_refused:
-                raise held.refusal() from None
+            if memory.is_refused:
+                raise memory.refusal() from None
             raise InvalidRequestError(
                 f"{self.path}: the request body did not arrive within {timeout_ms} ms"
                 " (body_read_timeout_ms)"
             ) from None
-        held.end()
+        memory.end()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    async def _chunks(self, held: HeldBody, bytes_max: int) -> list[bytes]:
+    async def _chunks(self, memory: HeldBody, bytes_max: int) -> list[bytes]:
         chunks: list[bytes] = []
         received = 0
         while True:
@@ -297,7 +297,7 @@ class HttpExchange:
                 received += len(chunk)
                 if received > bytes_max:
                     raise self._too_large(bytes_max)
-                await held.add(len(chunk))
+                await memory.add(len(chunk))
                 chunks.append(chunk)
             if not message.get("more_body", False):
                 return chunks
