@@ -1,1 +1,1 @@
-"""What every program shares: the model, values, texts, the wire, errors. No I/O of its own."""
+"""The parts shared by every program: model, values, texts, wire, errors. No I/O of its own."""

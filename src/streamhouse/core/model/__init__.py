@@ -1,8 +1,8 @@
-"""Values every part agrees on: no file, no network, no clock.
+"""Values shared by every part: no file, no network, no clock.
 
 - a table: `table`, `schema`, `schema_change`, `partitioning`, `properties`, `merge_engine`
-- where it stands: `offsets`, `table_state`, `transaction`
+- its positions: `offsets`, `table_state`, `transaction`
 - its rows: `conform` (rows that fit the schema), `bucketing`, `changelog`, `calendar`
 - its lake tables: the room `lake/`
-- `units` reads what people write, `sorted_values` is a set of integers as an array
+- `units` reads texts of people, `sorted_values` is a set of integers as an array
 """

@@ -1,11 +1,11 @@
-"""Which bucket a row belongs to: Iceberg's own `bucket[N]`, so the log and the lake agree.
+"""The bucket of a row: Iceberg's `bucket[N]`, so that log and lake agree.
 
-One bucketable key column is hashed as Iceberg hashes its type (spec, appendix B: 32-bit murmur3,
-`(hash & int32.max) % N`). Several columns, or one that Iceberg cannot bucket, are hashed as the
-bytes of `encode_key`. A null single key hashes to bucket 0.
+One bucketable key column is hashed by Iceberg's rule for its type (spec, appendix B: 32-bit
+murmur3, `(hash & int32.max) % N`). Several columns, or one column which Iceberg cannot bucket, are
+hashed as the bytes of `encode_key`. A null single key hashes to bucket 0.
 
-Of one key given as Python values `bytes_to_hash` says which bytes are hashed, without Arrow: making
-a row of one key and asking for its bucket takes longer than all the rest of looking it up.
+For one key of Python values, `bytes_to_hash` gives the bytes to hash without Arrow: building an
+Arrow row and computing its bucket takes longer than the whole lookup.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _PRESENT: Final = b"\x01"
 _LONG: Final = struct.Struct("<q")
 _EXACT: Final = Context(prec=80)
 FEW_ROWS: Final = 64
-"""Up to so many rows their values one by one take less time than the kernels' calls."""
+"""The most rows for which Python values, one by one, are faster than kernels."""
 _INTEGERS: Final = frozenset(t.id for t in (pa.int8(), pa.int16(), pa.int32(), pa.int64()))
 _BYTES: Final = frozenset((pa.string().id, pa.binary().id))
 _TIMES: Final = {pa.date32().id: pa.int32(), pa.timestamp("us").id: pa.int64()}
-"""What a date or a time is stored as."""
+"""The storage type of dates and times."""
 _SIGN_BITS: Final = {size: np.array(1 << (size * 8 - 1), f"u{size}") for size in (1, 2, 4, 8)}
 
 
@@ -72,9 +72,9 @@ def buckets_for_rows(
 
 
 def buckets_of_few(columns: Sequence[pa.Array], bucket_count: int) -> list[int] | None:
-    """Return what `buckets_for_rows` does for few rows of key columns of common types.
+    """Return the result of `buckets_for_rows` for few rows of key columns of common types.
 
-    None where only `buckets_for_rows` knows.
+    None for many rows, or another type.
     """
     if len(columns[0]) > FEW_ROWS:
         return None
@@ -92,12 +92,12 @@ def buckets_of_few(columns: Sequence[pa.Array], bucket_count: int) -> list[int] 
 
 
 def _bytes_of(column: pa.Array) -> list[bytes | None]:
-    # Text may be none: it is not decoded.
+    # Strings are not decoded, because a string may be malformed UTF-8.
     return column.view(pa.binary()).to_pylist()  # type: ignore[no-any-return]
 
 
 def bytes_to_hash(t: pa.DataType) -> Callable[[Any], bytes] | None:
-    """Return what makes the bytes that Iceberg hashes of a value of `t`; None if it hashes none.
+    """Return a function for the bytes which Iceberg hashes of a value of `t`; None for other types.
 
     The bucket is `(murmur3(bytes) & 0x7FFFFFFF) % N`.
     """
@@ -126,7 +126,7 @@ def least_bytes(number: int) -> bytes:
 def split_by_bucket(
     batch: pa.RecordBatch, bucket_key: Sequence[str], bucket_count: int
 ) -> dict[int, pa.RecordBatch]:
-    """Return the rows of each bucket that has any, each in the order of `batch`."""
+    """Return the rows of each non-empty bucket, in the order of `batch`."""
     if bucket_count == 1 or batch.num_rows == 0:
         return {0: batch} if batch.num_rows else {}
     return rows_of_buckets(batch, buckets_for_rows(batch, bucket_key, bucket_count))
@@ -135,7 +135,7 @@ def split_by_bucket(
 def rows_of_buckets(
     batch: pa.RecordBatch, buckets: list[int] | npt.NDArray[np.int32]
 ) -> dict[int, pa.RecordBatch]:
-    """Return the rows of each bucket that has any, each in the order of `batch`, which has some.
+    """Return the rows of each non-empty bucket, in the order of `batch`, which must have rows.
 
     `buckets` has the bucket of every row.
     """
@@ -155,7 +155,7 @@ def rows_of_buckets(
         order = pa.py_buffer(by_bucket.astype(np.int64, copy=False))
     if len(present) == 1:
         return {present[0]: batch}
-    # Made of its bytes: converting values takes half as long as the take.
+    # Made from bytes: a conversion of values would take half as long as the take.
     indices = pa.Array.from_buffers(pa.int64(), batch.num_rows, [None, order])
     grouped = batch.take(indices)
     return {
@@ -181,12 +181,12 @@ def split_evenly(
 
 
 def encode_key(columns: Sequence[pa.Array]) -> pa.Array:
-    """Encode key columns as one order-preserving byte string a row (a `pa.BinaryArray`).
+    """Encode key columns as one order-preserving byte string per row (a `pa.BinaryArray`).
 
     Each part is `00` for null, else `01` and the value: integers, dates, timestamps and decimals
-    big-endian with the sign bit flipped; booleans one byte; floats as IEEE 754 total order;
-    strings and bytes with `00` escaped as `00 FF` and closed by `00 00`. Comparing the bytes
-    compares the columns in order, and a prefix of the columns is a prefix of the bytes.
+    big-endian with the sign bit flipped; booleans one byte; floats as IEEE 754 total order; strings
+    and bytes with `00` escaped as `00 FF` and closed by `00 00`. Comparing the bytes compares the
+    columns in order, and a prefix of the columns is a prefix of the bytes.
     """
     few = encode_few(columns) if len(columns[0]) <= FEW_ROWS else None
     if few is not None:
@@ -259,7 +259,7 @@ def _fixed_width(column: pa.Array) -> pa.Array:
 
 
 def _raw_values(column: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[np.generic]:
-    """Return the values as stored, whatever lies under nulls included."""
+    """Return the stored values, including the bytes under nulls."""
     data = column.buffers()[1]
     if data is None:
         return np.zeros(len(column), dtype=dtype)
@@ -271,7 +271,7 @@ def _big_endian(column: pa.Array) -> npt.NDArray[np.uint8]:
     sign = _SIGN_BITS[size]
     if pa.types.is_floating(column.type):
         floats = _raw_values(column, np.dtype(f"f{size}"))
-        # -0.0 and 0.0 are one key, and so are all NaNs.
+        # -0.0 and 0.0 are the same key, and all NaNs are the same key.
         floats = np.where(floats == 0, np.zeros_like(floats), floats)
         bits = np.where(np.isnan(floats), np.full_like(floats, np.nan), floats).view(sign.dtype)
         bits = np.where(bits & sign, ~bits, bits ^ sign)

@@ -1,4 +1,4 @@
-"""What is worked out of a large value is remembered by the object: comparing it all takes long."""
+"""Cache keys by object identity, for values whose comparison is slow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Same"]
 
 
 class Same:
-    """A key of a cache: equal to one of the same object, which is never changed."""
+    """A cache key, equal only for the same object, which must never change."""
 
     __slots__ = ("value",)
 

@@ -1,4 +1,4 @@
-"""How a primary key table merges a row into the one it has: properties as a checked value.
+"""How a primary key table merges a row into the stored row: properties as a checked value.
 
     table.merge-engine = last_row (default) | first_row | versioned | aggregation
     table.merge-engine.versioned.ver-column = <column>
@@ -8,7 +8,7 @@
     table.changelog.image = full (default) | after
     table.delete.behavior = allow (default) | ignore (default of the other engines) | disallow
 
-Combinations that make no sense are refused when a table is created, by one sentence.
+Creating a table refuses contradictory combinations.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ MERGE_PROPERTY_HELP: Final[dict[str, tuple[str, str]]] = {
     "fields.<column>.agg": ("last_non_null", "Engine aggregation: how the column is merged."),
     "fields.<column>.listagg.delimiter": (",", "What listagg puts between values."),
 }
-"""Property key -> (default, meaning); the documentation is checked against it."""
+"""Property key -> (default, meaning); a test compares the documentation."""
 
 
 class MergeEngine(StrEnum):
-    """Which row results when a row meets one with the same key."""
+    """The resulting row when a new row has the key of a stored row."""
 
     LAST_ROW = "last_row"
     FIRST_ROW = "first_row"
@@ -71,7 +71,7 @@ class ChangelogImage(StrEnum):
 
 
 class DeleteBehavior(StrEnum):
-    """What a delete does."""
+    """The effect of a delete."""
 
     ALLOW = "allow"
     IGNORE = "ignore"
@@ -81,9 +81,9 @@ class DeleteBehavior(StrEnum):
 class Aggregate(StrEnum):
     """How one column of an aggregation table is merged. Nulls are skipped except as noted.
 
-    `last_value` and `first_value` take nulls as values. `min`, `max` and `count` are Spark's: NaN
-    is greater than any number, and `count` counts the values that are not null; an update that
-    does not name its column counts, too.
+    `last_value` and `first_value` take nulls as values. `min`, `max` and `count` follow Spark: NaN
+    is greater than any number, and `count` counts values which are not null. An update without the
+    column also counts.
     """
 
     SUM = "sum"
@@ -107,7 +107,7 @@ _AGGREGATE_ALIASES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnAggregate:
-    """The aggregate of one column; `delimiter` matters to `listagg` only."""
+    """The aggregate of one column; only `listagg` uses `delimiter`."""
 
     function: Aggregate
     delimiter: str = ","
@@ -115,9 +115,9 @@ class ColumnAggregate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeRules:
-    """Everything that decides what an upsert or delete does to a row.
+    """All rules for the effect of an upsert or delete on a row.
 
-    `aggregates` has every column outside the key for the aggregation engine, else none.
+    `aggregates` has every column outside of the key for the aggregation engine, else none.
     `version_column` is set for the versioned engine only.
     """
 
@@ -136,25 +136,27 @@ class MergeRules:
         primary_key: Sequence[str],
         table: str,
     ) -> MergeRules:
-        """Read the merge properties among `properties`; others are not looked at."""
-        given = {key: text for key, text in properties.items() if is_merge_property(key)}
-        if given and not primary_key:
+        """Read the merge properties among `properties`; other properties are ignored."""
+        settings = {key: text for key, text in properties.items() if is_merge_property(key)}
+        if settings and not primary_key:
             raise InvalidSchemaError(
-                f"table '{table}': property {next(iter(given))} needs a primary key, and the table"
-                " has none"
+                f"table '{table}': property {next(iter(settings))} needs a primary key, and the"
+                " table has none"
             )
-        engine = property_choice(MergeEngine, given, _ENGINE, MergeEngine.LAST_ROW, table=table)
+        engine = property_choice(MergeEngine, settings, _ENGINE, MergeEngine.LAST_ROW, table=table)
         return cls(
             engine=engine,
-            image=property_choice(ChangelogImage, given, _IMAGE, ChangelogImage.FULL, table=table),
-            delete_behavior=_delete_behavior(given, engine, table=table),
-            version_column=_version_column(given, engine, schema, primary_key, table=table),
-            aggregates=_aggregates(given, engine, schema, primary_key, table=table),
+            image=property_choice(
+                ChangelogImage, settings, _IMAGE, ChangelogImage.FULL, table=table
+            ),
+            delete_behavior=_delete_behavior(settings, engine, table=table),
+            version_column=_version_column(settings, engine, schema, primary_key, table=table),
+            aggregates=_aggregates(settings, engine, schema, primary_key, table=table),
         )
 
 
 def is_merge_property(key: str) -> bool:
-    """Whether `key` is a property that `MergeRules.parse` reads."""
+    """Whether `key` is a property of `MergeRules`."""
     return (
         key in (_ENGINE, _VERSION_COLUMN, _IMAGE, _DELETE)
         or _AGGREGATE.fullmatch(key) is not None
@@ -163,10 +165,10 @@ def is_merge_property(key: str) -> bool:
 
 
 def _delete_behavior(
-    given: Mapping[str, str], engine: MergeEngine, *, table: str
+    settings: Mapping[str, str], engine: MergeEngine, *, table: str
 ) -> DeleteBehavior:
     default = DeleteBehavior.ALLOW if engine is MergeEngine.LAST_ROW else DeleteBehavior.IGNORE
-    behavior = property_choice(DeleteBehavior, given, _DELETE, default, table=table)
+    behavior = property_choice(DeleteBehavior, settings, _DELETE, default, table=table)
     if behavior is DeleteBehavior.ALLOW and engine in (
         MergeEngine.FIRST_ROW,
         MergeEngine.VERSIONED,
@@ -179,14 +181,14 @@ def _delete_behavior(
 
 
 def _version_column(
-    given: Mapping[str, str],
+    settings: Mapping[str, str],
     engine: MergeEngine,
     schema: Schema,
     primary_key: Sequence[str],
     *,
     table: str,
 ) -> str | None:
-    name = given.get(_VERSION_COLUMN)
+    name = settings.get(_VERSION_COLUMN)
     if engine is not MergeEngine.VERSIONED:
         if name is not None:
             raise InvalidSchemaError(
@@ -214,15 +216,15 @@ def _version_column(
 
 
 def _aggregates(
-    given: Mapping[str, str],
+    settings: Mapping[str, str],
     engine: MergeEngine,
     schema: Schema,
     primary_key: Sequence[str],
     *,
     table: str,
 ) -> dict[str, ColumnAggregate]:
-    functions = _by_column(given, _AGGREGATE)
-    delimiters = _by_column(given, _DELIMITER)
+    functions = _by_column(settings, _AGGREGATE)
+    delimiters = _by_column(settings, _DELIMITER)
     for name, (key, _) in (functions | delimiters).items():
         schema.column(name, table=table)
         if engine is not MergeEngine.AGGREGATION:
@@ -252,25 +254,25 @@ def _aggregates(
     return aggregates
 
 
-def _by_column(given: Mapping[str, str], pattern: re.Pattern[str]) -> dict[str, tuple[str, str]]:
-    found = {}
-    for key, text in given.items():
+def _by_column(settings: Mapping[str, str], pattern: re.Pattern[str]) -> dict[str, tuple[str, str]]:
+    entries = {}
+    for key, text in settings.items():
         match = pattern.fullmatch(key)
         if match is not None:
-            found[match.group("column")] = (key, text)
-    return found
+            entries[match.group("column")] = (key, text)
+    return entries
 
 
-def _function(column: Column, given: tuple[str, str] | None, *, table: str) -> Aggregate:
-    if given is None:
+def _function(column: Column, entry: tuple[str, str] | None, *, table: str) -> Aggregate:
+    if entry is None:
         return Aggregate.LAST_NON_NULL
-    key, text = given
+    key, text = entry
     name = text.strip().lower()
-    known = [function.value for function in Aggregate]
-    if name not in known and name not in _AGGREGATE_ALIASES:
+    names = [function.value for function in Aggregate]
+    if name not in names and name not in _AGGREGATE_ALIASES:
         raise UnknownOptionError(
-            f"table '{table}': property {key} = '{text}' is not one of {', '.join(known)}"
-            f"{suggestion(name, known)}"
+            f"table '{table}': property {key} = '{text}' is not one of {', '.join(names)}"
+            f"{suggestion(name, names)}"
         )
     function = _AGGREGATE_ALIASES.get(name) or Aggregate(name)
     needed = _needed_type(function, column.type)
@@ -283,7 +285,7 @@ def _function(column: Column, given: tuple[str, str] | None, *, table: str) -> A
 
 
 def _needed_type(function: Aggregate, t: pa.DataType) -> str | None:
-    """Return which type `function` needs, or None if `t` will do."""
+    """Return the type which `function` needs, or None if `t` is allowed."""
     numeric = pa.types.is_integer(t) or pa.types.is_floating(t) or pa.types.is_decimal(t)
     if function is Aggregate.SUM:
         return None if numeric else "a number"

@@ -1,7 +1,7 @@
-"""How a table is laid out in the lake, as users write it.
+"""A table's layout in the lake, in the notation of users.
 
-Its partitions: `region`, `day(event_time)`, `bucket(16, id)`. And the second layout that it may
-have for batch reads, in its properties:
+Partitions: `region`, `day(event_time)`, `bucket(16, id)`. An optional second layout for batch
+reads, in the properties:
 
     table.datalake.batch-layout.partition    day(event_time), bucket(16, device)
     table.datalake.batch-layout.sort         event_time, device    or    zorder(lat, lon)
@@ -82,11 +82,11 @@ class PartitionField:
                 f"partition expression '{text[:80]}': its number must be below 2**31"
             )
         parameter = None if match.group(2) is None else int(match.group(2))
-        known = ["identity", *_TIME_TRANSFORMS, *_PARAMETER_TRANSFORMS]
-        if name not in known:
+        transforms = ["identity", *_TIME_TRANSFORMS, *_PARAMETER_TRANSFORMS]
+        if name not in transforms:
             raise InvalidSchemaError(
                 f"partition expression '{text}': unknown transform '{name}'"
-                f"{suggestion(name, known)} (known: {', '.join(known)})"
+                f"{suggestion(name, transforms)} (known: {', '.join(transforms)})"
             )
         if (parameter is not None) != (name in _PARAMETER_TRANSFORMS) or parameter == 0:
             raise InvalidSchemaError(
@@ -104,7 +104,7 @@ class PartitionField:
 
     @property
     def name(self) -> str:
-        """The partition field's name in Iceberg, as its own libraries derive it."""
+        """The partition field's name in Iceberg, as derived by Iceberg's libraries."""
         if self.transform == "identity":
             return self.column
         suffix = "trunc" if self.transform == "truncate" else self.transform
@@ -145,7 +145,7 @@ def is_bucketable(t: pa.DataType) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clustering:
-    """The order of rows in a file: by `columns`, the first one first, or by all of them alike."""
+    """The order of rows in a file: by `columns` in turn, or by all columns alike (z-order)."""
 
     columns: tuple[str, ...] = ()
     is_z_order: bool = False
@@ -166,7 +166,7 @@ class BatchLayout:
     def parse(
         cls, properties: Mapping[str, str], *, schema: Schema, table: str
     ) -> BatchLayout | None:
-        """Read a table's properties; None when they ask for no second layout.
+        """Read a table's properties; None without a second layout.
 
         Raises `InvalidSchemaError` naming property and column.
         """
@@ -193,16 +193,16 @@ class BatchLayout:
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns by which reads of this layout can leave out files or parts of them."""
+        """The columns whose predicates let reads of this layout skip files or parts of files."""
         return frozenset(self.clustering.columns) | {f.column for f in self.partitioned_by}
 
     def renamed(self, name: str, new: str) -> dict[str, str]:
-        """Return the properties of the layout after a column got a new name."""
+        """Return the properties of the layout after a column is renamed."""
         fields = (
             replace(field, column=new) if field.column == name else field
             for field in self.partitioned_by
         )
-        columns = tuple(new if other == name else other for other in self.clustering.columns)
+        columns = tuple(new if column == name else column for column in self.clustering.columns)
         texts = {
             BATCH_PARTITION_PROPERTY: ", ".join(str(field) for field in fields),
             BATCH_SORT_PROPERTY: str(replace(self.clustering, columns=columns)),

@@ -1,4 +1,4 @@
-"""What a long operation tells of how far it is: who shows it is another matter."""
+"""Progress reports of a long operation, independent of their display."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ __all__ = ["NO_PROGRESS", "Progress"]
 
 
 class Progress(Protocol):
-    """How far an operation is, in bytes or rows as it says; called from any of its threads."""
+    """The progress of an operation, in bytes or rows; called from any of its threads."""
 
     def expect(self, total: int) -> None:
-        """So much more has to be done."""
+        """Add `total` to the expected amount."""
 
     def done(self, count: int) -> None:
-        """So much more of it is done."""
+        """Add `count` to the finished amount."""
 
 
 class _NoProgress:
-    """For who does not look."""
+    """A progress without a display."""
 
     def expect(self, total: int) -> None:
-        """Pass over it."""
+        """Ignore the amount."""
 
     def done(self, count: int) -> None:
-        """Pass over it."""
+        """Ignore the amount."""
 
 
 NO_PROGRESS: Progress = _NoProgress()

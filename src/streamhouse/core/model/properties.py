@@ -158,7 +158,7 @@ _PROPERTIES: Final[dict[str, tuple[str, str, Callable[..., Any], str]]] = {
 PROPERTY_HELP: Final[dict[str, tuple[str, str]]] = {
     key: (default, text) for key, (_, default, _, text) in _PROPERTIES.items()
 }
-"""Property key -> (default, meaning); the documentation is checked against it."""
+"""Property key -> (default, meaning); a test compares the documentation."""
 
 SEGMENT_BYTES_MIN: Final = 64 << 10
 
@@ -167,10 +167,10 @@ SEGMENT_BYTES_MIN: Final = 64 << 10
 class TableProperties:
     """The typed properties of one table, defaults filled in.
 
-    How a primary key table merges rows is in `MergeRules`, what its batch layout is in
-    `BatchLayout`, what Kafka's records are to it in `RecordFormat`; here those are only known.
+    Merge properties belong to `MergeRules`, batch layout properties to `BatchLayout`, and record
+    properties to `RecordFormat`; this class only accepts their keys.
 
-    A `datalake_batch_freshness_ms` of 0: the batch layout gets its rows in every round.
+    With a `datalake_batch_freshness_ms` of 0, every round writes the batch layout.
     """
 
     datalake_enabled: bool
@@ -193,11 +193,11 @@ class TableProperties:
 
     @property
     def has_batch_layout(self) -> bool:
-        """Whether a second lake table is kept for batch reads."""
+        """Whether the table has a second lake table for batch reads."""
         return bool(self.datalake_batch_partition or self.datalake_batch_sort)
 
     def of_lake(self) -> dict[str, Any]:
-        """Return those of the lake: what is due to be tidied there depends on no others."""
+        """Return the properties of the lake, the only properties which affect lake maintenance."""
         return {key: value for key, value in asdict(self).items() if key.startswith("datalake_")}
 
     @classmethod
@@ -206,10 +206,10 @@ class TableProperties:
         for key in properties:
             is_of_others = is_merge_property(key) or is_record_property(key)
             if key not in _PROPERTIES and not is_of_others:
-                known = [*_PROPERTIES, *MERGE_PROPERTY_HELP, *RECORD_PROPERTY_HELP]
+                known_keys = [*_PROPERTIES, *MERGE_PROPERTY_HELP, *RECORD_PROPERTY_HELP]
                 raise UnknownOptionError(
                     f"table '{table}': unknown property '{key}'"
-                    f"{suggestion(key, known)} (known: {', '.join(known)})"
+                    f"{suggestion(key, known_keys)} (known: {', '.join(known_keys)})"
                 )
         values = {
             attribute: parse(properties.get(key, default), name=f"table '{table}': property {key}")

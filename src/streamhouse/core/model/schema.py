@@ -1,9 +1,9 @@
 """Table schemas: named, typed, numbered columns, their JSON form and their Arrow form.
 
 Invariants:
-- a column's `id` never changes and is never reused; it is the Iceberg field id too
+- a column's `id` never changes and is never reused; the `id` is also the Iceberg field id
 - the Arrow form is canonical: `string` (never `large_string`), `timestamp[us, UTC]`, ...
-The types are those that Spark and Iceberg format v2 share (architecture, section 3).
+The types are the types shared by Spark and Iceberg format v2 (architecture, section 3).
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ RESERVED_COLUMNS: Final = (
 )
 COLUMN_NAME_CHARACTERS_MAX: Final = 255
 COLUMNS_MAX: Final = 2_000
-# What one caller makes, all have to live with: it is in every description of the table, in each of
-# its versions, and somebody's reader walks it. Tables that are there keep what they have.
+# Limits for new types and comments: every description of a table repeats them for each schema
+# version, and every reader walks them. Existing tables keep larger types and comments.
 TYPE_DEPTH_MAX: Final = 32
-"""Levels of a nested type; a map is two. Parquet's and Arrow's readers end soon after."""
+"""Levels of a nested type; a map is two. The limits of Parquet and Arrow readers are close."""
 NESTED_FIELDS_MAX: Final = 10_000
 COMMENT_CHARACTERS_MAX: Final = 4_000
 COMMENTS_CHARACTERS_MAX: Final = 400_000
-# More than any reader of rows goes down; without an end, whoever walks a type would.
+# Deeper than any reader of rows goes; the limit ends a recursion over a type.
 _DEPTH_LIMIT: Final = 100
 
 _SIMPLE_TYPES: Final[dict[str, pa.DataType]] = {
@@ -84,7 +84,7 @@ def canonical_type(data_type: pa.DataType, *, where: str, depth: int = 0) -> pa.
     """Return the canonical Arrow form of `data_type`.
 
     Layout variants of one logical type (large, view, dictionary, fixed-size list) become the plain
-    one. Raises `InvalidSchemaError` naming `where` and what to use instead for every other type.
+    layout. Every other type raises `InvalidSchemaError`, which names `where` and a type to use.
     """
     t = data_type
     if t in _SIMPLE_NAMES:
@@ -186,7 +186,7 @@ def type_to_json(t: pa.DataType) -> Any:
 
 
 def type_name(t: pa.DataType) -> str:
-    """Return what Spark calls a type: `bigint`, `array<string>`; Arrow's name if it has none."""
+    """Return Spark's name of a type: `bigint`, `array<string>`; Arrow's name if Spark has none."""
     if pa.types.is_null(t):
         return "void"
     try:
@@ -257,7 +257,7 @@ def type_from_json(value: Any, *, where: str, depth: int = 0) -> pa.DataType:
 
 
 def _short(value: Any) -> str:
-    """Return what a value is, without all that is in it."""
+    """Return a short text for a value, without the content of an object or list."""
     return type(value).__name__ if isinstance(value, Mapping | list) else repr(value)[:80]
 
 
@@ -287,7 +287,7 @@ class Column:
 
 
 def _has_required_part(t: pa.DataType) -> bool:
-    """Whether something inside values of a type must not be null, as the keys of a map."""
+    """Whether a nested part of a type must not be null, as the keys of a map."""
     if not pa.types.is_nested(t):
         return False
     if pa.types.is_map(t):
@@ -308,7 +308,7 @@ class Schema:
     strict_columns: Sequence[tuple[int, Column]] = dataclasses.field(
         init=False, repr=False, compare=False
     )
-    """Those in which a null may be wrong, with their positions: required, or with such a part."""
+    """The columns, with positions, which are required or have a required nested part."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {column.name: column for column in self.columns})
@@ -327,12 +327,12 @@ class Schema:
         _check_distinct([column.name for column in self.columns], where="columns")
 
     def __reduce__(self) -> tuple[type[Schema], tuple[tuple[Column, ...]]]:
-        """Tell executors nothing that they work out themselves."""
+        """Pickle only the columns; an executor computes the other attributes."""
         return Schema, (self.columns,)
 
     @classmethod
     def from_arrow(cls, schema: pa.Schema) -> Schema:
-        """Number the fields from 1, with canonical types; field metadata `comment` is kept."""
+        """Number the fields from 1, with canonical types and the `comment` of their metadata."""
         columns = []
         next_id = 1
         for field in schema:
@@ -352,7 +352,7 @@ class Schema:
 
     @classmethod
     def from_json(cls, value: Any) -> Schema:
-        """Read the JSON form: a list of columns; ids are given from 1 where absent."""
+        """Read the JSON form, a list of columns; missing ids count from 1."""
         if not isinstance(value, list) or not all(isinstance(c, Mapping) for c in value):
             raise InvalidSchemaError("schema must be a list of columns {name, type, nullable}")
         columns = []
@@ -380,7 +380,7 @@ class Schema:
     def to_arrow(self) -> pa.Schema:
         """Return the canonical Arrow schema, without metadata."""
         if self._arrow is None:
-            # Kept: it is asked for with every batch of rows.
+            # Cached, because every batch of rows needs the Arrow schema.
             arrow = pa.schema([column.to_arrow() for column in self.columns])
             object.__setattr__(self, "_arrow", arrow)
         return self._arrow
@@ -425,7 +425,7 @@ def _check_distinct(names: Sequence[str], *, where: str) -> None:
 
 
 def check_name_text(name: str) -> None:
-    """Raise `InvalidNameError` for a text that cannot name a column, nor a field inside one."""
+    """Raise `InvalidNameError` for a text that cannot name a column or a nested field."""
     if not name or len(name) > COLUMN_NAME_CHARACTERS_MAX:
         raise InvalidNameError(
             f"column name '{name[:40]}' must have 1 to {COLUMN_NAME_CHARACTERS_MAX} characters"
@@ -443,12 +443,12 @@ def _check_column_name(name: str) -> None:
 
 
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
-    """Return no rows of a schema with any types; `from_pylist` knows fewer of them."""
+    """Return no rows of a schema with any types; `from_pylist` supports fewer types."""
     return pa.RecordBatch.from_arrays([pa.nulls(0, t) for t in schema.types], schema=schema)
 
 
 def check_new_schema(schema: Schema, *, table: str) -> None:
-    """Raise `InvalidSchemaError` for a schema that is larger than a new one may be."""
+    """Raise `InvalidSchemaError` for a schema above the limits for new schemas."""
     fields = comments = 0
     for column in schema.columns:
         depth, count = _extent(column.type)
@@ -477,7 +477,7 @@ def check_new_schema(schema: Schema, *, table: str) -> None:
 
 
 def _extent(t: pa.DataType) -> tuple[int, int]:
-    """Return how deep a type is nested, and how many fields are in it."""
+    """Return the depth of a nested type, and the number of its nested fields."""
     if not pa.types.is_nested(t):
         return 0, 0
     # To Arrow a map is a list of structs: two levels.

@@ -1,11 +1,11 @@
-"""Changing a table's schema: what may change, and rows of one version as rows of another.
+"""Changes of a table's schema, and rows of one schema version as rows of another.
 
-Which version the rows of a write are of is decided by `model.casts.written_rows`.
+`model.casts.written_rows` decides the version of the rows of a write.
 
-A column is its id for life: renaming and moving leave stored rows as they are, a dropped column's
-id is never used again, and a new column is null in the rows before it. So rows of any version can
-be read as rows of any other, column by column through the ids. Fields inside columns are only
-added and widened, and are found by their names.
+A column keeps its id for life: renames and moves leave stored rows unchanged, the id of a dropped
+column is never used again, and a new column is null in earlier rows. Rows of any version can thus
+be read as rows of any other version, column by column through the ids. Nested fields can only be
+added and widened, and are matched by name.
 
 Changes, as in the body of `PATCH /v1/tables/{path}/schema`:
 
@@ -59,9 +59,9 @@ __all__ = [
 ]
 
 KEY_TABLE_SCHEMA_ID_MAX: Final = 255
-"""Stored rows by key have their version in one byte."""
+"""Rows by key are stored with their schema version in one byte."""
 SCHEMA_VERSIONS_MAX: Final = 1_000
-"""Each is in every description of the table."""
+"""Every description of the table has all versions."""
 
 _FIELD_PROPERTY: Final = re.compile(r"fields\.(?P<column>.+?)(?P<rest>\.agg|\.listagg\.delimiter)")
 _VERSION_COLUMN: Final = "table.merge-engine.versioned.ver-column"
@@ -96,10 +96,10 @@ def change_schema(info: TableInfo, changes: Sequence[Mapping[str, Any]]) -> Tabl
 
 
 def replace_columns(info: TableInfo, descriptor: TableDescriptor) -> TableInfo:
-    """Return a table that never had a row with the columns and properties of another description.
+    """Return a table without rows, with the columns and properties of another descriptor.
 
-    The earlier versions of its schema are left out: rows of them, which somebody may still send,
-    are refused. The new columns have ids of their own.
+    Earlier schema versions are removed, so late rows of such a version are refused. The new columns
+    have new ids.
     """
     next_id = max(info.column_ids) + 1
     columns = tuple(
@@ -116,10 +116,10 @@ def replace_columns(info: TableInfo, descriptor: TableDescriptor) -> TableInfo:
 def read_stored(
     payload: memoryview, info: TableInfo, *, stored_as: int, wanted: int | None = None
 ) -> pa.RecordBatch:
-    """Return the log rows of a stored record batch in version `wanted`, by default the current one.
+    """Return the log rows of a stored record batch in version `wanted`, by default the current.
 
-    `stored_as` is the version they were stored in. Raises `CorruptDataError`, and what
-    `convert_rows` raises.
+    `stored_as` is the version of the stored rows. Raises `CorruptDataError`, and the errors of
+    `convert_rows`.
     """
     try:
         rows = pa.ipc.read_record_batch(pa.py_buffer(payload), info.log_schema_of(stored_as))
@@ -135,8 +135,8 @@ def read_stored(
 def convert_rows(rows: pa.RecordBatch, old: Schema, new: Schema, *, table: str) -> pa.RecordBatch:
     """Return rows of schema `old` as rows of schema `new`; further columns of `rows` stay.
 
-    Raises `SchemaMismatchError` where that cannot be: a value does not fit the type it had in an
-    older version, or a column that allows no null is not in `old` or has one there.
+    Raises `SchemaMismatchError` if a value does not fit its type in an older version, or a required
+    column is missing from `old` or has a null.
     """
     extra = len(old.columns)
     by_id = {
@@ -200,12 +200,12 @@ class _Change:
                 f" of {', '.join(self._verbs)}"
             )
         shown = ".".join(path)
-        known = {
+        allowed_fields = {
             "add": {"add", "type", "comment", "after", "first", "aggregate", "delimiter"},
             "drop": {"drop", "confirm"},
             "drop_not_null": {"drop_not_null"},
         }.get(verb, {verb, "to"})
-        unknown = sorted(set(change) - known)
+        unknown = sorted(set(change) - allowed_fields)
         if unknown:
             raise InvalidRequestError(
                 f"table '{self._table}': change {number} of the schema, {verb} '{shown}',"
@@ -247,7 +247,7 @@ class _Change:
     def _add(self, name: str, change: Mapping[str, Any]) -> TableDescriptor:
         outer = name.split(".")[0]
         if outer != name and self._is_nested(outer):
-            # Nobody means a column that is called like a field of another one.
+            # The caller means a nested field, not a column with a dotted name.
             raise InvalidRequestError(
                 f"table '{self._table}': column '{outer}' is nested; name a new field in it by the"
                 f" list {json.dumps(name.split('.'))}, not by '{name}'"
@@ -273,8 +273,8 @@ class _Change:
     def _with_aggregate(
         self, descriptor: TableDescriptor, name: str, change: Mapping[str, Any]
     ) -> TableDescriptor:
-        """Return the table with the function by which a new column is merged, as at creation."""
-        own = {
+        """Return the table with the aggregate of a new column in the properties, as at creation."""
+        aggregate_properties = {
             key: self._text(change, field, what=f"the aggregate of column '{name}'")
             for field, key in (
                 ("aggregate", f"fields.{name}.agg"),
@@ -282,9 +282,11 @@ class _Change:
             )
             if change.get(field) is not None
         }
-        if not own:
+        if not aggregate_properties:
             return descriptor
-        changed = dataclasses.replace(descriptor, properties={**descriptor.properties, **own})
+        changed = dataclasses.replace(
+            descriptor, properties={**descriptor.properties, **aggregate_properties}
+        )
         changed.merge_rules()
         return changed
 
@@ -293,7 +295,7 @@ class _Change:
         return any(c.name == name and pa.types.is_nested(c.type) for c in columns)
 
     def _add_inside(self, path: Sequence[str], change: Mapping[str, Any]) -> TableDescriptor:
-        """Add a field inside a column; it is null in rows that are there."""
+        """Add a field inside a column; the field is null in earlier rows."""
         name, shown = path[0], ".".join(path)
         if change.get("aggregate") is not None:
             raise InvalidSchemaError(
@@ -308,14 +310,14 @@ class _Change:
                 f" comment on column '{name}'"
             )
         column = self._column(name)
-        after = change.get("after")
+        predecessor = change.get("after")
         try:
             wider = with_field(
                 column.type,
                 path[1:],
                 type_from_json(change["type"], where=shown),
                 where=name,
-                predecessor=None if after is None else str(after),
+                predecessor=None if predecessor is None else str(predecessor),
                 is_first=bool(change.get("first")),
             )
         except InvalidSchemaError as error:
@@ -327,7 +329,7 @@ class _Change:
         new = self._text(change, "to", what=f"renaming column '{name}'")
 
         def renamed(names: Sequence[str]) -> tuple[str, ...]:
-            return tuple(new if other == name else other for other in names)
+            return tuple(new if column_name == name else column_name for column_name in names)
 
         descriptor = self.descriptor
         layout = descriptor.batch_layout()
@@ -358,15 +360,15 @@ class _Change:
         return self._widen_inside((name,), change)
 
     def _widen_inside(self, path: Sequence[str], change: Mapping[str, Any]) -> TableDescriptor:
-        """Widen a column, or a field, an array's elements or a map's values inside of one."""
+        """Widen a column, or a nested field, element or value type."""
         name, shown = path[0], ".".join(path)
         column = self._column(name)
-        wanted = type_from_json(change.get("to"), where=shown)
+        target = type_from_json(change.get("to"), where=shown)
         try:
-            wider = with_type(column.type, path[1:], wanted, where=name)
+            wider = with_type(column.type, path[1:], target, where=name)
         except InvalidSchemaError as error:
-            what = "column " if len(path) == 1 else ""
-            raise InvalidSchemaError(f"table '{self._table}': {what}{error.message}") from error
+            kind = "column " if len(path) == 1 else ""
+            raise InvalidSchemaError(f"table '{self._table}': {kind}{error.message}") from error
         if name in self.descriptor.primary_key:
             raise InvalidSchemaError(
                 f"table '{self._table}': column '{name}' is part of the primary key, whose types"
@@ -417,8 +419,8 @@ class _Change:
                 f"table '{self._table}': dropping column '{name}' hides its values for good; repeat"
                 " its name as 'confirm'"
             )
-        kept = [column for column in descriptor.schema.columns if column.name != name]
-        if not kept:
+        columns = [column for column in descriptor.schema.columns if column.name != name]
+        if not columns:
             raise InvalidSchemaError(
                 f"table '{self._table}': '{name}' is its only column and cannot be dropped"
             )
@@ -427,11 +429,11 @@ class _Change:
             for key, value in descriptor.properties.items()
             if not ((match := _FIELD_PROPERTY.fullmatch(key)) and match["column"] == name)
         }
-        return dataclasses.replace(descriptor, schema=Schema(tuple(kept)), properties=properties)
+        return dataclasses.replace(descriptor, schema=Schema(tuple(columns)), properties=properties)
 
 
 def _path(value: Any) -> tuple[str, ...]:
-    """Return the path that a change names: a column, or a field inside one; nothing for neither."""
+    """Return the path of a column or a nested field in a change; empty for any other value."""
     parts = value if isinstance(value, list | tuple) else [value]
     return tuple(parts) if all(isinstance(part, str) for part in parts) else ()
 

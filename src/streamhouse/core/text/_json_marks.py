@@ -1,8 +1,8 @@
-"""What is looked for in the bytes of JSON texts before or after Arrow reads them as a whole.
+"""Searches in the bytes of JSON texts, before or after Arrow reads the texts as a whole.
 
-Arrow's reader takes more than JSON is: `Infinity` for a number, any bytes in what it leaves out,
-any depth. And it makes other numbers of decimals with far exponents (`model.values.decimals`). Here
-it is seen in the bytes of many texts at once whether one may have such a thing, without parsing.
+Arrow's reader accepts more than JSON: `Infinity` for a number, any bytes in skipped fields, any
+depth. Arrow also misreads decimals with far exponents (`model.values.decimals`). The searches here
+find candidates in the bytes of many texts at once, without parsing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Bytes = npt.NDArray[np.uint8]
 _Places = npt.NDArray[np.int64]
 
 _SCALE_MAX: Final = 38
-"""Arrow reads decimals with so many digits behind the point as what they are, or refuses them."""
+"""The most digits behind the point with which Arrow reads a decimal exactly or refuses."""
 _WINDOW: Final = 64
 _FLOAT_DIGITS: Final = 17
-"""Of them behind the point, and of an exponent above -20, come no more than `_SCALE_MAX`."""
+"""The digits of a float; with an exponent above -20 the scale is at most `_SCALE_MAX`."""
 _BEFORE: Final = re.compile(rb"(?:^|[^0-9A-Za-z_.+-])[+-]?([0-9.]+)$")
 _LONG: Final = re.compile(rb"[0-9]{%d}" % (_SCALE_MAX + 1))
 _AFTER: Final = re.compile(rb"[0-9]+")
@@ -32,13 +32,13 @@ _ESCAPED: Final = re.compile(rb"\\u00(?:2[BbDdEe]|3[0-9]|[46]5)")
 _CASE: Final = ord("a") - ord("A")
 _ESCAPES_MAX: Final = 64
 _CLOSING: Final = 2
-"""What a closing bracket's byte is more than its opening one's."""
+"""The difference between the bytes of a closing and an opening bracket."""
 
 
 def has_far_exponents(data: Bytes) -> bool:
-    """Whether a number, or a text that may be one, has more digits behind its point than any has.
+    """Whether a number, or a text, may have more digits behind the point than any type.
 
-    It may have: what is as far in an identifier counts, too.
+    A true result may be wrong: similar digits in an identifier count, too.
     """
     points = np.flatnonzero(data == ord("."))
     points = points[_is_digit(data, points + 1) & _is_digit(data, points + _SCALE_MAX + 1)]
@@ -58,7 +58,7 @@ def _is_digit(data: Bytes, places: _Places) -> npt.NDArray[np.bool_]:
 
 
 def _is_near(data: Bytes, dashes: _Places) -> npt.NDArray[np.bool_]:
-    """Return which exponents are as those of a float near to one, which are most by far."""
+    """Return which exponents are in the range of common floats near 1."""
     is_below_20 = (data.take(dashes + 1, mode="clip") < ord("2")) & ~_is_digit(data, dashes + 3)
     is_near = is_below_20 | ~_is_digit(data, dashes + 2)
     has_many = np.ones(len(dashes), np.bool_)
@@ -67,9 +67,9 @@ def _is_near(data: Bytes, dashes: _Places) -> npt.NDArray[np.bool_]:
     return np.asarray(is_near & ~has_many)
 
 
-def _is_far(before: Bytes, after: Bytes) -> bool:
-    digits = _BEFORE.search(before.tobytes())
-    exponent = _AFTER.match(after.tobytes())
+def _is_far(number: Bytes, exponent_text: Bytes) -> bool:
+    digits = _BEFORE.search(number.tobytes())
+    exponent = _AFTER.match(exponent_text.tobytes())
     if digits is None or exponent is None:
         return False
     if len(digits[1]) >= _WINDOW - 2 or len(exponent[0]) >= _WINDOW:
@@ -78,15 +78,15 @@ def _is_far(before: Bytes, after: Bytes) -> bool:
 
 
 def is_strict_json(data: Bytes, starts: _Places, *, depth_max: int) -> bool:
-    """Whether texts that Arrow has read are JSON: UTF-8, no other numbers, and not too deep.
+    """Whether texts read by Arrow are JSON: UTF-8, without `Infinity` and `NaN`, not too deep.
 
-    False may also be what takes long to see.
+    False may also mean that the proof would take too long.
     """
     if not _is_utf8(data):
         return False
     names = np.flatnonzero(data & _H_TO_O == ord("H"))
     names = names[_is_text(data, names, b"Inf") | _is_text(data, names, b"NaN")]
-    # In a text they are behind a quote or a letter as a rule.
+    # Inside a text, the letter is usually behind a quote or another letter.
     names = names[np.isin(data.take(names - 1, mode="clip"), _AROUND)]
     opens = np.flatnonzero(data & ~_BRACKETS == _OPEN)
     counts = np.diff(np.searchsorted(opens, starts), append=len(opens))
@@ -124,22 +124,22 @@ def _is_utf8(data: Bytes) -> bool:
 
 
 def _is_text(data: Bytes, places: _Places, text: bytes) -> npt.NDArray[np.bool_]:
-    found = np.ones(len(places), np.bool_)
+    matches = np.ones(len(places), np.bool_)
     for at, letter in enumerate(text):
-        found &= data.take(places + at, mode="clip") == letter
-    return found
+        matches &= data.take(places + at, mode="clip") == letter
+    return matches
 
 
 def _quotes(data: Bytes) -> _Places | None:
-    """Return where texts begin and end; None if backslashes are too many before a quote."""
+    """Return the positions of quotes; None for too many backslashes before a quote."""
     quotes = np.flatnonzero(data == ord('"'))
     escaped = np.zeros(len(quotes), np.bool_)
-    left = np.arange(len(quotes))
+    undecided = np.arange(len(quotes))
     for back in range(1, _ESCAPES_MAX):
-        left = left[data.take(quotes[left] - back, mode="clip") == ord("\\")]
-        if not len(left):
+        undecided = undecided[data.take(quotes[undecided] - back, mode="clip") == ord("\\")]
+        if not len(undecided):
             return quotes[~escaped]
-        escaped[left] ^= True
+        escaped[undecided] ^= True
     return None
 
 

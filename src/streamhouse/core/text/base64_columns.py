@@ -22,7 +22,7 @@ _VALUES[_LETTERS] = np.arange(64)
 
 
 def from_base64(texts: pa.Array) -> pa.BinaryArray:
-    """Return the bytes of texts, nulls for nulls; raises `SchemaMismatchError` if one is none."""
+    """Return the bytes of texts, nulls for nulls; raises `SchemaMismatchError` for other texts."""
     data, starts = _parts(texts)
     lengths = np.diff(starts)
     letters = np.frombuffer(data, np.uint8)
@@ -40,13 +40,13 @@ def from_base64(texts: pa.Array) -> pa.BinaryArray:
         raise SchemaMismatchError("a text is no base64")
     groups = values.reshape(-1, 4).astype(np.uint32)
     whole = groups[:, 0] << 18 | groups[:, 1] << 12 | groups[:, 2] << 6 | groups[:, 3]
-    found = np.stack([whole >> 16, whole >> 8, whole], axis=1).astype(np.uint8).reshape(-1)
+    data_bytes = np.stack([whole >> 16, whole >> 8, whole], axis=1).astype(np.uint8).reshape(-1)
     sizes = lengths // 4 * 3 - counts
-    kept = np.ones(len(found), np.bool_)
+    is_data = np.ones(len(data_bytes), np.bool_)
     for pad in (1, 2):
         ends = (starts[1:] // 4 * 3)[counts >= pad]
-        kept[ends - pad] = False
-    return _array(found[kept], sizes, texts, pa.binary())
+        is_data[ends - pad] = False
+    return _array(data_bytes[is_data], sizes, texts, pa.binary())
 
 
 def to_base64(values: pa.Array) -> pa.StringArray:
@@ -70,7 +70,7 @@ def to_base64(values: pa.Array) -> pa.StringArray:
 
 
 def _parts(array: pa.Array) -> tuple[memoryview, npt.NDArray[np.int64]]:
-    """Return the bytes of all values, and where each one begins; a null has none."""
+    """Return the bytes of all values, and the start of each value; a null has no bytes."""
     if array.null_count:
         array = array.fill_null(b"" if pa.types.is_binary(array.type) else "")
     _, ends, data = array.buffers()

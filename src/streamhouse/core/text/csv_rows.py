@@ -1,7 +1,7 @@
 """CSV with a header as rows of a table.
 
-A field without quotes and without letters is null, and `""` is the empty text. Arrow reads all
-fields as texts, block by block; what divides rows elsewhere makes values of them, column by column.
+An empty field without quotes is null, and `""` is the empty text. Arrow reads all fields as texts,
+block by block; the division of rows then casts the texts, column by column.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ __all__ = ["divide_csv"]
 _BLOCK_BYTES: Final = 1 << 20
 _HEADER_BYTES_MAX: Final = 1 << 20
 _COLUMNS_MAX: Final = 2_100
-# For all that Python reads as CSV. The longest row of a table has 31 MiB.
+# A limit for the whole process. The longest row of a table has 31 MiB.
 csv.field_size_limit(32 << 20)
 
 
 def divide_csv(body: bytes, table: TableInfo, bounds: TextBounds) -> Divided:
-    """Read a body and divide its rows; raises for what is no CSV. On any thread."""
+    """Read a body and divide its rows; raises for a body which is not CSV. Thread-safe."""
     names = _header(body, table, bounds)
     if body.count(b'"') % 2:
-        # Arrow would read all to the end as one field, as of a file that was cut off.
+        # Arrow would read everything up to the end as one field, as in a truncated file.
         raise InvalidRequestError(
             f"{bounds.what}: a quote of the body is never closed; a field with quotes is written"
             ' as "a ""word"""; nothing was written'
@@ -56,7 +56,7 @@ def divide_csv(body: bytes, table: TableInfo, bounds: TextBounds) -> Divided:
         except pa.ArrowInvalid as error:
             if "straddling" not in str(error):
                 raise
-            # A row that is longer than a block.
+            # A row is longer than a block.
             return _divided(body, names, table, bounds, block_bytes=len(body) + 1)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise InvalidRequestError(
@@ -81,7 +81,7 @@ def _divided(
 
 
 def _header(body: bytes, table: TableInfo, bounds: TextBounds) -> Sequence[str]:
-    """Return the columns that a body has; raises if the table has not all of them."""
+    """Return the columns of a body; raises for a column unknown to the table."""
     what = bounds.what
     head = body[:_HEADER_BYTES_MAX]
     try:
@@ -135,7 +135,7 @@ def _text_batches(
 def _with_all_columns(
     batch: pa.RecordBatch, table: TableInfo, body: bytes, result: DividedText
 ) -> pa.RecordBatch:
-    """Return rows with null columns for those that the header does not name."""
+    """Return rows with null columns for the columns missing from the header."""
     arrays, fields = [], []
     for name, array in zip(batch.schema.names, batch.columns, strict=True):
         if name == CHANGE_TYPE_COLUMN and table.is_primary_key_table:
@@ -171,23 +171,23 @@ def _records(text: str) -> Any:
 
 
 def _line_of(body: bytes, row: int) -> int:
-    """Return the line at which a row begins; only asked for what is refused."""
+    """Return the line at which a row begins; only used for errors."""
     records = _records(body.decode("utf-8-sig", "replace"))
     begins = 1
-    left = row + 1
-    # A field may be longer than Python reads: then it is the one that is wrong.
+    remaining = row + 1
+    # A field above Python's limit stops the reading; this field is the refused one.
     with contextlib.suppress(csv.Error):
         for record in records:
             if record:
-                if left == 0:
+                if remaining == 0:
                     return begins
-                left -= 1
+                remaining -= 1
             begins = records.line_num + 1
     return begins
 
 
 def _where(body: bytes) -> str:
-    """Return where bytes are no text, if that is what is wrong."""
+    """Return the line of malformed UTF-8, if the body is malformed UTF-8."""
     try:
         body.decode()
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Rows as JSON texts, by whole columns: values are those that `row_to_json` has."""
+"""Rows as JSON texts, by whole columns, with the values of `row_to_json`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from streamhouse.core.model.values.json_values import json_value
 __all__ = ["joined", "row_texts"]
 
 _ESCAPED: Final = r'[\x00-\x1f"\\]'
-# The backslash comes first: the others get one.
+# The backslash comes first, because the other escapes add backslashes.
 _ESCAPES: Final = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
 _CONTROL: Final = r"[\x00-\x1f]"
 _CONTROLS: Final = tuple((chr(code), f"\\u{code:04x}") for code in range(ord(" ")))
-# Days of the years 1 to 9999: others have texts of their own.
+# Days of the years 1 to 9999; texts of other years have a sign.
 _FIRST_DAY: Final = -719_162
 _LAST_DAY: Final = 2_932_896
 _DAY_US: Final = 86_400_000_000
@@ -43,7 +43,7 @@ def _object_texts(names: Sequence[str], columns: Sequence[pa.Array]) -> pa.Large
 
 
 def joined(texts: pa.Array, *, separator: str) -> pa.Buffer:
-    """Return texts as one, with a separator between two."""
+    """Return all texts as one text, with a separator between two."""
     if not len(texts):
         return pa.py_buffer(b"")
     lists = pa.LargeListArray.from_arrays(pa.array([0, len(texts)], pa.int64()), texts)
@@ -51,7 +51,7 @@ def joined(texts: pa.Array, *, separator: str) -> pa.Buffer:
 
 
 def column_texts(column: pa.Array) -> pa.LargeStringArray:
-    """Return every value as JSON; null where it is null."""
+    """Return every value as JSON; a null stays null."""
     t = column.type
     if pa.types.is_integer(t) or pa.types.is_boolean(t):
         return column.cast(pa.large_string())
@@ -111,7 +111,7 @@ def _hexed(column: pa.BinaryArray) -> pa.LargeStringArray:
 
 
 def _nested_texts(column: pa.Array) -> pa.LargeStringArray:
-    """Return values as lists and objects of JSON; anything where they are null."""
+    """Return values as lists and objects of JSON; the result for a null is undefined."""
     t = column.type
     if pa.types.is_struct(t):
         return _object_texts([field.name for field in t], column.flatten())
@@ -153,9 +153,9 @@ def _is_any(column: pa.Array, pattern: str) -> bool:
     return pc.any(pc.match_substring_regex(column, pattern)).as_py() is True
 
 
-def _is_within(numbers: pa.Array, least: int, most: int) -> bool:
+def _is_within(numbers: pa.Array, least: int, greatest: int) -> bool:
     ends = pc.min_max(numbers).as_py()
-    return ends["min"] is None or (least <= ends["min"] and ends["max"] <= most)
+    return ends["min"] is None or (least <= ends["min"] and ends["max"] <= greatest)
 
 
 def _text(text: str) -> pa.Scalar:

@@ -1,4 +1,4 @@
-"""NDJSON, one JSON object a line, as rows of a table."""
+"""NDJSON, one JSON object per line, as rows of a table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MARK: Final = b"\xef\xbb\xbf"
 
 
 def divide_ndjson(body: bytes, table: TableInfo, bounds: TextBounds) -> Divided:
-    """Read a body and divide its rows; raises for a line that is no JSON object. On any thread."""
+    """Read a body and divide its rows; raises for a line without a JSON object. Thread-safe."""
     lines = _Lines(body, what=bounds.what)
     result = DividedText(bounds)
     types = {column.name: column.type for column in table.schema.columns}
@@ -59,7 +59,7 @@ def divide_ndjson(body: bytes, table: TableInfo, bounds: TextBounds) -> Divided:
 
 
 def json_object_lines(body: bytes, *, what: str, rows_max: int) -> list[Mapping[str, Any]]:
-    """Return the objects of a small body's lines; raises for a line that is none."""
+    """Return the objects of a small body; raises for a line which is not an object."""
     lines = _Lines(body, what=what)
     if len(lines) > rows_max:
         raise RequestTooLargeError(f"{what}: {len(lines)} rows in one request; at most {rows_max}")
@@ -67,7 +67,7 @@ def json_object_lines(body: bytes, *, what: str, rows_max: int) -> list[Mapping[
 
 
 class _Lines:
-    """The lines of a body that are not blank."""
+    """The lines of a body without blank lines."""
 
     def __init__(self, body: bytes, *, what: str) -> None:
         if body.count(b"\n") > _LINES_MAX:
@@ -80,29 +80,29 @@ class _Lines:
         starts = np.append(np.zeros(min(len(ends), 1), ends.dtype), ends[:-1] + 1)
         if len(starts) and body.startswith(_MARK):
             starts[0] = len(_MARK)
-        # Few lines are so short that they may be blank ones.
-        kept = np.ones(len(starts), np.bool_)
+        # Only a line whose first byte is a blank or a control byte may be blank.
+        is_text = np.ones(len(starts), np.bool_)
         for at in np.flatnonzero(data[np.minimum(starts, len(body) - 1)] <= ord(" ")):
-            kept[at] = _BLANK.fullmatch(body, int(starts[at]), int(ends[at])) is None
-        self._numbers = np.flatnonzero(kept)
-        self.texts = JsonTexts(body, starts[kept], ends[kept])
+            is_text[at] = _BLANK.fullmatch(body, int(starts[at]), int(ends[at])) is None
+        self._numbers = np.flatnonzero(is_text)
+        self.texts = JsonTexts(body, starts[is_text], ends[is_text])
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def number(self, at: int) -> int:
-        """Return the number of a line, from 1 on, blank ones counted."""
+        """Return the number of a line, from 1 on, blank lines included."""
         return int(self._numbers[at]) + 1
 
     def object(self, at: int) -> Mapping[str, Any]:
-        """Return the object of a line; raises for a line that is none."""
+        """Return the object of a line; raises for a line which is not an object."""
         try:
             return json_object(self.texts.text(at))
         except ValueError as error:
             self.refuse(at, str(error))
 
     def refuse(self, at: int, reason: str, /) -> NoReturn:
-        """Raise for a line that is no object: the body is none of lines of objects then."""
+        """Raise for a line which is not an object; the whole body is refused."""
         raise InvalidRequestError(
             f"{self._what}: line {self.number(at)} {reason}; nothing was written"
         )

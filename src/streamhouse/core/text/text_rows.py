@@ -1,4 +1,4 @@
-"""What NDJSON and CSV bodies share: their bounds, and columns of texts as columns of values."""
+"""Common parts of NDJSON and CSV bodies: limits, and columns of texts as columns of values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def nothing_done(*, is_delete: bool) -> str:
-    """Return how the refusal of a row ends: the rows before it are not stored either."""
+    """Return the end of a row's refusal: rows before the bad row are not stored either."""
     if is_delete:
         return "nothing was deleted"
     return "nothing was written, and on_error=reject would keep such rows"
@@ -38,26 +38,26 @@ def nothing_done(*, is_delete: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextBounds:
-    """What a body may come to: rows, and the bytes that they have as Arrow's."""
+    """The limits of a body: rows, and the bytes of the rows in Arrow."""
 
     what: str
-    """What errors begin with, as in "append to 'db.t'"."""
+    """The beginning of error messages, as in "append to 'db.t'"."""
     rows_max: int
     bytes_max: int
     is_rejecting: bool
-    """Whether rows that do not fit are kept; else the first one refuses the body."""
+    """Whether bad rows are stored as rejected; else the first bad row refuses the body."""
     key: tuple[str, ...] = ()
-    """Of a delete, the key columns, which are all that its rows have."""
+    """The key columns of a delete, whose rows have no other columns."""
 
     @property
     def whose(self) -> str:
-        """What columns are looked for in, in words."""
+        """The owner of the columns, for error messages."""
         return f"the key ({', '.join(self.key)})" if self.key else "the table"
 
 
 @dataclass(slots=True)
 class DividedText:
-    """What has been read of a body; raises `RequestTooLargeError` over its bounds."""
+    """The rows read from a body so far; raises `RequestTooLargeError` above the limits."""
 
     bounds: TextBounds
     good: list[pa.RecordBatch] = field(default_factory=list)
@@ -66,7 +66,7 @@ class DividedText:
     byte_count: int = 0
 
     def add(self, divided: Divided, row_count: int) -> None:
-        """Add the next rows, which are numbered from 0."""
+        """Add the next `row_count` rows; positions in `divided` count from 0."""
         self.good.extend(divided.good)
         self.bad.extend((self.row_count + first, rows) for first, rows in divided.bad)
         self.row_count += row_count
@@ -74,7 +74,7 @@ class DividedText:
         self.check(0, 0)
 
     def check(self, row_count: int, byte_count: int) -> None:
-        """Raise if so many rows and bytes more are too many."""
+        """Raise if this many more rows and bytes exceed the limits."""
         bounds = self.bounds
         if self.row_count + row_count > bounds.rows_max:
             raise RequestTooLargeError(
@@ -87,7 +87,7 @@ class DividedText:
             )
 
     def refusal(self, line: int, row: BadRow) -> StreamhouseError:
-        """Return what a body is refused with for a row that does not fit."""
+        """Return the error for a body with a bad row."""
         column = "" if row.column is None else f", column '{row.column}'"
         return SchemaMismatchError(
             f"{self.bounds.what}: line {line}{column}: {row.reason};"
@@ -95,11 +95,11 @@ class DividedText:
         )
 
     def divided(self) -> Divided:
-        """Return all of it, with as few batches as can be."""
+        """Return all rows, in as few batches as possible."""
         if len(self.good) < 2:
             return Divided(self.good, self.bad)
         if len({tuple(batch.schema.names) for batch in self.good}) > 1:
-            # Where no row of a part says what it changes, all of them are upserts.
+            # In a part without change types, all rows are upserts.
             self.good = [_with_changes(batch) for batch in self.good]
         return Divided(pa.Table.from_batches(self.good).combine_chunks().to_batches(), self.bad)
 
@@ -111,14 +111,14 @@ def _with_changes(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def width_of(types: Iterable[pa.DataType]) -> int:
-    """Return at most how many bytes a row of such columns takes that has no values."""
+    """Return the most bytes of a row without values in columns of these types."""
     return sum(_width(t) for t in types)
 
 
 def nested_bytes(row: Mapping[str, Any], types: Mapping[str, pa.DataType]) -> int:
-    """Return about how many bytes the elements in a row's lists and maps take as Arrow's.
+    """Return the approximate bytes in Arrow of the elements in a row's lists and maps.
 
-    A null in a list is as wide as its other elements, and was four letters.
+    A null in a list takes as many bytes as any other element, but only four letters of JSON.
     """
     return sum(
         _elements_bytes(row[name], t)
@@ -157,15 +157,15 @@ def _width(t: pa.DataType) -> int:
 
 
 def as_values(texts: pa.Array, t: pa.DataType) -> pa.Array:
-    """Return texts, whose nulls stay, as values of type `t`.
+    """Return texts as values of type `t`; nulls stay nulls.
 
-    Raises `ArrowInvalid` or `SchemaMismatchError` if one of them is none.
+    Raises `ArrowInvalid` or `SchemaMismatchError` for a text without a value of `t`.
     """
     return unhexed(texts) if pa.types.is_binary(t) else cast_values(texts, t)
 
 
 def unhexed(texts: pa.Array) -> pa.Array:
-    """Return hexadecimal texts as bytes; raises `SchemaMismatchError` if one is none."""
+    """Return hexadecimal texts as bytes; raises `SchemaMismatchError` for other texts."""
     offset, count = texts.offset, len(texts)
     _, ends, data = texts.buffers()
     if not count or data is None:
@@ -180,15 +180,15 @@ def unhexed(texts: pa.Array) -> pa.Array:
     places = np.frombuffer(ends, np.int32)[offset : offset + count + 1]
     digits = memoryview(data)[int(places[0]) : int(places[-1])]
     try:
-        found = bytes.fromhex(bytes(digits).decode("ascii"))
+        decoded = bytes.fromhex(bytes(digits).decode("ascii"))
     except ValueError:
-        found = b""
-    # Blanks between bytes, and texts of odd lengths that make an even one together, are none.
-    if 2 * len(found) != len(digits) or (places % 2 != places[0] % 2).any():
+        decoded = b""
+    # Refused are blanks between bytes, and texts of odd lengths with an even total.
+    if 2 * len(decoded) != len(digits) or (places % 2 != places[0] % 2).any():
         raise SchemaMismatchError("a text is no hexadecimal digits")
     starts = ((places - places[0]) // 2).astype(np.int32)
     validity = None
     if texts.null_count:
         validity = pa.array(texts.is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
-    buffers = [validity, pa.py_buffer(starts.tobytes()), pa.py_buffer(found)]
+    buffers = [validity, pa.py_buffer(starts.tobytes()), pa.py_buffer(decoded)]
     return pa.Array.from_buffers(pa.binary(), count, buffers)

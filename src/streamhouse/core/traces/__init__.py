@@ -1,6 +1,6 @@
-"""OpenTelemetry traces: what one call waited for, told to whoever follows the call.
+"""OpenTelemetry traces with the stages of one call.
 
-The door is `opened_spans` for a process that makes spans, `stage_ended` for code that has a stage
-to tell of, and `carried_headers` for a client. Only `spans` imports the library, which the extra
-`otel` installs; the rest costs nothing without it.
+The doors are `opened_spans` for a process that exports spans, `stage_ended` for code with a stage
+to report, and `carried_headers` for a client. Only `spans` imports the library of the extra `otel`;
+the other modules cost nothing without the library.
 """

@@ -1,7 +1,6 @@
-"""What a client's request says of the span that its caller is in.
+"""Trace headers of a client's request, from the active span of the caller.
 
-OpenTelemetry is used where the caller has imported it, and never imported here: without it no span
-can be active.
+This module never imports OpenTelemetry: without an import by the caller, no span can be active.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from typing import Final
 
 __all__ = ["carried_headers"]
 
-# As many characters as every implementation has to pass on.
+# The number of characters which every implementation must propagate.
 _TRACESTATE_MAX: Final = 512
 
 
 def carried_headers() -> str:
     """Return the header lines `traceparent` and `tracestate`, or "" outside of any span."""
     api = sys.modules.get("opentelemetry.trace")
-    # Another thread may be in the middle of importing it.
+    # Another thread may be in the middle of the import.
     get_current_span = getattr(api, "get_current_span", None)
     if get_current_span is None:
         return ""

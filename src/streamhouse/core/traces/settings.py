@@ -1,6 +1,7 @@
-"""Whether a process makes spans: the standard variables of OpenTelemetry say so, nothing else.
+"""Whether a process exports spans, decided only by the standard variables of OpenTelemetry.
 
-Spans go where those variables say. No request can name another place, nor switch anything on.
+The variables also name the destination. A request can neither change the destination nor switch
+spans on.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _PROTOCOL: Final = "http/protobuf"
 
 @contextlib.contextmanager
 def opened_spans(service_name: str) -> Iterator[Spans | None]:
-    """Give what makes spans, or None; on leaving, what waits is sent for a short while.
+    """Yield the process's spans, or None; the exit exports waiting spans for a short time.
 
-    What cannot be had is logged: a process does its work without it.
+    A missing library or a bad variable is logged, and the process works without spans.
     """
     reason = why_no_spans(os.environ)
     if reason is not None:
@@ -48,7 +49,7 @@ def opened_spans(service_name: str) -> Iterator[Spans | None]:
     try:
         spans = exporting_spans(service_name)
     except (OSError, RuntimeError, ValueError) as error:
-        # OpenTelemetry goes on with a default for most values that are none, but not for all.
+        # OpenTelemetry replaces most malformed values by a default, but not all.
         _logger.warning("event=no_traces why=%r", f"a variable of OpenTelemetry: {error}")
         yield None
         return
@@ -60,7 +61,7 @@ def opened_spans(service_name: str) -> Iterator[Spans | None]:
 
 
 def why_no_spans(environ: Mapping[str, str]) -> str | None:
-    """Return why no spans are made, "" if nobody has asked for any; None: they are made."""
+    """Return why no spans are made, "" if spans are not configured; None if spans are made."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return ""
     exporter = environ.get("OTEL_TRACES_EXPORTER", "").strip()

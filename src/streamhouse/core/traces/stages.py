@@ -1,7 +1,7 @@
-"""The stages of a call, kept only while somebody follows it.
+"""The stages of a call, recorded only if the call is traced.
 
-A call has one stage after the other: each lasts from the end of the one before. Code says when a
-stage has ended and what it was, and needs not know whether anybody listens.
+The stages of a call follow each other: a stage begins at the end of the stage before. Code reports
+the end and the name of a stage, whether or not the call is traced.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Final, NamedTuple
 __all__ = ["STAGES", "STAGES_MAX", "Stage", "Stages", "stage_ended"]
 
 STAGES_MAX: Final = 64
-"""What is kept of one call: a subscription, or a commit of many pieces, has no end of them."""
+"""The most stages recorded for one call: a subscription has an unlimited number of stages."""
 
 
 class Stage(NamedTuple):
-    """One stage; times are those of `time.perf_counter`."""
+    """One stage, with times of `time.perf_counter`."""
 
     name: str
     start_s: float
@@ -25,7 +25,7 @@ class Stage(NamedTuple):
 
 
 class Stages:
-    """The stages of one call, in order. One thread at a time."""
+    """The stages of one call, in order. Not thread-safe."""
 
     __slots__ = ("ended", "last_s", "left_out", "start_s")
 
@@ -33,11 +33,11 @@ class Stages:
         self.start_s = self.last_s = time.perf_counter()
         self.ended: list[Stage] = []
         self.left_out = 0
-        """How many more there were than are kept."""
+        """The number of stages beyond the recorded stages."""
 
     def end(self, name: str, at_s: float | None = None) -> None:
-        """End the stage that has lasted since the last one: now, or at a time that was taken."""
-        # What is shared with other calls may have begun before this one waited for it.
+        """End the current stage, now or at the time `at_s`."""
+        # A time taken by work shared with other calls may lie before the end of the last stage.
         end_s = max(self.last_s, time.perf_counter() if at_s is None else at_s)
         if len(self.ended) < STAGES_MAX:
             self.ended.append(Stage(name, self.last_s, end_s))
@@ -47,11 +47,11 @@ class Stages:
 
 
 STAGES: Final[ContextVar[Stages | None]] = ContextVar("stages", default=None)
-"""Those of the call that is being answered, if somebody follows it."""
+"""The stages of the current call, if the call is traced."""
 
 
 def stage_ended(name: str) -> None:
-    """End a stage of the call that is being answered, if somebody follows it."""
+    """End a stage of the current call, if the call is traced."""
     stages = STAGES.get()
     if stages is not None:
         stages.end(name)

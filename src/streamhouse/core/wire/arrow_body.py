@@ -1,9 +1,11 @@
 """Arrow IPC bodies of the data routes.
 
-Append request: one stream with the table's schema; a batch's IPC custom metadata may carry
-`bucket` and `sequence`. Fetch answer: one stream whose schema metadata lists, per batch, where it
-lies in the log (`streamhouse.batches`), and the positions seen (`streamhouse.positions`).
-Stored bytes are the client's own record batch messages: they go body -> disk -> answer unchanged.
+Append request: one stream with the table's schema; the IPC custom metadata of a batch may have
+`bucket` and `sequence`. Fetch response: one stream whose schema metadata has the log address of
+each batch (`streamhouse.batches`) and the positions of the read (`streamhouse.positions`).
+
+The log stores the record batch messages of the client: the bytes go from the request to the disk to
+the response unchanged.
 """
 
 from __future__ import annotations
@@ -37,15 +39,15 @@ __all__ = [
 
 BATCHES_KEY: Final = b"streamhouse.batches"
 POSITIONS_KEY: Final = b"streamhouse.positions"
-# Longer texts are those of pages whose rows take longer than a head.
+# For longer texts, the rows of the page take longer than the head.
 _SHORT_TEXT_BYTES_MAX: Final = 1_024
 
-# Without any, Arrow looks for some in the environment, which takes as long as writing a row.
+# Without options, Arrow reads the environment, which takes as long as writing a row.
 _OPTIONS: Final = pa.ipc.IpcWriteOptions()
 
 
 class BatchAddress(NamedTuple):
-    """Where a fetched batch lies: rows have offsets base_offset .. base_offset + row_count - 1."""
+    """The address of a fetched batch: offsets base_offset .. base_offset + row_count - 1."""
 
     bucket: int
     base_offset: int
@@ -55,9 +57,9 @@ class BatchAddress(NamedTuple):
 
 
 class FetchBody(NamedTuple):
-    """A decoded fetch answer: whole stored batches; positions: bucket -> (start, watermark).
+    """A decoded fetch response: whole stored batches; positions: bucket -> (start, watermark).
 
-    `reached`: bucket -> (offset after the batches, the log's fingerprint there), if that is said.
+    `reached`: bucket -> (offset after the batches, the log's fingerprint there), if present.
     """
 
     batches: Sequence[tuple[BatchAddress, pa.RecordBatch]]
@@ -68,9 +70,9 @@ class FetchBody(NamedTuple):
 def encode_append_body(
     schema: pa.Schema, parts: Iterable[tuple[int | None, int, pa.RecordBatch]]
 ) -> pa.Buffer:
-    """Encode (bucket, sequence, batch) parts as one append request body; sequence 0 is none."""
+    """Encode (bucket, sequence, batch) parts as one append request body; sequence 0 means none."""
     sink = pa.BufferOutputStream()
-    # Without what callers' schemas say beside their columns, as pandas does at length.
+    # Schema metadata of callers, which is long in pandas, is left out.
     with pa.ipc.new_stream(sink, schema.remove_metadata(), options=_OPTIONS) as writer:
         for bucket, sequence, batch in parts:
             metadata = {} if bucket is None else {"bucket": str(bucket)}
@@ -81,12 +83,12 @@ def encode_append_body(
 
 
 def decode_append(stream: RequestStream, schema: Schema, *, table: str) -> list[RequestBatch]:
-    """Decode and check the rows of an append; nothing of it can be stored unless all is right.
+    """Decode and check all rows of an append, before any row is stored.
 
-    Every batch has the columns of `schema`, and its payload is ready to be stored.
+    Every batch has the columns of `schema`, and its payload is ready for the log.
 
-    Raises `InvalidRequestError` for malformed batches, `SchemaMismatchError` or
-    `UnknownColumnError` for data that does not fit.
+    Raises `InvalidRequestError` for malformed batches, and `SchemaMismatchError` or
+    `UnknownColumnError` for rows which do not fit.
     """
     if stream.is_kept:
         is_exact = _is_known_exact(Same(stream.schema), Same(schema), table)
@@ -104,25 +106,25 @@ def decode_append(stream: RequestStream, schema: Schema, *, table: str) -> list[
     return parts
 
 
-def _is_exact(given: pa.Schema, schema: Schema, table: str) -> bool:
-    """Whether rows with the columns `given` can be stored as they are; raises if not at all."""
-    check_schema(given, schema, table=table)
+def _is_exact(sent: pa.Schema, schema: Schema, table: str) -> bool:
+    """Whether rows of the schema `sent` can be stored unchanged; raises if they do not fit."""
+    check_schema(sent, schema, table=table)
     exact = schema.to_arrow()
-    return bool(given.names == exact.names and given.types == exact.types)
+    return bool(sent.names == exact.names and sent.types == exact.types)
 
 
 @functools.lru_cache(maxsize=256)
-def _is_known_exact(given: Same, schema: Same, table: str) -> bool:
-    return _is_exact(given.value, schema.value, table)
+def _is_known_exact(sent: Same, schema: Same, table: str) -> bool:
+    return _is_exact(sent.value, schema.value, table)
 
 
 def encode_payload(batch: pa.RecordBatch) -> pa.Buffer:
-    """Return the one IPC message that the log stores for `batch`."""
+    """Return the IPC message for `batch` in the log."""
     return batch.serialize()
 
 
 def decode_payload(payload: memoryview, schema: pa.Schema) -> pa.RecordBatch:
-    """Read a stored record batch message without copying; its checksum was checked before."""
+    """Read a stored record batch message without copying; the caller has checked its checksum."""
     try:
         return pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
     except (pa.ArrowException, OSError) as error:
@@ -130,7 +132,7 @@ def decode_payload(payload: memoryview, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def project_payload(payload: memoryview, schema: pa.Schema, columns: Sequence[str]) -> pa.Buffer:
-    """Return the message of only `columns` of a stored record batch message."""
+    """Return a stored record batch message with only `columns`."""
     return decode_payload(payload, schema).select(list(columns)).serialize()
 
 
@@ -142,11 +144,11 @@ def encode_fetch_body(
     reached: Mapping[int, tuple[int, str]] | None = None,
 ) -> list[pa.Buffer | memoryview | bytes]:
     """Return the pieces of one IPC stream around stored payloads, without copying them."""
-    # Written by hand: `json.dumps` takes longer than all the rest of a small answer.
+    # Written by hand: `json.dumps` takes longer than all other work for a small response.
     addresses = ",".join(f"[{','.join(map(str, address))}]" for address, _ in batches)
     seen = ", ".join(f'"{b}": [{start}, {end}]' for b, (start, end) in positions.items())
     if reached:
-        # Those of before take the first two of each.
+        # Older clients read only the first two values of each bucket.
         seen = ", ".join(
             json.dumps({str(b): [*positions[b], *where]})[1:-1] for b, where in reached.items()
         )
@@ -155,7 +157,7 @@ def encode_fetch_body(
 
 
 def _fetch_head(schema: pa.Schema, addresses: bytes, positions: bytes) -> pa.Buffer | bytes:
-    """Return the schema message with both texts in its metadata; short ones end in spaces."""
+    """Return the schema message with both texts in its metadata; short texts end in spaces."""
     longest = max(len(addresses), len(positions))
     if longest > _SHORT_TEXT_BYTES_MAX:
         return schema.with_metadata({BATCHES_KEY: addresses, POSITIONS_KEY: positions}).serialize()
@@ -166,8 +168,8 @@ def _fetch_head(schema: pa.Schema, addresses: bytes, positions: bytes) -> pa.Buf
 
 @functools.lru_cache(maxsize=64)
 def _head_with_room(schema: Same, room: int) -> bytes:
-    """Return a schema message to be formatted with two texts of so many bytes, by their keys."""
-    # Random letters are nowhere else in it.
+    """Return a schema message with format placeholders for two texts of `room` bytes each."""
+    # Random letters occur nowhere else in the message.
     texts = {key: secrets.token_hex(room // 2) for key in (BATCHES_KEY, POSITIONS_KEY)}
     message: bytes = schema.value.with_metadata(texts).serialize().to_pybytes()
     message = message.replace(b"%", b"%%")
@@ -177,7 +179,7 @@ def _head_with_room(schema: Same, room: int) -> bytes:
 
 
 def decode_fetch_body(source: Any) -> FetchBody | None:
-    """Read one fetch answer from a buffer or file-like object; None at the end of the input."""
+    """Read one fetch response from a buffer or file-like object; None at the end of the input."""
     try:
         reader = pa.ipc.open_stream(source)
     except pa.ArrowInvalid as error:
@@ -197,10 +199,10 @@ def decode_fetch_body(source: Any) -> FetchBody | None:
                 f" not {address.row_count}"
             )
         batches.append((address, batch.replace_schema_metadata(None)))
-    # Reading the end marker leaves a shared source at the next answer's first byte.
+    # Reading the end marker leaves a shared source at the first byte of the next response.
     for _ in reader:
         raise CorruptDataError("the service's answer has more batches than it lists")
-    said = {int(bucket): p for bucket, p in json.loads(metadata[POSITIONS_KEY]).items()}
-    positions = {bucket: (p[0], p[1]) for bucket, p in said.items()}
-    reached = {bucket: (p[2], p[3]) for bucket, p in said.items() if len(p) > 3}
+    entries = {int(bucket): p for bucket, p in json.loads(metadata[POSITIONS_KEY]).items()}
+    positions = {bucket: (p[0], p[1]) for bucket, p in entries.items()}
+    reached = {bucket: (p[2], p[3]) for bucket, p in entries.items() if len(p) > 3}
     return FetchBody(batches=batches, positions=positions, reached=reached)

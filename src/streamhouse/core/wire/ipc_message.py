@@ -1,12 +1,12 @@
-"""Walk the messages of an Arrow IPC stream without decoding them.
+"""Iterate over the messages of an Arrow IPC stream without decoding them.
 
 An encapsulated message is (Arrow columnar format, "Serialization and Interprocess Communication"):
 
     continuation u32 = 0xFFFFFFFF | metadata bytes i32 | metadata (flatbuffer Message) | body
 
-and a metadata size of 0 ends the stream. Only what is needed before decoding is read from the
-flatbuffer: the kind, the body length, the rows, whether buffers are compressed, and what the writer
-of a record batch added to it.
+and a metadata size of 0 ends the stream. From the flatbuffer only a few fields are read: the kind,
+the body length, the row count, whether buffers are compressed, and the custom metadata of a record
+batch.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _I32: Final = struct.Struct("<i")
 _I64: Final = struct.Struct("<q")
 # The first slots of flatbuffer tables (Message.fbs): Message{version, header_type, header,
 # bodyLength, custom_metadata}, RecordBatch{length, nodes, buffers, compression}, KeyValue{key,
-# value}, Schema{endianness}, DictionaryBatch{id, data, is_delta}. By how many of them a table has.
+# value}, Schema{endianness}, DictionaryBatch{id, data, is_delta}. By the count of slots in a table.
 _SLOTS_MAX: Final = 5
 _SLOTS: Final = tuple(struct.Struct(f"<{count}H") for count in range(_SLOTS_MAX + 1))
 _NO_SLOTS: Final = tuple((0,) * (_SLOTS_MAX - count) for count in range(_SLOTS_MAX + 1))
-# A vtable of KeyValue: the bytes of it, of the table, and both slots.
+# A vtable of KeyValue: the sizes of the vtable and of the table, and both slots.
 _KEY_VALUE: Final = struct.Struct("<4H")
 _CUSTOM_ENTRIES_MAX: Final = 100
 _NOTHING: Final[Mapping[bytes, bytes]] = {}
 
 
 class IpcMessage(NamedTuple):
-    """One message: `data` is all of its bytes, prefix included; `custom` what its writer added."""
+    """One message; `data` has all of its bytes with the prefix, `custom` the custom metadata."""
 
     kind: int
     is_compressed: bool
@@ -50,7 +50,7 @@ class IpcMessage(NamedTuple):
     custom: Mapping[bytes, bytes]
     data: memoryview
     is_delta: bool = False
-    """Of a dictionary: whether it is added to the one before."""
+    """Whether a dictionary is added to the dictionary before."""
 
 
 def messages(stream: memoryview) -> Iterator[IpcMessage]:
@@ -78,7 +78,7 @@ def messages(stream: memoryview) -> Iterator[IpcMessage]:
 
 
 def is_little_endian(schema_message: bytes) -> bool:
-    """Return whether a schema that Arrow has read says so of the batches that follow it."""
+    """Return whether the batches after a schema message, valid for Arrow, are little-endian."""
     metadata = memoryview(schema_message)[_PREFIX.size :]
     (root,) = _U32.unpack_from(metadata)
     schema = _target(metadata, root + _slots(metadata, root)[2])
@@ -117,15 +117,15 @@ def _custom(metadata: memoryview, vector: int) -> Mapping[bytes, bytes]:
     (count,) = _U32.unpack_from(metadata, vector)
     if count > _CUSTOM_ENTRIES_MAX:
         raise ValueError
-    found = {}
+    entries = {}
     for place in range(vector + 4, vector + 4 + 4 * count, 4):
         entry = _target(metadata, place)
         vtable = entry - _I32.unpack_from(metadata, entry)[0]
         vtable_bytes, _, key_at, value_at = _KEY_VALUE.unpack_from(metadata, vtable)
         if vtable < 0 or vtable_bytes < _KEY_VALUE.size or not (key_at and value_at):
             raise ValueError
-        found[_text(metadata, entry + key_at)] = _text(metadata, entry + value_at)
-    return found
+        entries[_text(metadata, entry + key_at)] = _text(metadata, entry + value_at)
+    return entries
 
 
 def _text(metadata: memoryview, place: int) -> bytes:
@@ -137,18 +137,18 @@ def _text(metadata: memoryview, place: int) -> bytes:
 
 
 def _target(metadata: memoryview, place: int) -> int:
-    """Return where what a place refers to begins."""
+    """Return the position to which the offset at `place` refers."""
     return place + int(_U32.unpack_from(metadata, place)[0])
 
 
 def _slots(metadata: memoryview, table: int) -> tuple[int, ...]:
-    """Return how far into a table its first fields lie; 0 for one that is not there."""
+    """Return the positions of a table's first fields in the table; 0 for a missing field."""
     vtable = table - _I32.unpack_from(metadata, table)[0]
     if vtable < 0:
         raise ValueError
     count = (_U16.unpack_from(metadata, vtable)[0] - 4) // 2
     if count < 0:
         raise ValueError
-    known = min(count, _SLOTS_MAX)
-    slots: tuple[int, ...] = _SLOTS[known].unpack_from(metadata, vtable + 4)
-    return slots + _NO_SLOTS[known]
+    read_count = min(count, _SLOTS_MAX)
+    slots: tuple[int, ...] = _SLOTS[read_count].unpack_from(metadata, vtable + 4)
+    return slots + _NO_SLOTS[read_count]

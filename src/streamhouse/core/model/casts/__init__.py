@@ -1,6 +1,5 @@
 """Values of one type as values of another, whole columns at a time.
 
-`conform` gives rows the columns of a table. `lossless` says which values are the same ones in a
-table's type, and makes them that. `nested` walks lists, maps and structs for whoever converts what
-is in them.
+`conform` gives rows the columns of a table. `lossless` casts values to a table's type without a
+loss. `nested` applies a conversion inside of lists, maps and structs.
 """

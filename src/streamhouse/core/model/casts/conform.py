@@ -1,7 +1,7 @@
-"""Make rows fit a table's schema, or say in one sentence why they do not.
+"""Make rows fit a table's schema, or raise one sentence with the reason.
 
-Columns are matched by name in any order. A column's type may differ only where nothing can be
-lost: another layout of the same type, a narrower integer, float for double, a narrower decimal.
+Columns are matched by name in any order. A column's type may differ only without a loss: another
+layout of the same type, a narrower integer, float for double, a narrower decimal.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from streamhouse.core.model.schema import Column, Schema, canonical_type
 __all__ = ["check_nulls", "check_schema", "conform", "null_refused"]
 
 
-def check_schema(given: pa.Schema, schema: Schema, *, table: str) -> None:
-    """Raise unless rows with schema `given` can be made to fit `schema`; looks at no rows."""
-    names = given.names
+def check_schema(sent: pa.Schema, schema: Schema, *, table: str) -> None:
+    """Raise unless rows of schema `sent` can fit `schema`; the rows are not read."""
+    names = sent.names
     seen: set[str] = set()
     for name in names:
         schema.column(name, table=table)
@@ -34,14 +34,14 @@ def check_schema(given: pa.Schema, schema: Schema, *, table: str) -> None:
                 f"table '{table}': column '{column.name}' is missing from the data"
                 f" ({listing('given', names)})"
             )
-        _check_type(given.field(column.name).type, column, table=table)
+        _check_type(sent.field(column.name).type, column, table=table)
 
 
 def conform(batch: pa.RecordBatch, schema: Schema, *, table: str) -> pa.RecordBatch:
     """Return `batch` with exactly the columns, order and Arrow types of `schema`.
 
     Raises `SchemaMismatchError` or `UnknownColumnError` naming table, column and, for a null in a
-    column that allows none, the row.
+    required column, the row.
     """
     arrow_schema = schema.to_arrow()
     if not batch.schema.equals(arrow_schema):
@@ -72,7 +72,7 @@ def check_nulls(batch: pa.RecordBatch, schema: Schema, *, table: str) -> None:
 
 
 def null_refused(column: str, row: int, *, table: str, is_key: bool = False) -> SchemaMismatchError:
-    """Return the error for a null in a column that is NOT NULL, with why it is and what to do."""
+    """Return the error for a null in a NOT NULL column, with the reason and the remedy."""
     reason = (
         "it is part of the primary key"
         if is_key
@@ -90,7 +90,7 @@ def _check_nested_nulls(array: pa.Array, *, where: str, table: str) -> None:
     elif pa.types.is_list(array.type):
         children = [(array.type.value_field, array.flatten())]
     else:
-        # A null struct has null children too; only those of present structs count.
+        # A null struct has null children, too; only children of present structs count.
         present = array.filter(array.is_valid()) if array.null_count else array
         children = list(zip(array.type, present.flatten(), strict=True))
     for field, child in children:
@@ -102,45 +102,45 @@ def _check_nested_nulls(array: pa.Array, *, where: str, table: str) -> None:
             _check_nested_nulls(child, where=f"{where}.{field.name}", table=table)
 
 
-def _check_type(given: pa.DataType, column: Column, *, table: str) -> None:
-    if given == column.type or (pa.types.is_null(given) and column.nullable):
+def _check_type(sent: pa.DataType, column: Column, *, table: str) -> None:
+    if sent == column.type or (pa.types.is_null(sent) and column.nullable):
         return
     hint = ""
     try:
-        plain = canonical_type(given, where=column.name)
+        plain = canonical_type(sent, where=column.name)
         if plain == column.type or _widens(plain, column.type):
             return
     except InvalidSchemaError as error:
         hint = "; " + error.message.rsplit("; ", 1)[-1]
     raise SchemaMismatchError(
-        f"table '{table}': column '{column.name}' is {column.type}, but the data has {given}{hint}"
+        f"table '{table}': column '{column.name}' is {column.type}, but the data has {sent}{hint}"
     )
 
 
-def _widens(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether every value of `given` is the same value in `wanted`."""
-    if pa.types.is_integer(given) and pa.types.is_integer(wanted):
-        return bool(given.bit_width <= wanted.bit_width)
-    if pa.types.is_floating(given) and pa.types.is_floating(wanted):
-        return bool(given.bit_width <= wanted.bit_width)
-    if pa.types.is_decimal(given) and pa.types.is_decimal(wanted):
+def _widens(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether `target` holds every value of `source`."""
+    if pa.types.is_integer(source) and pa.types.is_integer(target):
+        return bool(source.bit_width <= target.bit_width)
+    if pa.types.is_floating(source) and pa.types.is_floating(target):
+        return bool(source.bit_width <= target.bit_width)
+    if pa.types.is_decimal(source) and pa.types.is_decimal(target):
         return bool(
-            given.scale <= wanted.scale
-            and given.precision - given.scale <= wanted.precision - wanted.scale
+            source.scale <= target.scale
+            and source.precision - source.scale <= target.precision - target.scale
         )
-    if pa.types.is_list(given) and pa.types.is_list(wanted):
-        return _same_or_widens(given.value_field, wanted.value_field)
-    if pa.types.is_map(given) and pa.types.is_map(wanted):
-        return _same_or_widens(given.key_field, wanted.key_field) and _same_or_widens(
-            given.item_field, wanted.item_field
+    if pa.types.is_list(source) and pa.types.is_list(target):
+        return _same_or_widens(source.value_field, target.value_field)
+    if pa.types.is_map(source) and pa.types.is_map(target):
+        return _same_or_widens(source.key_field, target.key_field) and _same_or_widens(
+            source.item_field, target.item_field
         )
-    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
-        return [f.name for f in given] == [f.name for f in wanted] and all(
-            _same_or_widens(g, w) for g, w in zip(given, wanted, strict=True)
+    if pa.types.is_struct(source) and pa.types.is_struct(target):
+        return [f.name for f in source] == [f.name for f in target] and all(
+            _same_or_widens(g, w) for g, w in zip(source, target, strict=True)
         )
     return False
 
 
-def _same_or_widens(given: pa.Field, wanted: pa.Field) -> bool:
+def _same_or_widens(source: pa.Field, target: pa.Field) -> bool:
     # Nullability inside nested values is checked on the values themselves.
-    return bool(given.type == wanted.type) or _widens(given.type, wanted.type)
+    return bool(source.type == target.type) or _widens(source.type, target.type)

@@ -1,4 +1,4 @@
-"""Lists, maps and structs whose inner values become others, and the first value that cannot."""
+"""Conversion of the inner values of lists, maps and structs, and the first value which fails."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ import pyarrow as pa
 __all__ = ["Convert", "Places", "converted", "entries_of", "first_bad", "offsets_of"]
 
 Convert = Callable[[pa.Array, pa.DataType], pa.Array]
-"""Makes values that are not nested those of another type; raises `ArrowInvalid`."""
+"""Converts simple values to another type; raises `ArrowInvalid`."""
 
 Places = Callable[[pa.StructType, pa.StructType], Sequence[int] | None]
-"""Says where the first struct has each field of the second, -1 for nowhere: null then."""
+"""Returns the position in the first struct of each field of the second; -1 becomes null."""
 
 
 def converted(
-    array: pa.Array, wanted: pa.DataType, convert: Convert, *, places: Places
+    array: pa.Array, target: pa.DataType, convert: Convert, *, places: Places
 ) -> pa.Array:
-    """Return the values as values of `wanted`, which is nested as they are."""
-    given = array.type
-    if given == wanted:
+    """Return the values as values of `target`, a type of the same nesting."""
+    source = array.type
+    if source == target:
         return array
-    if pa.types.is_struct(wanted) and pa.types.is_struct(given):
-        found = places(given, wanted)
-        assert found is not None, (given, wanted)
+    if pa.types.is_struct(target) and pa.types.is_struct(source):
+        field_places = places(source, target)
+        assert field_places is not None, (source, target)
         children = array.flatten()
         return pa.StructArray.from_arrays(
             [
                 pa.nulls(len(array), field.type)
                 if place < 0
                 else converted(children[place], field.type, convert, places=places)
-                for place, field in zip(found, wanted, strict=True)
+                for place, field in zip(field_places, target, strict=True)
             ],
-            fields=list(wanted),
+            fields=list(target),
             mask=array.is_null(),
         )
-    if pa.types.is_list(wanted) and pa.types.is_list(given):
-        values = converted(array.flatten(), wanted.value_type, convert, places=places)
-        return pa.ListArray.from_arrays(offsets_of(array), values, wanted, mask=array.is_null())
-    if pa.types.is_map(wanted) and pa.types.is_map(given):
+    if pa.types.is_list(target) and pa.types.is_list(source):
+        values = converted(array.flatten(), target.value_type, convert, places=places)
+        return pa.ListArray.from_arrays(offsets_of(array), values, target, mask=array.is_null())
+    if pa.types.is_map(target) and pa.types.is_map(source):
         entries = entries_of(array)
         keys, items = entries.flatten().flatten()
         return pa.MapArray.from_arrays(
             offsets_of(entries),
-            converted(keys, wanted.key_type, convert, places=places),
-            converted(items, wanted.item_type, convert, places=places),
-            type=wanted,
+            converted(keys, target.key_type, convert, places=places),
+            converted(items, target.item_type, convert, places=places),
+            type=target,
             mask=array.is_null(),
         )
-    return convert(array, wanted)
+    return convert(array, target)
 
 
 def first_bad(array: pa.Array, convert: Callable[[pa.Array], object]) -> int | None:
-    """Return the first row that `convert` refuses, by halves."""
+    """Return the first row refused by `convert`, by bisection."""
     start, end = 0, len(array)
     while end - start > 1:
         middle = (start + end) // 2
@@ -74,6 +74,6 @@ def entries_of(array: pa.MapArray) -> pa.ListArray:
 
 
 def offsets_of(array: pa.ListArray) -> pa.Array:
-    """Return where each list begins in the flattened array, and the end; a null has no values."""
+    """Return the start of each list in the flattened array, and the end; a null has no values."""
     lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))

@@ -1,4 +1,4 @@
-"""Many encoded keys at once: runs of bytes, hashes that stand for keys, an index of hashes.
+"""Many encoded keys at once: runs of bytes, hashes in place of keys, an index of hashes.
 
-The doors are `key_hash.KeyHasher` and `hash_index.HashIndex`. No knowledge of rows or tables.
+The doors are `key_hash.KeyHasher` and `hash_index.HashIndex`. Rows and tables are unknown here.
 """

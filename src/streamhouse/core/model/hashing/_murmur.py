@@ -1,6 +1,6 @@
-"""Murmur3 of many values at once, the 32-bit one, of the bytes that Iceberg's `bucket[N]` hashes.
+"""32-bit Murmur3 hashes of many values at once, of the bytes hashed by Iceberg's `bucket[N]`.
 
-Iceberg's own library takes three times as long for numbers, and 40 MB that a client would install.
+Iceberg's own library takes three times as long for numbers, and adds 40 MB to a client's install.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _ADDED: Final = np.uint32(0xE6546B64)
 _FIVE: Final = np.uint32(5)
 # By count, a mask of the lowest bytes of a word.
 _LOW_BYTES: Final = np.array([(1 << (8 * count)) - 1 for count in range(4)], dtype=np.uint32)
-# Values beyond are hashed one by one: their bytes cost more than the call does.
+# Longer values are hashed one by one: their bytes cost more than a call.
 _LONG_BYTES: Final = 128
-# Up to so many rows of text or bytes are hashed one by one: setting up costs more.
+# Fewer rows of text or bytes are hashed one by one: the setup costs more.
 _FEW_RUNS: Final = 512
-# Rows at a time: what a step reads is still in the processor's cache after the step before.
+# Rows at a time, so that the rows of a step are still in the processor's cache for the next step.
 _CHUNK_ROWS: Final = 16_384
 _NO_WORD: Final = np.zeros(4, dtype=np.uint8)
 
 
 def iceberg_hashes(column: pa.Array) -> Hashes:
-    """Return the hash of every value of a bucketable type; of a null any number."""
+    """Return the hash of every value of a bucketable type; a null has an arbitrary hash."""
     t = column.type
     if len(column) == 0:
         return np.zeros(0, dtype=np.uint32)
     if pa.types.is_string(t) or pa.types.is_binary(t):
-        # Text may be none: it is not decoded.
+        # Strings are not decoded, because a string may be malformed UTF-8.
         data, offsets = binary_parts(column.view(pa.binary()))
         starts = offsets[:-1].astype(np.int64) - offsets[0]
         return _of_runs(data[offsets[0] : offsets[-1]], starts, np.diff(offsets).astype(np.int64))
@@ -51,13 +51,13 @@ def iceberg_hashes(column: pa.Array) -> Hashes:
 
 
 def _raw_values(column: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return the values as stored, whatever lies under nulls included."""
+    """Return the stored values, including the bytes under nulls."""
     values = np.frombuffer(column.buffers()[1], dtype=dtype, count=column.offset + len(column))
     return values[column.offset :]
 
 
 def _of_longs(values: npt.NDArray[np.signedinteger[Any]]) -> Hashes:
-    """Return the hashes of numbers, each of eight bytes, the lowest first."""
+    """Return the hashes of numbers, each as eight little-endian bytes."""
     words = np.ascontiguousarray(values, dtype="<i8").view(_WORD).reshape(-1, 2)
     hashes = np.zeros(len(words), dtype=np.uint32)
     for start in range(0, len(words), _CHUNK_ROWS):
@@ -74,7 +74,7 @@ def _of_decimals(column: pa.Array) -> Hashes:
     stored = _raw_values(column, np.dtype("V16"))
     rows = np.ascontiguousarray(stored.view(np.uint8).reshape(-1, 16)[:, ::-1])
     sign = np.where(rows[:, :1] & 0x80, np.uint8(0xFF), np.uint8(0))
-    # A byte that only repeats the sign of the one behind it is left out.
+    # A byte is left out if it only repeats the sign of the next byte.
     is_needed = (rows[:, :-1] != sign) | ((rows[:, 1:] ^ sign) & 0x80 != 0)
     left_out = np.where(is_needed.any(axis=1), is_needed.argmax(axis=1), 15)
     starts = np.arange(len(rows), dtype=np.int64) * 16 + left_out
@@ -84,7 +84,7 @@ def _of_decimals(column: pa.Array) -> Hashes:
 def _of_runs(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> Hashes:
-    """Return the hashes of the runs of `data` that begin at `starts`."""
+    """Return the hashes of the runs of `data` at `starts`."""
     hashes = np.zeros(len(starts), dtype=np.uint32)
     one_by_one: Iterable[int] = range(len(starts))
     if len(starts) > _FEW_RUNS:
@@ -113,19 +113,19 @@ def _hash_runs(
     shortest = int(lengths.min())
     for position in range(0, longest, 4):
         if position + 4 <= shortest:
-            # Runs that are too long are hashed along, for nothing.
+            # Hashes of runs above the limit are computed, too, and overwritten later.
             _take_word(hashes, gather_at(data, starts + position, _WORD))
             continue
-        left = lengths - position
-        whole = np.flatnonzero((left >= 4) & short)
+        remaining = lengths - position
+        whole = np.flatnonzero((remaining >= 4) & short)
         if len(whole):
             part = hashes[whole]
             _take_word(part, gather_at(data, starts[whole] + position, _WORD))
             hashes[whole] = part
-        last = np.flatnonzero((left > 0) & (left < 4))
+        last = np.flatnonzero((remaining > 0) & (remaining < 4))
         if len(last):
             words = gather_at(data, starts[last] + position, _WORD)
-            words &= _LOW_BYTES[left[last]]
+            words &= _LOW_BYTES[remaining[last]]
             _mix_word(words)
             hashes[last] ^= words
     hashes ^= lengths.astype(np.uint32)

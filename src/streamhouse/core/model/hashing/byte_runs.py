@@ -1,7 +1,7 @@
-"""Runs of bytes in one buffer as Arrow binary arrays, and numbers at arbitrary places in it.
+"""Runs of bytes in one buffer as Arrow binary arrays, and numbers at arbitrary positions.
 
-The primitives under the row codec: no knowledge of rows, types or keys. Positions are in bytes from
-the start of a buffer. Nothing here runs Python per row.
+These primitives under the row codec are independent of rows, types and keys. Positions are in bytes
+from the start of a buffer. No function runs Python per row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "write_at",
 ]
 
-# What makes small arrays cheaper is kept; large ones would hold megabytes for nobody.
+# Only small arrays of indices are cached; large arrays would waste megabytes.
 _KEPT_NUMBERS_MAX: Final = 32_768
 _KEPT_MAX: Final = 4
 # Types whose values are 1, 2, 4 or 8 bytes.
@@ -52,7 +52,7 @@ def binary_parts(array: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np
 
 
 def bytes_of(array: pa.Array) -> int:
-    """Return how many bytes the values of a binary array and their offsets take."""
+    """Return the size in bytes of the values of a binary array and their offsets."""
     offsets = array.buffers()[1]
     if offsets is None or len(array) == 0:
         return 0
@@ -61,8 +61,8 @@ def bytes_of(array: pa.Array) -> int:
 
 
 def longest_of(array: pa.Array) -> int:
-    """Return how many bytes the longest value of a binary array has, 0 if there is none."""
-    # Without kernels, which let go of the interpreter and wait for it again.
+    """Return the size in bytes of the longest value of a binary array, 0 for an empty array."""
+    # Kernels would release the interpreter lock and wait for the lock again.
     _, offsets = binary_parts(array)
     return int((offsets[1:] - offsets[:-1]).max(initial=0))
 
@@ -96,14 +96,14 @@ def gather_at(
         return np.empty(0, dtype=dtype)
     if dtype.fields is None:
         return _overlapping(data, dtype)[positions]
-    # A record is moved field by field, unless it is taken for mere bytes.
+    # numpy copies a record field by field, but plain bytes in one step.
     return _overlapping(data, np.dtype(f"V{dtype.itemsize}"))[positions].view(dtype)
 
 
 def write_at(
     data: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64], values: npt.NDArray[Any]
 ) -> None:
-    """Write `values` in place so that each starts at its position."""
+    """Write each of `values` in place at its position."""
     if len(positions):
         _overlapping(data, values.dtype)[positions] = values
 
@@ -115,16 +115,16 @@ def _overlapping(data: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> npt.NDArr
 
 
 def joined(parts: Sequence[pa.Array]) -> pa.Array:
-    """Return binary arrays of one length, none with nulls, joined value by value."""
+    """Return binary arrays of one length, without nulls, joined value by value."""
     if len(parts) == 1 or len(parts[0]) == 0:
         return parts[0]
-    # One after the other in turn, the bytes of the parts lie as they have to: ends are left out.
+    # Interleaved, the bytes of the parts are already in order; only the inner offsets are dropped.
     data, offsets = binary_parts(in_turn(parts))
     return binary_array(data, offsets[:: len(parts)].copy())
 
 
 def in_turn(parts: Sequence[pa.Array]) -> pa.Array:
-    """Return the first values of all parts, which are of one length, then the second ones, ..."""
+    """Return the first values of all parts, then the second values, ...; parts have one length."""
     if len(parts) == 1:
         return parts[0]
     count, t = len(parts[0]), parts[0].type
@@ -138,7 +138,7 @@ def in_turn(parts: Sequence[pa.Array]) -> pa.Array:
 
 
 def _in_turn(part_count: int, count: int) -> pa.Array:
-    """Return the positions that `in_turn` takes of the parts one after the other."""
+    """Return the positions of the interleaved values in the concatenated parts."""
     make = _kept_in_turn if part_count * count <= _KEPT_NUMBERS_MAX else _make_in_turn
     return make(part_count, count)
 
@@ -162,7 +162,7 @@ def slice_runs(
     count = len(starts)
     if count == 0:
         return pa.array([], data_type)
-    # Every other value of an array over the same data is a run; those between are the gaps.
+    # In an array over the same data, every other value is a run; the values between are the gaps.
     offsets = np.empty(2 * count + 1, dtype=np.int32)
     offsets[0:-1:2] = starts
     offsets[1::2] = ends
@@ -182,7 +182,7 @@ def _make_even_numbers(count: int) -> pa.Array:
 
 
 def _positions_type(count: int) -> type[np.int32 | np.int64]:
-    """Return the type of positions below `count`; those that are kept are small."""
+    """Return the type of positions below `count`; cached positions are small."""
     return np.int32 if count < 1 << 31 else np.int64
 
 

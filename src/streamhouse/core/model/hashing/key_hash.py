@@ -1,8 +1,8 @@
 """Two independent 64-bit hashes of encoded keys, for many keys at once and for one.
 
-Together they stand for the key: two keys of a bucket with the same 128 bits do not happen by chance
-(for 10 billion keys the odds are below 1 in 10**18), and the seed, which is new in every process,
-keeps anybody from making them on purpose.
+Together the hashes stand for the key. Two keys of a bucket do not share all 128 bits by chance: for
+10 billion keys the odds are below 1 in 10**18. The seed is new in every process, so that nobody can
+construct such keys.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _MIX_COLUMNS: Final = tuple(
 # By count, a mask of the lowest bytes of a word.
 _LOW_BYTES: Final = np.array([(1 << (8 * count)) - 1 for count in range(9)], dtype=np.uint64)
 _NO_WORDS: Final = np.zeros(16, dtype=np.uint8)
-# Every key starts with the byte of a part that is not null.
+# The first byte of every key is the same: the byte of a part that is not null.
 _SKIPPED_BYTES: Final = 1
-# From here on arrays are quicker than numbers one by one.
+# From this number of keys on, arrays are faster than single numbers.
 _MANY_KEYS: Final = 16
 
 
@@ -43,14 +43,14 @@ Hashes = npt.NDArray[np.uint64]
 
 
 class HashedKeys(NamedTuple):
-    """Encoded keys with both hashes of each, so that these are computed once."""
+    """Encoded keys with both hashes of each key, computed once."""
 
     keys: pa.Array
     first: Hashes
     second: Hashes
 
     def between(self, start: int, end: int) -> HashedKeys:
-        """Return those at the positions from `start` to before `end`."""
+        """Return the keys at the positions from `start` to before `end`."""
         keys = self.keys.slice(start, end - start)
         return HashedKeys(keys, self.first[start:end], self.second[start:end])
 
@@ -72,7 +72,7 @@ class KeyHasher:
     def many(self, keys: pa.Array, *, skipped: int = _SKIPPED_BYTES) -> tuple[Hashes, Hashes]:
         """Return both hashes of every key of a binary array without nulls.
 
-        `skipped` bytes at the start of each are left out; 0 for texts that are not encoded keys.
+        The first `skipped` bytes of each key are left out; 0 for texts which are not encoded keys.
         """
         data, offsets = binary_parts(keys)
         starts = offsets[:-1] + np.int64(skipped)
@@ -109,11 +109,11 @@ class KeyHasher:
         return list(zip(first.tolist(), second.tolist(), strict=True))
 
     def one(self, key: bytes) -> tuple[int, int]:
-        """Return both hashes of one key: what `many` gives for it."""
+        """Return both hashes of one key, the same as from `many`."""
         (a, f, b, g, c), (k, m, n, o, p) = _MIXES
         first, second = self.seeds
         size = len(key) - _SKIPPED_BYTES
-        # The length comes last: what words could cancel out would not depend on the seed.
+        # The length comes last: otherwise words could cancel the length for every seed.
         if size <= 8:
             words: Sequence[int] = (int.from_bytes(key[_SKIPPED_BYTES:], "little"), size)
         else:
@@ -132,11 +132,11 @@ class KeyHasher:
 
 
 PROCESS_HASHER: Final = KeyHasher()
-"""What all buckets of this process hash by, so that keys of many are hashed at once."""
+"""The hasher of all buckets of this process, so that keys of many buckets are hashed at once."""
 
 
 def _mix(hashes: Hashes) -> None:
-    """Mix first hashes, in row 0, and second ones, in row 1, each in its own way."""
+    """Mix the first hashes in row 0 and the second hashes in row 1, each with its own constants."""
     a, f, b, g, c = _MIX_COLUMNS
     hashes ^= hashes >> a
     hashes *= f

@@ -1,6 +1,6 @@
-"""What all parts know of lake tables.
+"""Facts about lake tables for all parts of the house.
 
-- `facts`: names of properties and columns, the snapshots a lake is at, the catalog it is in
-- `coverage`: which offsets a lake table has, and where its history differs from the log's
-- `limits`: which schemas and values a lake table can hold
+- `facts`: names of properties and columns, the snapshots of a lake, its catalog
+- `coverage`: the offsets covered by a lake table, and where its history differs from the log's
+- `limits`: the schemas and values that a lake table can hold
 """

@@ -1,1 +1,1 @@
-"""What a record of Kafka is to a row of a table, and the sequence of a producer in its frames."""
+"""The relation of Kafka's records to rows, and the sequences of producers in log frames."""

@@ -1,4 +1,4 @@
-"""What Kafka's records are to a table: which columns come from where, as a checked value.
+"""A table's format of Kafka's records: the source of each column, as a checked value.
 
     kafka.topic = <name>, of a topic whose name is no table's
     kafka.value.format = raw | json | avro | debezium-json
@@ -9,9 +9,9 @@
     kafka.on.schema = keep (default) | replace
     kafka.changes.format = upsert (default) | debezium-json
 
-A table that sets none of them has a format too: `raw` if its columns are those of a topic, and none
-but `key` is of its primary key, else `json`. Combinations that make no sense are refused when a
-table is created or altered.
+A table without these properties has a default format: `raw` if all columns are columns of a topic,
+and the primary key has at most `key`, else `json`. Creating or altering a table refuses
+contradictory combinations.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ RECORD_PROPERTY_HELP: Final[dict[str, tuple[str, str]]] = {
         " `debezium-json`.",
     ),
 }
-"""Property key -> (default, meaning); the documentation is checked against it."""
+"""Property key -> (default, meaning); a test compares the documentation."""
 
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 
 
 class ValueFormat(StrEnum):
-    """What the value of a record is."""
+    """The format of a record's value."""
 
     RAW = "raw"
     JSON = "json"
@@ -104,7 +104,7 @@ class ValueFormat(StrEnum):
 
 
 class KeyFormat(StrEnum):
-    """What the key of a record is."""
+    """The format of a record's key."""
 
     RAW = "raw"
     JSON = "json"
@@ -112,33 +112,33 @@ class KeyFormat(StrEnum):
 
 
 class OnError(StrEnum):
-    """What becomes of records that do not fit."""
+    """The action for a record which does not fit."""
 
     REFUSE = "refuse"
     REJECT = "reject"
 
 
 class OnSchema(StrEnum):
-    """What becomes of a raw table that never had a row when a schema is registered for it."""
+    """The action when a schema is registered for a raw table without rows."""
 
     KEEP = "keep"
     REPLACE = "replace"
 
 
 class ChangesFormat(StrEnum):
-    """How the changes of a primary key table are read."""
+    """The format in which consumers read the changes of a primary key table."""
 
     UPSERT = "upsert"
     DEBEZIUM_JSON = "debezium-json"
 
 
 def is_record_property(key: str) -> bool:
-    """Whether `key` is a property that a `RecordFormat` is made of."""
+    """Whether `key` is a property of a `RecordFormat`."""
     return key in RECORD_PROPERTY_HELP
 
 
 def record_columns(properties: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the columns that each property of records names."""
+    """Return the column names in each property of records."""
     return {
         key: tuple(part.strip() for part in properties[key].split(","))
         if key == _KEY_COLUMNS
@@ -149,7 +149,7 @@ def record_columns(properties: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 
 
 def with_renamed_column(properties: Mapping[str, str], name: str, new: str) -> dict[str, str]:
-    """Return properties whose column `name` is called `new`."""
+    """Return the properties after column `name` is renamed to `new`."""
     changed = {
         key: ", ".join(new if column == name else column for column in columns)
         for key, columns in record_columns(properties).items()
@@ -185,7 +185,7 @@ RAW_TOPIC: Final = pa.schema(
         ),
     ]
 )
-"""The columns of a table that a topic is made with."""
+"""The columns of a table created as a topic."""
 
 _RAW_COLUMNS: Final = {
     "key": _is_bytes,
@@ -197,10 +197,11 @@ _RAW_COLUMNS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordFormat:
-    """Which columns of a table come from which part of a record, and in what form.
+    """The part of a record for each column of a table, and the formats of the parts.
 
-    `key_columns` are all of a primary key, or any of a log table; none: a log table keeps no keys.
-    `value_column` is set for raw values alone. `topic` is "" where the table's own name says it.
+    `key_columns` are all columns of a primary key, or any columns of a log table; empty: a log
+    table stores no keys. Only raw values have a `value_column`. An empty `topic` means the table's
+    name.
     """
 
     value: ValueFormat
@@ -223,28 +224,28 @@ class RecordFormat:
         primary_key: Sequence[str],
         table: str,
     ) -> RecordFormat:
-        """Read the properties of records among `properties`; others are not looked at."""
-        given = {
+        """Read the record properties among `properties`; other properties are ignored."""
+        settings = {
             key: text.strip()
             for key, text in properties.items()
             if is_record_property(key) and text.strip()
         }
         raw = _raw_columns(schema)
-        # Whoever has rows by their values or their times has not made a topic.
+        # A primary key with another column than `key` was not made for a topic.
         is_topic = bool(raw) and set(primary_key) <= {"key"}
         unsaid = ValueFormat.RAW if is_topic else ValueFormat.JSON
-        value = property_choice(ValueFormat, given, _VALUE, unsaid, table=table)
-        own = raw if value is ValueFormat.RAW else {}
+        value = property_choice(ValueFormat, settings, _VALUE, unsaid, table=table)
+        raw_defaults = raw if value is ValueFormat.RAW else {}
         names = {
-            part: _column(given, key, schema, table) or own.get(part)
+            part: _column(settings, key, schema, table) or raw_defaults.get(part)
             for part, key in (("timestamp", _TIMESTAMP), ("headers", _HEADERS))
         }
-        key_columns = _key_columns(given, schema, primary_key, own, table)
+        key_columns = _key_columns(settings, schema, primary_key, raw_defaults, table)
         key_types = [schema.column(name, table=table).type for name in key_columns]
         key = property_choice(
-            KeyFormat, given, _KEY_FORMAT, _key_format(value, key_types), table=table
+            KeyFormat, settings, _KEY_FORMAT, _key_format(value, key_types), table=table
         )
-        found = cls(
+        record_format = cls(
             value=value,
             key=key,
             key_columns=key_columns,
@@ -253,16 +254,16 @@ class RecordFormat:
             else None,
             timestamp_column=names["timestamp"],
             headers_column=names["headers"],
-            on_error=property_choice(OnError, given, _ON_ERROR, OnError.REFUSE, table=table),
-            on_schema=property_choice(OnSchema, given, _ON_SCHEMA, OnSchema.KEEP, table=table),
+            on_error=property_choice(OnError, settings, _ON_ERROR, OnError.REFUSE, table=table),
+            on_schema=property_choice(OnSchema, settings, _ON_SCHEMA, OnSchema.KEEP, table=table),
             changes=property_choice(
-                ChangesFormat, given, _CHANGES, ChangesFormat.UPSERT, table=table
+                ChangesFormat, settings, _CHANGES, ChangesFormat.UPSERT, table=table
             ),
-            topic=_topic(given, table),
+            topic=_topic(settings, table),
         )
-        if given:
-            found._check(schema, primary_key, table)
-        return found
+        if settings:
+            record_format._check(schema, primary_key, table)
+        return record_format
 
     def _check(self, schema: Schema, primary_key: Sequence[str], table: str) -> None:
         where = f"table '{table}': property"
@@ -324,19 +325,19 @@ class RecordFormat:
                 )
 
 
-def _column(given: Mapping[str, str], key: str, schema: Schema, table: str) -> str | None:
-    name = given.get(key)
+def _column(settings: Mapping[str, str], key: str, schema: Schema, table: str) -> str | None:
+    name = settings.get(key)
     return None if name is None else schema.column(name, table=table).name
 
 
 def _key_columns(
-    given: Mapping[str, str],
+    settings: Mapping[str, str],
     schema: Schema,
     primary_key: Sequence[str],
     raw: Mapping[str, str],
     table: str,
 ) -> tuple[str, ...]:
-    text = given.get(_KEY_COLUMNS)
+    text = settings.get(_KEY_COLUMNS)
     if text is None:
         return tuple(primary_key) or (("key",) if "key" in raw else ())
     names = tuple(part.strip() for part in text.split(","))
@@ -352,13 +353,13 @@ def _key_columns(
 def _key_format(value: ValueFormat, types: Sequence[pa.DataType]) -> KeyFormat:
     if value is ValueFormat.AVRO:
         return KeyFormat.AVRO
-    # Debezium's keys are JSON always.
+    # Debezium's keys are always JSON.
     is_raw = len(types) == 1 and _is_bytes(types[0]) and value is not ValueFormat.DEBEZIUM_JSON
     return KeyFormat.RAW if is_raw else KeyFormat.JSON
 
 
 def _raw_columns(schema: Schema) -> dict[str, str]:
-    """Return the columns of a table that are those of a raw topic, if they are all it has."""
+    """Return the columns of a table, if all are columns of a raw topic."""
     for column in schema.columns:
         is_right = _RAW_COLUMNS.get(column.name)
         if is_right is None or not is_right(column.type):
@@ -367,19 +368,19 @@ def _raw_columns(schema: Schema) -> dict[str, str]:
     return names if "value" in names else {}
 
 
-def _value_column(schema: Schema, others: set[str | None], table: str) -> str:
-    left = [column for column in schema.columns if column.name not in others]
-    if len(left) != 1 or not _is_bytes(left[0].type):
-        said = ", ".join(column.name for column in left) or "none"
+def _value_column(schema: Schema, used_columns: set[str | None], table: str) -> str:
+    columns = [column for column in schema.columns if column.name not in used_columns]
+    if len(columns) != 1 or not _is_bytes(columns[0].type):
+        names = ", ".join(column.name for column in columns) or "none"
         raise InvalidSchemaError(
             f"table '{table}': property {_VALUE} = raw needs one column of text or bytes beside"
-            f" those of key, timestamp and headers, and there are: {said}"
+            f" those of key, timestamp and headers, and there are: {names}"
         )
-    return left[0].name
+    return columns[0].name
 
 
-def _topic(given: Mapping[str, str], table: str) -> str:
-    name = given.get(_TOPIC, "")
+def _topic(settings: Mapping[str, str], table: str) -> str:
+    name = settings.get(_TOPIC, "")
     if name and (not _TOPIC_NAME.fullmatch(name) or name in (".", "..")):
         raise InvalidSchemaError(
             f"table '{table}': property {_TOPIC} = '{name[:80]}' is no topic's name: use 1 to 249"

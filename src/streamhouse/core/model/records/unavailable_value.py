@@ -1,8 +1,8 @@
-"""Debezium's placeholder for a value that an update left alone, in each form that it has.
+"""Debezium's placeholder for a value unchanged by an update, in each of its forms.
 
-PostgreSQL moves large values out of their row, and does not log them again when an update leaves
-them alone. Debezium then sends a placeholder, written as the column's type is. All readers of
-Debezium's envelope look here, so that none of them stores the placeholder as data.
+PostgreSQL stores large values outside of the row, and logs them again only after a change. Debezium
+then sends a placeholder, in the form of the column's type. All readers of Debezium's envelope check
+for the placeholder here, so that no reader stores the placeholder as data.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ UNAVAILABLE_VALUE: Final = "__debezium_unavailable_value"
 
 
 class UnavailableValue:
-    """Finds a placeholder among values as events write them.
+    """Finds the placeholder among the values of events.
 
-    `forms` is every form: text, bytes, an `hstore` as JSON or as an object, an array of texts, of
-    bytes, of numbers, of these as texts, or of UUIDs. `texts` is the same as JSON without blanks,
-    of a text its characters.
+    `forms` has every form: text, bytes, an `hstore` as JSON or as an object, and arrays of texts,
+    of bytes, of numbers, of numbers as texts, or of UUIDs. `texts` has the forms as JSON without
+    blanks; a text form is unquoted.
     """
 
     def __init__(self, placeholder: str = UNAVAILABLE_VALUE) -> None:
@@ -52,23 +52,25 @@ class UnavailableValue:
         self._byte_marks = tuple(mark.encode() for mark in self._marks)
 
     def may_be_in(self, events: bytes, *, has_arrays: bool = True) -> bool:
-        """Return whether events may have the placeholder; quick, and never wrong if it says no.
+        """Return whether events may contain the placeholder; False is always right.
 
-        Where no column is an array, only two of its forms can be there.
+        Without array columns, only two of the forms are possible.
         """
         marks = self._byte_marks if has_arrays else self._byte_marks[:2]
         return any(mark in events for mark in marks)
 
     def columns_of(self, row: Mapping[str, Any], text: str | None = None) -> tuple[str, ...]:
-        """Return the columns of `row` that are unavailable; `text` is the event as it was written,
-        and saves a look at each of its values."""
+        """Return the columns of `row` with the placeholder.
+
+        `text` is the event's text; a search in `text` first saves the check of each value.
+        """
         if text is not None and not any(mark in text for mark in self._marks):
             return ()
         return tuple(name for name, value in row.items() if value in self.forms)
 
     @property
     def reason(self) -> str:
-        """Why a row with the placeholder in a column is refused, and what to do."""
+        """Why a row with the placeholder is refused, and the remedy."""
         return (
             f"the update left the value alone, and Debezium sends '{self.placeholder}' instead of"
             " it; set REPLICA IDENTITY FULL for the table in PostgreSQL, and Debezium sends such"

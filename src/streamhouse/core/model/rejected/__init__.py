@@ -1,5 +1,5 @@
-"""Rows that do not fit their table: found, kept as JSON in a table beside it, tried again.
+"""Rows which do not fit their table: found, stored as JSON in a companion table, retried.
 
-`companion` is that table, `division` divides what is to be written, `row_splitter` finds the rows
-of a batch, `row_text` makes them JSON and back.
+`companion` defines the companion table, `division` divides the rows of a write, `row_splitter`
+finds the bad rows of a batch, `row_text` converts rows to JSON and back.
 """

@@ -1,4 +1,4 @@
-"""A row as JSON, and rows of JSON as a table's columns have them."""
+"""A row as JSON, and rows of JSON as columns of a table."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ _AS_JSON: Final = (bool, list, dict)
 
 
 def row_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of Python values as JSON has it."""
+    """Return a row of Python values in the form of JSON."""
     return row_to_json(values)
 
 
 def column_of(values: Sequence[Any], t: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
-    """Return values, Python's own or those of JSON, as an array, and why some are no values of it.
+    """Return Python or JSON values as an array, and a reason for each value which does not fit.
 
-    Those are null in the array.
+    A value which does not fit is null in the array.
     """
-    found: list[Any] = []
+    converted: list[Any] = []
     wrong: dict[int, str] = {}
     for position, value in enumerate(values):
         try:
-            found.append(_value(value, t))
+            converted.append(_value(value, t))
         except _NO_VALUE as error:
             wrong[position] = _reason(value, t, error)
-            found.append(None)
+            converted.append(None)
     try:
-        return pa.array(found, t), wrong
+        return pa.array(converted, t), wrong
     except _NO_VALUE:
-        # One is no value, or one of a year that Python has not: each is made alone.
+        # A value does not fit, or has a year beyond Python's: values are converted one by one.
         pass
     arrays = []
-    for position, value in enumerate(found):
+    for position, value in enumerate(converted):
         try:
             arrays.append(arrow_value(value, t))
         except _NO_VALUE as error:
@@ -68,7 +68,7 @@ def column_of(values: Sequence[Any], t: pa.DataType) -> tuple[pa.Array, dict[int
 
 
 class _UnknownFieldError(ValueError):
-    """A struct of a row has a field that the column's has not."""
+    """A struct of a row has a field unknown to the column."""
 
 
 def _reason(value: Any, t: pa.DataType, error: Exception) -> str:
@@ -81,10 +81,10 @@ def _reason(value: Any, t: pa.DataType, error: Exception) -> str:
 
 
 def _value(value: Any, t: pa.DataType) -> Any:
-    """Return a value for Arrow; raises one of `_NO_VALUE` for what is none.
+    """Return a value for Arrow; raises one of `_NO_VALUE` for a value which does not fit.
 
-    What Arrow would make something else of, as letters of a text, is none. Numbers of JSON with a
-    point are decimals, which any number takes that can hold them.
+    Values which Arrow would convert silently, as letters of a text, do not fit. JSON numbers with a
+    point are decimals here; every number type which holds the decimal accepts the number.
     """
     if value is None:
         return None
@@ -110,8 +110,8 @@ def _nested(value: Any, t: pa.DataType) -> Any:
     if pa.types.is_struct(t):
         if not isinstance(value, Mapping):
             raise TypeError
-        if not value.keys() <= (known := {field.name for field in t}):
-            name = next(name for name in value if name not in known)
+        if not value.keys() <= (names := {field.name for field in t}):
+            name = next(name for name in value if name not in names)
             raise _UnknownFieldError(f"it has no field {name[:100]!a}")
         return {field.name: _value(value.get(field.name), field.type) for field in t}
     if pa.types.is_map(t):

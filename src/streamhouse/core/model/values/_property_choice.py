@@ -1,4 +1,4 @@
-"""A property of a table whose value is one of a few words."""
+"""A table property whose value is one of a few words."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from streamhouse.core.errors import UnknownOptionError, suggestion
 
 __all__ = ["property_choice"]
 
-_SHOWN_CHARACTERS_MAX: Final = 80
+_SHOWN_MAX: Final = 80
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 def property_choice(
-    kind: type[_Choice], given: Mapping[str, str], key: str, default: _Choice, *, table: str
+    kind: type[_Choice], settings: Mapping[str, str], key: str, default: _Choice, *, table: str
 ) -> _Choice:
-    """Return what `given` says for property `key`, in any case; `default` if it says nothing.
+    """Return the value of property `key` in `settings`, in any case; `default` without the key.
 
-    Raises UnknownOptionError, which names the words that are known.
+    Raises UnknownOptionError, which lists the allowed words.
     """
-    text = given.get(key, default.value).strip().lower()
+    text = settings.get(key, default.value).strip().lower()
     try:
         return kind(text)
     except ValueError:
-        known = [choice.value for choice in kind]
+        words = [choice.value for choice in kind]
         raise UnknownOptionError(
-            f"table '{table}': property {key} = '{given[key][:_SHOWN_CHARACTERS_MAX]}' is not one"
-            f" of {', '.join(known)}{suggestion(text, known)}"
+            f"table '{table}': property {key} = '{settings[key][:_SHOWN_MAX]}' is not one"
+            f" of {', '.join(words)}{suggestion(text, words)}"
         ) from None

@@ -1,12 +1,11 @@
-"""Dates and timestamps of every year that 32 bits of days or 64 bits of microseconds can name.
+"""Dates and timestamps of every year within 32 bits of days or 64 bits of microseconds.
 
-Python's own stop at the years 1 and 9999. A value inside of them is a `datetime.date` or
-`datetime.datetime`, as Arrow's `as_py` gives it, one outside a `FarDate` or `FarTimestamp`, for
-which `as_py` fails. Both have `isoformat`, and both are read back from what it gives.
+Python's types end at the years 1 and 9999. A value inside of these years is a `datetime.date` or
+`datetime.datetime`, as from Arrow's `as_py`. A value outside is a `FarDate` or `FarTimestamp`,
+because `as_py` fails. Both kinds have `isoformat`, and both are read back from their `isoformat`.
 
-The calendar repeats every 400 years, so any day is one of Python's in another cycle. Years outside
-0 to 9999 are written with a sign, as ISO 8601, Java and Spark write them: `+12000-01-01`,
-`-0044-03-15`.
+The calendar repeats every 400 years, so any day maps to a day within Python's years. Years outside
+0 to 9999 have a sign, as in ISO 8601, Java and Spark: `+12000-01-01`, `-0044-03-15`.
 """
 
 from __future__ import annotations
@@ -49,23 +48,23 @@ _YEAR_LAST_UNSIGNED: Final = 9999
 def date_text(days: int) -> str:
     """Return a day, counted from 1970-01-01, as ISO 8601."""
     cycle, day = divmod(days, _CYCLE_DAYS)
-    known = _EPOCH_DATE + datetime.timedelta(days=day)
-    year = known.year + cycle * _CYCLE_YEARS
+    mapped_date = _EPOCH_DATE + datetime.timedelta(days=day)
+    year = mapped_date.year + cycle * _CYCLE_YEARS
     sign = "-" if year < 0 else "+" if year > _YEAR_LAST_UNSIGNED else ""
-    return f"{sign}{abs(year):04}-{known.month:02}-{known.day:02}"
+    return f"{sign}{abs(year):04}-{mapped_date.month:02}-{mapped_date.day:02}"
 
 
 def days_of(year: int, month: int, day: int) -> int:
     """Return the days from 1970-01-01 to a date; raises `ValueError` for no date."""
-    cycle, rest = divmod(year, _CYCLE_YEARS)
-    known = datetime.date(_CYCLE_YEARS + rest, month, day)
-    return known.toordinal() - _EPOCH_DATE.toordinal() + (cycle - 1) * _CYCLE_DAYS
+    cycle, year_of_cycle = divmod(year, _CYCLE_YEARS)
+    mapped_date = datetime.date(_CYCLE_YEARS + year_of_cycle, month, day)
+    return mapped_date.toordinal() - _EPOCH_DATE.toordinal() + (cycle - 1) * _CYCLE_DAYS
 
 
 def timestamp_text(microseconds: int, *, separator: str = "T") -> str:
-    """Return a moment, counted from 1970-01-01T00:00:00, as `datetime.isoformat` writes it."""
-    days, rest = divmod(microseconds, DAY_US)
-    clock = (_EPOCH + datetime.timedelta(microseconds=rest)).time()
+    """Return a moment, counted from 1970-01-01T00:00:00, in the form of `datetime.isoformat`."""
+    days, time_of_day = divmod(microseconds, DAY_US)
+    clock = (_EPOCH + datetime.timedelta(microseconds=time_of_day)).time()
     return f"{date_text(days)}{separator}{clock.isoformat()}"
 
 
@@ -76,7 +75,7 @@ class FarDate:
     days: int
 
     def isoformat(self) -> str:
-        """Return it as ISO 8601, with a sign before the year."""
+        """Return the date as ISO 8601, with a sign before the year."""
         return date_text(self.days)
 
     def __str__(self) -> str:
@@ -91,7 +90,7 @@ class FarTimestamp:
     is_utc: bool
 
     def isoformat(self) -> str:
-        """Return it as ISO 8601, with a sign before the year."""
+        """Return the timestamp as ISO 8601, with a sign before the year."""
         return self._text("T")
 
     def __str__(self) -> str:
@@ -134,30 +133,30 @@ def as_microseconds(value: Any, *, is_utc: bool) -> int:
         return value.microseconds
     if not isinstance(value, datetime.datetime):
         raise TypeError
-    # Subtracting a time with a zone from one without, or the other way round, is a TypeError.
+    # Subtracting times with and without a zone raises a TypeError.
     return (value - (_EPOCH_UTC if is_utc else _EPOCH)) // _MICROSECOND
 
 
 def date_of_text(text: str) -> datetime.date | FarDate:
-    """Read a date as `isoformat` writes it; raises `ValueError`."""
+    """Read a date in the form of `isoformat`; raises `ValueError`."""
     try:
         return datetime.date.fromisoformat(text)
     except ValueError:
-        days, rest = _far_parts(text)
-        if rest or not -(1 << 31) <= days < 1 << 31:
+        days, suffix = _far_parts(text)
+        if suffix or not -(1 << 31) <= days < 1 << 31:
             raise
         return date_of(days)
 
 
 def timestamp_of_text(text: str, *, is_utc: bool) -> datetime.datetime | FarTimestamp:
-    """Read a timestamp as `isoformat` writes it, in UTC without a zone; raises `ValueError`."""
+    """Read a timestamp in the form of `isoformat`, in UTC without a zone; raises `ValueError`."""
     try:
         moment = datetime.datetime.fromisoformat(text)
         return moment.replace(tzinfo=datetime.UTC) if is_utc and moment.tzinfo is None else moment
     except ValueError:
-        days, rest = _far_parts(text)
+        days, suffix = _far_parts(text)
         midnight = _EPOCH_UTC if is_utc else _EPOCH
-        clock = datetime.datetime.fromisoformat(f"{_EPOCH_DATE}{rest}")
+        clock = datetime.datetime.fromisoformat(f"{_EPOCH_DATE}{suffix}")
         if is_utc and clock.tzinfo is None:
             clock = clock.replace(tzinfo=datetime.UTC)
         if (clock.tzinfo is None) == is_utc:
@@ -169,16 +168,16 @@ def timestamp_of_text(text: str, *, is_utc: bool) -> datetime.datetime | FarTime
 
 
 def _far_parts(text: str) -> tuple[int, str]:
-    """Return the days to the date that a text begins with, and the rest of it."""
+    """Return the days to the date at the beginning of a text, and the text after the date."""
     match = _YEAR.fullmatch(text)
     if match is None:
         raise ValueError(f"'{text}' begins with no date")
-    year, month, day, rest = match.groups()
-    return days_of(int(year), int(month), int(day)), rest
+    year, month, day, suffix = match.groups()
+    return days_of(int(year), int(month), int(day)), suffix
 
 
 def python_value(scalar: pa.Scalar) -> Any:
-    """Return what `as_py` gives, with a `FarDate` or `FarTimestamp` where it fails for one."""
+    """Return the result of `as_py`, or a `FarDate` or `FarTimestamp` where `as_py` fails."""
     try:
         return scalar.as_py()
     except (OverflowError, ValueError):

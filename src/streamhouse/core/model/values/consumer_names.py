@@ -1,4 +1,4 @@
-"""What a consumer can be called: a reader that says how far it is, a consumer group of Kafka's."""
+"""Valid names of consumers: readers which report their position, and Kafka's consumer groups."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._:@-]{1,200}")
 
 
 def is_consumer_name(name: str) -> bool:
-    """Whether the name is by the rule."""
+    """Whether the name follows the rule."""
     return _NAME.fullmatch(name) is not None

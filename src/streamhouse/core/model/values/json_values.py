@@ -1,4 +1,4 @@
-"""Python values as JSON and texts have them, for rows that people and small programs read."""
+"""Python values in the form of JSON and of texts, for people and small programs."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _NO_NUMBER: Final = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 
 
 def row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of Python values as JSON has them.
+    """Return a row of Python values in the form of JSON.
 
     Decimals, dates and timestamps are strings, binary is hexadecimal, a map is a list of pairs, and
-    a float that JSON does not have is a string (`NaN`, `Infinity`, `-Infinity`).
+    a float unknown to JSON is a string (`NaN`, `Infinity`, `-Infinity`).
     """
     return {name: json_value(value) for name, value in row.items()}
 
 
 def json_value(value: Any) -> Any:
-    """Return one such value."""
+    """Return one value in the form of `row_to_json`."""
     match value:
         case float() if math.isnan(value):
             return "NaN"
@@ -58,9 +58,9 @@ def json_value(value: Any) -> Any:
 
 
 def text_reader(t: pa.DataType) -> Callable[[str], Any]:
-    """Return what reads a value of `t`, which is not nested, from a text as `json_value` has it.
+    """Return a function which reads a value of the simple type `t` from a text of `json_value`.
 
-    It raises ValueError or ArithmeticError for a text that is no such value.
+    The function raises ValueError or ArithmeticError for any other text.
     """
     if pa.types.is_string(t):
         return str
@@ -105,14 +105,14 @@ def _float(text: str, t: pa.DataType) -> float:
 
 
 def as_float(number: int | float | Decimal | str, t: pa.DataType) -> float:
-    """Return the value of the floating type `t` that is nearest to a number.
+    """Return the value of the floating type `t` nearest to a number.
 
-    Raises ValueError or OverflowError for a number that only infinity is near to.
+    Raises ValueError or OverflowError if the nearest value is infinite.
     """
-    found = float(number)
-    if math.isinf(found if t.bit_width > _FLOAT32_BITS else _as_float32(found)):
+    nearest = float(number)
+    if math.isinf(nearest if t.bit_width > _FLOAT32_BITS else _as_float32(nearest)):
         raise ValueError("it is too large")
-    return found
+    return nearest
 
 
 def _as_float32(number: float) -> float:

@@ -1,4 +1,4 @@
-"""Whole numbers that callers give, in any form that has only one meaning."""
+"""Whole numbers of callers, in any form with only one meaning."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["whole_number"]
 
 
 def whole_number(value: Any, *, least: int) -> int | None:
-    """Return a whole number from `least` on, which may be numpy's; None if it is none.
+    """Return a whole number from `least` on, of Python or numpy; None for any other value.
 
-    `True` and `1.0` are none.
+    `True` and `1.0` are not whole numbers here.
     """
     if isinstance(value, bool):
         return None

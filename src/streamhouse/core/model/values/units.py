@@ -1,8 +1,8 @@
-"""Values that people write as text: yes or no, whole numbers, sizes, durations.
+"""Values written as text by people: true or false, whole numbers, sizes, durations.
 
-Table properties, options of the Spark format, and options of commands from wherever they come are
-read here. `name` says whose text it is; each error is one sentence: whose text, the text, what it
-must be. A size counts by 1024, however it is spelled: `64MiB`, `64mb` and `64m` are the same.
+Table properties, options of the Spark format, and options of commands are read here. `name` is the
+option's name; each error is one sentence with the name, the text, and the expected form. A size
+counts by 1024, in any spelling: `64MiB`, `64mb` and `64m` are the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SIZE_UNIT_BYTES: Final = {"": 1, "b": 1} | {
     for prefix, size in _SIZE_PREFIX_BYTES.items()
     for ending in ("", "b", "ib")
 }
-# What is more says `for ever` and `as large as you like`.
+# Larger values mean `for ever` and `unlimited`.
 _NUMBER_MAX: Final = (1 << 63) - 1
 _DURATION_MS_MAX: Final = 10_000 * 366 * 86_400_000
 _SIZE_BYTES_MAX: Final = 1 << 60
@@ -56,7 +56,7 @@ def parse_boolean(text: str, *, name: str) -> bool:
 def parse_whole_number(text: str, *, name: str, least: int = 1, most: int | None = None) -> int:
     """Read a whole number from `least` to `most`."""
     digits = text.strip().removeprefix("-")
-    # Python's own reading also takes `1_000`, `+5` and digits of other scripts.
+    # `int` also accepts `1_000`, `+5` and digits of other scripts.
     is_plain = digits.isascii() and digits.isdecimal() and len(text) <= _TEXT_MAX
     number = int(text) if is_plain else None
     if number is None or number < least or (most is not None and number > most):
@@ -69,8 +69,10 @@ def parse_bytes(text: str, *, name: str) -> int:
     """Read `128MiB`, `64kb` or plain bytes as bytes."""
     size = _product(text, _SIZE_UNIT_BYTES)
     if size is None:
-        wanted = "a size: a positive whole number and one of B, KiB, MiB, GiB, TiB, as in '128MiB'"
-        raise _not_a_value(text, name, wanted)
+        expected = (
+            "a size: a positive whole number and one of B, KiB, MiB, GiB, TiB, as in '128MiB'"
+        )
+        raise _not_a_value(text, name, expected)
     return min(size, _SIZE_BYTES_MAX)
 
 
@@ -78,13 +80,13 @@ def parse_duration_ms(text: str, *, name: str) -> int:
     """Read `7d`, `12h`, `5m`, `90s` or `500ms` as milliseconds."""
     duration_ms = _product(text, _DURATION_UNIT_MS)
     if duration_ms is None:
-        wanted = "a duration: a positive whole number and one of ms, s, m, h, d, as in '90s'"
-        raise _not_a_value(text, name, wanted)
+        expected = "a duration: a positive whole number and one of ms, s, m, h, d, as in '90s'"
+        raise _not_a_value(text, name, expected)
     return min(duration_ms, _DURATION_MS_MAX)
 
 
 def size_as_option(size: int) -> str:
-    """Return bytes in the largest unit that they are a whole number of, as `parse_bytes` reads."""
+    """Return bytes in the largest unit without a fraction, as read by `parse_bytes`."""
     for prefix, unit in reversed(_SIZE_PREFIX_BYTES.items()):
         if size and size % unit == 0:
             return f"{size // unit}{prefix.upper()}iB"
@@ -92,7 +94,7 @@ def size_as_option(size: int) -> str:
 
 
 def duration_as_option(duration_ms: int) -> str:
-    """Return a duration in the largest unit that fits, as `parse_duration_ms` reads it."""
+    """Return a duration in the largest unit without a fraction, as read by `parse_duration_ms`."""
     for unit in ("d", "h", "m", "s"):
         if duration_ms and duration_ms % _DURATION_UNIT_MS[unit] == 0:
             return f"{duration_ms // _DURATION_UNIT_MS[unit]}{unit}"
@@ -100,11 +102,11 @@ def duration_as_option(duration_ms: int) -> str:
 
 
 def _product(text: str, units: dict[str, int]) -> int | None:
-    """Return the number in `text` times its unit; None unless it is both and positive."""
+    """Return the number in `text` times its unit; None for a malformed text or zero."""
     match = _NUMBER_AND_UNIT.fullmatch(text[:_TEXT_MAX].lower())
     unit = units.get(match[2]) if match else None
     return int(match[1]) * unit or None if match and unit else None
 
 
-def _not_a_value(text: str, name: str, wanted: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{name} = '{text[:_SHOWN_MAX]}' must be {wanted}")
+def _not_a_value(text: str, name: str, expected: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{name} = '{text[:_SHOWN_MAX]}' must be {expected}")
