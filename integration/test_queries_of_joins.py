@@ -6,15 +6,18 @@ has, DuckDB joins in an order in which what lies between is a thousand times lar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog import load_catalog
 
 from streamhouse.api.client import StreamhouseClient
+from streamhouse.core.errors import TableNotFoundError
+from tests.support.held_step import around
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
@@ -138,3 +141,76 @@ def test_joins_of_many_tables_find_what_duckdb_finds_in_little_memory(
     order = [(name, "ascending") for name in expected.schema.names]
     assert found.sort_by(order).to_pylist() == expected.sort_by(order).to_pylist()
     assert found.num_rows > 10
+
+
+@pytest.mark.parametrize("primary_key", [(), ("id",)], ids=["log", "keys"])
+def test_a_table_that_is_kept_is_never_stale(
+    tmp_path: Path, primary_key: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each change, tiered or not yet, a join finds what a read finds, which keeps nothing."""
+    reads: list[object] = []
+
+    def read(real: Callable[..., Iterator[pa.RecordBatch]], *part: object) -> object:
+        reads.append(part)
+        return real(*part)
+
+    around(monkeypatch, "small-table-read", read)
+    with (
+        ServiceProcess(tmp_path / "data") as service,
+        StreamhouseClient(service.endpoint) as client,
+        StreamhouseClient(service.endpoint) as other,
+    ):
+
+        def rows(**columns: list[object]) -> pa.Table:
+            types = {"id": pa.int64(), "value": pa.string(), "more": pa.int64()}
+            return pa.table({n: pa.array(v, types[n]) for n, v in columns.items()})
+
+        def make() -> None:
+            schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("value", pa.string())])
+            other.create_table("default.t", schema, primary_key=primary_key)
+
+        def write(values: pa.Table) -> None:
+            (other.upsert if primary_key else other.append)("default.t", values)
+
+        def check(*, is_kept: bool = False) -> list[dict[str, object]]:
+            expected = client.read("default.t").to_pylist()
+            for _ in range(2):
+                reads.clear()
+                rows = client.query("SELECT a.* FROM t a LEFT JOIN t b ON a.id = b.id AND b.id < 0")
+                assert sorted(map(repr, rows.to_pylist())) == sorted(map(repr, expected))
+            assert not (is_kept and reads)
+            return list(expected)
+
+        def both(count: int) -> None:
+            assert len(check()) == count
+            tier_once(other, "default.t")
+            assert len(check(is_kept=True)) == count
+
+        make()
+        write(rows(id=[1, 2], value=["a", "b"]))
+        both(2)
+        write(rows(id=[3], value=["c"]))
+        both(3)
+        if primary_key:
+            write(rows(id=[1], value=["z"]))
+            both(3)
+            other.delete("default.t", rows(id=[2]))
+            both(2)
+        other.add_column("default.t", "more", pa.int64())
+        check()
+        write(rows(id=[4], value=["d"], more=[7]))
+        both(3 if primary_key else 4)
+        other.drop_column("default.t", "value", confirm="value")
+        check()
+        if not primary_key:
+            # Another engine may delete rows of the lake.
+            lake = other.lake_catalog()
+            load_catalog(lake.name, **lake.properties).load_table("default.t").delete("id = 3")
+            assert len(check(is_kept=True)) == 3
+        other.drop_table("default.t")
+        with pytest.raises(TableNotFoundError):
+            client.query("SELECT a.* FROM t a JOIN t b USING (id)")
+        make()
+        assert check() == []
+        write(rows(id=[1, 2], value=["x", "y"]))
+        both(2)

@@ -28,7 +28,10 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.storage_service.ownership.shards.move_set",
         "streamhouse.storage_service.directory.state_file",
     ),
-    "duckdb": ("streamhouse.reading.duckdb.duckdb_query",),
+    "duckdb": (
+        "streamhouse.reading.duckdb._query_database",
+        "streamhouse.reading.duckdb.duckdb_query",
+    ),
     "fastapi": (
         "streamhouse.storage_service.server.*",
         "streamhouse.storage_service.kafka_door.kafka_routes",

@@ -43,6 +43,7 @@ _HELD: Final = "a moment between two effects is held"
 _SLOW: Final = "the real value takes a test too long to reach"
 
 STEPS: Final = {
+    "small-table-read": Place("reading.duckdb._queried_tables", "read_splits", _COUNTED),
     "rows-written": Place("storage_service.log.log_tablet", "LogTablet.write", _BUG),
     "records-decoding": Place("storage_service.kafka_door.producing._produce", "decoded", _HELD),
     "schema-judging": Place(
@@ -179,6 +180,9 @@ BOUNDS: Final = {
     "history-reads": Place("storage_service.server.history.lake_reads", "_READS_MAX", _SLOW),
     "small-table": Place(
         "reading.duckdb._queried_tables", "SMALL_BYTES", "32 MiB of rows take a while to write"
+    ),
+    "kept-tables": Place(
+        "reading.duckdb._query_database", "KEPT_BYTES", "128 MiB of rows take a while to write"
     ),
     "read-page": Place("tiering.tasks._log_chunks", "PAGE_BYTES", _SLOW),
 }

@@ -74,6 +74,7 @@ PARTS: Final[Mapping[str, str]] = {
     "streamhouse.reading.plan.lake_history": "lake",
     "streamhouse.connector.query": "spark",
     "streamhouse.reading.duckdb._arrow_filter": "",
+    "streamhouse.reading.duckdb._query_database": "sql",
     "streamhouse.reading.duckdb.duckdb_query": "sql",
     "streamhouse.connector._partition_reader": "spark",
     "streamhouse.connector.stream._append_stream": "spark",

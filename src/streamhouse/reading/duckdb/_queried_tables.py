@@ -8,7 +8,7 @@ into memory first, and of large ones the number of rows is told.
 
 from __future__ import annotations
 
-from collections.abc import Container, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +25,7 @@ from streamhouse.core.errors import (
 from streamhouse.reading.duckdb._arrow_filter import Condition, condition_of
 from streamhouse.reading.plan._splits_read import read_splits
 from streamhouse.reading.plan.table_read import PinnedTable
+from streamhouse.reading.plan.tier_plan import ReadPlan
 
 __all__ = ["Counted", "TableDataset", "check_not_stopped", "counted"]
 
@@ -36,14 +37,20 @@ _TEXT_BYTES, _NESTED_BYTES = 24, 64
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A table with about how many rows it has; `rows` are all of a small one."""
+    """A table with about how many rows it has.
+
+    `rows` are all rows of a small table, read by `plan`; a plan without rows means kept rows.
+    """
 
     row_count: int
     rows: pa.Table | None
+    plan: ReadPlan | None = None
 
 
-def counted(table: PinnedTable, columns: Container[str] | None) -> Counted:
-    """Return how many rows a table has about, and the rows if they are few.
+def counted(
+    table: PinnedTable, columns: Container[str] | None, is_kept: Callable[[ReadPlan], bool]
+) -> Counted:
+    """Return how many rows a table has about, and the rows of a small table that is not kept.
 
     Of these `columns`, in lower case (None: all); of one at least.
     """
@@ -54,12 +61,14 @@ def counted(table: PinnedTable, columns: Container[str] | None) -> Counted:
         names = table.schema.names
         table = table.narrowed([n for n in names if n.lower() in columns] or names[:1], None)
     plan = table.plan()
+    if is_kept(plan):
+        return Counted(0, None, plan)
     count = sum(piece.row_count for split in plan.splits for piece in split.pieces)
     schema = plan.context.output_schema
     if count * sum(map(_width, schema.types)) > SMALL_BYTES:
         return Counted(count, None)
     rows = pa.Table.from_batches(read_splits(table.client, plan), schema=schema)
-    return Counted(rows.num_rows, rows)
+    return Counted(rows.num_rows, rows, plan)
 
 
 def check_not_stopped() -> None:

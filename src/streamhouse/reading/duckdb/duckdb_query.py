@@ -24,7 +24,13 @@ from streamhouse.core.errors import (
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.reading.duckdb._queried_tables import TableDataset, counted
+from streamhouse.reading.duckdb._queried_tables import Counted, TableDataset, counted
+from streamhouse.reading.duckdb._query_database import (
+    MEMORY_LIMIT,
+    QueryDatabase,
+    query_database,
+    registered,
+)
 from streamhouse.reading.duckdb._statement_names import (
     NameOfTable,
     columns_named,
@@ -33,15 +39,12 @@ from streamhouse.reading.duckdb._statement_names import (
 )
 from streamhouse.reading.options.options import BATCH, as_options, read_options
 from streamhouse.reading.plan.table_read import PinnedTable
+from streamhouse.reading.plan.tier_plan import ReadPlan
 
 __all__ = ["MEMORY_LIMIT", "query_tables"]
 
-MEMORY_LIMIT: Final = "2GB"
-"""What DuckDB may have of the memory by default; it goes on with files beyond."""
-
 _THREADS_MAX: Final = 8
 _LOOK_S: Final = 0.1
-_ROWS: Final = "streamhouse_rows"
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
@@ -67,10 +70,10 @@ def query_tables(
         if key.lower() in _OF_TABLES:
             raise InvalidRequestError(f"query: option '{key}' is said by the statement; remove it")
     zone = read_options({"table": "db.t", **given}, use=BATCH).time_zone
-    # Variables of this module are no tables.
     with (
         tempfile.TemporaryDirectory(prefix="streamhouse-query-") as folder,
-        duckdb.connect(":memory:", config={"python_enable_replacements": "false"}) as connection,
+        query_database(memory_limit) as database,
+        database.connection() as connection,
     ):
         connection.execute(f"SET TimeZone = {_text(zone)}")
         connection.execute(f"SET temp_directory = {_text(folder)}")
@@ -80,7 +83,7 @@ def query_tables(
             raise InvalidRequestError(
                 f"query: memory_limit is {memory_limit!r}, but must be as in '2GB': {error}"
             ) from None
-        query = _Query(client, connection, statement, args, given, Path(folder))
+        query = _Query(client, database, connection, statement, args, given, Path(folder))
         return _stoppable(connection, query.result)
 
 
@@ -109,6 +112,7 @@ class _Query:
     """One statement over tables of a service; `folder` is for its files."""
 
     client: StorageClient
+    database: QueryDatabase
     connection: duckdb.DuckDBPyConnection
     statement: str
     args: Sequence[Any] | Mapping[str, Any] | None
@@ -119,10 +123,16 @@ class _Query:
         """Return the rows."""
         tree = _parsed(self.connection, self.statement)
         tables, missing = self._pinned(tables_named(tree))
-        if has_joins(tree):
-            datasets = self._counted(tables, columns_named(tree, tables))
-        else:
+        counts = self._counted(tables, columns_named(tree, tables)) if has_joins(tree) else None
+        # Closing the connection undoes what is made for this query alone.
+        self.connection.execute("BEGIN")
+        if counts is None:
             datasets = [self._registered(0, name, table) for name, table in tables.items()]
+        else:
+            datasets = self._made(tables, counts)
+        # It hands datasets Bloom filters, which DuckDB has no words for (duckdb-python #463).
+        disabled = "join_filter_pushdown" if counts and datasets else ""
+        self.connection.execute(f"SET disabled_optimizers = '{disabled}'")
         try:
             return self.connection.execute(self.statement, self.args).to_arrow_table()
         except duckdb.Error as error:
@@ -167,22 +177,43 @@ class _Query:
         self,
         tables: Mapping[NameOfTable, PinnedTable],
         columns: Mapping[NameOfTable, set[str] | None],
+    ) -> dict[NameOfTable, tuple[Counted, str | None]]:
+        """Count the rows of the tables; return the names of kept rows too."""
+
+        def is_kept(plan: ReadPlan) -> bool:
+            return self.database.place(plan) is not None
+
+        def count(name: NameOfTable) -> Counted:
+            return counted(tables[name], columns[name], is_kept)
+
+        counts = dict(zip(tables, _each(count, list(tables)), strict=True))
+        return {
+            name: (
+                table,
+                None
+                if table.plan is None
+                else self.database.keep(self.connection, table.plan, table.rows),
+            )
+            for name, table in counts.items()
+        }
+
+    def _made(
+        self,
+        tables: Mapping[NameOfTable, PinnedTable],
+        counts: Mapping[NameOfTable, tuple[Counted, str | None]],
     ) -> list[TableDataset]:
         """Give DuckDB tables whose rows it can count; return the datasets among them."""
         datasets = []
-        counts = _each(lambda name: counted(tables[name], columns[name]), list(tables))
-        for number, (name, table) in enumerate(tables.items()):
-            count = next(counts)
-            if count.rows is None:
+        for number, (name, (count, place)) in enumerate(counts.items()):
+            if place is not None:
+                self._create("VIEW", name, f"SELECT * FROM {place}")
+            elif count.rows is None:
+                table = tables[name]
                 dataset = self._registered(number, name, table, row_count=count.row_count)
                 datasets.append(dataset)
             else:
-                self.connection.register(_ROWS, count.rows)
-                self._create("TABLE", name, f"SELECT * FROM {_ROWS}")
-                self.connection.unregister(_ROWS)
-        if datasets:
-            # It hands datasets Bloom filters, which DuckDB has no words for (duckdb-python #463).
-            self.connection.execute("SET disabled_optimizers = 'join_filter_pushdown'")
+                with registered(self.connection, count.rows) as rows:
+                    self._create("TABLE", name, f"SELECT * FROM {rows}")
         return datasets
 
     def _registered(

@@ -26,6 +26,7 @@ from streamhouse.core.errors import (
     UnavailableError,
 )
 from streamhouse.core.extras import MissingExtraError
+from streamhouse.reading.duckdb import _query_database as query_database
 from streamhouse.reading.duckdb.duckdb_query import MEMORY_LIMIT, query_tables
 from tests.support.held_step import lower
 from tests.support.union_world import UnionWorld
@@ -328,3 +329,25 @@ def test_without_duckdb_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         pytest.raises(MissingExtraError, match=r"pyspark-streamhouse\[sql\]"),
     ):
         client.query("SELECT 1")
+
+
+def test_a_forked_process_has_a_database_of_its_own(world: UnionWorld) -> None:
+    """DuckDB's threads are not in it."""
+    statement = 'SELECT count(*) AS n FROM db."t$lake" a JOIN db."t$lake" b USING (id)'
+    assert _query(world, statement).to_pylist() == [{"n": 25}]
+
+    if (child := os.fork()) == 0:
+        os._exit(0 if _query(world, statement).to_pylist() == [{"n": 25}] else 1)
+
+    assert os.waitpid(child, 0)[1] == 0
+    assert _query(world, statement).to_pylist() == [{"n": 25}]
+
+
+def test_what_is_kept_is_bounded(world: UnionWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    statement = 'SELECT count(*) AS n FROM db."t$lake" a JOIN db."t$lake" b USING (id)'
+    _query(world, statement)
+    assert query_database._idle[0]._tables
+    lower(monkeypatch, "kept-tables", 0)
+
+    assert _query(world, statement).to_pylist() == [{"n": 25}]
+    assert not query_database._idle[0]._tables
