@@ -60,7 +60,7 @@ def assignments(
             ' {"balance": "balance + 1"}'
         )
     table_columns = {column.lower(): column for column in columns}
-    assigned: dict[str, Column] = {}
+    by_column: dict[str, Column] = {}
     for name, value in values.items():
         column = table_columns.get(str(name).strip("`").lower())
         if column is None:
@@ -68,10 +68,10 @@ def assignments(
                 f"table '{table}': {operation} names column '{name}', which the table has not"
                 f" (columns: {', '.join(columns)}){suggestion(str(name), list(columns))}"
             )
-        if column in assigned:
+        if column in by_column:
             raise InvalidRequestError(f"table '{table}': {operation} names column '{column}' twice")
-        assigned[column] = _value(value)
-    return assigned
+        by_column[column] = _value(value)
+    return by_column
 
 
 def key_equalities(text: str, *, target_alias: str, source_alias: str) -> dict[str, str] | None:

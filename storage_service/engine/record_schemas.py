@@ -118,9 +118,9 @@ class RecordSchemas:
         async with self._lock:
             if self._end is not None:
                 raise type(self._end)(self._end.message)
-            before = self.current()
-            assert schemas.schemas[: len(before.schemas)] == before.schemas, "none is taken away"
-            if schemas != before:
+            current = self.current()
+            assert schemas.schemas[: len(current.schemas)] == current.schemas, "none is taken away"
+            if schemas != current:
                 await self._runtime.run(self._file.save, schemas.to_json())
                 self._set = schemas
 

@@ -28,7 +28,7 @@ _COUNTED: Final[dict[str, tuple[ProgressColumn, ...]]] = {
 
 
 class ProgressBar:
-    """One bar for a whole command; leaving takes it away, so that what is printed stands alone."""
+    """One bar for a whole command; leaving removes the bar, so that printed lines stand alone."""
 
     def __init__(self, what: str, *, is_quiet: bool, unit: str = "bytes") -> None:
         """Say `what` is done, counted in bytes or rows."""
