@@ -1,5 +1,5 @@
-"""What Kafka clients send and get, as values: no server, no engine, no I/O.
+"""The values that Kafka clients send and receive: no server, no engine, no I/O.
 
-The Kafka door, `server/kafka/`, serves it. Names are Kafka's own: topic, partition, record, record
-batch, producer id, member.
+The Kafka door, `storage_service/kafka_door/`, serves these values. Names are Kafka's own: topic,
+partition, record, record batch, producer id, member.
 """

@@ -1,7 +1,7 @@
-"""The library that reads and writes Avro, behind errors of our own.
+"""The Avro library, with errors of this project.
 
-It raises `ValueError` for what it does not take, and where it panics something that is no
-`Exception`, which would end whatever asked. All of that is a `SchemaMismatchError` here.
+The library raises `ValueError` for unsupported values. A panic of the library raises a class that
+is no `Exception`, and would end the process. This module turns both into `SchemaMismatchError`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from streamhouse.storage_service.kafka.errors import is_bug
 
 __all__ = ["check_known", "read_values", "write_rows"]
 
-_SAID_MAX: Final = 300
+_MESSAGE_CHARACTERS_MAX: Final = 300
 _ZEROS: Final = bytes(1 << 15)
-"""A value of any schema: no numbers but 0, no texts, no items, the first branch of each union."""
+"""A value of any schema: zeros, empty texts and lists, and the first branch of each union."""
 
 
 def check_known(schema: AvroSchema) -> None:
-    """Raise `UnsupportedError` for a schema whose values the library does not read, or write.
+    """Raise `UnsupportedError` for a schema whose values the library cannot read or write.
 
-    Without the library, which comes with the extra `kafka`, no records are read at all.
+    Without the library, which comes with the extra `kafka`, nothing is checked.
     """
     if importlib.util.find_spec("pyruhvro") is None:
         return
@@ -41,25 +41,25 @@ def check_known(schema: AvroSchema) -> None:
 
 
 def read_values(bodies: Sequence[bytes], schema: AvroSchema) -> pa.RecordBatch:
-    """Return values of a schema as the library has them, a column for each field."""
+    """Return values of a schema in the library's form, with a column for each field."""
     import pyruhvro
 
-    with _own_errors():
-        found = pyruhvro.deserialize_array(bodies, schema.plain)
-        found.validate()
-        return found
+    with _translated_errors():
+        rows = pyruhvro.deserialize_array(bodies, schema.plain)
+        rows.validate()
+        return rows
 
 
 def write_rows(rows: pa.RecordBatch, schema: AvroSchema) -> pa.BinaryArray:
-    """Return rows, which the library must know as they are, as values of a schema."""
+    """Return rows, in the library's form, as values of a schema."""
     import pyruhvro
 
-    with _own_errors():
+    with _translated_errors():
         return pa.concat_arrays(pyruhvro.serialize_record_batch(rows, schema.plain, 1))
 
 
 @contextlib.contextmanager
-def _own_errors() -> Iterator[None]:
+def _translated_errors() -> Iterator[None]:
     try:
         yield
     except MemoryError:
@@ -67,4 +67,4 @@ def _own_errors() -> Iterator[None]:
     except BaseException as error:
         if not is_bug(error):
             raise
-        raise SchemaMismatchError(str(error)[:_SAID_MAX]) from error
+        raise SchemaMismatchError(str(error)[:_MESSAGE_CHARACTERS_MAX]) from error

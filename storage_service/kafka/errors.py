@@ -1,4 +1,4 @@
-"""What is wrong with what a Kafka client sent, where its protocol has a word of its own for it."""
+"""Errors in a Kafka client's request for which Kafka's protocol has its own code."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ __all__ = [
 
 
 def is_bug(error: BaseException) -> bool:
-    """Whether what was raised while records were read is a bug, and nobody's wish to end.
+    """Return whether an error of reading records is a bug, rather than a cancellation.
 
-    A library in Rust that panics, as pyruhvro may, raises what is no Exception.
+    A panic of a Rust library, such as pyruhvro, raises a class that is no Exception.
     """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 class RecordsFault(Enum):
-    """Which of Kafka's errors a client is to see; the values are the names of its error codes."""
+    """The Kafka error that a client gets; the values are the names of Kafka's codes."""
 
     CORRUPT = "CORRUPT_MESSAGE"
-    """Bytes changed or were lost on the way: cut off, or not what their checksum says."""
+    """Bytes were damaged on the way: cut off, or with a wrong checksum."""
     INVALID = "INVALID_RECORD"
-    """The bytes are those that were sent, and are no records."""
+    """The bytes arrived as sent, but are no records."""
     OLD_FORMAT = "UNSUPPORTED_FOR_MESSAGE_FORMAT"
     """Message sets of magic 0 or 1, from before Kafka 0.11."""
     TOO_LARGE = "MESSAGE_TOO_LARGE"
-    """More records or bytes than are taken."""
+    """More records or bytes than the limits allow."""
     UNSUPPORTED_COMPRESSION = "UNSUPPORTED_COMPRESSION_TYPE"
 
 
 class InvalidRecordsError(InvalidRequestError):
-    """Bytes are not the record batches they should be; nothing of them is taken."""
+    """Bytes are not the expected record batches; none of the bytes is stored."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ def _rebuilt(message: str, fault: RecordsFault) -> InvalidRecordsError:
 
 
 class FencedLeaderEpochError(FencedError):
-    """A client knows the topic as it was: its table was dropped, and another one has its name."""
+    """The client knows a dropped table of the topic; another table has the name now."""
 
 
 class UnknownLeaderEpochError(UnavailableError):
-    """A client knows the topic as it will be: this process does not have its table yet."""
+    """The client knows a newer table of the topic than this process."""
 
 
 class UnknownTopicIdError(TableNotFoundError):
-    """No table of this process has a topic of this id that the caller may read."""
+    """No table of this process has this topic id, or the caller may not read the table."""

@@ -1,15 +1,14 @@
-"""The order of a producer's batches, where the buckets that they go to cannot tell it.
+"""The order of a producer's batches, for tables whose buckets cannot verify the order.
 
-A Kafka producer numbers its records per partition. Where a partition is a bucket, and each record a
-row of it, the bucket's log knows what comes next (`log/writer_state.py`), also after a crash. Where
-a partition's rows go to the buckets of their keys, may change nothing, or may be rejected, a bucket
-has some of the batches only. Then `ProducerOrder` knows the order, in memory: the batches of one
-producer and partition are stored one after the other, and each must follow the one before.
+A Kafka producer numbers its records per partition. If a partition is a bucket, and each record a
+row, the bucket's log knows the next number (`log/writer_state.py`), also after a crash. In other
+tables a bucket gets some of the batches only: rows go to the buckets of their keys, change nothing,
+or are rejected. For these tables `ProducerOrder` keeps the order in memory: the batches of one
+producer and partition are stored one after the other, and each must follow its predecessor.
 
-After a start nothing is known. The first batch of a producer is taken for the next one then, since
-clients repeat what was not answered in order. What it repeats, the buckets recognise: each says for
-itself what it has. That the place of this batch is kept even if it is refused is what makes later
-ones wait for it.
+After a start the order is empty. A producer's first batch then counts as the next batch, since
+clients repeat unanswered batches in order. The buckets recognise repeated batches. Later batches
+wait for the first batch, because its place is kept even if the batch is refused.
 
 Pure: no clock, no I/O. Not thread-safe.
 """
@@ -27,36 +26,36 @@ __all__ = ["ProducerOrder", "Repeated", "writer_of"]
 
 _A = TypeVar("_A")
 WINDOW: Final = 5
-"""How many batches a producer may have in flight, and so may repeat."""
+"""The maximal number of batches in flight, which a producer may repeat."""
 _WRITERS_MAX: Final = 20_000
 _WRITER_BYTES: Final = 8
 _RESERVED_WRITERS: Final = (0, (1 << 64) - 1)
 
 
 def writer_of(producer_id: int, partition: int) -> int:
-    """Return the writer that a producer is for one partition of a table: sequences are of both.
+    """Return the writer id for a producer and one partition, which has its own sequences.
 
-    The buckets of rows are others than the partition, so several partitions may meet in one bucket.
+    The id depends on the partition, because the rows of several partitions may meet in one bucket.
     """
-    named = b"streamhouse kafka %d %d" % (producer_id, partition)
+    name = b"streamhouse kafka %d %d" % (producer_id, partition)
     while True:
-        digest = blake2b(named, digest_size=_WRITER_BYTES).digest()
+        digest = blake2b(name, digest_size=_WRITER_BYTES).digest()
         writer_id = int.from_bytes(digest, "little")
         if writer_id not in _RESERVED_WRITERS:
             return writer_id
-        named = digest
+        name = digest
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated(Generic[_A]):
-    """A batch was stored before, and this was the answer."""
+    """A batch was stored before, with this answer."""
 
     answer: _A
 
 
 @dataclass(slots=True)
 class _Place(Generic[_A]):
-    """Where a writer stands: its next batch, and the latest that were answered."""
+    """A writer's next sequence, and the latest answered batches."""
 
     epoch: int
     next_base: int
@@ -64,9 +63,10 @@ class _Place(Generic[_A]):
 
 
 class ProducerOrder(Generic[_A]):
-    """The places of the producers of one table, since this process has it.
+    """The order of the producers of one table, since this process owns the table.
 
-    For each batch: `admit`, and when it is stored `stored`; only then the writer's next one.
+    Call `admit` for each batch, and `stored` after storing; only then admit the writer's next
+    batch.
     """
 
     def __init__(self, *, writers_max: int = _WRITERS_MAX) -> None:
@@ -81,9 +81,9 @@ class ProducerOrder(Generic[_A]):
         return writer_id in self._places
 
     def admit(self, writer_id: int, sequence: RecordSequence) -> Continuity | Repeated[_A]:
-        """Return what the buckets are to ask of a batch that is the next one, or its answer.
+        """Return the check that buckets apply to the next batch, or the answer of a repeated batch.
 
-        Raises OutOfOrderSequenceError for one that does not follow, FencedError for an older epoch.
+        Raises OutOfOrderSequenceError for a gap, and FencedError for an older epoch.
         """
         place = self._places.pop(writer_id, None)
         if place is None:
@@ -96,8 +96,8 @@ class ProducerOrder(Generic[_A]):
                 " goes on in its place"
             )
         expected = place.next_base if sequence.epoch == place.epoch else 0
-        for known, answer in place.answered:
-            if known == sequence:
+        for answered_sequence, answer in place.answered:
+            if answered_sequence == sequence:
                 return Repeated(answer)
         if sequence.base != expected:
             raise OutOfOrderSequenceError(
@@ -105,12 +105,12 @@ class ProducerOrder(Generic[_A]):
                 f" epoch {sequence.epoch}; expected {expected}, or a repetition of its"
                 f" last {WINDOW} batches"
             )
-        # All that was in flight at the start may have been stored before it.
+        # Batches that were in flight at the start may have been stored before the start.
         is_later = len(place.answered) >= WINDOW
         return Continuity.ORDERED if is_later else Continuity.UNKNOWN
 
     def stored(self, writer_id: int, sequence: RecordSequence, answer: _A) -> None:
-        """Remember that an admitted batch is stored, or was stored before."""
+        """Record that an admitted batch is stored, now or earlier."""
         place = self._places.get(writer_id)
         if place is None:
             place = _Place(sequence.epoch, sequence.base)

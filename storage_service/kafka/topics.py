@@ -1,4 +1,4 @@
-"""Topics are tables: which table a topic is, and what a table's topic is called.
+"""Topics are tables: the table of a topic, and the topic of a table.
 
 | topic | table |
 |---|---|
@@ -6,12 +6,14 @@
 | `db.t` | `db.t`, or `default.db_t` |
 | any other name of Kafka's, as `web-clicks` or `a.b.c` | `default.web_clicks`, `default.a_b_c` |
 
-Where `.` and `-` become `_`, two topics may ask for one table. Its property `kafka.topic` says
-whose it is; the other topic is refused, as Kafka itself refuses two topics that differ in `.` and
-`_` only. `orders.created` may be one of two tables: of those that are there and are the topic's, it
-is the one that was made first, so that what is made later changes nothing for its clients. While
-there is none, it is the first where there is such a database, else the second. Nothing is looked up
-here; `server/topic_places.py` knows what is there.
+Where `.` and `-` become `_`, two topics may map to one table. The table's property `kafka.topic`
+names the topic; the other topic is refused, as Kafka refuses two topics that differ in `.` and `_`
+only.
+
+`orders.created` may be one of two tables. Among the existing tables of the topic the first created
+table counts, so that a later table changes nothing for the topic's clients. Without an existing
+table, the first path counts if its database exists, else the second. This module looks up nothing;
+`kafka_door/_topic_places.py` knows the existing tables.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from streamhouse.core.model.table import DEFAULT_DATABASE, TablePath
 __all__ = [
     "TOPIC_PROPERTY",
     "TopicTable",
-    "first_made",
+    "first_created",
     "is_same_topic",
     "leader_epoch_of",
     "needs_property",
@@ -47,12 +49,12 @@ _NODE_ID_MASK: Final = 0x7FFF_FFFF
 _LEADER_EPOCH_MASK: Final = 0x7FFF_FFFF
 
 
-# Every request names a topic, and mostly one of the same few.
+# Every request names a topic, mostly one of a few.
 @functools.lru_cache(maxsize=1_024)
 def table_paths_of(topic: str) -> tuple[TablePath, ...]:
-    """Return the tables that a topic may be: one, or for `db.t` that one and `default.db_t`.
+    """Return the possible tables of a topic: one, or both `db.t` and `default.db_t` for `db.t`.
 
-    Raises `InvalidNameError` for what can be no topic.
+    Raises `InvalidNameError` for an invalid topic name.
     """
     if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
         raise InvalidNameError(
@@ -67,19 +69,19 @@ def table_paths_of(topic: str) -> tuple[TablePath, ...]:
     try:
         return path, _flat(topic)
     except InvalidNameError:
-        # Together the two names are longer than that of a table.
+        # The joined names are longer than a table name may be.
         return (path,)
 
 
 def _flat(topic: str) -> TablePath:
     name = topic.replace(".", "_").replace("-", "_")
-    # A table's name begins with no digit.
+    # A table's name must not begin with a digit.
     return TablePath(DEFAULT_DATABASE, f"_{name}" if name[0].isdigit() else name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicTable:
-    """A table that is there, and what its topic is called."""
+    """An existing table, and the name of its topic."""
 
     path: TablePath
     topic: str
@@ -88,33 +90,33 @@ class TopicTable:
 
     @property
     def age(self) -> tuple[int, int, TablePath]:
-        """Orders tables by when they were made, the same on every shard."""
+        """Sorts tables by creation, in the same way on every shard."""
         return self.created_at_us, self.table_id, self.path
 
 
-def first_made(topic: str, tables: Iterable[TopicTable]) -> TopicTable | None:
-    """Return the table that a topic is, of those that are there; None if it is none of them."""
+def first_created(topic: str, tables: Iterable[TopicTable]) -> TopicTable | None:
+    """Return the table of a topic among existing tables; None if no table is the topic's."""
     paths = table_paths_of(topic)
-    found = [one for one in tables if one.path in paths and one.topic == topic]
-    return min(found, key=lambda one: one.age, default=None)
+    candidates = [table for table in tables if table.path in paths and table.topic == topic]
+    return min(candidates, key=lambda table: table.age, default=None)
 
 
 def needs_property(topic: str, path: TablePath) -> bool:
-    """Whether the table of a topic has to say whose it is: its path is not the topic's name."""
+    """Return whether the table has to name its topic, because the path does not."""
     is_in_default = path.database == DEFAULT_DATABASE
     return topic != str(path) and not (is_in_default and topic == path.table)
 
 
 def topic_name_of(path: TablePath, properties: Mapping[str, str]) -> str:
-    """Return what the topic of a table is called in a list."""
-    named = properties.get(TOPIC_PROPERTY, "")
-    if named and _is_of(named, path):
-        return named
+    """Return the name of a table's topic in a list."""
+    stated_topic = properties.get(TOPIC_PROPERTY, "")
+    if stated_topic and _is_of(stated_topic, path):
+        return stated_topic
     return path.table if path.database == DEFAULT_DATABASE else str(path)
 
 
 def is_same_topic(topic: str, path: TablePath, properties: Mapping[str, str]) -> bool:
-    """Whether `topic`, one of whose tables may be that at `path`, is the table's own."""
+    """Return whether `topic`, which may map to the table at `path`, is the table's topic."""
     name = topic_name_of(path, properties)
     return topic == name or (topic == str(path) and name == path.table)
 
@@ -128,16 +130,16 @@ def leader_epoch_of(table_id: int) -> int:
     return table_id & _LEADER_EPOCH_MASK
 
 
-# Each is asked for by every Fetch of a consumer, and by every list of topics.
+# Every Fetch and every list of topics needs topic ids.
 @functools.lru_cache(maxsize=16_384)
 def topic_id_of(service_id: str, table_id: int) -> uuid.UUID:
-    """Return the id of a table's topic, which a topic made anew under its name does not have."""
+    """Return the id of a table's topic; a new table of the same topic has another id."""
     digest = hashlib.sha256(f"{service_id}/{table_id}".encode()).digest()
     return uuid.UUID(bytes=digest[:16], version=4)
 
 
 def node_id_of(shard: str | None) -> int:
-    """Return the number of a shard as a broker of Kafka; 0 is a service that is alone."""
+    """Return the broker number of a shard; 0 for a service without shards."""
     return 0 if shard is None else zlib.crc32(shard.encode()) & _NODE_ID_MASK
 
 

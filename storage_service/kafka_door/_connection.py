@@ -162,7 +162,7 @@ class KafkaConnection(asyncio.Protocol):
         self.is_gone = True
         self._connections.closed(self)
         self._on_close(self)
-        self._broker.groups.lost(self.members)
+        self._broker.groups.connection_lost(self.members)
         self._can_write.set()
         for waiter in self.waiting:
             if not waiter.done():

@@ -13,7 +13,7 @@ from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.kafka.topics import (
     TopicTable,
-    first_made,
+    first_created,
     table_paths_of,
     topic_name_of,
 )
@@ -53,7 +53,7 @@ def local_path(manager: TabletManager, topic: str) -> TablePath:
     if len(paths) == 1:
         return paths[0]
     candidates = local_tables(manager, topic)
-    topic_table = first_made(topic, candidates)
+    topic_table = first_created(topic, candidates)
     if topic_table is not None:
         return topic_table.path
     readable = {candidate.path for candidate in candidates}

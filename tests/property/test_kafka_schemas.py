@@ -19,7 +19,7 @@ from streamhouse.storage_service.kafka.avro_library import check_known
 from streamhouse.storage_service.kafka.avro_schema import avro_schema
 from streamhouse.storage_service.kafka.registry.fitting import (
     change_for,
-    check_says_all,
+    check_covers_schema,
     new_table,
     reading_schema,
 )
@@ -151,7 +151,7 @@ def test_a_schema_that_is_taken_has_schemas_that_are_read_whatever_becomes_of_it
     check_known(schema)
     _check_rules(json.loads(text), set())
     assert not change_for(info, _SUBJECT, schema)
-    check_says_all(_SUBJECT, schema, schema)
+    check_covers_schema(_SUBJECT, schema, schema)
     assert reading_schema(info, Part.VALUE, text, bytes_max=SCHEMA_BYTES_MAX) is None
     for _ in range(3):
         info = _changed(random, info)

@@ -1,5 +1,5 @@
 """Consumer groups of Kafka's classic protocol, as values and decisions without I/O.
 
-Begin at `coordinator.py`. `group.py` is one group; it has the states of Apache Kafka's
-GroupCoordinator, and answers each call in each state with the same error codes.
+`coordinator.py` is the entry. `group.py` is one group, with the states of Apache Kafka's
+GroupCoordinator and the same error code for each call in each state.
 """

@@ -1,4 +1,4 @@
-"""One member of a consumer group: what it can do, what it waits for, until when it is believed."""
+"""One member of a consumer group: protocols, the pending answer, and the session."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from streamhouse.storage_service.kafka.groups.messages import (
 
 __all__ = ["Member"]
 
-# What Python's objects take beside the texts.
+# The size of the Python objects, without the texts.
 _MEMBER_BYTES: Final = 1_000
-# In a session, as clients are told to have at least.
+# The minimal number of heartbeats in a session, as Kafka advises clients.
 _HEARTBEATS: Final = 3
 _NEW_MEMBER_WAITS_S: Final = 300.0
-"""A new member waits so long for its first generation: it has nothing to lose by asking again."""
+"""How long a new member waits for its first generation; a new attempt loses nothing."""
 
 
 class Member:
-    """A member that has an id. The group decides; this remembers, and answers each wait once."""
+    """A member with an id. The group decides; `Member` remembers, and answers each wait once."""
 
     def __init__(self, member_id: str, request: JoinRequest, now_s: float) -> None:
         self.member_id = member_id
-        self.instance_id = request.who.instance_id
+        self.instance_id = request.identity.instance_id
         self.client_id = request.client_id
         self.client_host = request.client_host
         self.assignment = b""
         self.is_new = True
-        """It has not been told of a generation yet."""
+        """Whether no generation was announced to the member yet."""
         self.on_joined: OnJoined | None = None
         self.on_synced: OnSynced | None = None
         self._heard_s = now_s
@@ -52,59 +52,61 @@ class Member:
         self._request_size = request.size()
 
     def update(self, request: JoinRequest) -> None:
-        """Take what it says anew."""
+        """Replace the member's settings by those of a new request."""
         self._take(request)
         self.client_id, self.client_host = request.client_id, request.client_host
 
     def size(self) -> int:
-        """Return how many bytes are kept for it."""
+        """Return the memory of the member in bytes."""
         return _MEMBER_BYTES + self._request_size + len(self.member_id) + len(self.assignment)
 
     def identity(self) -> Identity:
-        """Return who it is."""
+        """Return the member's ids."""
         return Identity(member_id=self.member_id, instance_id=self.instance_id)
 
     def is_same(self, request: JoinRequest) -> bool:
-        """Whether it said the same before, in the same order."""
+        """Return whether the request has the same protocols, in the same order."""
         return list(self.protocols.items()) == list(request.protocols.items())
 
-    def seen_under(self, protocol: str) -> JoinedMember:
-        """Return it as the leader sees it under a protocol, "" without what it said."""
+    def described(self, protocol: str) -> JoinedMember:
+        """Return the leader's view of the member under a protocol; "" hides the metadata."""
         return JoinedMember(
-            who=self.identity(),
+            identity=self.identity(),
             metadata=self.protocols.get(protocol, b""),
             client_id=self.client_id,
             client_host=self.client_host,
             assignment=self.assignment if protocol else b"",
         )
 
-    # -- until when it is believed ---------------------------------------------------------------
+    # -- the session ---------------------------------------------------------------
 
-    def hear(self, now_s: float) -> None:
-        """Note that it is there."""
+    def note_alive(self, now_s: float) -> None:
+        """Record a sign of life."""
         self._heard_s, self._lost_s = now_s, None
 
     def begin_session(self, now_s: float) -> None:
-        """Give it a session from now on to be heard of: it was answered, or was to be."""
+        """Begin a new session, after an answer to the member."""
         self._heard_s = now_s
 
     def lose(self, now_s: float) -> None:
-        """Note that its connection is gone; it may come back by another one."""
+        """Record that the connection is gone; the member may return by another connection."""
         self._lost_s = now_s
 
     @property
     def is_lost(self) -> bool:
-        """Whether its connection is gone, and it has not come back by another one."""
+        """Whether the connection is gone, without a return by another connection."""
         return self._lost_s is not None
 
     def due_s(self, *, is_waited_for: bool) -> float:
-        """Return when it is given up unless it is heard of.
+        """Return when the member expires without a sign of life.
 
-        Who waits for an answer cannot be heard of. A wait ends with the group's own deadlines, a
-        new member's after a time of its own: it may have gone, and join again as yet another.
+        A member that waits for an answer cannot send heartbeats. Such a wait ends with the group's
+        own deadlines. A new member's wait has a limit of its own: the client may have gone, and may
+        join again as another member.
 
-        While others cannot go on without it (`is_waited_for`), one whose connection is gone has as
-        long as heartbeats may be apart. A static member has its whole session to start anew.
+        If other members wait for this member (`is_waited_for`), a member without a connection
+        expires after the time between heartbeats. A static member keeps its whole session for a
+        restart.
         """
         if self.on_joined is not None:
             return self._heard_s + _NEW_MEMBER_WAITS_S if self.is_new else math.inf
@@ -116,7 +118,7 @@ class Member:
         return due_s
 
     def lose_wait(self, now_s: float) -> None:
-        """Note that nobody hears the answer that it waits for: that it has joined stays so."""
+        """Record that the connection of a pending answer is gone; a join stays valid."""
         self.lose(now_s)
         if self.on_joined is not None:
             self.on_joined = _unheard
@@ -124,22 +126,22 @@ class Member:
             self.on_synced = None
             self.begin_session(now_s)
 
-    # -- what it waits for -----------------------------------------------------------------------
+    # -- pending answers -----------------------------------------------------------------------
 
     def wait_for_join(self, on_joined: OnJoined) -> None:
-        """Let it wait for the next generation; a wait of before ends, its connection is gone."""
+        """Wait for the next generation; an earlier wait ends, because its connection is gone."""
         self.answer_join(
             JoinAnswer(error=ErrorCode.rebalance_in_progress, member_id=self.member_id)
         )
         self.on_joined = on_joined
 
     def wait_for_sync(self, on_synced: OnSynced) -> None:
-        """Let it wait for its assignment; a wait of before ends, its connection is gone."""
+        """Wait for the assignment; an earlier wait ends, because its connection is gone."""
         self.answer_sync(SyncAnswer(error=ErrorCode.rebalance_in_progress))
         self.on_synced = on_synced
 
     def answer_join(self, answer: JoinAnswer) -> bool:
-        """End its wait for a generation; False if it does not wait."""
+        """End the wait for a generation; False without such a wait."""
         on_joined, self.on_joined = self.on_joined, None
         if on_joined is None:
             return False
@@ -147,7 +149,7 @@ class Member:
         return True
 
     def answer_sync(self, answer: SyncAnswer) -> bool:
-        """End its wait for its assignment; False if it does not wait."""
+        """End the wait for the assignment; False without such a wait."""
         on_synced, self.on_synced = self.on_synced, None
         if on_synced is None:
             return False
@@ -156,4 +158,4 @@ class Member:
 
 
 def _unheard(_: JoinAnswer) -> None:
-    """Answer nobody."""
+    """Drop the answer."""

@@ -1,12 +1,11 @@
-"""All consumer groups that a process coordinates: found, bounded, and woken when time is over.
+"""All consumer groups that a process coordinates, with limits and timers.
 
 Invariants:
-- a group is one of the token that uses it: two tokens' groups of one name know nothing of each
-  other, as their positions do not (`engine/consumers.py`)
-- groups are in memory alone: after a restart members are unknown and join again, their positions
-  are stored
-- groups, members and the bytes of what they say are bounded; one token leaves room for others
-Event loop only; the clock and the ids come from outside.
+- a group belongs to a token: groups of two tokens with one name are separate, and so are their
+  positions (`engine/consumers.py`)
+- groups are in memory only: after a restart members join again, and positions are stored elsewhere
+- groups, members and their bytes are bounded; one token leaves room for other tokens Event loop
+  only; the caller supplies the clock and the ids.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from streamhouse.storage_service.kafka.groups.messages import (
     Identity,
     JoinAnswer,
     JoinRequest,
-    Leaving,
+    LeaveResult,
     OnJoined,
     OnSynced,
     SyncAnswer,
@@ -45,24 +44,24 @@ _logger = logging.getLogger(__name__)
 
 SESSION_TIMEOUT_S_MIN: Final = 6.0
 SESSION_TIMEOUT_S_MAX: Final = 1_800.0
-# With less a generation could end before anybody has an answer, and the group begin the next one.
+# With a shorter timeout a generation could end before its members get an answer.
 REBALANCE_TIMEOUT_S_MIN: Final = 1.0
 REBALANCE_TIMEOUT_S_MAX: Final = 86_400.0
 _INSTANCE_ID_CHARACTERS_MAX: Final = 249
-# Clients have one for each assignor that they know. What all members have in common is looked for
-# at each join.
+# Clients send one protocol for each of their assignors. Every join intersects the protocols of all
+# members.
 _PROTOCOLS_MAX: Final = 20
 
 GroupKey: TypeAlias = tuple[str, str]
-"""The name of the token, and the group's id."""
+"""The name of the token, and the group id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLimits:
-    """How much is kept. `bytes_max` is of all members, what they said and were assigned.
+    """The limits of all groups. `bytes_max` covers all members' metadata and assignments.
 
-    One owner has at most half of the groups and of the bytes. `initial_delay_s` is how long the
-    first member of an empty group waits for others that start with it.
+    One owner has at most half of the groups and of the bytes. `initial_delay_s` is how long an
+    empty group waits after its first member, for members that start at the same time.
     """
 
     groups_max: int = 10_000
@@ -72,7 +71,7 @@ class GroupLimits:
 
 
 def unusable_group_id(group_id: str) -> str | None:
-    """Return why no group can have this id, as a sentence; None if one can."""
+    """Return why a group id is invalid, as a sentence; None for a valid id."""
     if is_consumer_name(group_id):
         return None
     return f"a consumer group is named by {CONSUMER_NAME_RULE}, not {group_id[:80]!r}"
@@ -88,15 +87,15 @@ class Coordinator:
         new_id: Callable[[], str],
         limits: GroupLimits | None = None,
     ) -> None:
-        """`clock_s` never goes back; `new_id` makes ids that nobody can guess."""
+        """`clock_s` is monotonic; `new_id` returns unguessable ids."""
         self._clock_s = clock_s
         self._new_id = new_id
         self._limits = limits or GroupLimits()
         self._groups: dict[GroupKey, Group] = {}
         self._owners: dict[str, set[str]] = {}
-        """By group id, who has a group of it."""
+        """Group id -> owners of a group with this id."""
         self._sizes: dict[GroupKey, int] = {}
-        self._held: dict[str, int] = {}
+        self._owner_bytes: dict[str, int] = {}
         self._wakes: list[tuple[float, int, GroupKey]] = []
         self._numbers = itertools.count()
         self._is_ended = False
@@ -104,11 +103,11 @@ class Coordinator:
     # -- time ------------------------------------------------------------------------------------
 
     def due_s(self) -> float:
-        """Return when `tick` is to be called; infinite if nothing waits for time alone."""
+        """Return when `tick` has to be called; infinite without any deadline."""
         return self._wakes[0][0] if self._wakes else math.inf
 
     def tick(self) -> None:
-        """Do what time alone brings to every group that is due."""
+        """Apply the deadlines that have passed."""
         now_s = self._clock_s()
         due = set()
         while self._wakes and self._wakes[0][0] <= now_s:
@@ -120,17 +119,17 @@ class Coordinator:
 
     @contextmanager
     def _changed(self, key: GroupKey) -> Iterator[Group]:
-        """Give a group that is about to change, and note afterwards what it holds and waits for."""
+        """Yield a group for a change, and afterwards update the group's size and deadline."""
         group = self._groups[key]
-        before = group.generation
+        old_generation = group.generation
         yield group
         owner, group_id = key
-        if group.generation != before:
+        if group.generation != old_generation:
             _logger.info(
                 "event=group_generation token_name=%s group=%s generation=%d members=%d",
                 *(owner, group_id, group.generation, group.member_count()),
             )
-        held = self._held.pop(owner, 0) - self._sizes.pop(key, 0)
+        owner_bytes = self._owner_bytes.pop(owner, 0) - self._sizes.pop(key, 0)
         if group.is_unused() or group.state is GroupState.DEAD:
             del self._groups[key]
             self._owners[group_id].discard(owner)
@@ -138,14 +137,14 @@ class Coordinator:
                 del self._owners[group_id]
         else:
             self._sizes[key] = group.size()
-            held += self._sizes[key]
+            owner_bytes += self._sizes[key]
             if group.due_s < math.inf:
                 self._wake(group.due_s, key)
-        if held:
-            self._held[owner] = held
+        if owner_bytes:
+            self._owner_bytes[owner] = owner_bytes
 
     def _wake(self, due_s: float, key: GroupKey) -> None:
-        """Look at the group then; most groups change often, so what is out of date is let go."""
+        """Schedule a look at the group; outdated entries are dropped from time to time."""
         heapq.heappush(self._wakes, (due_s, next(self._numbers), key))
         if len(self._wakes) > 8 + 4 * len(self._groups):
             self._wakes = [
@@ -155,13 +154,14 @@ class Coordinator:
             ]
             heapq.heapify(self._wakes)
 
-    # -- what members ask ------------------------------------------------------------------------
+    # -- requests of members
+    # ------------------------------------------------------------------------
 
     def join(self, key: GroupKey, request: JoinRequest, on_joined: OnJoined) -> None:
-        """Take a member into the group's next generation; answered when that begins."""
+        """Add a member to the group's next generation; the answer waits for the generation."""
         error = self._join_refusal(key, request)
         if error is not None:
-            on_joined(JoinAnswer(error=error, member_id=request.who.member_id))
+            on_joined(JoinAnswer(error=error, member_id=request.identity.member_id))
             return
         timeout_s = max(request.rebalance_timeout_s, REBALANCE_TIMEOUT_S_MIN)
         request = replace(request, rebalance_timeout_s=min(timeout_s, REBALANCE_TIMEOUT_S_MAX))
@@ -185,11 +185,11 @@ class Coordinator:
             return ErrorCode.invalid_session_timeout
         if len(request.protocols) > _PROTOCOLS_MAX:
             return ErrorCode.invalid_request
-        instance_id = request.who.instance_id
+        instance_id = request.identity.instance_id
         if instance_id is not None and not 0 < len(instance_id) <= _INSTANCE_ID_CHARACTERS_MAX:
             return ErrorCode.invalid_request
         if key not in self._groups:
-            if request.who.member_id:
+            if request.identity.member_id:
                 return ErrorCode.unknown_member_id
             if not self._has_room_for_group(owner):
                 return ErrorCode.group_max_size_reached
@@ -198,97 +198,100 @@ class Coordinator:
         return None
 
     def _has_room_for_group(self, owner: str) -> bool:
-        most = self._limits.groups_max
-        if len(self._groups) >= most:
+        groups_max = self._limits.groups_max
+        if len(self._groups) >= groups_max:
             return False
-        # Counting is done while it may matter alone.
-        if len(self._groups) < most // 2:
+        # Count the owner's groups only if the limit may be reached.
+        if len(self._groups) < groups_max // 2:
             return True
-        return sum(other == owner for other, _ in self._groups) < most // 2
+        return sum(other == owner for other, _ in self._groups) < groups_max // 2
 
     def _has_room(self, owner: str, size: int) -> bool:
-        most = self._limits.bytes_max
-        own = self._held.get(owner, 0)
-        return sum(self._held.values()) + size <= most and own + size <= most // 2
+        bytes_max = self._limits.bytes_max
+        owner_bytes = self._owner_bytes.get(owner, 0)
+        return (
+            sum(self._owner_bytes.values()) + size <= bytes_max
+            and owner_bytes + size <= bytes_max // 2
+        )
 
     def sync(self, key: GroupKey, request: SyncRequest, on_synced: OnSynced) -> None:
-        """Answer a member with its assignment, once the group's leader has brought it."""
+        """Answer a member with its assignment, after the leader has sent all assignments."""
         if key not in self._groups:
-            on_synced(SyncAnswer(error=self._of_no_group()))
+            on_synced(SyncAnswer(error=self._no_group_error()))
         elif not self._has_room(key[0], request.size()):
             on_synced(SyncAnswer(error=ErrorCode.group_max_size_reached))
         else:
             with self._changed(key) as group:
                 group.sync(request, on_synced, self._clock_s())
 
-    def gave_up(self, key: GroupKey, member_id: str, answer: OnJoined | OnSynced) -> None:
-        """Note that the connection is gone on which `answer` would have been given."""
+    def abandon_wait(self, key: GroupKey, member_id: str, answer: OnJoined | OnSynced) -> None:
+        """Record that the connection of a pending `answer` is gone."""
         if key in self._groups:
             with self._changed(key) as group:
-                group.gave_up(member_id, answer, self._clock_s())
+                group.abandon_wait(member_id, answer, self._clock_s())
 
-    def lost(self, key: GroupKey, member_id: str) -> None:
-        """Note that the connection is gone by which a member came, or was given its id."""
+    def connection_lost(self, key: GroupKey, member_id: str) -> None:
+        """Record that the connection of a member, or of a reserved id, is gone."""
         if key in self._groups:
             with self._changed(key) as group:
-                group.lost(member_id, self._clock_s())
+                group.connection_lost(member_id, self._clock_s())
 
-    def heartbeat(self, key: GroupKey, who: Identity, generation: int) -> ErrorCode:
-        """Note that a member is there; tell it if it is to join anew."""
+    def heartbeat(self, key: GroupKey, identity: Identity, generation: int) -> ErrorCode:
+        """Record a sign of life; the answer tells the member whether to join again."""
         group = self._groups.get(key)
         if group is None:
-            return self._of_no_group()
-        return group.heartbeat(who, generation, self._clock_s())
+            return self._no_group_error()
+        return group.heartbeat(identity, generation, self._clock_s())
 
-    def leave(self, key: GroupKey, leaving: Iterable[Identity]) -> tuple[Leaving, ...]:
-        """Let members go at once."""
+    def leave(self, key: GroupKey, leaving: Iterable[Identity]) -> tuple[LeaveResult, ...]:
+        """Remove members at once."""
         if key not in self._groups:
-            error = self._of_no_group()
-            return tuple(Leaving(who=who, error=error) for who in leaving)
+            error = self._no_group_error()
+            return tuple(LeaveResult(identity=identity, error=error) for identity in leaving)
         with self._changed(key) as group:
             return group.leave(leaving, self._clock_s())
 
-    def check_commit(self, key: GroupKey, who: Identity, generation: int) -> ErrorCode:
-        """Return whether positions are taken from this member now."""
+    def check_commit(self, key: GroupKey, identity: Identity, generation: int) -> ErrorCode:
+        """Return `none` if the member may commit positions now, else the error code."""
         group = self._groups.get(key)
         if self._is_ended:
             return ErrorCode.not_coordinator
         if not is_consumer_name(key[1]):
             return ErrorCode.invalid_group_id
         if group is None:
-            # Of a group that was before a restart: its member joins again.
+            # After a restart the group is unknown; the member joins again.
             is_alone = generation <= NO_GENERATION
             return ErrorCode.none if is_alone else ErrorCode.illegal_generation
-        return group.check_commit(who, generation, self._clock_s())
+        return group.check_commit(identity, generation, self._clock_s())
 
-    def _of_no_group(self) -> ErrorCode:
+    def _no_group_error(self) -> ErrorCode:
         return ErrorCode.not_coordinator if self._is_ended else ErrorCode.unknown_member_id
 
-    # -- what is asked about groups --------------------------------------------------------------
+    # -- views of groups --------------------------------------------------------------
 
     def group(self, key: GroupKey) -> Group | None:
-        """Return a group to look at; None if nobody is in it."""
+        """Return a group to look at; None for a group without members."""
         return self._groups.get(key)
 
     def groups_named(self, group_id: str) -> list[Group]:
-        """Return the groups of this id, whosever they are."""
+        """Return the groups of this id, of all owners."""
         return [self._groups[owner, group_id] for owner in sorted(self._owners.get(group_id, ()))]
 
     def groups(self) -> list[tuple[GroupKey, Group]]:
-        """Return the groups that somebody is in."""
+        """Return the groups with members."""
         return list(self._groups.items())
 
     def member_count(self) -> int:
-        """Return how many members all groups have."""
+        """Return the number of members in all groups."""
         return sum(group.member_count() for group in self._groups.values())
 
     def end(self) -> None:
-        """Answer all waits, now that another process coordinates; take nothing any more."""
+        """Answer all waits because another process coordinates now, and refuse further calls."""
         self._is_ended = True
         for group in self._groups.values():
             group.end(ErrorCode.not_coordinator)
         self._groups.clear()
         self._owners.clear()
         self._sizes.clear()
-        self._held.clear()
+        self._owner_bytes.clear()
         self._wakes.clear()

@@ -1,20 +1,20 @@
-"""One consumer group: who is in it, which generation it is in, and what each call is answered.
+"""One consumer group: members, generation, and the answer to each call.
 
 ```text
  EMPTY -- first member --> PREPARING -- all have joined, or the time is over --> COMPLETING
    ^                        ^     |                                                  |
-   '-- nobody is left ------|-----'           somebody comes, goes, changes          |
+   '-- no members left -----|-----'           a member comes, goes, changes          |
                             |<-------------------------------------------------------|
                             |<--------------------------- STABLE <-- the leader's assignment
 ```
 
 Invariants:
-- a generation has one leader, one protocol and one assignment: each of its members gets of it what
-  the leader said of that member, or nothing if the leader said nothing
-- only members of the current generation commit, and none between its join and its assignment
-- a wait ends: with the next generation, its assignment, an error, or the member's removal
-- after every call `due_s` is not after the next moment at which time alone changes something
-Not thread-safe; `now_s` is of one clock that never goes back.
+- a generation has one leader, one protocol and one assignment: each member gets its part of the
+  leader's assignment, which may be empty
+- only members of the current generation commit, and no member between join and assignment
+- every wait ends: with the next generation, the assignment, an error, or the member's removal
+- after every call `due_s` is at or before the group's next deadline
+Not thread-safe; `now_s` comes from one monotonic clock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from streamhouse.storage_service.kafka.groups.messages import (
     JoinAnswer,
     JoinedMember,
     JoinRequest,
-    Leaving,
+    LeaveResult,
     OnJoined,
     OnSynced,
     SyncAnswer,
@@ -43,13 +43,13 @@ from streamhouse.storage_service.kafka.groups.messages import (
 
 __all__ = ["Group", "GroupState"]
 
-_NAME_CHARACTERS_KEPT: Final = 100
-# An id of up to so many characters, when it is forgotten, and what Python's objects take.
-_GIVEN_ID_BYTES: Final = 400
+_NAME_CHARACTERS_MAX: Final = 100
+# The size of a reserved id of maximal length, with its expiry and the Python objects.
+_RESERVED_ID_BYTES: Final = 400
 
 
 class GroupState(enum.Enum):
-    """Kafka's states; the values are its names of them."""
+    """Kafka's states; the values are Kafka's names."""
 
     EMPTY = "Empty"
     PREPARING = "PreparingRebalance"
@@ -59,28 +59,28 @@ class GroupState(enum.Enum):
 
 
 class Group:
-    """The members of one group. An empty one without waiting ids is worth nothing."""
+    """The members of one group. A group without members and reserved ids can be dropped."""
 
     def __init__(
         self, *, members_max: int, initial_delay_s: float, new_id: Callable[[], str]
     ) -> None:
-        """`new_id` makes ids that nobody can guess and that are never made again."""
+        """`new_id` returns unguessable ids that never repeat."""
         self.state = GroupState.EMPTY
         self.generation = 0
         self.protocol_type: str | None = None
         self.protocol: str | None = None
         self.leader: str | None = None
         self.due_s = math.inf
-        """When `tick` is to be called."""
+        """When `tick` has to be called."""
         self._members_max = members_max
         self._initial_delay_s = initial_delay_s
         self._new_id = new_id
         self._members: dict[str, Member] = {}
         self._statics: dict[str, str] = {}
         self._offered: Counter[str] = Counter()
-        """How many members have a protocol: what all have is asked for at each join."""
-        self._given_ids: dict[str, float] = {}
-        """Ids that nobody has joined with yet, and when each is forgotten."""
+        """Protocol -> number of members; each join needs the protocols of all members."""
+        self._reserved_ids: dict[str, float] = {}
+        """Ids without a join yet -> expiry."""
         self._join_due_s = math.inf
         self._delay_left_s = 0.0
         self._is_first_delay = False
@@ -88,31 +88,31 @@ class Group:
         self._sync_due_s = math.inf
         self._unsynced: set[str] = set()
 
-    # -- what it is ------------------------------------------------------------------------------
+    # -- views ------------------------------------------------------------------------------
 
     def is_unused(self) -> bool:
-        """Whether it has neither members nor ids that may become some."""
-        return not self._members and not self._given_ids
+        """Return whether the group has neither members nor reserved ids."""
+        return not self._members and not self._reserved_ids
 
     def size(self) -> int:
-        """Return how many bytes are kept for its members, and for ids that may become some."""
+        """Return the memory of members and reserved ids in bytes."""
         of_members = sum(member.size() for member in self._members.values())
-        return of_members + _GIVEN_ID_BYTES * len(self._given_ids)
+        return of_members + _RESERVED_ID_BYTES * len(self._reserved_ids)
 
     def member_count(self) -> int:
-        """Return how many members it has, with those that have only got an id."""
-        return len(self._members) + len(self._given_ids)
+        """Return the number of members, including reserved ids."""
+        return len(self._members) + len(self._reserved_ids)
 
     def members(self) -> tuple[JoinedMember, ...]:
-        """Return its members, with what they said and got while it is stable."""
-        shown = self.protocol or "" if self.state is GroupState.STABLE else ""
-        return tuple(member.seen_under(shown) for member in self._members.values())
+        """Return the members, with metadata and assignments while the group is stable."""
+        protocol = self.protocol or "" if self.state is GroupState.STABLE else ""
+        return tuple(member.described(protocol) for member in self._members.values())
 
     # -- joining ---------------------------------------------------------------------------------
 
     def join(self, request: JoinRequest, on_joined: OnJoined, now_s: float) -> None:
-        """Take a member into the next generation; answered when that begins, or at once."""
-        member_id, instance_id = request.who.member_id, request.who.instance_id
+        """Add a member to the next generation; the answer comes with the generation, or at once."""
+        member_id, instance_id = request.identity.member_id, request.identity.instance_id
         if not self._supports(request):
             on_joined(_refused(request, ErrorCode.inconsistent_group_protocol))
         elif not member_id and instance_id is not None and instance_id in self._statics:
@@ -121,13 +121,13 @@ class Group:
             on_joined(_refused(request, ErrorCode.group_max_size_reached))
         elif not member_id:
             self._join_new(request, on_joined, now_s)
-        elif member_id in self._given_ids and instance_id is None:
-            del self._given_ids[member_id]
+        elif member_id in self._reserved_ids and instance_id is None:
+            del self._reserved_ids[member_id]
             self._add(member_id, request, on_joined, now_s)
-        elif (error := self._stranger(request.who)) is not None:
+        elif (error := self._identity_error(request.identity)) is not None:
             on_joined(_refused(request, error))
         else:
-            self._join_known(self._members[member_id], request, on_joined, now_s)
+            self._rejoin(self._members[member_id], request, on_joined, now_s)
         self._settle(now_s)
 
     def _supports(self, request: JoinRequest) -> bool:
@@ -139,11 +139,11 @@ class Group:
         return is_of_type and not self._candidates().isdisjoint(request.protocols)
 
     def _candidates(self) -> set[str]:
-        """The protocols that all members have; at least one, if there are members."""
+        """Return the protocols that all members have; at least one, if there are members."""
         return {name for name, count in self._offered.items() if count == len(self._members)}
 
     def _best_protocol(self) -> str:
-        """Each member has one vote, for what it likes best of what all can do."""
+        """Return the protocol with most votes: each member votes for its favourite candidate."""
         candidates = self._candidates()
         votes = Counter(
             next(name for name in member.protocols if name in candidates)
@@ -152,10 +152,10 @@ class Group:
         return votes.most_common(1)[0][0]
 
     def _join_new(self, request: JoinRequest, on_joined: OnJoined, now_s: float) -> None:
-        named = request.who.instance_id or request.client_id
-        member_id = f"{named[:_NAME_CHARACTERS_KEPT]}-{self._new_id()}"
-        if request.who.instance_id is None and request.requires_member_id:
-            self._given_ids[member_id] = now_s + request.session_timeout_s
+        name_prefix = request.identity.instance_id or request.client_id
+        member_id = f"{name_prefix[:_NAME_CHARACTERS_MAX]}-{self._new_id()}"
+        if request.identity.instance_id is None and request.requires_member_id:
+            self._reserved_ids[member_id] = now_s + request.session_timeout_s
             on_joined(JoinAnswer(error=ErrorCode.member_id_required, member_id=member_id))
         else:
             self._add(member_id, request, on_joined, now_s)
@@ -173,14 +173,15 @@ class Group:
         member.wait_for_join(on_joined)
         self._rebalance(now_s)
 
-    def _join_known(
+    def _rejoin(
         self, member: Member, request: JoinRequest, on_joined: OnJoined, now_s: float
     ) -> None:
-        """Take a member back. What has not changed is answered with the generation there is.
+        """Join a member again. Without a change, the answer is the current generation.
 
-        A leader that joins a stable group wants a new assignment: it may know of new partitions.
+        A leader that rejoins a stable group requests a new assignment, for example for new
+        partitions.
         """
-        member.hear(now_s)
+        member.note_alive(now_s)
         is_same = member.is_same(request)
         is_leader = member.member_id == self.leader
         if is_same and (
@@ -202,17 +203,17 @@ class Group:
     def _replace_static(
         self, request: JoinRequest, instance_id: str, on_joined: OnJoined, now_s: float
     ) -> None:
-        """Let a static member go on that has started anew: it keeps its place and assignment.
+        """Continue a restarted static member, which keeps its place and assignment.
 
-        Whoever has its old id is fenced off. In a stable group nothing changes for the others.
+        The holder of the old id is fenced. In a stable group nothing changes for other members.
         """
         old_id = self._statics[instance_id]
         member = self._members.pop(old_id)
         member.answer_join(JoinAnswer(error=ErrorCode.fenced_instance_id, member_id=old_id))
         member.answer_sync(SyncAnswer(error=ErrorCode.fenced_instance_id))
-        member.member_id = f"{instance_id[:_NAME_CHARACTERS_KEPT]}-{self._new_id()}"
+        member.member_id = f"{instance_id[:_NAME_CHARACTERS_MAX]}-{self._new_id()}"
         self._update(member, request)
-        member.hear(now_s)
+        member.note_alive(now_s)
         self._members[member.member_id] = member
         self._statics[instance_id] = member.member_id
         is_leader = self.leader == old_id
@@ -222,7 +223,7 @@ class Group:
             self._unsynced.remove(old_id)
             self._unsynced.add(member.member_id)
         if self.state is GroupState.STABLE and self._best_protocol() == self.protocol:
-            # One that cannot be told to assign nothing is told that another one leads.
+            # A client that cannot skip the assignment is told that another member leads.
             leader = old_id if is_leader and not request.can_skip else None
             on_joined(self._joined(member, leader=leader, is_assigned=is_leader and leader is None))
             return
@@ -234,7 +235,7 @@ class Group:
     ) -> JoinAnswer:
         assert self.protocol is not None
         leads = leader is None and member.member_id == self.leader
-        seen = (each.seen_under(self.protocol) for each in self._members.values()) if leads else ()
+        seen = (each.described(self.protocol) for each in self._members.values()) if leads else ()
         return JoinAnswer(
             member_id=member.member_id,
             generation=self.generation,
@@ -248,8 +249,8 @@ class Group:
     # -- assignments -----------------------------------------------------------------------------
 
     def sync(self, request: SyncRequest, on_synced: OnSynced, now_s: float) -> None:
-        """Answer a member with its assignment, once the leader has brought it."""
-        error = self._not_of_now(request.who, request.generation)
+        """Answer a member with its assignment, after the leader has sent all assignments."""
+        error = self._membership_error(request.identity, request.generation)
         if error is None and not self._is_agreed(request):
             error = ErrorCode.inconsistent_group_protocol
         if error is None and self.state is GroupState.PREPARING:
@@ -257,8 +258,8 @@ class Group:
         if error is not None:
             on_synced(SyncAnswer(error=error))
             return
-        member = self._members[request.who.member_id]
-        member.hear(now_s)
+        member = self._members[request.identity.member_id]
+        member.note_alive(now_s)
         self._unsynced.discard(member.member_id)
         if self.state is GroupState.STABLE:
             on_synced(self._synced(member))
@@ -288,40 +289,40 @@ class Group:
             assignment=member.assignment,
         )
 
-    # -- being there -----------------------------------------------------------------------------
+    # -- signs of life -----------------------------------------------------------------------------
 
-    def heartbeat(self, who: Identity, generation: int, now_s: float) -> ErrorCode:
-        """Note that a member is there; tell it if it is to join anew."""
-        error = self._not_of_now(who, generation)
+    def heartbeat(self, identity: Identity, generation: int, now_s: float) -> ErrorCode:
+        """Record a sign of life; the answer tells the member whether to join again."""
+        error = self._membership_error(identity, generation)
         if error is not None:
             return error
-        self._members[who.member_id].hear(now_s)
+        self._members[identity.member_id].note_alive(now_s)
         if self.state is GroupState.PREPARING:
             return ErrorCode.rebalance_in_progress
         return ErrorCode.none
 
-    def check_commit(self, who: Identity, generation: int, now_s: float) -> ErrorCode:
-        """Return whether positions are taken from this member now; it is noted to be there.
+    def check_commit(self, identity: Identity, generation: int, now_s: float) -> ErrorCode:
+        """Return `none` if the member may commit positions now; the call is a sign of life.
 
-        Who is in no group keeps its positions in an empty one. While the next generation is being
-        made, members of this one still say how far they are.
+        Clients without a membership may commit in an empty group. While the next generation forms,
+        members of the current generation may still commit.
         """
         if generation <= NO_GENERATION and not self._members:
             return ErrorCode.none
-        error = self._not_of_now(who, generation)
+        error = self._membership_error(identity, generation)
         if error is not None:
             return error
-        self._members[who.member_id].hear(now_s)
+        self._members[identity.member_id].note_alive(now_s)
         if self.state is GroupState.COMPLETING:
             return ErrorCode.rebalance_in_progress
         return ErrorCode.none
 
-    def gave_up(self, member_id: str, answer: OnJoined | OnSynced, now_s: float) -> None:
-        """Note that nobody hears the answer that this member waits for: its connection is gone.
+    def abandon_wait(self, member_id: str, answer: OnJoined | OnSynced, now_s: float) -> None:
+        """Record that the connection of a member's pending answer is gone.
 
-        One that has joined counts as joined, else each client that crashes and comes anew would
-        keep the others waiting for a session. It is a member for as long as its session; one that
-        was in no generation yet has nothing to lose, and is none any more.
+        A member that has joined counts as joined. Otherwise each crashed client that returns would
+        keep the other members waiting for a session. The membership lasts until the session ends; a
+        member without any generation yet has nothing to lose, and is removed.
         """
         for member in tuple(self._waiting_for(member_id, answer)):
             if member.on_joined is not None and member.is_new and member.instance_id is None:
@@ -330,61 +331,67 @@ class Group:
                 member.lose_wait(now_s)
         self._settle(now_s)
 
-    def lost(self, member_id: str, now_s: float) -> None:
-        """Note that the connection is gone by which this member came, or was given its id."""
-        self._given_ids.pop(member_id, None)
+    def connection_lost(self, member_id: str, now_s: float) -> None:
+        """Record that the connection of a member, or of a reserved id, is gone."""
+        self._reserved_ids.pop(member_id, None)
         if member_id in self._members:
             self._members[member_id].lose(now_s)
         self._settle(now_s)
 
     def _waiting_for(self, member_id: str, answer: OnJoined | OnSynced) -> Iterator[Member]:
-        # A new member does not know the id that it waits under.
-        found = self._members.get(member_id)
-        for member in (found,) if found is not None else tuple(self._members.values()):
+        # A new member does not know its id yet.
+        named = self._members.get(member_id)
+        for member in (named,) if named is not None else tuple(self._members.values()):
             if answer in (member.on_joined, member.on_synced):
                 yield member
 
-    # -- going -----------------------------------------------------------------------------------
+    # -- leaving -----------------------------------------------------------------------------------
 
-    def leave(self, leaving: Iterable[Identity], now_s: float) -> tuple[Leaving, ...]:
-        """Let members go at once; an operator names a static one by its instance id alone."""
-        gone = tuple(Leaving(who=who, error=self._leave(who, now_s)) for who in leaving)
+    def leave(self, leaving: Iterable[Identity], now_s: float) -> tuple[LeaveResult, ...]:
+        """Remove members at once; an operator names a static member by its instance id alone."""
+        results = tuple(
+            LeaveResult(identity=identity, error=self._leave(identity, now_s))
+            for identity in leaving
+        )
         self._settle(now_s)
-        return gone
+        return results
 
-    def _leave(self, who: Identity, now_s: float) -> ErrorCode:
-        if who.instance_id is not None and not who.member_id:
-            member_id = self._statics.get(who.instance_id)
+    def _leave(self, identity: Identity, now_s: float) -> ErrorCode:
+        if identity.instance_id is not None and not identity.member_id:
+            member_id = self._statics.get(identity.instance_id)
             if member_id is None:
                 return ErrorCode.unknown_member_id
-        elif who.instance_id is None and self._given_ids.pop(who.member_id, None) is not None:
+        elif (
+            identity.instance_id is None
+            and self._reserved_ids.pop(identity.member_id, None) is not None
+        ):
             return ErrorCode.none
-        elif (error := self._stranger(who)) is not None:
+        elif (error := self._identity_error(identity)) is not None:
             return error
         else:
-            member_id = who.member_id
+            member_id = identity.member_id
         self._remove(self._members[member_id], now_s)
         return ErrorCode.none
 
     def end(self, error: ErrorCode) -> None:
-        """Answer all waits with `error`, and have no members any more."""
+        """Answer all waits with `error`, and drop all members."""
         for member in tuple(self._members.values()):
             self._drop(member, error)
-        self._given_ids.clear()
+        self._reserved_ids.clear()
         self.state, self.due_s = GroupState.DEAD, math.inf
 
-    def _stranger(self, who: Identity) -> ErrorCode | None:
-        """Return why this is none of the members; None if it is one."""
-        if who.instance_id is not None:
-            known = self._statics.get(who.instance_id)
-            if known is not None and known != who.member_id:
+    def _identity_error(self, identity: Identity) -> ErrorCode | None:
+        """Return the error if the identity is no member's; None for a member."""
+        if identity.instance_id is not None:
+            member_id = self._statics.get(identity.instance_id)
+            if member_id is not None and member_id != identity.member_id:
                 return ErrorCode.fenced_instance_id
-            if known is None:
+            if member_id is None:
                 return ErrorCode.unknown_member_id
-        return None if who.member_id in self._members else ErrorCode.unknown_member_id
+        return None if identity.member_id in self._members else ErrorCode.unknown_member_id
 
-    def _not_of_now(self, who: Identity, generation: int) -> ErrorCode | None:
-        error = self._stranger(who)
+    def _membership_error(self, identity: Identity, generation: int) -> ErrorCode | None:
+        error = self._identity_error(identity)
         if error is None and generation != self.generation:
             return ErrorCode.illegal_generation
         return error
@@ -392,10 +399,10 @@ class Group:
     # -- from one generation to the next ---------------------------------------------------------
 
     def _rebalance(self, now_s: float) -> None:
-        """Let all members join anew, if they are not about to."""
+        """Ask all members to join again, unless that is in progress."""
         if self.state is GroupState.PREPARING:
             if self._join_due_s == math.inf:
-                # Nobody had joined. Who does now waits no longer for the others than ever.
+                # The first join of this generation starts the timeout.
                 self._join_due_s = now_s + self._rebalance_timeout_s()
             return
         for member in self._members.values():
@@ -404,7 +411,7 @@ class Group:
         self._unsynced.clear()
         self._sync_due_s = math.inf
         timeout_s = self._rebalance_timeout_s()
-        # The processes of one application start together: one generation for all of them.
+        # The processes of one application start together, and should get one generation.
         self._is_first_delay = self.state is GroupState.EMPTY and self._initial_delay_s > 0
         if self._is_first_delay:
             delay_s = min(self._initial_delay_s, timeout_s)
@@ -418,14 +425,15 @@ class Group:
         return max((m.rebalance_timeout_s for m in self._members.values()), default=0.0)
 
     def _have_all_joined(self) -> bool:
-        if self._is_first_delay or self._given_ids:
+        if self._is_first_delay or self._reserved_ids:
             return False
         return all(member.on_joined is not None for member in self._members.values())
 
     def _complete_join(self, now_s: float) -> None:
-        """Begin the next generation with those that have joined.
+        """Begin the next generation with the members that have joined.
 
-        A static member that has not is still one: it may be starting anew, until its session ends.
+        A static member without a join stays a member until its session ends: its process may be
+        restarting.
         """
         for member in tuple(self._members.values()):
             if member.on_joined is None and member.instance_id is None:
@@ -433,13 +441,13 @@ class Group:
         joined = [m for m in self._members.values() if m.on_joined is not None]
         self._is_first_delay, self._join_due_s = False, math.inf
         if self._members and not joined:
-            # All may be starting anew. Sessions that end make the group empty.
+            # All members may be restarting. The group becomes empty when their sessions end.
             return
         self.generation += 1
         if not joined:
             self.state, self.protocol, self.protocol_type = GroupState.EMPTY, None, None
             return
-        # One that is gone would assign nothing, and the others wait for it.
+        # A leader without a connection would assign nothing, and keep the other members waiting.
         able = [member for member in joined if not member.is_lost] or joined
         if all(member.member_id != self.leader for member in able):
             self.leader = able[0].member_id
@@ -454,7 +462,7 @@ class Group:
             member.answer_join(self._joined(member))
 
     def _remove(self, member: Member, now_s: float) -> None:
-        """Let a member be none any more; the others share what it had."""
+        """Remove a member; the other members share its partitions."""
         self._drop(member, ErrorCode.unknown_member_id)
         if self.state in (GroupState.STABLE, GroupState.COMPLETING):
             self._rebalance(now_s)
@@ -474,15 +482,16 @@ class Group:
     # -- time ------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
-        """Do what time alone brings: sessions end, a join or a sync has taken long enough."""
-        for member_id, due_s in tuple(self._given_ids.items()):
+        """Apply deadlines: ended sessions, and joins or syncs that took too long."""
+        for member_id, due_s in tuple(self._reserved_ids.items()):
             if due_s <= now_s:
-                del self._given_ids[member_id]
+                del self._reserved_ids[member_id]
         for member in tuple(self._members.values()):
             if self._due_s(member) <= now_s:
                 self._remove(member, now_s)
         if self._sync_due_s <= now_s:
-            # Also who leads and assigns nothing: without it the others would wait for ever.
+            # This removes a leader without an assignment too, which would keep the other members
+            # waiting for ever.
             for member_id in tuple(self._unsynced):
                 self._remove(self._members[member_id], now_s)
         if self.state is GroupState.PREPARING and self._join_due_s <= now_s:
@@ -500,7 +509,7 @@ class Group:
         return member.due_s(is_waited_for=is_late or self.state is GroupState.PREPARING)
 
     def _settle(self, now_s: float) -> None:
-        """Begin the next generation if nobody is waited for; find the next moment to look."""
+        """Begin the next generation if all members have joined, and find the next deadline."""
         if self.state is GroupState.PREPARING and (not self._members or self._have_all_joined()):
             self._complete_join(now_s)
         if not self._unsynced:
@@ -509,11 +518,11 @@ class Group:
             (
                 self._join_due_s if self.state is GroupState.PREPARING else math.inf,
                 self._sync_due_s,
-                *self._given_ids.values(),
+                *self._reserved_ids.values(),
                 *(self._due_s(member) for member in self._members.values()),
             )
         )
 
 
 def _refused(request: JoinRequest, error: ErrorCode) -> JoinAnswer:
-    return JoinAnswer(error=error, member_id=request.who.member_id)
+    return JoinAnswer(error=error, member_id=request.identity.member_id)

@@ -1,4 +1,4 @@
-"""What members of a consumer group ask, and what they are answered: values without a version."""
+"""Requests of group members and their answers: values without an API version."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ __all__ = [
     "JoinAnswer",
     "JoinRequest",
     "JoinedMember",
-    "Leaving",
+    "LeaveResult",
     "OnJoined",
     "OnSynced",
     "SyncAnswer",
     "SyncRequest",
 ]
 
-# What Python's objects take around the bytes of a name and of what is said under it.
+# The size of the Python objects around a protocol's name and metadata.
 _PROTOCOL_BYTES: Final = 200
 
 NO_GENERATION = -1
-"""The generation of who is in no group: it only keeps its positions here."""
+"""The generation of clients without a membership, which only store positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who a member says it is: `instance_id` only of a static member (KIP-345)."""
+    """The ids that a member sends; `instance_id` only of a static member (KIP-345)."""
 
     member_id: str
     instance_id: str | None = None
@@ -38,14 +38,15 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest:
-    """A member wants to be part of the next generation; `member_id` is "" before it has one.
+    """A request to join the next generation; `member_id` is "" before the member has an id.
 
-    `protocols` are names of ways to assign partitions, best first, with what the member says to
-    the leader under each. With `requires_member_id` a new member gets an id first and joins with
-    it (KIP-394). With `can_skip` a leader can be told to assign nothing (KIP-814).
+    `protocols` are names of assignment strategies, best first, with the member's metadata for the
+    leader. With `requires_member_id` a new member gets an id first, and joins with the id
+    (KIP-394). With `can_skip` a leader understands an answer that needs no new assignment
+    (KIP-814).
     """
 
-    who: Identity
+    identity: Identity
     client_id: str
     client_host: str
     session_timeout_s: float
@@ -56,19 +57,24 @@ class JoinRequest:
     can_skip: bool = True
 
     def size(self) -> int:
-        """Return how many bytes of it are kept."""
-        named = sum(
+        """Return the memory of the request in bytes."""
+        protocol_bytes = sum(
             _PROTOCOL_BYTES + len(name) + len(metadata) for name, metadata in self.protocols.items()
         )
-        texts = (self.client_id, self.client_host, self.protocol_type, self.who.instance_id or "")
-        return named + sum(map(len, texts))
+        texts = (
+            self.client_id,
+            self.client_host,
+            self.protocol_type,
+            self.identity.instance_id or "",
+        )
+        return protocol_bytes + sum(map(len, texts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedMember:
-    """A member as its group's leader, or who describes the group, sees it."""
+    """A member, as the group's leader or a description of the group shows the member."""
 
-    who: Identity
+    identity: Identity
     metadata: bytes
     client_id: str = ""
     client_host: str = ""
@@ -77,7 +83,7 @@ class JoinedMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinAnswer:
-    """What a member is told of the generation it is in; `members` only if it leads."""
+    """The generation that a member has joined; `members` only for the leader."""
 
     error: ErrorCode = ErrorCode.none
     member_id: str = ""
@@ -86,31 +92,31 @@ class JoinAnswer:
     protocol: str | None = None
     leader: str = ""
     is_assigned: bool = False
-    """The leader is to assign nothing: its group has its assignment."""
+    """The group has its assignment already, so the leader assigns nothing."""
     members: tuple[JoinedMember, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncRequest:
-    """A member wants its assignment; `assignments` by member id are the leader's.
+    """A member requests its assignment; the leader brings `assignments` by member id.
 
-    `protocol_type` and `protocol` are None from clients that do not say them (KIP-559).
+    `protocol_type` and `protocol` are None for clients that do not send these fields (KIP-559).
     """
 
-    who: Identity
+    identity: Identity
     generation: int
     protocol_type: str | None = None
     protocol: str | None = None
     assignments: Mapping[str, bytes] = field(default_factory=dict)
 
     def size(self) -> int:
-        """Return how many bytes of it are kept."""
+        """Return the memory of the request in bytes."""
         return sum(len(name) + len(value) for name, value in self.assignments.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncAnswer:
-    """A member's assignment, in the leader's bytes."""
+    """A member's assignment, in the leader's encoding."""
 
     error: ErrorCode = ErrorCode.none
     protocol_type: str | None = None
@@ -119,10 +125,10 @@ class SyncAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
-    """One that leaves, and whether it could."""
+class LeaveResult:
+    """A leaving member, and the result."""
 
-    who: Identity
+    identity: Identity
     error: ErrorCode
 
 

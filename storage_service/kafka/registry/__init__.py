@@ -1,4 +1,4 @@
-"""Schemas of records by subject, version and id, and what a table must become to have their values.
+"""Record schemas by subject, version and id, and the table changes that a schema needs.
 
-Begin at `schema_set.py`.
+`schema_set.py` is the entry.
 """

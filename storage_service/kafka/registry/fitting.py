@@ -1,8 +1,8 @@
-"""What a table must become to have the values of a schema, and which schema has all its rows.
+"""The table changes that a schema needs, and the schema that has all rows of a table.
 
-A field is the column of its name. One that there is no column for becomes a new one, a wider type
-widens it, and a column that the schema leaves out may be null from then on. What those changes of a
-table's schema do not reach is refused, naming the field.
+A field maps to the column of its name. A field without a column becomes a new column, a wider type
+widens the column, and a column without a field becomes nullable. Any other difference is refused,
+with the name of the field.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from streamhouse.storage_service.kafka.topics import TOPIC_PROPERTY, needs_prope
 __all__ = [
     "TableChange",
     "change_for",
-    "check_says_all",
-    "check_says_rows",
+    "check_covers_rows",
+    "check_covers_schema",
     "new_table",
     "reading_schema",
-    "table_in_place_of",
+    "replacement_table",
 ]
 
 _SYMBOLS_SHOWN_MAX: Final = 5
@@ -61,12 +61,12 @@ _KEY_FORMAT: Final = "kafka.key.format"
 _ON_SCHEMA: Final = "kafka.on.schema"
 _KEY_COLUMNS: Final = "kafka.key.columns"
 _KEY_COLUMN: Final = "key"
-"""The column of keys that are no records, where the table names none."""
+"""The default column of keys that are no records."""
 
 
 @dataclass(slots=True)
 class TableChange:
-    """What is changed of a table: its schema as by `change_schema`, and its properties."""
+    """Changes to a table: the schema, in the form of `change_schema`, and the properties."""
 
     schema: list[Mapping[str, Any]] = field(default_factory=list)
     properties: dict[str, str] = field(default_factory=dict)
@@ -76,9 +76,9 @@ class TableChange:
 
 
 def new_table(subject: Subject, schema: AvroSchema, *, bucket_count: int) -> TableDescriptor:
-    """Return the table of a topic that has none, with the columns of its first schema.
+    """Return the table of a new topic, with the columns of the topic's first schema.
 
-    Those of keys may be null: values may have none of them. Raises `UnsupportedError`.
+    Key columns are nullable, because values may lack them. Raises `UnsupportedError`.
     """
     columns = _columns(subject, schema)
     properties = {_VALUE_FORMAT: str(ValueFormat.AVRO)}
@@ -93,10 +93,10 @@ def new_table(subject: Subject, schema: AvroSchema, *, bucket_count: int) -> Tab
                 [
                     pa.field(
                         name,
-                        canonical_type(of.type.arrow, where=name),
-                        of.type.is_nullable or subject.part is Part.KEY,
+                        canonical_type(avro_field.type.arrow, where=name),
+                        avro_field.type.is_nullable or subject.part is Part.KEY,
                     )
-                    for name, of in columns.items()
+                    for name, avro_field in columns.items()
                 ]
             )
         ),
@@ -105,100 +105,100 @@ def new_table(subject: Subject, schema: AvroSchema, *, bucket_count: int) -> Tab
     )
 
 
-def table_in_place_of(
+def replacement_table(
     info: TableInfo, subject: Subject, schema: AvroSchema
 ) -> TableDescriptor | None:
-    """Return what a raw table is to become if it never had a row; None if it is to stay as it is.
+    """Return the table that replaces a raw table without any rows; None if the table stays.
 
-    That is the table which registering first would have made, with the buckets and the properties
-    that this one has. Serializers register when they send, and their clients have asked for the
-    topic before, which made it. Raises as `new_table`.
+    The result is the table of a first registration, with the buckets and properties of the raw
+    table. Serializers register at the first record, but their clients have created the raw table
+    before, by requesting the topic. Raises as `new_table`.
     """
     raw = info.descriptor
     form = raw.record_format()
     is_as_made = info.schema_id == 0 and not (raw.effective_bucket_key or raw.partitioned_by)
     is_to_be_replaced = form.value is ValueFormat.RAW and form.on_schema is OnSchema.REPLACE
-    # Whoever has said what keys are does not mean Avro.
-    is_said = subject.part is Part.KEY and _KEY_FORMAT in raw.properties
-    if not (is_as_made and is_to_be_replaced) or is_said:
+    # A stated key format means that keys are not Avro.
+    has_key_format = subject.part is Part.KEY and _KEY_FORMAT in raw.properties
+    if not (is_as_made and is_to_be_replaced) or has_key_format:
         return None
-    made = new_table(subject, schema, bucket_count=raw.bucket_count)
-    kept = {key: value for key, value in raw.properties.items() if key != _ON_SCHEMA}
-    return replace(made, properties={**kept, **made.properties})
+    table = new_table(subject, schema, bucket_count=raw.bucket_count)
+    kept_properties = {key: value for key, value in raw.properties.items() if key != _ON_SCHEMA}
+    return replace(table, properties={**kept_properties, **table.properties})
 
 
 def change_for(info: TableInfo, subject: Subject, schema: AvroSchema) -> TableChange:
-    """Return what must change so that a table has the values of a schema.
+    """Return the changes with which a table can store the values of a schema.
 
-    Raises `SchemaMismatchError` naming the field if nothing that may change does it.
+    Raises `SchemaMismatchError` with the field's name if no allowed change suffices.
     """
     form = info.descriptor.record_format()
     is_avro = form.value is ValueFormat.AVRO
     if subject.part is Part.KEY:
         is_avro = form.key is KeyFormat.AVRO
     if not is_avro:
-        used = form.value if subject.part is Part.VALUE else form.key
+        table_format = form.value if subject.part is Part.VALUE else form.key
         raise SchemaMismatchError(
-            f"table '{info.path}' has kafka.{subject.part}.format = {used}, and a schema is of"
-            f" Avro; change that with 'streamhouse alter {info.path} --set"
+            f"table '{info.path}' has kafka.{subject.part}.format = {table_format}, and a schema"
+            f" is of Avro; change that with 'streamhouse alter {info.path} --set"
             f" kafka.{subject.part}.format=avro' if its records are to be Avro"
         )
     change = TableChange()
     if subject.part is Part.VALUE:
         columns = _columns(subject, schema)
-        left = {*form.key_columns, form.timestamp_column, form.headers_column, *columns}
+        written_columns = {*form.key_columns, form.timestamp_column, form.headers_column, *columns}
         change.schema += [
             {"drop_not_null": column.name}
             for column in info.schema.columns
-            if not column.nullable and column.name not in left
+            if not column.nullable and column.name not in written_columns
         ]
     elif form.key_columns:
-        columns = _of_key_columns(info, form.key_columns, schema)
+        columns = _key_columns(info, form.key_columns, schema)
     else:
         columns = _columns(subject, schema)
         change.properties[_KEY_COLUMNS] = ", ".join(columns)
-    own = {column.name: column for column in info.schema.columns}
-    for name, of in columns.items():
-        given = canonical_type(of.type.arrow, where=name)
-        if name not in own:
-            change.schema.append({"add": name, "type": type_to_json(given)})
+    table_columns = {column.name: column for column in info.schema.columns}
+    for name, avro_field in columns.items():
+        field_type = canonical_type(avro_field.type.arrow, where=name)
+        if name not in table_columns:
+            change.schema.append({"add": name, "type": type_to_json(field_type)})
         else:
-            change.schema += _column_changes(info, own[name], given)
+            change.schema += _column_changes(info, table_columns[name], field_type)
     return change
 
 
-def check_says_all(subject: Subject, schema: AvroSchema, newest: AvroSchema) -> None:
-    """Raise `SchemaMismatchError` if rows could not be said by a schema that the newest one says.
+def check_covers_schema(subject: Subject, schema: AvroSchema, newest: AvroSchema) -> None:
+    """Raise `SchemaMismatchError` if `schema` cannot express rows of the `newest` schema.
 
-    Of values only enums and units of time are looked at: behind a schema that lacks anything else
-    `reading_schema` has one that does not. Keys have none, since each key is written in one form.
+    For values only enums and units of time are checked: for other differences `reading_schema` adds
+    a complete schema. Keys have no reading schema, since each key is written in one form.
     """
-    fields = {one.name: one.type for one in schema.fields}
-    for one in newest.fields:
-        given = fields.get(one.name)
-        why = "" if given is None else _lost(given, one.type)
+    types = {avro_field.name: avro_field.type for avro_field in schema.fields}
+    for newest_field in newest.fields:
+        new_type = types.get(newest_field.name)
+        why = "" if new_type is None else _value_loss(new_type, newest_field.type)
         if subject.part is Part.KEY and not why:
-            why = "is left out" if given is None else _not_said(given, one.type)
+            why = "is left out" if new_type is None else _key_loss(new_type, newest_field.type)
         if why:
             raise SchemaMismatchError(
-                f"field '{one.name}' of the schema {why}, and rows may have what the newest schema"
-                f" of subject '{subject}' says there"
+                f"field '{newest_field.name}' of the schema {why}, and rows may have what the"
+                f" newest schema of subject '{subject}' says there"
             )
 
 
-def check_says_rows(subject: Subject, schema: AvroSchema, info: TableInfo) -> None:
-    """Raise `SchemaMismatchError` if a first schema could not say rows that a table has already.
+def check_covers_rows(subject: Subject, schema: AvroSchema, info: TableInfo) -> None:
+    """Raise `SchemaMismatchError` if a first schema cannot express the existing rows of a table.
 
-    They were brought otherwise, so texts may be any and times have microseconds.
+    The rows were not written as Avro, so texts may have any value and times have microseconds.
     """
     form = info.descriptor.record_format()
-    fields = {one.name: one for one in schema.fields}
+    fields = {avro_field.name: avro_field for avro_field in schema.fields}
     if subject.part is Part.KEY and schema.is_wrapped and len(form.key_columns) == 1:
         fields = {form.key_columns[0]: schema.fields[0]}
     for column in info.schema.columns:
-        one = fields.get(column.name)
-        has = AvroType(plain=None, arrow=column.type)
-        why = "" if one is None else _lost(one.type, has)
+        avro_field = fields.get(column.name)
+        column_type = AvroType(plain=None, arrow=column.type)
+        why = "" if avro_field is None else _value_loss(avro_field.type, column_type)
         if why:
             raise SchemaMismatchError(
                 f"field '{column.name}' of the schema {why}, and table '{info.path}' has rows that"
@@ -206,42 +206,52 @@ def check_says_rows(subject: Subject, schema: AvroSchema, info: TableInfo) -> No
             )
 
 
-def _lost(given: AvroType, has: AvroType) -> str:
-    """Return what values may have that is not said; `has` need not know what is within it."""
-    if given.symbols and pa.types.is_string(has.arrow):
-        lost = has.symbols - given.symbols if has.symbols else {"other texts"}
-        return f"lacks {', '.join(sorted(lost)[:_SYMBOLS_SHOWN_MAX])} in its enum" if lost else ""
-    if given.logical.endswith("-millis") and not has.logical.endswith("-millis"):
+def _value_loss(new_type: AvroType, old_type: AvroType) -> str:
+    """Return the values of `old_type` that `new_type` cannot express, as words; "" if none."""
+    if new_type.symbols and pa.types.is_string(old_type.arrow):
+        missing_symbols = (
+            old_type.symbols - new_type.symbols if old_type.symbols else {"other texts"}
+        )
         return (
-            "has milliseconds instead of microseconds (timestamp-micros says them)"
-            if pa.types.is_timestamp(has.arrow)
+            f"lacks {', '.join(sorted(missing_symbols)[:_SYMBOLS_SHOWN_MAX])} in its enum"
+            if missing_symbols
             else ""
         )
-    inside = {part.name: part.type for part in has.parts} or _parts_of(has.arrow)
-    found = (_lost(part.type, inside[part.name]) for part in given.parts if part.name in inside)
-    return next(filter(None, found), "")
+    if new_type.logical.endswith("-millis") and not old_type.logical.endswith("-millis"):
+        return (
+            "has milliseconds instead of microseconds (timestamp-micros says them)"
+            if pa.types.is_timestamp(old_type.arrow)
+            else ""
+        )
+    old_parts = {part.name: part.type for part in old_type.parts} or _parts_of(old_type.arrow)
+    losses = (
+        _value_loss(part.type, old_parts[part.name])
+        for part in new_type.parts
+        if part.name in old_parts
+    )
+    return next(filter(None, losses), "")
 
 
 def _parts_of(t: pa.DataType) -> dict[str, AvroType]:
-    """Return what is in a column's type, by the names that the parts of a schema have."""
+    """Return the types inside a column's type, by the names of a schema's parts."""
     if pa.types.is_struct(t):
-        return {one.name: AvroType(plain=None, arrow=one.type) for one in t}
+        return {child.name: AvroType(plain=None, arrow=child.type) for child in t}
     if pa.types.is_list(t):
         return {"element": AvroType(plain=None, arrow=t.value_type)}
     return {"value": AvroType(plain=None, arrow=t.item_type)} if pa.types.is_map(t) else {}
 
 
-def _not_said(given: AvroType, has: AvroType) -> str:
-    if has.is_nullable and not given.is_nullable:
+def _key_loss(new_type: AvroType, old_type: AvroType) -> str:
+    if old_type.is_nullable and not new_type.is_nullable:
         return "has no null"
-    if given.arrow != has.arrow and not is_wider(given.arrow, has.arrow):
-        return f"has a narrower type ({type_name(given.arrow)})"
+    if new_type.arrow != old_type.arrow and not is_wider(new_type.arrow, old_type.arrow):
+        return f"has a narrower type ({type_name(new_type.arrow)})"
     return ""
 
 
 def _columns(subject: Subject, schema: AvroSchema) -> dict[str, AvroField]:
     if not schema.is_wrapped:
-        return {one.name: one for one in schema.fields}
+        return {avro_field.name: avro_field for avro_field in schema.fields}
     if subject.part is Part.VALUE:
         raise UnsupportedError(
             f"the schema of subject '{subject}' is no record, and fields of a record become columns"
@@ -249,158 +259,175 @@ def _columns(subject: Subject, schema: AvroSchema) -> dict[str, AvroField]:
     return {_KEY_COLUMN: schema.fields[0]}
 
 
-def _of_key_columns(
-    info: TableInfo, names: Sequence[str], schema: AvroSchema
-) -> dict[str, AvroField]:
+def _key_columns(info: TableInfo, names: Sequence[str], schema: AvroSchema) -> dict[str, AvroField]:
     if schema.is_wrapped and len(names) == 1:
         return {names[0]: schema.fields[0]}
-    found = {one.name: one for one in schema.fields}
-    others = [name for name in found if name not in names]
-    if schema.is_wrapped or others:
-        what = "is no record" if schema.is_wrapped else f"has field '{others[0]}'"
+    fields = {avro_field.name: avro_field for avro_field in schema.fields}
+    extra_names = [name for name in fields if name not in names]
+    if schema.is_wrapped or extra_names:
+        difference = "is no record" if schema.is_wrapped else f"has field '{extra_names[0]}'"
         raise SchemaMismatchError(
-            f"the schema {what}, and the keys of table '{info.path}' have the columns"
+            f"the schema {difference}, and the keys of table '{info.path}' have the columns"
             f" {', '.join(names)} (kafka.key.columns)"
         )
-    return found
+    return fields
 
 
 def _column_changes(
-    info: TableInfo, column: Column, given: pa.DataType
+    info: TableInfo, column: Column, field_type: pa.DataType
 ) -> Iterator[Mapping[str, Any]]:
     is_fixed = column.name in info.descriptor.primary_key
-    changes = [] if is_fixed else list(_changes(column.name, given, column.type))
-    wanted = _widened(given, column.type)
-    if not may_fit(given, wanted if changes else column.type):
+    changes = [] if is_fixed else list(_changes(column.name, field_type, column.type))
+    widened_type = _widened(field_type, column.type)
+    if not may_fit(field_type, widened_type if changes else column.type):
         raise SchemaMismatchError(
-            f"field '{column.name}' of the schema is {type_name(given)}, and column"
+            f"field '{column.name}' of the schema is {type_name(field_type)}, and column"
             f" '{column.name}' of table '{info.path}' is {type_name(column.type)}, which does not"
             " become that: numbers widen, and fields are added; name the field otherwise"
         )
     yield from changes
 
 
-def _changes(name: str, given: pa.DataType, has: pa.DataType) -> Iterator[Mapping[str, Any]]:
-    """Return what widens a column's type, and the types inside of it, to those of another."""
-    for path, t in wider_parts(has, given):
+def _changes(
+    name: str, field_type: pa.DataType, column_type: pa.DataType
+) -> Iterator[Mapping[str, Any]]:
+    """Return the changes that widen a column's type, and the types inside, to a field's type."""
+    for path, t in wider_parts(column_type, field_type):
         yield {"widen": [name, *path] if path else name, "to": type_to_json(t)}
-    for path, t in fields_lacking(has, given):
+    for path, t in fields_lacking(column_type, field_type):
         yield {"add": [name, *path], "type": type_to_json(t)}
 
 
-def _widened(given: pa.DataType, has: pa.DataType) -> pa.DataType:
-    """Return what `has` is after `_changes`."""
-    if is_wider(given, has):
-        return given
-    if pa.types.is_struct(given) and pa.types.is_struct(has):
-        wanted = {one.name: one for one in given}
-        kept = [
-            one.with_type(_widened(wanted[one.name].type, one.type)) if one.name in wanted else one
-            for one in has
+def _widened(field_type: pa.DataType, column_type: pa.DataType) -> pa.DataType:
+    """Return `column_type` after `_changes`."""
+    if is_wider(field_type, column_type):
+        return field_type
+    if pa.types.is_struct(field_type) and pa.types.is_struct(column_type):
+        new_children = {child.name: child for child in field_type}
+        children = [
+            child.with_type(_widened(new_children[child.name].type, child.type))
+            if child.name in new_children
+            else child
+            for child in column_type
         ]
-        names = {one.name for one in has}
-        added = [one.with_nullable(True) for one in given if one.name not in names]
-        return pa.struct([*kept, *added])
-    if pa.types.is_list(given) and pa.types.is_list(has):
-        inner = _widened(given.value_type, has.value_type)
-        return pa.list_(has.value_field.with_type(inner))
-    if pa.types.is_map(given) and pa.types.is_map(has):
-        inner = _widened(given.item_type, has.item_type)
-        return pa.map_(has.key_field, has.item_field.with_type(inner))
-    return has
+        names = {child.name for child in column_type}
+        added = [child.with_nullable(True) for child in field_type if child.name not in names]
+        return pa.struct([*children, *added])
+    if pa.types.is_list(field_type) and pa.types.is_list(column_type):
+        inner = _widened(field_type.value_type, column_type.value_type)
+        return pa.list_(column_type.value_field.with_type(inner))
+    if pa.types.is_map(field_type) and pa.types.is_map(column_type):
+        inner = _widened(field_type.item_type, column_type.item_type)
+        return pa.map_(column_type.key_field, column_type.item_field.with_type(inner))
+    return column_type
 
 
 def reading_schema(
     info: TableInfo, part: Part, newest: str | None, *, bytes_max: int
 ) -> str | None:
-    """Return a schema of values, or keys, that has every row; None if the newest one does.
+    """Return a schema of values, or keys, that has every row; None if the newest schema does.
 
-    Rows come with their columns as they are now, so it must have all of them, and nulls where they
-    may be. It is the newest one as far as that goes in `bytes_max`; what columns need may be more.
-    Raises `UnsupportedError` for columns that
-    Avro cannot have.
+    Rows are read with the present columns, so the schema must have all columns, and nulls where
+    columns are nullable. The result extends the newest schema if that fits into `bytes_max`;
+    otherwise the result has the columns' fields only, and may be larger. Raises `UnsupportedError`
+    for columns that Avro cannot express.
     """
-    known = None if newest is None else known_schema(newest)
+    newest_schema = None if newest is None else known_schema(newest)
     if part is Part.KEY:
-        if known is not None:
+        if newest_schema is not None:
             return None
         names = info.descriptor.record_format().key_columns
-        made = avro_text_of(_fields(info.schema, names), name=f"{info.path.table}_key")
-        return made if len(names) > 1 else json.dumps(json.loads(made)["fields"][0]["type"])
-    has = {} if known is None else {one.name: one for one in known.fields}
-    wanted = _value_columns(info, has)
-    if not wanted or (known is not None and all(_has_all(has.get(c.name), c) for c in wanted)):
+        key_schema = avro_text_of(_fields(info.schema, names), name=f"{info.path.table}_key")
+        return (
+            key_schema
+            if len(names) > 1
+            else json.dumps(json.loads(key_schema)["fields"][0]["type"])
+        )
+    avro_fields = (
+        {}
+        if newest_schema is None
+        else {avro_field.name: avro_field for avro_field in newest_schema.fields}
+    )
+    columns = _value_columns(info, avro_fields)
+    if not columns or (
+        newest_schema is not None and all(_has_all(avro_fields.get(c.name), c) for c in columns)
+    ):
         return None
-    own = avro_text_of(
-        _fields(info.schema, [column.name for column in wanted]), name=info.path.table
+    table_schema = avro_text_of(
+        _fields(info.schema, [column.name for column in columns]), name=info.path.table
     )
     if newest is None:
-        return own
+        return table_schema
     try:
-        extended = _extended(json.loads(newest), json.loads(own), has, wanted)
+        extended = _extended(json.loads(newest), json.loads(table_schema), avro_fields, columns)
         avro_schema(extended)
     except InvalidRequestError:
-        # A name that one of its fields gave a type is gone with that field.
-        return own
-    return extended if len(extended.encode()) <= bytes_max else own
+        # The schema names a type that a dropped field defined.
+        return table_schema
+    return extended if len(extended.encode()) <= bytes_max else table_schema
 
 
-def _value_columns(info: TableInfo, has: Container[str]) -> list[Column]:
+def _value_columns(info: TableInfo, schema_names: Container[str]) -> list[Column]:
     form = info.descriptor.record_format()
-    beside = {*form.key_columns, form.timestamp_column}
+    record_columns = {*form.key_columns, form.timestamp_column}
     return [
         column
         for column in info.schema.columns
-        if column.name != form.headers_column and (column.name not in beside or column.name in has)
+        if column.name != form.headers_column
+        and (column.name not in record_columns or column.name in schema_names)
     ]
 
 
 def _fields(schema: Schema, names: Sequence[str]) -> list[pa.Field]:
-    own = {column.name: column for column in schema.columns}
-    return [pa.field(name, own[name].type, own[name].nullable) for name in names]
+    columns = {column.name: column for column in schema.columns}
+    return [pa.field(name, columns[name].type, columns[name].nullable) for name in names]
 
 
 def _extended(
     newest: dict[str, Any],
-    own: Mapping[str, Any],
-    has: Mapping[str, AvroField],
-    wanted: Sequence[Column],
+    table_schema: Mapping[str, Any],
+    avro_fields: Mapping[str, AvroField],
+    columns: Sequence[Column],
 ) -> str:
-    """Return the newest schema with the fields that columns want; `own` has these, made of them.
+    """Return the newest schema with a field for each column; `table_schema` has new fields.
 
-    Its own fields come first and in their order: what defines a type is before what names it.
+    The newest schema's own fields come first and keep their order, because a type must be defined
+    before a reference to its name.
     """
     newest = _unwrapped(newest)
-    given = {one["name"]: one for one in newest["fields"]}
-    made = {one["name"]: one for one in own["fields"]}
-    places = {name: number for number, name in enumerate(given)}
+    newest_fields = {avro["name"]: avro for avro in newest["fields"]}
+    table_fields = {avro["name"]: avro for avro in table_schema["fields"]}
+    places = {name: number for number, name in enumerate(newest_fields)}
     fields = []
-    for column in sorted(wanted, key=lambda column: places.get(column.name, len(places))):
-        of = has.get(column.name)
-        if of is None or canonical_type(of.type.arrow, where=column.name) != column.type:
-            fields.append(made[column.name])
-        elif column.nullable and not of.type.is_nullable:
-            # Its type is no union: that of a field without null would have but one type.
+    for column in sorted(columns, key=lambda column: places.get(column.name, len(places))):
+        avro_field = avro_fields.get(column.name)
+        if (
+            avro_field is None
+            or canonical_type(avro_field.type.arrow, where=column.name) != column.type
+        ):
+            fields.append(table_fields[column.name])
+        elif column.nullable and not avro_field.type.is_nullable:
+            # The type of a field without null is no union: such a union would have one branch only.
             fields.append(
                 {
-                    **given[column.name],
-                    "type": ["null", given[column.name]["type"]],
+                    **newest_fields[column.name],
+                    "type": ["null", newest_fields[column.name]["type"]],
                     "default": None,
                 }
             )
         else:
-            fields.append(given[column.name])
+            fields.append(newest_fields[column.name])
     return json.dumps({**newest, "fields": fields}, separators=(",", ":"))
 
 
 def _unwrapped(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the record itself of one that is written as `{"type": {"type": "record", ...}}`."""
+    """Return the record inside a schema of the form `{"type": {"type": "record", ...}}`."""
     while isinstance(record["type"], dict):
         record = record["type"]
     return record
 
 
-def _has_all(of: AvroField | None, column: Column) -> bool:
-    if of is None or (column.nullable and not of.type.is_nullable):
+def _has_all(avro_field: AvroField | None, column: Column) -> bool:
+    if avro_field is None or (column.nullable and not avro_field.type.is_nullable):
         return False
-    return bool(canonical_type(of.type.arrow, where=column.name) == column.type)
+    return bool(canonical_type(avro_field.type.arrow, where=column.name) == column.type)

@@ -1,12 +1,13 @@
 """The schemas of one table's records, and their ids.
 
 An id is 1000 times the table's id, plus the schema's number in the table. Table ids are unique in a
-service, also over its shards, and are never given again; so are the numbers of a table, because
-none of its schemas is ever taken away. Some numbers, and bytes, are kept for schemas that the
-service registers itself: a table whose columns change can be read, however many schemas producers
-have registered. So an id names one schema for ever, says which table has it
-without any index, and nobody has to agree on it. In the framing of records it has 31 bits: tables
-with ids above 2,147,483 can have no schemas.
+service, including all shards, and never reused. Numbers are never reused either, because schemas
+are never removed. Therefore an id names one schema for ever, shows the table without an index, and
+needs no agreement between shards. Some numbers and bytes are reserved for the service's own
+schemas: a table whose columns change stays readable, however many schemas producers have
+registered.
+
+An id has 31 bits in the framing of records, so tables with ids above 2,147,483 have no schemas.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ _NUMBERS: Final = 1_000
 SCHEMAS_MAX: Final = _NUMBERS - 1
 SCHEMA_BYTES_MAX: Final = 256 << 10
 BYTES_MAX: Final = 4 << 20
-"""Of all schemas of a table: they are one file, written anew with each of them."""
-_KEPT: Final = 100
-_KEPT_BYTES: Final = 512 << 10
-GIVEN_MAX: Final = SCHEMAS_MAX - _KEPT
-"""At most how many schemas there are when a producer registers one more, itself included."""
-GIVEN_BYTES_MAX: Final = BYTES_MAX - _KEPT_BYTES
+"""The limit for all schemas of a table, which are one file that each registration rewrites."""
+_RESERVED_COUNT: Final = 100
+_RESERVED_BYTES: Final = 512 << 10
+PRODUCER_SCHEMAS_MAX: Final = SCHEMAS_MAX - _RESERVED_COUNT
+"""The limit for registrations by producers, including the new schema."""
+PRODUCER_BYTES_MAX: Final = BYTES_MAX - _RESERVED_BYTES
 _ID_MAX: Final = (1 << 31) - 1
 _VERSION_MEMBER: Final = "streamhouse.version"
-"""Avro lets a schema have members of any other name, which mean nothing to its readers."""
+"""Avro allows further members in a schema, which readers ignore."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredSchema:
-    """A schema; `number` counts those of the table, `version` those of the part, both from 1.
+    """A schema; `number` counts in the table, `version` counts in the part, both from 1.
 
-    Its fields are called as the columns in version `table_schema` of the table's schema; None: it
-    was registered before that was kept.
+    The fields' names are the columns' names in version `table_schema` of the table's schema. None
+    marks a schema from before this field existed.
     """
 
     part: Part
@@ -59,7 +60,7 @@ class RegisteredSchema:
     text: str
     table_schema: int | None = None
     canonical: str = field(init=False, compare=False, repr=False)
-    """The text as it is compared: without white space, members sorted."""
+    """The text for comparisons: without white space, members sorted."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "canonical", _canonical(self.text))
@@ -84,45 +85,49 @@ class SchemaSet:
 
     @classmethod
     def from_json(cls, table_id: int, value: Mapping[str, Any]) -> SchemaSet:
-        """Read the JSON form; raises `ValueError` or `KeyError` if it is of no such set."""
-        found = tuple(
+        """Read the JSON form; raises `ValueError` or `KeyError` for an invalid set."""
+        schemas = tuple(
             RegisteredSchema(
-                part=Part(one["part"]),
-                number=int(one["number"]),
-                version=int(one["version"]),
-                text=str(one["schema"]),
-                table_schema=None if (kept := one.get("table_schema")) is None else int(kept),
+                part=Part(entry["part"]),
+                number=int(entry["number"]),
+                version=int(entry["version"]),
+                text=str(entry["schema"]),
+                table_schema=None
+                if (version := entry.get("table_schema")) is None
+                else int(version),
             )
-            for one in value["schemas"]
+            for entry in value["schemas"]
         )
         versions = dict.fromkeys(Part, 0)
-        for number, one in enumerate(found, start=1):
-            versions[one.part] += 1
-            if (one.number, one.version) != (number, versions[one.part]):
-                raise ValueError(f"schema {number} says that it is another one")
-        if len(found) > SCHEMAS_MAX or len({(o.part, o.canonical) for o in found}) < len(found):
+        for number, schema in enumerate(schemas, start=1):
+            versions[schema.part] += 1
+            if (schema.number, schema.version) != (number, versions[schema.part]):
+                raise ValueError(f"schema {number} says that it is another entry")
+        if len(schemas) > SCHEMAS_MAX or len({(o.part, o.canonical) for o in schemas}) < len(
+            schemas
+        ):
             raise ValueError("it has too many schemas, or one of them twice")
-        return cls(table_id, found)
+        return cls(table_id, schemas)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {"schemas": [one.to_json() for one in self.schemas]}
+        return {"schemas": [schema.to_json() for schema in self.schemas]}
 
     def id_of(self, schema: RegisteredSchema) -> int:
-        """Return the id that records name a schema by."""
+        """Return the id of a schema in records."""
         return self.table_id * _NUMBERS + schema.number
 
     def of(self, part: Part) -> Sequence[RegisteredSchema]:
         """Return the schemas of a part, by version."""
-        return [one for one in self.schemas if one.part is part]
+        return [schema for schema in self.schemas if schema.part is part]
 
     def find(self, part: Part, text: str) -> RegisteredSchema | None:
-        """Return the schema of a part that is the same but for white space and order of members."""
-        wanted = _canonical(text)
-        return next((one for one in self.of(part) if one.canonical == wanted), None)
+        """Return the part's schema that is equal except for white space and order of members."""
+        canonical = _canonical(text)
+        return next((s for s in self.of(part) if s.canonical == canonical), None)
 
     def with_id(self, schema_id: int) -> RegisteredSchema:
-        """Return the schema with an id; raises `NotFoundError` if it is none of the table's."""
+        """Return the schema with an id; raises `NotFoundError` for an id of another table."""
         table_id, number = divmod(schema_id, _NUMBERS)
         if table_id != self.table_id or not 1 <= number <= len(self.schemas):
             raise NotFoundError(f"schema {schema_id} is none of this table's")
@@ -136,48 +141,48 @@ class SchemaSet:
         """See `SchemaSource`."""
         return self.with_id(schema_id).table_schema
 
-    def named_by(self, table_schema: int, *, since: int) -> SchemaSet:
-        """Return the set with schemas behind the first `since` by this version of the table."""
-        new = (replace(one, table_schema=table_schema) for one in self.schemas[since:])
+    def with_table_schema(self, table_schema: int, *, since: int) -> SchemaSet:
+        """Return the set with this table version for all schemas after the first `since`."""
+        new = (replace(schema, table_schema=table_schema) for schema in self.schemas[since:])
         return SchemaSet(self.table_id, (*self.schemas[:since], *new))
 
     def latest(self, path: TablePath, part: str, /) -> tuple[int, str]:
         """See `SchemaSource`."""
-        own = self.of(Part(part))
-        if not own:
+        part_schemas = self.of(Part(part))
+        if not part_schemas:
             raise NotFoundError(
                 f"table '{path}' has no schema of Avro for its {part}; register one, as serializers"
                 " do"
             )
-        return self.id_of(own[-1]), own[-1].text
+        return self.id_of(part_schemas[-1]), part_schemas[-1].text
 
     @property
     def room_bytes(self) -> int:
-        """At most how many bytes a schema of the service's own may have, unless it needs more.
+        """The limit for the bytes of the service's own schema, if fewer bytes suffice.
 
-        As much as a producer's, and else its share of what is kept for the service.
+        As much as producers have left, and at least the service's reserved share.
         """
-        left = GIVEN_BYTES_MAX - self._byte_count
-        return min(max(left, _KEPT_BYTES // _KEPT), SCHEMA_BYTES_MAX)
+        remaining_bytes = PRODUCER_BYTES_MAX - self._byte_count
+        return min(max(remaining_bytes, _RESERVED_BYTES // _RESERVED_COUNT), SCHEMA_BYTES_MAX)
 
     def with_newest(self, part: Part, text: str) -> SchemaSet:
-        """Return the set with a schema of the service's own as the newest of a part.
+        """Return the set with the service's own schema as the newest schema of a part.
 
-        One that is there already, behind which another one came, is there twice then: the second
-        one says its version, since no two have the same text. Raises as `with_schema`.
+        If an older version has the same text, the schema is added again with its version inside,
+        because texts must differ. Raises as `with_schema`.
         """
-        of_part = self.of(part)
-        if of_part and (known := self.find(part, text)) is not None:
-            if known is of_part[-1]:
+        part_schemas = self.of(part)
+        if part_schemas and (same_schema := self.find(part, text)) is not None:
+            if same_schema is part_schemas[-1]:
                 return self
-            named = {**json.loads(text), _VERSION_MEMBER: len(of_part) + 1}
-            text = json.dumps(named, separators=(",", ":"))
+            versioned = {**json.loads(text), _VERSION_MEMBER: len(part_schemas) + 1}
+            text = json.dumps(versioned, separators=(",", ":"))
         return self._with(part, text, count_max=SCHEMAS_MAX, bytes_max=BYTES_MAX)
 
     def with_schema(self, part: Part, text: str) -> SchemaSet:
-        """Return the set with one more schema, or itself if it has that one.
+        """Return the set with one more schema, or the same set if the schema is present.
 
-        Raises `OverloadedError` or `RequestTooLargeError` if that is too much, `UnsupportedError`
+        Raises `OverloadedError` or `RequestTooLargeError` above the limits, and `UnsupportedError`
         if the table's id is too large.
         """
         if self.find(part, text) is not None:
@@ -187,7 +192,7 @@ class SchemaSet:
             raise RequestTooLargeError(
                 f"the schema has {size} bytes; at most {SCHEMA_BYTES_MAX} are possible"
             )
-        return self._with(part, text, count_max=GIVEN_MAX, bytes_max=GIVEN_BYTES_MAX)
+        return self._with(part, text, count_max=PRODUCER_SCHEMAS_MAX, bytes_max=PRODUCER_BYTES_MAX)
 
     def _with(self, part: Part, text: str, *, count_max: int, bytes_max: int) -> SchemaSet:
         number = len(self.schemas) + 1
@@ -214,24 +219,24 @@ class SchemaSet:
 
     @functools.cached_property
     def _byte_count(self) -> int:
-        return sum(len(one.text.encode()) for one in self.schemas)
+        return sum(len(schema.text.encode()) for schema in self.schemas)
 
 
 def table_id_of(schema_id: int) -> int:
-    """Return the id of the table that may have the schema with an id."""
+    """Return the id of the only table that may have the schema."""
     return schema_id // _NUMBERS
 
 
 def compact(text: str) -> str:
-    """Return a schema without white space; raises `InvalidSchemaError` for what is no JSON."""
+    """Return a schema without white space; raises `InvalidSchemaError` if the text is no JSON."""
     if len(text) > SCHEMA_BYTES_MAX:
         raise RequestTooLargeError(
             f"the schema has {len(text)} characters; at most {SCHEMA_BYTES_MAX} bytes are possible"
         )
     try:
         value = json.loads(text)
-        made = json.dumps(value, separators=(",", ":"))
-        # Whoever names half a surrogate pair can be told nothing of it.
+        compact_text = json.dumps(value, separators=(",", ":"))
+        # Half a surrogate pair cannot be encoded in an answer.
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         bare = text.strip()
@@ -240,7 +245,7 @@ def compact(text: str) -> str:
         raise InvalidSchemaError(f"the schema is no JSON: {error}") from error
     if not isinstance(value, str | dict | list):
         raise InvalidRequestError("the schema is no schema of Avro: it is a text, object or list")
-    return made
+    return compact_text
 
 
 def _canonical(text: str) -> str:
@@ -249,7 +254,7 @@ def _canonical(text: str) -> str:
 
 
 def _unnested(value: Any) -> Any:
-    """Return a type as it is named shortest: `{"type": "string"}` is `"string"`."""
+    """Return the shortest form of a type: `{"type": "string"}` becomes `"string"`."""
     if isinstance(value, Mapping) and set(value) == {"type"} and isinstance(value["type"], str):
         return value["type"]
     return value

@@ -1,7 +1,7 @@
-"""Subjects: which topic a schema is for, and whether it is that of keys or of values.
+"""Subjects: the topic of a schema, and whether the schema is for keys or values.
 
-The one strategy is TopicNameStrategy, the default of every serializer: `<topic>-key` and
-`<topic>-value`. With the others a subject names a record and no topic, and so no table.
+The only strategy is TopicNameStrategy, the default of every serializer: `<topic>-key` and
+`<topic>-value`. Other strategies name subjects after records, which belong to no table.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from streamhouse.storage_service.kafka.topics import table_paths_of, topic_name_
 __all__ = ["REGISTRY_PATH", "Part", "Subject", "subject_name"]
 
 REGISTRY_PATH: Final = "/kafka/registry"
-"""Below which serializers find the registry: their `schema.registry.url` ends with it."""
+"""The path of the registry, at the end of a serializer's `schema.registry.url`."""
 
 _SHOWN: Final = 260
 
 
 class Part(StrEnum):
-    """The part of a record that a schema is of."""
+    """The part of a record that a schema describes."""
 
     KEY = "key"
     VALUE = "value"
@@ -32,7 +32,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A topic, a part of its records, and the table that the topic is."""
+    """A topic, a part of the topic's records, and the topic's table."""
 
     topic: str
     part: Part
@@ -40,9 +40,9 @@ class Subject:
 
     @classmethod
     def parse(cls, text: str) -> Subject:
-        """Read a subject; raises `InvalidNameError` for one that names no topic.
+        """Read a subject; raises `InvalidNameError` for a subject without a topic.
 
-        Of the tables that its topic may be it has the first one.
+        If two tables may be the topic's, `path` is the first.
         """
         topic, dash, part = text.rpartition("-")
         if not dash or part not in tuple(Part):
@@ -57,5 +57,5 @@ class Subject:
 
 
 def subject_name(path: TablePath, properties: Mapping[str, str], part: str) -> str:
-    """Return what the subject of a part of a table's records is called in a list."""
+    """Return the name of the subject for a part of a table's records."""
     return f"{topic_name_of(path, properties)}-{part}"

@@ -157,14 +157,14 @@ class GroupDesk:
             finally:
                 if not answers:
                     callback: Any = answered
-                    self.coordinator.gave_up(key, member_id, callback)
+                    self.coordinator.abandon_wait(key, member_id, callback)
                     self.look()
         return answers[0]
 
-    def lost(self, members: dict[GroupKey, str]) -> None:
+    def connection_lost(self, members: dict[GroupKey, str]) -> None:
         """Record the lost connection of `members`."""
         for key, member_id in members.items():
-            self.coordinator.lost(key, member_id)
+            self.coordinator.connection_lost(key, member_id)
         if members:
             self.look()
 

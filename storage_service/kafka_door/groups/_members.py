@@ -100,7 +100,7 @@ async def answer_join_group(exchange: KafkaExchange, request: Any) -> Mapping[st
         return {"error_code": error, "member_id": request.member_id}
     session = request.session_timeout
     join_request = JoinRequest(
-        who=_identity(request),
+        identity=_identity(request),
         client_id=exchange.client_id,
         client_host=f"/{exchange.client_address}",
         session_timeout_s=session.total_seconds(),
@@ -134,8 +134,8 @@ async def answer_join_group(exchange: KafkaExchange, request: Any) -> Mapping[st
         "member_id": answer.member_id,
         "members": [
             {
-                "member_id": member.who.member_id,
-                "group_instance_id": member.who.instance_id,
+                "member_id": member.identity.member_id,
+                "group_instance_id": member.identity.instance_id,
                 "metadata": member.metadata,
             }
             for member in answer.members
@@ -152,7 +152,7 @@ async def answer_sync_group(exchange: KafkaExchange, request: Any) -> Mapping[st
         exchange.note(error)
         return {"error_code": error}
     sync_request = SyncRequest(
-        who=_identity(request),
+        identity=_identity(request),
         generation=request.generation_id,
         protocol_type=getattr(request, "protocol_type", None),
         protocol=getattr(request, "protocol_name", None),
@@ -204,8 +204,8 @@ async def answer_leave_group(exchange: KafkaExchange, request: Any) -> Mapping[s
             exchange.note(result.error)
             members.append(
                 {
-                    "member_id": result.who.member_id,
-                    "group_instance_id": result.who.instance_id,
+                    "member_id": result.identity.member_id,
+                    "group_instance_id": result.identity.instance_id,
                     "error_code": result.error,
                 }
             )
@@ -259,8 +259,8 @@ def _described(group_id: str, group: Group) -> Mapping[str, Any]:
         "protocol_data": (group.protocol or "") if is_stable else "",
         "members": [
             {
-                "member_id": member.who.member_id,
-                "group_instance_id": member.who.instance_id,
+                "member_id": member.identity.member_id,
+                "group_instance_id": member.identity.instance_id,
                 "client_id": member.client_id,
                 "client_host": member.client_host,
                 "member_metadata": member.metadata,

@@ -24,11 +24,11 @@ from streamhouse.storage_service.kafka.avro_schema import AvroSchema, avro_schem
 from streamhouse.storage_service.kafka.registry.fitting import (
     TableChange,
     change_for,
-    check_says_all,
-    check_says_rows,
+    check_covers_rows,
+    check_covers_schema,
     new_table,
     reading_schema,
-    table_in_place_of,
+    replacement_table,
 )
 from streamhouse.storage_service.kafka.registry.schema_set import (
     RegisteredSchema,
@@ -150,7 +150,9 @@ async def _keep_with_reading_schemas(table: OpenTable, schema_set: SchemaSet) ->
     while True:
         info = table.info
         complete_set = await schemas.run(_with_reading_schemas, info, schema_set)
-        complete_set = complete_set.named_by(info.schema_id, since=len(schemas.current().schemas))
+        complete_set = complete_set.with_table_schema(
+            info.schema_id, since=len(schemas.current().schemas)
+        )
         if table.info is info:
             break
     await schemas.keep(complete_set)
@@ -190,9 +192,9 @@ def _checked_change(
     change = change_for(info, subject, schema)
     part_schemas = schema_set.of(subject.part)
     if not part_schemas and has_rows:
-        check_says_rows(subject, schema, info)
+        check_covers_rows(subject, schema, info)
     if part_schemas and schema_set.find(subject.part, text) is None:
-        check_says_all(subject, schema, known_schema(part_schemas[-1].text))
+        check_covers_schema(subject, schema, known_schema(part_schemas[-1].text))
     return change
 
 
@@ -290,7 +292,7 @@ async def _replacing(
     """Return the replacement of `table` for a schema; None if `table` is changed or kept."""
     if not is_untouched(service.manager, table):
         return None
-    return await service.run_blocking(table_in_place_of, table.info, subject, schema)
+    return await service.run_blocking(replacement_table, table.info, subject, schema)
 
 
 async def _replace_columns(

@@ -30,7 +30,7 @@ from streamhouse.storage_service.kafka.registry.subjects import (
     Subject,
     subject_name,
 )
-from streamhouse.storage_service.kafka.topics import TopicTable, first_made, table_paths_of
+from streamhouse.storage_service.kafka.topics import TopicTable, first_created, table_paths_of
 from streamhouse.storage_service.kafka_door._topic_places import (
     local_path,
     local_tables,
@@ -155,7 +155,7 @@ class _Request:
             endpoint = None if manager.has_table(path) else await shards.endpoint_of(path)
             if endpoint is not None:
                 candidates += await self._table_at(endpoint, path)
-        topic_table = first_made(topic, candidates)
+        topic_table = first_created(topic, candidates)
         return (
             path_of_new_topic(topic, await shards.databases())
             if topic_table is None

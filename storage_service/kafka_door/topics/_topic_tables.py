@@ -13,7 +13,7 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.kafka.topics import (
-    first_made,
+    first_created,
     is_same_topic,
     table_paths_of,
     topic_name_of,
@@ -73,7 +73,7 @@ async def path_among_shards(exchange: KafkaExchange, topic: str, level: Level) -
             break
         for broker in await others.all(exchange, is_fresh=is_fresh):
             candidates += [broker.topics[path].table for path in paths if path in broker.topics]
-        topic_table = first_made(topic, candidates)
+        topic_table = first_created(topic, candidates)
         if topic_table is not None:
             return _allowed(exchange, topic, topic_table.path, level)
         # The cache is seconds old, but the directory is current.

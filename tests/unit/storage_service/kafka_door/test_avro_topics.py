@@ -9,7 +9,10 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from streamhouse.storage_service.kafka.registry.schema_set import GIVEN_MAX, SCHEMA_BYTES_MAX
+from streamhouse.storage_service.kafka.registry.schema_set import (
+    PRODUCER_SCHEMAS_MAX,
+    SCHEMA_BYTES_MAX,
+)
 from streamhouse.storage_service.kafka.registry.subjects import Part
 from tests.support.fetch_world import fetch, fetched
 from tests.support.kafka_batches import produced, records
@@ -149,7 +152,7 @@ async def test_producers_that_register_all_they_may_do_not_end_the_reading(
         await _produce(client, framed(made["id"], _FIRST))
         schemas = world.service.table("orders").record_schemas
         known = schemas.current()
-        for number in range(GIVEN_MAX - 1):
+        for number in range(PRODUCER_SCHEMAS_MAX - 1):
             known = known.with_schema(Part.VALUE, json.dumps({**ORDER, "doc": str(number)}))
         async with schemas.changing:
             await schemas.keep(known)
@@ -159,7 +162,9 @@ async def test_producers_that_register_all_they_may_do_not_end_the_reading(
         for number in range(3):
             await _add_column(world, f"more{number}")
 
-            newest = framed(made["id"] + GIVEN_MAX + number, _FIRST + b"\0" * (number + 1))
+            newest = framed(
+                made["id"] + PRODUCER_SCHEMAS_MAX + number, _FIRST + b"\0" * (number + 1)
+            )
             assert await _values(client) == [newest]
 
 

@@ -15,7 +15,7 @@ def test_a_lone_member_leads_its_generation_and_gets_what_it_assigned() -> None:
 
     joined: JoinAnswer = wait[0]
     assert (joined.generation, joined.leader, joined.protocol) == (1, member_id, "range")
-    assert [(m.who.member_id, m.metadata) for m in joined.members] == [(member_id, b"t")]
+    assert [(m.identity.member_id, m.metadata) for m in joined.members] == [(member_id, b"t")]
     assert world.group().state is GroupState.COMPLETING
     assert world.assign(joined) == {member_id: f"for {member_id}".encode()}
     assert world.group().state is GroupState.STABLE
@@ -51,7 +51,7 @@ def test_a_member_that_comes_makes_the_others_join_again_and_takes_a_share() -> 
     again = world.ask_to_join(first.member_id)
 
     assert (again[0].generation, second[0].generation) == (2, 2)
-    assert {m.who.member_id for m in again[0].members} == {first.member_id, second_id}
+    assert {m.identity.member_id for m in again[0].members} == {first.member_id, second_id}
     assert world.commit(first.member_id, 2) is ErrorCode.rebalance_in_progress
     waiting = world.sync(second[0])
     assert not waiting
@@ -75,7 +75,7 @@ def test_who_does_not_join_again_in_time_is_no_member_any_more() -> None:
         world.pass_time(5)
 
     assert again[0].generation == third[0].generation == 3
-    assert {m.who.member_id for m in again[0].members} == {first.member_id, third[0].member_id}
+    assert {m.identity.member_id for m in again[0].members} == {first.member_id, third[0].member_id}
     assert world.heartbeat(gone) is ErrorCode.unknown_member_id
     assert world.ask_to_join(gone.member_id).error is ErrorCode.unknown_member_id
 
@@ -336,7 +336,7 @@ def test_a_member_that_is_gone_does_not_lead_the_next_generation() -> None:
     first, second = world.stable(2)
     world.assign(first, second)
     said = {"range": b"other"}
-    world.coordinator.gave_up(
+    world.coordinator.abandon_wait(
         KEY, first.member_id, world.ask_to_join(first.member_id, protocols=said)
     )
     again = world.ask_to_join(second.member_id)
@@ -353,9 +353,9 @@ def test_a_generation_lasts_long_enough_for_its_members_to_be_told() -> None:
 def test_who_asks_again_on_another_connection_ends_its_first_wait() -> None:
     world = GroupWorld()
     first = world.stable(1)[0]
-    member_id, lost = world.come()
+    member_id, connection_lost = world.come()
     repeated = world.ask_to_join(member_id)
-    assert lost.error is ErrorCode.rebalance_in_progress
+    assert connection_lost.error is ErrorCode.rebalance_in_progress
     world.ask_to_join(first.member_id)
     lost_sync = world.sync(repeated[0])
     again = world.sync(repeated[0])
@@ -367,12 +367,12 @@ def test_a_member_whose_connection_is_gone_is_believed_for_its_session() -> None
     world = GroupWorld()
     first, second = world.stable(2)
     world.assign(first, second)
-    world.coordinator.lost(KEY, second.member_id)
+    world.coordinator.connection_lost(KEY, second.member_id)
     world.pass_time(SESSION_S - 1)
     assert world.heartbeat(first) is ErrorCode.none
     assert world.heartbeat(second) is ErrorCode.none
 
-    world.coordinator.lost(KEY, second.member_id)
+    world.coordinator.connection_lost(KEY, second.member_id)
     for _ in range(2):
         world.pass_time(SESSION_S - 1)
         assert world.heartbeat(first) in (ErrorCode.none, ErrorCode.rebalance_in_progress)
@@ -384,12 +384,12 @@ def test_a_new_member_that_is_gone_before_its_first_generation_is_waited_for_by_
     first = world.stable(1)[0]
     for _ in range(3):
         given = world.ask_to_join()[0].member_id
-        world.coordinator.lost(KEY, given)
+        world.coordinator.connection_lost(KEY, given)
         member_id, wait = world.come()
-        world.coordinator.lost(KEY, member_id)
-        world.coordinator.gave_up(KEY, "", wait)
+        world.coordinator.connection_lost(KEY, member_id)
+        world.coordinator.abandon_wait(KEY, "", wait)
     again = world.ask_to_join(first.member_id)
-    assert [m.who.member_id for m in again[0].members] == [first.member_id]
+    assert [m.identity.member_id for m in again[0].members] == [first.member_id]
 
 
 def test_a_member_that_joined_again_counts_as_joined_though_its_connection_is_gone() -> None:
@@ -397,9 +397,9 @@ def test_a_member_that_joined_again_counts_as_joined_though_its_connection_is_go
     first, second = world.stable(2)
     world.assign(first, second)
     waiting = world.ask_to_join(second.member_id, protocols={"range": b"other"})
-    world.coordinator.gave_up(KEY, second.member_id, waiting)
+    world.coordinator.abandon_wait(KEY, second.member_id, waiting)
     again = world.ask_to_join(first.member_id)
-    assert {m.who.member_id for m in again[0].members} == {first.member_id, second.member_id}
+    assert {m.identity.member_id for m in again[0].members} == {first.member_id, second.member_id}
     assert not waiting
 
     # It may still come back, and is in the generation.
@@ -412,14 +412,14 @@ def test_a_generation_waits_a_third_of_a_session_for_a_member_whose_connection_i
     world = GroupWorld()
     first, second = world.stable(2)
     world.assign(first, second)
-    world.coordinator.lost(KEY, second.member_id)
+    world.coordinator.connection_lost(KEY, second.member_id)
     third_id, third = world.come()
     again = world.ask_to_join(first.member_id)
     world.pass_time(SESSION_S / 3 - 0.1)
     assert not third
     assert not again
     world.pass_time(0.2)
-    assert {m.who.member_id for m in again[0].members} == {first.member_id, third_id}
+    assert {m.identity.member_id for m in again[0].members} == {first.member_id, third_id}
     assert third.error is ErrorCode.none
 
 
@@ -427,7 +427,7 @@ def test_a_generation_waits_for_a_member_that_comes_back_by_another_connection()
     world = GroupWorld()
     first, second = world.stable(2)
     world.assign(first, second)
-    world.coordinator.lost(KEY, second.member_id)
+    world.coordinator.connection_lost(KEY, second.member_id)
     world.come()
     again = world.ask_to_join(first.member_id)
     assert world.heartbeat(second) is ErrorCode.rebalance_in_progress
@@ -444,7 +444,7 @@ def test_a_static_member_whose_connection_is_gone_has_its_whole_session() -> Non
     again = world.ask_to_join(first.member_id)
     static = wait[0]
     world.sync(static, instance_id="static")
-    world.coordinator.lost(KEY, static.member_id)
+    world.coordinator.connection_lost(KEY, static.member_id)
     world.come()
     again = world.ask_to_join(first.member_id)
     world.pass_time(SESSION_S - 1)

@@ -16,8 +16,8 @@ from streamhouse.core.errors import (
 )
 from streamhouse.storage_service.kafka.registry.schema_set import (
     BYTES_MAX,
-    GIVEN_BYTES_MAX,
-    GIVEN_MAX,
+    PRODUCER_BYTES_MAX,
+    PRODUCER_SCHEMAS_MAX,
     SCHEMA_BYTES_MAX,
     SCHEMAS_MAX,
     SchemaSet,
@@ -35,7 +35,7 @@ def _text(number: int) -> str:
 def _full(table_id: int) -> SchemaSet:
     made = SchemaSet(table_id)
     for number in range(SCHEMAS_MAX):
-        with_one = made.with_schema if number < GIVEN_MAX else made.with_newest
+        with_one = made.with_schema if number < PRODUCER_SCHEMAS_MAX else made.with_newest
         made = with_one(Part.VALUE if number % 2 else Part.KEY, _text(number))
     return made
 
@@ -65,12 +65,12 @@ def test_limits() -> None:
 
 
 def test_producers_leave_numbers_for_the_service() -> None:
-    made = SchemaSet(1, _full(1).schemas[:GIVEN_MAX])
+    made = SchemaSet(1, _full(1).schemas[:PRODUCER_SCHEMAS_MAX])
 
     with pytest.raises(OverloadedError, match="899 schemas of records, and there may be 899"):
         made.with_schema(Part.VALUE, _text(-1))
     assert made.with_schema(Part.VALUE, _text(1)) is made
-    for number in range(SCHEMAS_MAX - GIVEN_MAX):
+    for number in range(SCHEMAS_MAX - PRODUCER_SCHEMAS_MAX):
         made = made.with_newest(Part.VALUE, _text(-1 - number))
     assert len(made.schemas) == SCHEMAS_MAX
 
@@ -79,13 +79,13 @@ def test_producers_leave_bytes_for_the_service() -> None:
     made = SchemaSet(1)
     assert made.room_bytes == SCHEMA_BYTES_MAX
     filler = "x" * (SCHEMA_BYTES_MAX - 20)
-    for number in range(GIVEN_BYTES_MAX // SCHEMA_BYTES_MAX):
+    for number in range(PRODUCER_BYTES_MAX // SCHEMA_BYTES_MAX):
         made = made.with_schema(Part.KEY, json.dumps(f"{filler}{number}"))
     with pytest.raises(OverloadedError, match="bytes together"):
         made.with_schema(Part.KEY, json.dumps(f"{filler}-"))
 
     # Each of the numbers that are left has its part of the bytes that are.
-    for number in range(SCHEMAS_MAX - GIVEN_MAX):
+    for number in range(SCHEMAS_MAX - PRODUCER_SCHEMAS_MAX):
         room = made.room_bytes
         assert room > 5_000
         made = made.with_newest(Part.KEY, json.dumps(f"{number:03}".ljust(room - 2)))

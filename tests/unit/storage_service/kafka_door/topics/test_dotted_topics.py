@@ -19,7 +19,7 @@ from streamhouse.core.model.records.record_format import RAW_TOPIC
 from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.kafka.topics import (
     TopicTable,
-    first_made,
+    first_created,
     is_same_topic,
     needs_property,
     table_paths_of,
@@ -331,7 +331,7 @@ def test_which_tables_a_topic_may_be(topic: str, paths: list[str]) -> None:
             path=path, topic=topic_name_of(path, properties), created_at_us=1, table_id=1
         )
         if topic != "default.t":
-            assert first_made(topic, [table]) == table
+            assert first_created(topic, [table]) == table
 
 
 def test_what_can_be_no_topic_is_refused() -> None:
@@ -346,6 +346,6 @@ def test_of_two_tables_the_first_that_was_made_is_the_topic() -> None:
     new = TopicTable(path=dotted, topic=TOPIC, created_at_us=2, table_id=1)
     other = TopicTable(path=flat, topic="orders-created", created_at_us=0, table_id=0)
 
-    assert first_made(TOPIC, [new, old]) == old
-    assert first_made(TOPIC, [new, other]) == new
-    assert first_made(TOPIC, [other]) is None
+    assert first_created(TOPIC, [new, old]) == old
+    assert first_created(TOPIC, [new, other]) == new
+    assert first_created(TOPIC, [other]) is None
