@@ -1,10 +1,11 @@
-"""Schemas of Avro as types of columns.
+"""Avro schemas as types of columns.
 
-The library that reads and writes Avro gets each schema without what it does not know: logical
-types, and bytes, in whose place it gets texts. Named types have other names there, without
-namespaces. `avro_arrays` makes of whole columns what they mean.
-The library believes what a schema says: one whose values may have no bytes would let a few bytes of
-data be any number of rows. Those are refused, as is what no column can have.
+The Avro library gets each schema without unsupported parts: logical types are removed, and bytes
+become texts. Named types get new names without namespaces. `values/_avro_arrays.py` converts whole
+columns.
+
+The library trusts a schema: with a type whose values have no bytes, a few bytes of data could be
+any number of rows. These types are refused, as are types without a column type.
 
 Source: Apache Avro 1.11, specification.
 """
@@ -24,11 +25,11 @@ import pyarrow as pa
 from streamhouse.core.errors import InvalidSchemaError, UnsupportedError
 from streamhouse.core.text.text_rows import width_of
 
-__all__ = ["AvroField", "AvroSchema", "AvroType", "avro_schema", "avro_text_of", "known_schema"]
+__all__ = ["AvroField", "AvroSchema", "AvroType", "avro_schema", "avro_text_of", "cached_schema"]
 
 _SCHEMA_CHARACTERS_MAX: Final = 1 << 20
-_KNOWN_CHARACTERS_MAX: Final = 4 << 20
-"""Of schemas that stay read; they take up to some ten times as many bytes."""
+_CACHED_CHARACTERS_MAX: Final = 4 << 20
+"""The cache limit for schema texts; a parsed schema takes about ten times as many bytes."""
 _DEPTH_MAX: Final = 32
 _FIELDS_MAX: Final = 2_000
 _DECIMAL_DIGITS_MAX: Final = 38
@@ -37,7 +38,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _RULE: Final = "is no name of Avro: letters, digits and underscores, no digit first"
 _ITEM: Final = "element"
 WRAPPED: Final = "value"
-"""The one field of a record that is made of a schema that is none."""
+"""The only field of the record that wraps a schema of another type."""
 
 _PRIMITIVES: Final[dict[str, pa.DataType]] = {
     "boolean": pa.bool_(),
@@ -62,10 +63,9 @@ _LOGICAL: Final[dict[tuple[str, str], pa.DataType]] = {
 class AvroType:
     """One type of a schema.
 
-    `plain` is its JSON as the library gets it, `arrow` the type of a column that has its values.
-    `logical` is Avro's name of what values mean, if the library does not know it. `symbols` are the
-    texts that an enum has, none for any other type. `parts` are what is in a record, an array or a
-    map.
+    `plain` is the JSON for the library, and `arrow` the type of a column for the values. `logical`
+    is Avro's logical type, if unknown to the library. `symbols` are the texts of an enum. `parts`
+    are the types inside a record, an array or a map.
     """
 
     plain: Any
@@ -88,8 +88,7 @@ class AvroField:
 class AvroSchema:
     """A schema whose values are records.
 
-    `is_wrapped`: it was of another type, and is the one field of a record now, which has the same
-    bytes.
+    `is_wrapped` marks another type, wrapped into a record with a single field and the same bytes.
     """
 
     fields: Sequence[AvroField]
@@ -98,84 +97,84 @@ class AvroSchema:
 
     @property
     def width(self) -> int:
-        """At most how many bytes a row takes that has no values."""
+        """The maximal bytes of a row without values."""
         return width_of(field.type.arrow for field in self.fields)
 
     @property
     def growth(self) -> int:
-        """At most how many bytes of a column a byte of data becomes, in an array or a map.
+        """The maximal bytes of a column for a byte of data, in an array or a map.
 
-        A null in an array is one byte, and as wide as any other of its elements.
+        A null in an array is one byte of data, but as wide as any element in the column.
         """
         return max(_growth(field.type) for field in self.fields)
 
 
 def _growth(t: AvroType) -> int:
-    inside = max((_growth(part.type) for part in t.parts), default=1)
+    growth = max((_growth(part.type) for part in t.parts), default=1)
     if pa.types.is_list(t.arrow) or pa.types.is_map(t.arrow):
         item = t.parts[0].type
-        return max(inside, -(-width_of([item.arrow]) // _bytes_min(item)))
-    return inside
+        return max(growth, -(-width_of([item.arrow]) // _bytes_min(item)))
+    return growth
 
 
 def _bytes_min(t: AvroType) -> int:
-    """Return the least bytes that a value has."""
+    """Return the minimal bytes of a value."""
     if t.is_nullable or not pa.types.is_struct(t.arrow):
         return 1
     return sum(_bytes_min(part.type) for part in t.parts)
 
 
 def avro_schema(text: str) -> AvroSchema:
-    """Read a schema; raises `InvalidSchemaError` or `UnsupportedError` naming the part."""
+    """Read a schema; raises `InvalidSchemaError` or `UnsupportedError` with the part's name."""
     if len(text) > _SCHEMA_CHARACTERS_MAX:
         raise InvalidSchemaError(f"an Avro schema of {len(text)} characters is too long")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidSchemaError(f"an Avro schema is no JSON: {error}") from error
-    found = _Parser().type(value, where="schema")
-    is_record = pa.types.is_struct(found.arrow) and not found.is_nullable
+    parsed = _Parser().type(value, where="schema")
+    is_record = pa.types.is_struct(parsed.arrow) and not parsed.is_nullable
     if not is_record:
-        field = AvroField(WRAPPED, found)
+        field = AvroField(WRAPPED, parsed)
         plain = {
             "type": "record",
             "name": "wrapped",
-            "fields": [{"name": WRAPPED, "type": found.plain}],
+            "fields": [{"name": WRAPPED, "type": parsed.plain}],
         }
         return AvroSchema(fields=[field], plain=json.dumps(plain), is_wrapped=True)
-    return AvroSchema(fields=found.parts, plain=json.dumps(found.plain), is_wrapped=False)
+    return AvroSchema(fields=parsed.parts, plain=json.dumps(parsed.plain), is_wrapped=False)
 
 
-class _KnownSchemas:
-    """Schemas that were read, those asked for last; bounded by their texts, whose sizes differ."""
+class _SchemaCache:
+    """The most recently used schemas, bounded by the lengths of their texts."""
 
     def __init__(self, *, characters_max: int) -> None:
         self._characters_max = characters_max
         self._lock = threading.Lock()
-        self._found: OrderedDict[str, AvroSchema] = OrderedDict()
+        self._cached: OrderedDict[str, AvroSchema] = OrderedDict()
         self._characters = 0
 
     def get(self, text: str) -> AvroSchema:
         with self._lock:
-            if text in self._found:
-                self._found.move_to_end(text)
-                return self._found[text]
-        found = avro_schema(text)
+            if text in self._cached:
+                self._cached.move_to_end(text)
+                return self._cached[text]
+        schema = avro_schema(text)
         with self._lock:
-            if text not in self._found:
-                self._found[text] = found
+            if text not in self._cached:
+                self._cached[text] = schema
                 self._characters += len(text)
             while self._characters > self._characters_max:
-                self._characters -= len(self._found.popitem(last=False)[0])
-        return found
+                self._characters -= len(self._cached.popitem(last=False)[0])
+        return schema
 
 
-_known_schemas: Final = _KnownSchemas(characters_max=_KNOWN_CHARACTERS_MAX)
+_schema_cache: Final = _SchemaCache(characters_max=_CACHED_CHARACTERS_MAX)
 
 
-def known_schema(text: str) -> AvroSchema:
-    """Return what `avro_schema` does, for a schema that is asked for often. Any thread."""
-    return _known_schemas.get(text)
+def cached_schema(text: str) -> AvroSchema:
+    """Return `avro_schema` of a text from a cache. Any thread."""
+    return _schema_cache.get(text)
 
 
 class _Parser:
@@ -216,7 +215,7 @@ class _Parser:
 
     def _by_name(self, name: str, where: str, space: str, depth: int) -> AvroType:
         if name in _PRIMITIVES:
-            # Both are the same in Avro, and the library does not know bytes.
+            # Both have the same encoding in Avro, and the library does not support bytes.
             plain = "string" if name == "bytes" else name
             return AvroType(plain=plain, arrow=_PRIMITIVES[name])
         if name == "null":
@@ -224,19 +223,19 @@ class _Parser:
         full = name if "." in name or not space else f"{space}.{name}"
         if full not in self._named:
             raise InvalidSchemaError(f"Avro schema: {where} has the unknown type '{full[:80]}'")
-        found = self._named[full]
-        if found is None:
+        named_type = self._named[full]
+        if named_type is None:
             raise UnsupportedError(f"Avro schema: {where} has itself inside of it")
-        self._count_again(found, where, depth)
-        return replace(found, plain=found.plain["name"])
+        self._count_again(named_type, where, depth)
+        return replace(named_type, plain=named_type.plain["name"])
 
-    def _count_again(self, found: AvroType, where: str, depth: int) -> None:
-        """Count what a name stands for as if it were written there: columns have all of it.
+    def _count_again(self, named_type: AvroType, where: str, depth: int) -> None:
+        """Count a named type as if written out, because columns have all of its fields.
 
-        Types of types would be any number of columns, by a few names.
+        Otherwise a few names for nested types could stand for any number of columns.
         """
-        field_count, more_depth = _extent(found)
-        if depth + more_depth > _DEPTH_MAX:
+        field_count, inner_depth = _extent(named_type)
+        if depth + inner_depth > _DEPTH_MAX:
             raise UnsupportedError(f"Avro schema: {where} is nested too deep")
         self._add_fields(field_count)
 
@@ -246,36 +245,36 @@ class _Parser:
             raise UnsupportedError(f"Avro schema: more than {_FIELDS_MAX} fields")
 
     def _union(self, branches: Sequence[Any], where: str, space: str, depth: int) -> AvroType:
-        others = [branch for branch in branches if branch != "null"]
-        if len(others) != 1 or len(branches) > 2:
+        value_branches = [branch for branch in branches if branch != "null"]
+        if len(value_branches) != 1 or len(branches) > 2:
             raise UnsupportedError(
                 f"Avro schema: {where} is a union of several types, which no column can be; unions"
                 " of null and one type can"
             )
-        found = self.type(others[0], where=where, space=space, depth=depth + 1)
-        if isinstance(found.plain, list):
+        value_type = self.type(value_branches[0], where=where, space=space, depth=depth + 1)
+        if isinstance(value_type.plain, list):
             raise InvalidSchemaError(
                 f"Avro schema: {where} is a union with a union inside of it, which Avro has not;"
                 " write the types of both into one"
             )
         if len(branches) == 1:
-            # Its values have a byte more than those of the type alone, which says nothing.
+            # Values have one more byte than values of the type alone, without any meaning.
             raise UnsupportedError(
                 f"Avro schema: {where} is a union of one type; write the type without the union"
             )
-        plain = ["null" if branch == "null" else found.plain for branch in branches]
-        return replace(found, plain=plain, is_nullable=True)
+        plain = ["null" if branch == "null" else value_type.plain for branch in branches]
+        return replace(value_type, plain=plain, is_nullable=True)
 
     def _define(self, value: Mapping[str, Any], where: str, space: str) -> tuple[str, str, str]:
         """Return a new type's full name, its namespace, and its name for the library."""
         name = value.get("name")
         if not isinstance(name, str) or not name:
             raise InvalidSchemaError(f"Avro schema: {where} has no name")
-        given = value.get("namespace")
+        namespace = value.get("namespace")
         if "." in name:
             full, space = name, name.rpartition(".")[0]
         else:
-            space = given if isinstance(given, str) else space
+            space = namespace if isinstance(namespace, str) else space
             full = f"{space}.{name}" if space else name
         if not all(map(_NAME.fullmatch, full.split("."))) or full in _RESERVED:
             raise InvalidSchemaError(f"Avro schema: {where} is called '{full[:80]}', which {_RULE}")
@@ -286,13 +285,13 @@ class _Parser:
 
     def _record(self, value: Mapping[str, Any], where: str, space: str, depth: int) -> AvroType:
         full, space, plain_name = self._define(value, where, space)
-        given = value.get("fields")
-        if not isinstance(given, list) or not given:
+        fields = value.get("fields")
+        if not isinstance(fields, list) or not fields:
             raise UnsupportedError(f"Avro schema: {where} is a record without fields")
-        self._add_fields(len(given))
+        self._add_fields(len(fields))
         parts: list[AvroField] = []
         names: set[str] = set()
-        for field in given:
+        for field in fields:
             name = field.get("name") if isinstance(field, Mapping) else None
             if not isinstance(name, str) or name in names:
                 raise InvalidSchemaError(f"Avro schema: a field of {where} has no name of its own")
@@ -303,7 +302,7 @@ class _Parser:
             )
             parts.append(AvroField(name, inner))
             names.add(name)
-        found = AvroType(
+        record = AvroType(
             plain={
                 "type": "record",
                 "name": plain_name,
@@ -314,8 +313,8 @@ class _Parser:
             ),
             parts=parts,
         )
-        self._named[full] = found
-        return found
+        self._named[full] = record
+        return record
 
     def _enum(self, value: Mapping[str, Any], where: str, space: str) -> AvroType:
         full, _, plain_name = self._define(value, where, space)
@@ -329,20 +328,20 @@ class _Parser:
         if len(set(symbols)) < len(symbols) or not all(map(_NAME.fullmatch, symbols)):
             raise InvalidSchemaError(f"Avro schema: a symbol of {where} is there twice, or {_RULE}")
         plain = {"type": "enum", "name": plain_name, "symbols": symbols}
-        found = AvroType(plain=plain, arrow=pa.string(), symbols=frozenset(symbols))
-        self._named[full] = found
-        return found
+        enum = AvroType(plain=plain, arrow=pa.string(), symbols=frozenset(symbols))
+        self._named[full] = enum
+        return enum
 
 
 def _extent(t: AvroType) -> tuple[int, int]:
-    """Return how many fields a type has, inside of each other too, and how deep that goes."""
-    inside = [_extent(part.type) for part in t.parts]
-    fields = sum(count for count, _ in inside) + len(inside)
-    return fields, 1 + max((depth for _, depth in inside), default=-1)
+    """Return the number of fields in a type, including nested fields, and the depth."""
+    extents = [_extent(part.type) for part in t.parts]
+    fields = sum(count for count, _ in extents) + len(extents)
+    return fields, 1 + max((depth for _, depth in extents), default=-1)
 
 
 def _logical(inner: AvroType, value: Mapping[str, Any], where: str) -> AvroType:
-    """Return a type with the meaning that its schema gives it; an unknown one has none."""
+    """Return a type with its logical type; unknown logical types are ignored."""
     name = value.get("logicalType")
     kind = inner.plain if isinstance(inner.plain, str) else ""
     arrow = _LOGICAL.get((kind, str(name)))
@@ -369,15 +368,15 @@ def _logical(inner: AvroType, value: Mapping[str, Any], where: str) -> AvroType:
 
 
 def avro_text_of(columns: Sequence[pa.Field], *, name: str) -> str:
-    """Return a schema that has the values of columns; `name` is that of its record.
+    """Return a schema for the values of columns; `name` is the record's name.
 
-    Raises `UnsupportedError` for a column that Avro cannot name or cannot have.
+    Raises `UnsupportedError` for a column without an Avro name or type.
     """
     return json.dumps(_record_of(columns, name=name, where=name))
 
 
 def _record_of(fields: Sequence[pa.Field], *, name: str, where: str) -> dict[str, Any]:
-    made = []
+    avro_fields = []
     for field in fields:
         part = f"{where}.{field.name}"
         if not _NAME.fullmatch(field.name):
@@ -385,12 +384,12 @@ def _record_of(fields: Sequence[pa.Field], *, name: str, where: str) -> dict[str
                 f"column '{part}': Avro has names of letters, digits and underscores only"
             )
         t = _written_type(field.type, name=f"{name}_{field.name}", where=part)
-        made.append(
+        avro_fields.append(
             {"name": field.name, "type": t}
             if not field.nullable
             else {"name": field.name, "type": ["null", t], "default": None}
         )
-    return {"type": "record", "name": name, "fields": made}
+    return {"type": "record", "name": name, "fields": avro_fields}
 
 
 def _written_type(t: pa.DataType, *, name: str, where: str) -> Any:

@@ -3,8 +3,8 @@
 A Kafka producer numbers its records per partition. If a partition is a bucket, and each record a
 row, the bucket's log knows the next number (`log/writer_state.py`), also after a crash. In other
 tables a bucket gets some of the batches only: rows go to the buckets of their keys, change nothing,
-or are rejected. For these tables `ProducerOrder` keeps the order in memory: the batches of one
-producer and partition are stored one after the other, and each must follow its predecessor.
+or are rejected. For these tables `ProducerOrder` keeps the order in memory: the batches of a
+producer and partition are stored in turn, and each must follow the predecessor.
 
 After a start the order is empty. A producer's first batch then counts as the next batch, since
 clients repeat unanswered batches in order. The buckets recognise repeated batches. Later batches
@@ -33,7 +33,7 @@ _RESERVED_WRITERS: Final = (0, (1 << 64) - 1)
 
 
 def writer_of(producer_id: int, partition: int) -> int:
-    """Return the writer id for a producer and one partition, which has its own sequences.
+    """Return the writer id for a producer and a partition, which has separate sequences.
 
     The id depends on the partition, because the rows of several partitions may meet in one bucket.
     """

@@ -7,8 +7,8 @@
 | any other name of Kafka's, as `web-clicks` or `a.b.c` | `default.web_clicks`, `default.a_b_c` |
 
 Where `.` and `-` become `_`, two topics may map to one table. The table's property `kafka.topic`
-names the topic; the other topic is refused, as Kafka refuses two topics that differ in `.` and `_`
-only.
+names the topic; further topics are refused, as Kafka refuses two topics with differences in `.` and
+`_` only.
 
 `orders.created` may be one of two tables. Among the existing tables of the topic the first created
 table counts, so that a later table changes nothing for the topic's clients. Without an existing
@@ -124,8 +124,8 @@ def is_same_topic(topic: str, path: TablePath, properties: Mapping[str, str]) ->
 def leader_epoch_of(table_id: int) -> int:
     """Return the one leader epoch of all partitions of a table.
 
-    Tables of one name have ascending ids, so a table that is made again has a newer epoch. Epoch 0,
-    which all tables had in earlier versions, belongs to no table.
+    Tables of the same name have ascending ids. A table created again therefore has a newer epoch.
+    Epoch 0, which all tables had in earlier versions, belongs to no table.
     """
     return table_id & _LEADER_EPOCH_MASK
 

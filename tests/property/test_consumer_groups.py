@@ -97,9 +97,9 @@ class Group(RuleBasedStateMachine):
         if joined is None:
             return
         assigned = {
-            one.who.member_id: f"{joined.generation}:{one.who.member_id}".encode()
+            one.identity.member_id: f"{joined.generation}:{one.identity.member_id}".encode()
             for one in joined.members
-            if not (is_lazy and one.who.member_id == joined.member_id)
+            if not (is_lazy and one.identity.member_id == joined.member_id)
         }
         group = self.world.coordinator.group(KEY)
         is_first = group is not None and group.state is GroupState.COMPLETING
@@ -156,7 +156,7 @@ class Group(RuleBasedStateMachine):
         process = self.processes[number]
         for wait in (process.join, process.sync):
             if wait is not None and not wait:
-                self.world.coordinator.gave_up(KEY, process.member_id, wait)
+                self.world.coordinator.abandon_wait(KEY, process.member_id, wait)
                 self.waits.remove(wait)
         self.processes[number] = Process(process.instance_id, said=process.said)
 
@@ -209,7 +209,7 @@ class Group(RuleBasedStateMachine):
         )
         assert known.protocol == answer.protocol
         if answer.members and not answer.is_assigned:
-            members = {one.who.member_id for one in answer.members}
+            members = {one.identity.member_id for one in answer.members}
             assert answer.leader == answer.member_id in members
             assert known.members in (None, members), "a generation has one list of members"
             known.members = members

@@ -92,7 +92,7 @@ class GroupWorld:
             "protocol_type": "consumer",
         }
         request = JoinRequest(
-            who=Identity(member_id=member_id, instance_id=instance_id),
+            identity=Identity(member_id=member_id, instance_id=instance_id),
             protocols={"range": b"t"} if protocols is None else protocols,
             **(given | other),
         )
@@ -117,7 +117,7 @@ class GroupWorld:
     ) -> Answers:
         """Send the SyncGroup that follows a JoinGroup."""
         request = SyncRequest(
-            who=Identity(member_id=joined.member_id, instance_id=instance_id),
+            identity=Identity(member_id=joined.member_id, instance_id=instance_id),
             generation=joined.generation,
             assignments=assignments or {},
             **other,
@@ -129,7 +129,9 @@ class GroupWorld:
     def assign(self, *joined: JoinAnswer) -> dict[str, bytes]:
         """Let all these sync, the leader last; return what each got, by member id."""
         (leader,) = (one for one in joined if one.leader == one.member_id)
-        wanted = {m.who.member_id: f"for {m.who.member_id}".encode() for m in leader.members}
+        wanted = {
+            m.identity.member_id: f"for {m.identity.member_id}".encode() for m in leader.members
+        }
         waits = {one.member_id: self.sync(one) for one in joined if one is not leader}
         waits[leader.member_id] = self.sync(leader, wanted)
         assert all(wait.error is ErrorCode.none for wait in waits.values())
@@ -148,8 +150,8 @@ class GroupWorld:
 
     def heartbeat(self, joined: JoinAnswer, *, key: GroupKey = KEY, **other: Any) -> ErrorCode:
         """Send a heartbeat."""
-        who = Identity(member_id=joined.member_id, **other)
-        return self.coordinator.heartbeat(key, who, joined.generation)
+        identity = Identity(member_id=joined.member_id, **other)
+        return self.coordinator.heartbeat(key, identity, joined.generation)
 
     def commit(self, member_id: str, generation: int, *, key: GroupKey = KEY) -> ErrorCode:
         """Ask whether positions are taken."""
@@ -157,6 +159,6 @@ class GroupWorld:
 
     def leave(self, member_id: str, instance_id: str | None = None) -> ErrorCode:
         """Send a LeaveGroup of one member."""
-        who = Identity(member_id=member_id, instance_id=instance_id)
-        (gone,) = self.coordinator.leave(KEY, [who])
+        identity = Identity(member_id=member_id, instance_id=instance_id)
+        (gone,) = self.coordinator.leave(KEY, [identity])
         return gone.error

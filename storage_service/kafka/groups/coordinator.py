@@ -4,8 +4,8 @@ Invariants:
 - a group belongs to a token: groups of two tokens with one name are separate, and so are their
   positions (`engine/consumers.py`)
 - groups are in memory only: after a restart members join again, and positions are stored elsewhere
-- groups, members and their bytes are bounded; one token leaves room for other tokens Event loop
-  only; the caller supplies the clock and the ids.
+- groups, members and their bytes are bounded; a token leaves room for other tokens Event loop only;
+  the caller supplies the clock and the ids.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Coordinator:
         # Count the owner's groups only if the limit may be reached.
         if len(self._groups) < groups_max // 2:
             return True
-        return sum(other == owner for other, _ in self._groups) < groups_max // 2
+        return sum(group_owner == owner for group_owner, _ in self._groups) < groups_max // 2
 
     def _has_room(self, owner: str, size: int) -> bool:
         bytes_max = self._limits.bytes_max

@@ -1,20 +1,18 @@
 """One consumer group: members, generation, and the answer to each call.
 
-```text
- EMPTY -- first member --> PREPARING -- all have joined, or the time is over --> COMPLETING
-   ^                        ^     |                                                  |
-   '-- no members left -----|-----'           a member comes, goes, changes          |
+```text EMPTY -- first member --> PREPARING -- all have joined, or the time is over --> COMPLETING ^
+^     |                                                  | '-- no members left -----|-----'
+a member comes, goes, changes          |
                             |<-------------------------------------------------------|
-                            |<--------------------------- STABLE <-- the leader's assignment
-```
+                            |<--------------------------- STABLE <-- the leader's assignment ```
 
 Invariants:
-- a generation has one leader, one protocol and one assignment: each member gets its part of the
-  leader's assignment, which may be empty
+- a generation has a single leader, protocol and assignment: each member gets a part of the leader's
+  assignment, possibly an empty part
 - only members of the current generation commit, and no member between join and assignment
 - every wait ends: with the next generation, the assignment, an error, or the member's removal
-- after every call `due_s` is at or before the group's next deadline
-Not thread-safe; `now_s` comes from one monotonic clock.
+- after every call `due_s` is at or before the group's next deadline Not thread-safe; `now_s` comes
+  from one monotonic clock.
 """
 
 from __future__ import annotations
@@ -320,8 +318,8 @@ class Group:
     def abandon_wait(self, member_id: str, answer: OnJoined | OnSynced, now_s: float) -> None:
         """Record that the connection of a member's pending answer is gone.
 
-        A member that has joined counts as joined. Otherwise each crashed client that returns would
-        keep the other members waiting for a session. The membership lasts until the session ends; a
+        A member that has joined counts as joined. Otherwise each crashed and returning client would
+        keep all members waiting for a session. The membership lasts until the session ends; a
         member without any generation yet has nothing to lose, and is removed.
         """
         for member in tuple(self._waiting_for(member_id, answer)):

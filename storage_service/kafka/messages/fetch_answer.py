@@ -1,4 +1,4 @@
-"""The answer to a Fetch: laid around record batches, which stay the buffers that they are.
+"""The answer to a Fetch, written around record batches, whose buffers are not copied.
 
 Versions 4 to 13; from 12 on lengths are varints of one more, and tagged fields end every part.
 
@@ -24,22 +24,22 @@ from streamhouse.storage_service.kafka.messages.answers import Piece, varint_byt
 __all__ = ["FETCH_VERSIONS", "FetchedPartition", "TopicKey", "fetch_answer"]
 
 FETCH_VERSIONS: Final = (4, 13)
-"""From 14 on they say more to replicas alone."""
+"""Versions from 14 on differ for replicas only."""
 
 TopicKey: TypeAlias = str | uuid.UUID
-"""What a Fetch calls a topic: its name, from version 13 on its id."""
+"""A topic in a Fetch: the name, or from version 13 on the id."""
 
 _FIRST_FLEXIBLE: Final = 12
 _NO_TAGS: Final = b"\0"
 
 _NONE: Final = -1
-# There are no sessions: every request says all that it asks for.
+# Without sessions every request names all partitions.
 _NO_SESSION: Final = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedPartition:
-    """What is answered of one partition: record batches in `records`, or what is wrong."""
+    """The answer for one partition: record batches in `records`, or an error."""
 
     partition: int
     error: ErrorCode = ErrorCode.none
@@ -55,7 +55,7 @@ def fetch_answer(
     error: ErrorCode = ErrorCode.none,
     throttle_ms: int = 0,
 ) -> list[Piece]:
-    """Return the body of an answer of one of `FETCH_VERSIONS`, in pieces."""
+    """Return the body of an answer in one of `FETCH_VERSIONS`, in pieces."""
     is_flexible = version >= _FIRST_FLEXIBLE
     tags = _NO_TAGS if is_flexible else b""
     head = bytearray(struct.pack(">i", throttle_ms))
@@ -66,10 +66,10 @@ def fetch_answer(
     for topic, partitions in topics.items():
         head += _topic(topic, is_flexible=is_flexible)
         head += _length(len(partitions), is_flexible=is_flexible)
-        for found in partitions:
-            head += _partition_head(version, found)
-            if found.records:
-                pieces += (head, *found.records)
+        for fetched in partitions:
+            head += _partition_head(version, fetched)
+            if fetched.records:
+                pieces += (head, *fetched.records)
                 head = bytearray()
             head += tags
         head += tags
@@ -91,15 +91,15 @@ def _topic(topic: TopicKey, *, is_flexible: bool) -> bytes:
     return size + name
 
 
-def _partition_head(version: int, found: FetchedPartition) -> bytes:
-    """Return what stands before the records of a partition, with their size."""
+def _partition_head(version: int, fetched: FetchedPartition) -> bytes:
+    """Return the bytes before the records of a partition, with the records' size."""
     is_flexible = version >= _FIRST_FLEXIBLE
-    watermark = found.high_watermark
-    parts = [struct.pack(">ihqq", found.partition, found.error, watermark, watermark)]
+    watermark = fetched.high_watermark
+    parts = [struct.pack(">ihqq", fetched.partition, fetched.error, watermark, watermark)]
     if version >= 5:
-        parts.append(struct.pack(">q", found.log_start_offset))
+        parts.append(struct.pack(">q", fetched.log_start_offset))
     parts.append(_length(0, is_flexible=is_flexible))
     if version >= 11:
         parts.append(struct.pack(">i", _NONE))
-    parts.append(_length(sum(map(len, found.records)), is_flexible=is_flexible))
+    parts.append(_length(sum(map(len, fetched.records)), is_flexible=is_flexible))
     return b"".join(parts)

@@ -1,6 +1,6 @@
-"""What reads and writes the messages of one version of an API, made before the first of them comes.
+"""Prepares the readers and writers for a version of an API, before the first message.
 
-kio makes it when it is first asked for, which takes as long as a hundred requests of others.
+kio creates a reader on first use, which takes as long as a hundred later requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["prepare"]
 
 
 def prepare(api_key: int, version: int) -> None:
-    """Make what a request and an answer of this version need. Any thread; once is enough."""
+    """Create the reader and writer for a request and an answer. Any thread; once is enough."""
     request: Any = request_class(api_key, version)
     know_shape(request)
     entity_reader(request)

@@ -1,4 +1,4 @@
-"""The answer to a Produce whose records are all stored: laid out by hand, for it is asked most.
+"""The answer to a Produce without errors, written by hand because of the frequency.
 
 Versions 3 to 11; from 9 on lengths are varints of one more, and tagged fields end every part.
 
@@ -21,7 +21,7 @@ from streamhouse.storage_service.kafka.messages.answers import varint_bytes
 __all__ = ["PRODUCE_VERSIONS", "StoredPartition", "produce_answer"]
 
 PRODUCE_VERSIONS: Final = (3, 11)
-"""From 12 on clients may begin transactions by it, from 13 on they name topics by id."""
+"""Version 12 may begin transactions, and version 13 names topics by id."""
 
 _FIRST_FLEXIBLE: Final = 9
 _STORED: Final = struct.Struct(">ihqq")
@@ -32,7 +32,7 @@ _NO_TAGS: Final = b"\0"
 
 
 class StoredPartition(NamedTuple):
-    """Where the records of one partition are."""
+    """The stored place of one partition's records."""
 
     partition: int
     base_offset: int
@@ -40,7 +40,7 @@ class StoredPartition(NamedTuple):
 
 
 def produce_answer(version: int, topics: Sequence[tuple[str, Sequence[StoredPartition]]]) -> bytes:
-    """Return the body of an answer of one of `PRODUCE_VERSIONS`."""
+    """Return the body of an answer in one of `PRODUCE_VERSIONS`."""
     if version >= _FIRST_FLEXIBLE:
         return _flexible(topics)
     ends = struct.pack(">ih", 0, _NONE) if version >= 8 else b""
@@ -57,7 +57,7 @@ def produce_answer(version: int, topics: Sequence[tuple[str, Sequence[StoredPart
 
 
 def _flexible(topics: Sequence[tuple[str, Sequence[StoredPartition]]]) -> bytes:
-    # No errors of records, no message.
+    # No record errors and no message.
     ends = varint_bytes(1) + varint_bytes(0) + _NO_TAGS
     parts = [varint_bytes(len(topics) + 1)]
     for topic, partitions in topics:

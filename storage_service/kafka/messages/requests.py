@@ -1,9 +1,9 @@
-"""A request of a Kafka client: its header, and its body as kio's entity.
+"""A request of a Kafka client: the header, and the body as kio's entity.
 
     api key: i16 | version: i16 | correlation id: i32 | client id: nullable string | tagged fields
 
-The tagged fields are there in flexible versions. The client id keeps the encoding of old versions
-in all of them, so that a service can read it whatever the version is.
+Flexible versions have the tagged fields. The client id has the same encoding in all versions, so
+that a service can read the id of an unknown version.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = [
 
 _HEADER: Final = struct.Struct(">hhih")
 HEADER_BYTES: Final = _HEADER.size
-"""So many bytes of a request say which API it is of."""
+"""The length of a header without the client id and tagged fields."""
 _CLIENT_ID_CHARACTERS_MAX: Final = 200
-# A request about every bucket that a service may have, several times.
+# Enough to name every bucket of a service several times.
 ELEMENTS_MAX: Final = 50_000
 
 request_class = functools.cache(load_request_schema)
@@ -46,7 +46,7 @@ response_class = functools.cache(load_response_schema)
 
 
 class RequestHeader(NamedTuple):
-    """What every request begins with; `end` is where it ends, but for tagged fields."""
+    """The header of a request; `end` is its end, without tagged fields."""
 
     api_key: int
     api_version: int
@@ -74,11 +74,11 @@ def parse_request(
 ) -> Any:
     """Return the body of a request as kio's entity; raises `MalformedRequestError`.
 
-    Reading takes about 5 microseconds an element, and next to nothing a byte of records.
+    Reading takes about 5 microseconds for each element, and almost nothing for bytes of records.
 
-    `header` names an API and version that kio has. Bytes of records are a copy of their own. What
-    comes after the message is passed over, as brokers do: librdkafka (2.16) sends three bytes more
-    when it asks for all topics.
+    kio must know the API and version of `header`. Bytes of records are copied. Bytes after the
+    message are ignored, as by brokers: librdkafka (2.16) sends three extra bytes in a request for
+    all topics.
     """
     message = request_class(header.api_key, header.api_version)
     begin = header.end

@@ -1,11 +1,11 @@
-"""What a message may look like, checked before kio parses it.
+"""Checks the shape of a message before kio parses the message.
 
-kio makes room for as many elements as an array announces, and a process that cannot have so much
-memory is ended: eight bytes of a stranger would do. So a message is walked first, by the fields of
-its class: every length lies within the message, and all arrays together have few elements.
+kio allocates as many elements as an array announces, so eight bytes could exhaust the memory of the
+process. Therefore a message is first walked by the fields of its class: every length must lie
+within the message, and all arrays together may have few elements.
 
-The encoding is that of Kafka's protocol guide: big-endian numbers; strings, bytes and arrays with
-their length before them, as 16 or 32 bits, or in flexible versions as a varint of one more than it.
+The encoding is Kafka's: big-endian numbers; strings, bytes and arrays after their length. A length
+has 16 or 32 bits, or is a varint of one more in flexible versions.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ _INT: Final = struct.Struct(">i")
 
 
 class MalformedRequestError(Exception):
-    """Bytes that are no message of the announced API and version, or one beyond the limits."""
+    """Bytes are no message of the announced API and version, or exceed the limits."""
 
 
 class ManyElementsError(MalformedRequestError):
-    """The arrays of a message have more elements together than they may have."""
+    """The arrays of a message have too many elements together."""
 
 
 class FieldShape(NamedTuple):
-    """What a field of kio's entities is by its type: values of `element`, one or an array."""
+    """The type of a field in kio's entities: one value of `element`, or an array."""
 
     element: Any
     is_array: bool
@@ -68,7 +68,7 @@ class FieldShape(NamedTuple):
 
 
 class _Walk:
-    """One message, and how many elements its arrays may still have."""
+    """A message, and the number of elements still allowed in its arrays."""
 
     __slots__ = ("data", "elements_left", "end")
 
@@ -78,19 +78,19 @@ class _Walk:
         self.elements_left = elements_max
 
     def skip(self, at: int, byte_count: int) -> int:
-        """Return where so many bytes end."""
+        """Return the position after `byte_count` bytes."""
         if byte_count > self.end - at:
             raise MalformedRequestError(f"{byte_count} bytes at byte {at} of {self.end}")
         return at + byte_count
 
     def number(self, kind: struct.Struct, at: int) -> int:
-        """Return a number of this kind."""
+        """Return the number at a position."""
         self.skip(at, kind.size)
-        found: int = kind.unpack_from(self.data, at)[0]
-        return found
+        value: int = kind.unpack_from(self.data, at)[0]
+        return value
 
     def varint(self, at: int) -> tuple[int, int]:
-        """Return an unsigned varint, and where it ends."""
+        """Return an unsigned varint, and the position behind."""
         value = 0
         for count in range(_VARINT_BYTES_MAX):
             if at + count >= self.end:
@@ -103,7 +103,7 @@ class _Walk:
 
     def elements(self, count: int, at: int) -> None:
         """Count the elements of an array."""
-        # Each has at least one byte.
+        # Each element has at least one byte.
         if count > self.end - at:
             raise MalformedRequestError(f"an array of {count} elements at byte {at} of {self.end}")
         if count > self.elements_left:
@@ -117,23 +117,23 @@ class _Walk:
 def check_shape(message: Any, data: memoryview, *, elements_max: int) -> None:
     """Raise `MalformedRequestError` unless `data` begins with a message of this class.
 
-    If it has too many elements that is a `ManyElementsError`; no more than these were looked at.
+    Too many elements raise `ManyElementsError`; the walk stops at the limit.
     """
     _entity(message)(_Walk(data, elements_max=elements_max), 0)
 
 
 def know_shape(message: Any) -> None:
-    """Look at the class of a message before one is checked."""
+    """Cache the shape of a message class before the first check."""
     _entity(message)
 
 
 def end_of_tags(data: memoryview, at: int) -> int:
-    """Return where tagged fields end of which none is known; raises `MalformedRequestError`."""
+    """Return the end of unknown tagged fields; raises `MalformedRequestError`."""
     return _tagged(_Walk(data, elements_max=_TAGS_MAX), at, {})
 
 
 def shape_of(hint: Any) -> FieldShape:
-    """Return what a field's type says: `T`, `T | None`, `tuple[T, ...]` or that or None."""
+    """Return the shape of a type hint: `T`, `tuple[T, ...]`, or either type `| None`."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     inner = next(option for option in options if option is not types.NoneType)
     is_array = typing.get_origin(inner) is tuple
@@ -161,7 +161,7 @@ def _entity(message: Any) -> Step:
     return walk_entity
 
 
-def _tagged(walk: _Walk, at: int, known: dict[int, Step]) -> int:
+def _tagged(walk: _Walk, at: int, steps: dict[int, Step]) -> int:
     """Walk the tagged fields at the end of an entity, in the order of their tags."""
     count, at = walk.varint(at)
     walk.elements(count, at)
@@ -173,14 +173,14 @@ def _tagged(walk: _Walk, at: int, known: dict[int, Step]) -> int:
         last = tag
         byte_count, at = walk.varint(at)
         end = walk.skip(at, byte_count)
-        if tag in known and known[tag](walk, at) != end:
+        if tag in steps and steps[tag](walk, at) != end:
             raise MalformedRequestError(f"tag {tag} at byte {at} is not {byte_count} bytes long")
         at = end
     return at
 
 
 def _field(hint: Any, kafka_type: str | None, *, is_flexible: bool) -> Step:
-    """Return what walks a field; those that are entities have no type of Kafka's."""
+    """Return the step for a field; nested entities have no Kafka type."""
     element, is_array, may_be_null = shape_of(hint)
     if kafka_type is not None:
         step = _primitive(kafka_type, is_flexible=is_flexible)
@@ -195,8 +195,8 @@ def _field(hint: Any, kafka_type: str | None, *, is_flexible: bool) -> Step:
 
 def _nullable(step: Step) -> Step:
     def walk_nullable(walk: _Walk, at: int) -> int:
-        after = walk.skip(at, 1)
-        return after if walk.data[at] >= 0x80 else step(walk, after)
+        value_at = walk.skip(at, 1)
+        return value_at if walk.data[at] >= 0x80 else step(walk, value_at)
 
     return walk_nullable
 
@@ -231,7 +231,7 @@ def _length(length: int, at: int) -> int:
 
 
 def _array(step: Step, *, is_flexible: bool, may_be_null: bool) -> Step:
-    # kio reads a null for any array.
+    # kio accepts a null for any array.
     count_min = -1 if may_be_null else 0
 
     def walk_array(walk: _Walk, at: int) -> int:

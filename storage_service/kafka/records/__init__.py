@@ -1,4 +1,4 @@
-"""Record batches, the bytes in which Kafka's clients send and get records, and their columns."""
+"""Record batches, the encoding of records between Kafka's clients and brokers, and columns."""
 
 from __future__ import annotations
 

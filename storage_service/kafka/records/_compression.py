@@ -1,14 +1,14 @@
-"""The compressed records of a batch: what Kafka's clients write and read, decompressed in bounds.
+"""Compression of a batch's records, in the formats of Kafka's clients, with bounded decompression.
 
 `gzip` is RFC 1952, `zstd` RFC 8878. `lz4` is the LZ4 frame format; Java's client reads only frames
-whose blocks do not depend on each other. `snappy` is blocks of raw Snappy in the framing of
-snappy-java, "xerial", or one raw block without it:
+with independent blocks. `snappy` is blocks of raw Snappy in the framing of snappy-java, "xerial",
+or one raw block without framing:
 
     magic 82 'SNAPPY' 00 | version i32 | oldest compatible version i32 | blocks
     block: compressed bytes i32 | raw Snappy                                      (big endian)
 
-Nothing is decompressed beyond the caller's bound: streams are read up to it, and a block of Snappy
-says how long it will be.
+Decompression stops at the caller's bound: streams are read up to the bound, and a block of Snappy
+announces its length.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Compression", "compress", "decompress"]
 
 
 class Compression(IntEnum):
-    """How the records of a batch are compressed; the values are those of the batch's attributes."""
+    """The compression of a batch; the values are those of the batch's attributes."""
 
     NONE = 0
     GZIP = 1
@@ -37,17 +37,17 @@ class Compression(IntEnum):
 
 _STREAMS: Final = {Compression.GZIP: "gzip", Compression.LZ4: "lz4", Compression.ZSTD: "zstd"}
 _READ_BYTES_MIN: Final = 1 << 16
-# What data of this kind expands to, mostly: the first read has room for that.
+# The usual expansion, for which the first read has room.
 _USUAL_RATIO: Final = 4
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK: Final = struct.Struct(">i")
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
-# Snappy's densest element copies 64 bytes by 3; a longer promise is a lie about the length.
+# Snappy's densest element copies 64 bytes with 3 bytes, so a longer announcement is wrong.
 _SNAPPY_RATIO_MAX: Final = 22
 
-# Version 1, independent blocks of up to 4 MiB, no checksums; the last byte is xxh32's, of this.
+# Version 1, independent blocks of up to 4 MiB, no checksums; the last byte is the header's xxh32.
 _LZ4_HEADER: Final = bytes.fromhex("04224d18607073")
 _LZ4_BLOCK_BYTES_MAX: Final = 4 * 1024 * 1024
 _LZ4_BLOCK: Final = struct.Struct("<I")
@@ -56,10 +56,10 @@ _LZ4_END: Final = bytes(4)
 
 
 def decompress(data: memoryview, compression: Compression, *, bytes_max: int) -> bytes:
-    """Return what was compressed, of at most `bytes_max` bytes.
+    """Return the decompressed data, of at most `bytes_max` bytes.
 
-    Raises InvalidRecordsError: too large, or no compressed data. Memory beyond the result is
-    bounded by twice `bytes_max` and what the library keeps for its window.
+    Raises InvalidRecordsError for data that is too large or invalid. Memory beyond the result is
+    bounded by twice `bytes_max` and the library's window.
     """
     try:
         if compression is Compression.NONE:
@@ -76,7 +76,7 @@ def decompress(data: memoryview, compression: Compression, *, bytes_max: int) ->
 
 
 def compress(data: bytes, compression: Compression) -> bytes:
-    """Return `data` compressed, in a form that all clients read."""
+    """Return `data` compressed, in a form for all clients."""
     return bytes(_COMPRESSORS[compression](data))
 
 
@@ -98,14 +98,14 @@ def _too_large(bytes_max: int) -> InvalidRecordsError:
 
 def _stream_pieces(data: memoryview, compression: Compression, bytes_max: int) -> Iterator[bytes]:
     with pa.CompressedInputStream(pa.BufferReader(data), _STREAMS[compression]) as stream:
-        wanted = max(_READ_BYTES_MIN, _USUAL_RATIO * len(data))
+        read_bytes = max(_READ_BYTES_MIN, _USUAL_RATIO * len(data))
         while True:
-            wanted = min(wanted, bytes_max + 1)
-            piece = stream.read(wanted)
+            read_bytes = min(read_bytes, bytes_max + 1)
+            piece = stream.read(read_bytes)
             if not piece:
                 return
             yield piece
-            wanted *= 2
+            read_bytes *= 2
 
 
 def _snappy_pieces(data: memoryview, bytes_max: int) -> Iterator[bytes]:
@@ -147,7 +147,7 @@ def _snappy(data: bytes) -> bytes:
 
 
 def _lz4(data: bytes) -> bytes:
-    # Arrow's own frames have blocks that depend on each other.
+    # Blocks in Arrow's own frames depend on each other.
     pieces: list[bytes | memoryview] = [_LZ4_HEADER]
     for block in _blocks(data, _LZ4_BLOCK_BYTES_MAX):
         compressed = pa.compress(block, codec="lz4_raw", asbytes=True)

@@ -1,8 +1,7 @@
-"""Columns as the records of a batch, without a step of Python for each (the bytes: record_reading).
+"""Columns as the records of a batch, without Python code for each record (format: record_reading).
 
-A record is made of pieces: its numbers, its key, the size of its value, its value. The pieces of
-all records are laid side by side, numbers in one column, keys in the next, and Arrow takes them
-from there in the order of the records.
+A record consists of pieces: numbers, key, size of the value, and value. Each kind of piece is a
+column over all records. Arrow then interleaves the columns in the order of the records.
 """
 
 from __future__ import annotations
@@ -23,16 +22,17 @@ __all__ = ["RECORDS_BYTES_MAX", "RECORD_BYTES_MIN", "record_sizes", "written_rec
 Numbers = NDArray[np.int64]
 
 RECORDS_BYTES_MAX: Final = (1 << 31) - 1024
-"""What one batch can hold, whose size is a number of 32 bits, beside its header."""
+"""The limit for one batch without its header; the size is a number of 32 bits."""
 RECORD_BYTES_MIN: Final = 7
-"""What a record has beside its key, its value and its headers."""
+"""The minimal bytes of a record without key, value and headers."""
 _ZERO: Final = b"\0"
 
 
-class _Laid(NamedTuple):
-    """The pieces of records but keys and values; `size` is of each one what its first number says.
+class _Pieces(NamedTuple):
+    """The pieces of records except keys and values; `size` is the size field of each record.
 
-    Without headers the zero of each record's count of them is its last piece, in no column.
+    Without headers the last piece of a record is the zero count of its headers, which is in no
+    column.
     """
 
     numbers: list[Varints]
@@ -44,36 +44,40 @@ class _Laid(NamedTuple):
 def written_records(
     columns: RecordColumns, *, timestamp_deltas_ms: Numbers, offset_deltas: Numbers
 ) -> list[bytes | memoryview]:
-    """Return the bytes of the records, in pieces; ValueError beyond RECORDS_BYTES_MAX."""
+    """Return the encoded records, in pieces; ValueError beyond RECORDS_BYTES_MAX."""
     count = len(columns)
     if count == 0:
         return []
-    numbers, value_size, behind, size = _laid(columns, timestamp_deltas_ms, offset_deltas)
-    # The count of a record's headers is its last number. Where all have none, it is written with
-    # the first numbers of the next record.
-    before = [] if behind else [_zeros(count)]
+    numbers, value_size, header_pieces, size = _pieces_of(
+        columns, timestamp_deltas_ms, offset_deltas
+    )
+    # The count of headers is a record's last number. If no record has headers, this zero is written
+    # with the first numbers of the next record.
+    leading_zeros = [] if header_pieces else [_zeros(count)]
     if int(size.sum()) > RECORDS_BYTES_MAX:
         raise ValueError(f"records of {int(size.sum())} bytes are more than one batch can hold")
-    numbers = [*before, Varints.of(size), *numbers]
+    numbers = [*leading_zeros, Varints.of(size), *numbers]
     if columns.keys.null_count == count:
         pieces = [_written([*numbers, value_size]), columns.values]
     else:
         pieces = [_written(numbers), columns.keys, _written([value_size]), columns.values]
-    records = _interleaved([*pieces, *behind])
-    return [records] if behind else [records[len(_ZERO) :], _ZERO]
+    records = _interleaved([*pieces, *header_pieces])
+    return [records] if header_pieces else [records[len(_ZERO) :], _ZERO]
 
 
 def record_sizes(
     columns: RecordColumns, *, timestamp_deltas_ms: Numbers, offset_deltas: Numbers
 ) -> Numbers:
-    """Return how many bytes each record takes as `written_records` writes it."""
+    """Return the bytes of each record in `written_records`."""
     if not len(columns):
         return np.empty(0, dtype=np.int64)
-    size = _laid(columns, timestamp_deltas_ms, offset_deltas).size
+    size = _pieces_of(columns, timestamp_deltas_ms, offset_deltas).size
     return size + Varints.of(size).size
 
 
-def _laid(columns: RecordColumns, timestamp_deltas_ms: Numbers, offset_deltas: Numbers) -> _Laid:
+def _pieces_of(
+    columns: RecordColumns, timestamp_deltas_ms: Numbers, offset_deltas: Numbers
+) -> _Pieces:
     keys, values = _sizes(columns.keys), _sizes(columns.values)
     key_size, value_size = Varints.of(keys), Varints.of(values)
     attributes = _zeros(len(columns))
@@ -88,7 +92,7 @@ def _laid(columns: RecordColumns, timestamp_deltas_ms: Numbers, offset_deltas: N
         headers = _header_pieces(columns.headers)
         for piece in headers:
             size += _sizes(piece)
-    return _Laid(numbers, value_size, headers, size)
+    return _Pieces(numbers, value_size, headers, size)
 
 
 def _zeros(count: int) -> Varints:
@@ -96,7 +100,7 @@ def _zeros(count: int) -> Varints:
 
 
 def _sizes(column: pa.BinaryArray) -> Numbers:
-    """Return the bytes of each value, -1 of a null."""
+    """Return the bytes of each value, -1 for a null."""
     bounds = np.frombuffer(column.buffers()[1], dtype=np.int32)
     bounds = bounds[column.offset : column.offset + len(column) + 1]
     sizes = np.subtract(bounds[1:], bounds[:-1], dtype=np.int64)
@@ -111,7 +115,7 @@ def _written(columns: Sequence[Varints]) -> pa.BinaryArray:
 
 
 def _cut(data: pa.Buffer, ends: Numbers) -> pa.BinaryArray:
-    """Return `data` as values that lie side by side, and end at `ends`."""
+    """Return `data` as adjacent values that end at `ends`."""
     bounds = np.zeros(len(ends) + 1, dtype=np.int32)
     bounds[1:] = ends
     buffers = [None, pa.py_buffer(bounds), data]
@@ -122,16 +126,16 @@ def _interleaved(columns: Sequence[pa.BinaryArray]) -> memoryview:
     """Return the first value of each column, then the second of each, and so on."""
     count = len(columns[0])
     order = np.arange(len(columns) * count, dtype=np.int32).reshape(len(columns), count)
-    taken = pa.concat_arrays(columns).take(pa.array(order.T.ravel()))
-    bounds = np.frombuffer(taken.buffers()[1], dtype=np.int32)
-    return memoryview(taken.buffers()[2])[: int(bounds[len(taken)])]
+    interleaved = pa.concat_arrays(columns).take(pa.array(order.T.ravel()))
+    bounds = np.frombuffer(interleaved.buffers()[1], dtype=np.int32)
+    return memoryview(interleaved.buffers()[2])[: int(bounds[len(interleaved)])]
 
 
 def _header_pieces(headers: pa.ListArray) -> list[pa.BinaryArray]:
-    """Return how many headers each record has, and the bytes of all of them."""
+    """Return the number of headers and the encoded headers of each record."""
     counts = pc.list_value_length(headers).fill_null(0).to_numpy().astype(np.int64)
     keys, values = headers.flatten().flatten()
-    # A table's column may lack a key, which Kafka's headers always have.
+    # A table's column may have a null key; in Kafka a header always has a key.
     keys = keys.cast(pa.binary()).fill_null(b"")
     key_sizes, value_sizes = _sizes(keys), _sizes(values)
     key_size, value_size = Varints.of(key_sizes), Varints.of(value_sizes)

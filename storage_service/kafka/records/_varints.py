@@ -1,7 +1,7 @@
-"""Zigzag varints of many records at once (Protocol Buffers' encoding, as KIP-98 takes it).
+"""Zigzag varints of many records at once (Protocol Buffers' encoding, used by KIP-98).
 
-A number n is written as z = 2n, or -2n - 1 if n < 0: seven bits of z a byte, the lowest first; the
-highest bit of a byte says that another one follows.
+A number n is encoded as z = 2n, or -2n - 1 if n < 0: seven bits of z in each byte, the lowest bits
+first. The highest bit of a byte announces a further byte.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ __all__ = [
 ]
 
 VARINT_BYTES_MAX: Final = 5
-"""Of a number of 32 bits."""
+"""The limit for a number of 32 bits."""
 VARLONG_BYTES_MAX: Final = 10
-"""Of a number of 64 bits."""
+"""The limit for a number of 64 bits."""
 
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 
 
 def _tables() -> tuple[Numbers, Numbers]:
-    """Return the number that each pair of bytes begins with, and of how many of them it is.
+    """Return the first number of each pair of bytes, and its length in bytes.
 
-    That is none if it goes on behind them.
+    The length is 0 if the number continues behind the pair.
     """
     pair = np.arange(1 << 16)
     goes_on, is_longer = pair & 0x80 != 0, pair & 0x8080 == 0x8080
@@ -49,24 +49,25 @@ _PAIR: Final = np.dtype("<u2")
 
 
 class VarintBytes:
-    """Bytes with numbers in them, and each of them with the one behind it, as one number."""
+    """Bytes with numbers, also as pairs of each byte with its successor."""
 
     __slots__ = ("bytes", "pairs")
 
     def __init__(self, data: bytes) -> None:
         self.bytes: Bytes = np.frombuffer(data, dtype=np.uint8)
-        # The last byte has one behind it, too.
+        # The last byte is paired with a zero.
         self.pairs = np.ndarray(len(data), _PAIR, data + b"\0", strides=(1,))
 
 
 def read_varints(data: VarintBytes, at: Numbers, *, bytes_max: int) -> tuple[Numbers, Numbers]:
-    """Return the numbers that begin at the positions `at` of `data`, and the positions behind them.
+    """Return the numbers at the positions `at` of `data`, and the positions behind the numbers.
 
-    A position outside `data` reads as its nearest byte: the caller compares the positions behind
-    all numbers of a record with the record's end. Raises InvalidRecordsError if a number is longer
-    than `bytes_max`.
+    A position outside `data` reads the nearest byte: the caller compares the positions behind all
+    numbers of a record with the record's end. Raises InvalidRecordsError if a number is longer than
+    `bytes_max`.
     """
-    # Nearly all numbers have one byte or two, and are looked up: a third of the calls.
+    # Nearly all numbers have one or two bytes, and are looked up in a table with a third of the
+    # calls.
     try:
         pairs = data.pairs[at]
     except IndexError:
@@ -83,17 +84,17 @@ def _read_longer(data: Bytes, at: Numbers, *, bytes_max: int) -> tuple[Numbers, 
     at = at + 1
     raw = byte.astype(np.int64)
     shift = 0
-    # The quickest question for a byte above 0x7F, of few numbers and of many.
+    # The fastest check for a byte above 0x7F, for few and for many numbers.
     while not byte.tobytes().isascii():
         shift += 7
         if shift == 7 * bytes_max:
             raise _too_long(bytes_max)
-        # Numbers that have ended take part with a byte of 0 that they do not move past.
-        more = byte >> 7
-        byte = data.take(at, mode="clip") * more
-        at += more
-        # `more` takes away the bit of the byte before that said that this one follows.
-        raw += (byte.astype(np.int64) - more) << shift
+        # Numbers that have ended continue with a byte of 0, without moving on.
+        continues = byte >> 7
+        byte = data.take(at, mode="clip") * continues
+        at += continues
+        # `continues` subtracts the continuation bit of the previous byte.
+        raw += (byte.astype(np.int64) - continues) << shift
     if shift < 7 * (VARINT_BYTES_MAX + 1):
         return (raw >> 1) ^ -(raw & 1), at
     unsigned = raw.view(np.uint64) >> np.uint64(1)
@@ -101,9 +102,9 @@ def _read_longer(data: Bytes, at: Numbers, *, bytes_max: int) -> tuple[Numbers, 
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number of 32 bits that begins at `at`, and the position behind it.
+    """Return the number of 32 bits at `at`, and the position behind.
 
-    Raises IndexError at the end of `data`, InvalidRecordsError if the number is longer than it may.
+    Raises IndexError at the end of `data`, and InvalidRecordsError if the number is too long.
     """
     raw = 0
     for index in range(VARINT_BYTES_MAX):
@@ -119,12 +120,12 @@ def _too_long(bytes_max: int) -> InvalidRecordsError:
 
 
 class Varints(NamedTuple):
-    """A column of numbers as they are written."""
+    """A column of encoded numbers."""
 
     zigzag: NDArray[np.uint64]
     """The z of each number."""
     size: Numbers
-    """How many bytes each takes."""
+    """The bytes of each number."""
     size_max: int
 
     @classmethod
@@ -139,7 +140,7 @@ class Varints(NamedTuple):
 
 
 def varint_rows(columns: Sequence[Varints]) -> tuple[Bytes, Numbers]:
-    """Return the bytes of equally long columns, row after row, and how many each row has."""
+    """Return the encoded rows of equally long columns, and the bytes of each row."""
     row_count = len(columns[0].size)
     row_bytes = np.zeros(row_count, dtype=np.int64)
     width = sum(column.size_max for column in columns)

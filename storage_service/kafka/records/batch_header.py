@@ -1,8 +1,8 @@
 """The header of a record batch of magic 2 (KIP-98; Kafka's DefaultRecordBatch), all big endian.
 
-byte  0  base offset            i64 | offset of the first record; the broker's to say
+byte  0  base offset            i64 | offset of the first record; set by the broker
 byte  8  batch bytes            i32 | of everything that follows
-byte 12  partition leader epoch i32 | the broker's to say
+byte 12  partition leader epoch i32 | set by the broker
 byte 16  magic                  i8  | 2
 byte 17  CRC-32C                u32 | of everything that follows
 byte 21  attributes             i16 | bits 0-2 compression, 3 whose timestamps, 4 transactional,
@@ -52,42 +52,41 @@ NO_PRODUCER: Final = -1
 
 
 class BatchHeader(NamedTuple):
-    """What stands before the records of a batch."""
+    """The header before the records of a batch."""
 
     base_offset: int
-    """What a producer writes here means nothing: most write 0."""
+    """A producer's value means nothing, and is mostly 0."""
     compression: Compression
     is_append_time: bool
-    """Whether every record has the batch's max timestamp, in place of its own."""
+    """Whether the max timestamp of the batch replaces the timestamp of every record."""
     is_transactional: bool
     is_control: bool
-    """Whether the records are marks of a transaction's end, which only brokers write."""
+    """Whether the records mark the end of a transaction; only brokers write such batches."""
     last_offset_delta: int
-    """Of the last record that the batch ever had, from the base offset."""
+    """The offset of the original last record, relative to the base offset."""
     base_timestamp_ms: int
     max_timestamp_ms: int
     producer_id: int
-    """`NO_PRODUCER`: the batch is not idempotent."""
+    """`NO_PRODUCER` for a batch without idempotence."""
     producer_epoch: int
     base_sequence: int
     record_count: int
 
     @property
     def is_dense(self) -> bool:
-        """Return whether no offset of the batch is without a record, as in one just produced."""
+        """Return whether every offset of the batch has a record, as in a new batch."""
         return self.last_offset_delta == self.record_count - 1
 
 
 def open_batch(
     data: memoryview, *, is_damaged: bool = False
 ) -> tuple[BatchHeader, memoryview, memoryview]:
-    """Return the header of the batch that `data` begins with, its records, what follows the batch.
+    """Return the header and the records of the first batch in `data`, and the bytes behind.
 
-    All bytes of the batch are there and are those that were sent, or InvalidRecordsError is raised;
-    of one that `is_damaged` the header may be right all the same. What it says of its records is
-    not checked.
+    Raises InvalidRecordsError unless all bytes of the batch arrived, with the right checksum. With
+    `is_damaged` the checksum is not verified. The header's claims about records are not verified.
     """
-    # Of every magic at the same place, and the first thing to be known of a batch.
+    # The magic has the same place in every version, and decides about all other fields.
     if len(data) > _MAGIC_AT and data[_MAGIC_AT] != _MAGIC:
         raise InvalidRecordsError(
             f"records of message format {data[_MAGIC_AT]} are not taken, only of {_MAGIC}:"
@@ -100,10 +99,10 @@ def open_batch(
     end = _PREFIX.size + batch_bytes
     if not HEADER_BYTES <= end <= len(data):
         raise _corrupt(f"a record batch of {end} bytes has {len(data)}")
-    (base_offset, _, _, _, crc, attributes, *rest) = _HEADER.unpack_from(data)
-    found = crc32c.crc32c(data[_CRC_FROM:end])
-    if found != crc and not is_damaged:
-        raise _corrupt(f"the record batch has checksum {found:08x}, its header says {crc:08x}")
+    (base_offset, _, _, _, crc, attributes, *fields) = _HEADER.unpack_from(data)
+    checksum = crc32c.crc32c(data[_CRC_FROM:end])
+    if checksum != crc and not is_damaged:
+        raise _corrupt(f"the record batch has checksum {checksum:08x}, its header says {crc:08x}")
     code = attributes & _COMPRESSION_MASK
     if code > max(Compression):
         raise InvalidRecordsError(
@@ -115,20 +114,20 @@ def open_batch(
         bool(attributes & _IS_APPEND_TIME),
         bool(attributes & _IS_TRANSACTIONAL),
         bool(attributes & _IS_CONTROL),
-        *rest,
+        *fields,
     )
     return header, data[HEADER_BYTES:end], data[end:]
 
 
 def claimed_record_count(data: bytes) -> int:
-    """Return how many records a batch says that it has, 0 for what is none; nothing is checked."""
+    """Return the record count in an unchecked header; 0 without a header."""
     if len(data) < HEADER_BYTES:
         return 0
     return max(0, int.from_bytes(data[HEADER_BYTES - 4 : HEADER_BYTES], "big", signed=True))
 
 
 def claims_compression(data: bytes) -> bool:
-    """Return whether a batch says that its records are compressed; nothing is checked."""
+    """Return whether an unchecked header announces compressed records."""
     return len(data) > _CRC_FROM + 1 and bool(data[_CRC_FROM + 1] & _COMPRESSION_MASK)
 
 
@@ -139,7 +138,7 @@ def _corrupt(message: str) -> InvalidRecordsError:
 def header_bytes(
     header: BatchHeader, records: list[bytes | memoryview], *, leader_epoch: int = 0
 ) -> bytes:
-    """Return the header of `records` as it stands before them."""
+    """Return the encoded header for `records`."""
     attributes = (
         header.compression
         | header.is_append_time * _IS_APPEND_TIME

@@ -1,6 +1,6 @@
-"""Record batches, read into columns and written from them. Every byte that is read is checked.
+"""Record batches, read into columns and written from columns. Every byte read is checked.
 
-The bytes of a batch's header are in `batch_header`, those of its records in `record_reading`.
+`batch_header` has the format of the header, `record_reading` the format of records.
 """
 
 from __future__ import annotations
@@ -53,39 +53,39 @@ __all__ = [
 ]
 
 BATCH_BYTES_MIN: Final = HEADER_BYTES + RECORD_BYTES_MIN
-"""No batch with a record is smaller."""
+"""The minimal bytes of a batch with a record."""
 _NO_TIMESTAMP = -1
-# Beside the bytes of its key, its value and its headers: all numbers at their longest.
+# The maximal bytes of a record without key, value and headers: all numbers with maximal length.
 _AROUND_RECORD_BYTES_MAX: Final = 36
-# As many as small batches have: making it takes longer than comparing with it.
+# A ready array for small batches: creating one takes longer than the comparison.
 _FROM_0: Final = np.arange(1 << 12, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBatch:
-    """A record batch as it came; its records are those of `columns`."""
+    """A record batch as received; `columns` are its records."""
 
     header: BatchHeader
     offset_deltas: NDArray[np.int64]
-    """Of each record, ascending; a producer's are 0, 1, 2 and so on: `header.is_dense`."""
+    """For each record, ascending; from a producer 0, 1, 2 and so on: `header.is_dense`."""
     columns: RecordColumns
 
 
 class OpenedBatch(NamedTuple):
-    """A record batch that came whole; its records are decompressed, and not yet looked at."""
+    """A complete record batch with decompressed, unread records."""
 
     header: BatchHeader
     records: bytes
 
 
 def open_produced(data: memoryview, *, bytes_max: int, records_max: int) -> OpenedBatch:
-    """Return the one batch that `data` is: what a Produce request has for a partition.
+    """Return the only batch in `data`, the records of a partition in a Produce request.
 
-    Raises InvalidRecordsError as `read_batches`, and if there is another batch behind the first:
-    Kafka's brokers take one, since version 3 of Produce.
+    Raises InvalidRecordsError as `read_batches`, and for a second batch: Kafka's brokers accept a
+    single batch since version 3 of Produce.
     """
-    opened, rest = _opened(data, bytes_max=bytes_max, records_max=records_max)
-    if rest:
+    opened, further_bytes = _opened(data, bytes_max=bytes_max, records_max=records_max)
+    if further_bytes:
         raise InvalidRecordsError("several record batches came for a partition, one is taken")
     return opened
 
@@ -93,11 +93,11 @@ def open_produced(data: memoryview, *, bytes_max: int, records_max: int) -> Open
 def read_produced(
     batches: Sequence[OpenedBatch], *, headers_max: HeadersMax = HEADERS_MAX
 ) -> RecordColumns:
-    """Return the records of batches as columns, those of one batch behind those of the one before.
+    """Return the records of consecutive batches as columns.
 
-    A few small batches take little longer than one. Raises InvalidRecordsError where a record is
-    wrong, or has another number than its place from 0 on, as a producer gives them. Of several
-    batches it does not say which one is: reading that one alone does.
+    A few small batches take little longer than a single batch. Raises InvalidRecordsError for an
+    invalid record, and for records without the consecutive numbers of a producer. The error does
+    not name the batch: reading each batch alone does.
     """
     counts = [batch.header.record_count for batch in batches]
     read = read_records([batch.records for batch in batches], counts, headers_max=headers_max)
@@ -106,19 +106,19 @@ def read_produced(
 
 
 def read_batch(data: memoryview, *, bytes_max: int, records_max: int) -> ReadBatch:
-    """Return the one batch that `data` is; raises InvalidRecordsError as `open_produced`."""
+    """Return the only batch in `data`; raises InvalidRecordsError as `open_produced`."""
     return _read(open_produced(data, bytes_max=bytes_max, records_max=records_max))
 
 
 def read_batches(data: memoryview, *, bytes_max: int, records_max: int) -> list[ReadBatch]:
-    """Return the batches that `data` consists of.
+    """Return all batches in `data`.
 
     Args:
-        data: bytes of records as they stand in a request or an answer.
-        bytes_max: what the records of all batches together may have, when decompressed.
-        records_max: how many records all batches together may have.
+        data: records as encoded in a request or an answer.
+        bytes_max: the limit for the decompressed records of all batches together.
+        records_max: the limit for the records of all batches together.
 
-    Raises InvalidRecordsError, whose `fault` says what a client is to be told.
+    Raises InvalidRecordsError, whose `fault` is the error for the client.
     """
     batches = []
     while data:
@@ -146,18 +146,18 @@ def write_batch(
     compression: Compression = Compression.NONE,
     leader_epoch: int = 0,
 ) -> list[bytes | memoryview]:
-    """Return the bytes of a batch of records, in pieces that stay views of each other.
+    """Return an encoded batch, in pieces that may be views.
 
     Args:
         columns: the records.
-        base_offset: the offset that the batch begins at.
-        offset_deltas: of each record, from `base_offset`, ascending; by default 0, 1, 2 and so on.
-        last_offset_delta: of the last offset that the batch covers, by default of the last record.
-            A reader goes on behind it; a batch without records needs it.
-        compression: of the records.
-        leader_epoch: of the partition that the records are read from.
+        base_offset: the first offset of the batch.
+        offset_deltas: for each record, from `base_offset`, ascending; by default 0, 1, 2 and so on.
+        last_offset_delta: the last offset of the batch, by default of the last record. A reader
+            continues behind this offset; a batch without records needs the argument.
+        compression: the compression of the records.
+        leader_epoch: the leader epoch of the partition.
 
-    Raises ValueError where the records have more than a batch can, which is nearly 2 GiB.
+    Raises ValueError for records beyond the size of a batch, which is nearly 2 GiB.
     """
     count = len(columns)
     if offset_deltas is None:
@@ -191,14 +191,11 @@ def write_batch(
 def fitting_count(
     columns: RecordColumns, *, offset_deltas: NDArray[np.int64], bytes_max: int
 ) -> int:
-    """Return how many of the records, from the first on, `write_batch` writes in so many bytes.
-
-    That is without compression.
-    """
+    """Return how many of the first records fit into an uncompressed batch of `bytes_max` bytes."""
     count = len(columns)
     bytes_max -= HEADER_BYTES
-    most = columns.keys.nbytes + columns.values.nbytes + count * _AROUND_RECORD_BYTES_MAX
-    if columns.headers is None and most <= bytes_max:
+    bytes_bound = columns.keys.nbytes + columns.values.nbytes + count * _AROUND_RECORD_BYTES_MAX
+    if columns.headers is None and bytes_bound <= bytes_max:
         return count
     timestamps = columns.timestamps_ms
     sizes = record_sizes(
@@ -212,8 +209,8 @@ def fitting_count(
 def _opened(
     data: memoryview, *, bytes_max: int, records_max: int
 ) -> tuple[OpenedBatch, memoryview]:
-    """Return the first batch of `data`, its records not yet looked at, and what follows it."""
-    header, compressed, rest = open_batch(data)
+    """Return the first batch of `data` with unread records, and the bytes behind."""
+    header, compressed, further_bytes = open_batch(data)
     if header.record_count > records_max:
         raise InvalidRecordsError(
             f"{header.record_count} records are more than {records_max}; send smaller batches",
@@ -221,7 +218,7 @@ def _opened(
         )
     bytes_max = min(bytes_max, RECORDS_BYTES_MAX)
     records = decompress(compressed, header.compression, bytes_max=bytes_max)
-    return OpenedBatch(header, records), rest
+    return OpenedBatch(header, records), further_bytes
 
 
 def _columns(batches: Sequence[OpenedBatch], read: ReadRecords) -> RecordColumns:
@@ -243,11 +240,13 @@ def _check_offsets(deltas: NDArray[np.int64], last: int) -> None:
 
 
 def _check_dense(deltas: NDArray[np.int64], counts: Sequence[int]) -> None:
-    """Raise InvalidRecordsError unless the records of each batch have all numbers from 0 on."""
-    each = [_FROM_0[:count] if count <= len(_FROM_0) else np.arange(count) for count in counts]
-    wanted = each[0] if len(each) == 1 else np.concatenate(each)
-    # Counting is quicker than `all`, of few records.
-    if np.count_nonzero(deltas == wanted) < len(wanted):
+    """Raise InvalidRecordsError unless the records of each batch are numbered 0, 1, 2 and on."""
+    expected_parts = [
+        _FROM_0[:count] if count <= len(_FROM_0) else np.arange(count) for count in counts
+    ]
+    expected = expected_parts[0] if len(expected_parts) == 1 else np.concatenate(expected_parts)
+    # For few records counting is faster than `all`.
+    if np.count_nonzero(deltas == expected) < len(expected):
         raise InvalidRecordsError(
             "the offsets of the records are not 0, 1, 2 and so on above the batch's"
         )
@@ -261,16 +260,16 @@ def _timestamps(batches: Sequence[OpenedBatch], deltas: NDArray[np.int64]) -> ND
     timestamps = deltas + _of_records(bases, headers)
     is_right = (timestamps >= _NO_TIMESTAMP) & (timestamps <= TIMESTAMP_MS_MAX)
     if np.count_nonzero(is_right) < len(is_right):
-        wrong = int(is_right.argmin())
+        invalid = int(is_right.argmin())
         raise InvalidRecordsError(
-            f"record {wrong} of the batch has timestamp {timestamps[wrong]} ms, not one of"
+            f"record {invalid} of the batch has timestamp {timestamps[invalid]} ms, not one of"
             f" {_NO_TIMESTAMP} to {TIMESTAMP_MS_MAX}"
         )
     return timestamps
 
 
 def _of_records(values: Sequence[int], headers: Sequence[BatchHeader]) -> int | NDArray[np.int64]:
-    """Return what each batch has as a column over the records of all."""
+    """Return values of batches as a column over all records."""
     if len(values) == 1:
         return values[0]
     return np.repeat(np.array(values, np.int64), [header.record_count for header in headers])

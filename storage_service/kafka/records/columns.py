@@ -1,4 +1,4 @@
-"""Records as columns: what a record batch carries of each record but its offset."""
+"""Records as columns, without offsets."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from numpy.typing import NDArray
 __all__ = ["HEADERS_TYPE", "TIMESTAMP_MS_MAX", "RecordColumns"]
 
 HEADERS_TYPE: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-"""The headers of a record, in their order; a key may occur again, a value may be null.
+"""The headers of a record, in order; keys may repeat, and values may be null.
 
-A key is never null where it is read; a null one is written as an empty one.
+Keys read from records are never null; a null key is written as an empty key.
 """
 
 TIMESTAMP_MS_MAX: Final = (1 << 63) // 1000 - 1
-"""The last millisecond that a column of microseconds can hold."""
+"""The last millisecond of a column of microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordColumns:
-    """Records in the order of their offsets, a column for each part of them.
+    """Records in the order of their offsets, with a column for each part.
 
-    All columns are equally long; ValueError if they are not, or have another type.
+    All columns are equally long; other lengths or types raise ValueError.
     """
 
     keys: pa.BinaryArray
-    """`binary`; null is a record without a key."""
+    """`binary`; null for a record without a key."""
     values: pa.BinaryArray
-    """`binary`; null is a tombstone: a record without a value."""
+    """`binary`; null for a tombstone, a record without a value."""
     timestamps_ms: NDArray[np.int64]
-    """Milliseconds since 1970 UTC, up to TIMESTAMP_MS_MAX; -1 is none."""
+    """Milliseconds since 1970 UTC, up to TIMESTAMP_MS_MAX; -1 for no timestamp."""
     headers: pa.ListArray | None = None
-    """Of `HEADERS_TYPE`; a null list is an empty one. None where no record has any."""
+    """`HEADERS_TYPE`; a null list is empty. None if no record has headers."""
 
     def __post_init__(self) -> None:
         if self.keys.type != pa.binary() or self.values.type != pa.binary():
@@ -54,7 +54,7 @@ class RecordColumns:
         return len(self.timestamps_ms)
 
     def first(self, count: int) -> RecordColumns:
-        """Return the first so many records."""
+        """Return the first `count` records."""
         headers = None if self.headers is None else self.headers.slice(0, count)
         return RecordColumns(
             keys=self.keys.slice(0, count),

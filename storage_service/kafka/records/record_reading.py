@@ -1,14 +1,14 @@
-"""The records of a batch as columns: one step of Python a record, to find where it ends.
+"""The records of a batch as columns: a step of Python for each record, to find the record's end.
 
-A record (KIP-98), its numbers being varints:
+A record (KIP-98), with numbers as varints:
 
     bytes that follow | attributes i8, unused | timestamp delta | offset delta
     | key bytes, -1 is null | key | value bytes, -1 is null | value | header count | headers
     header: key bytes | key, UTF-8 | value bytes, -1 is null | value
 
-Records lie side by side, so their parts come in one order from the first byte to the last. Every
-position is found from the one before by adding what is not negative, and the last one is compared
-with the end of the record: no part can lie outside its record then.
+Records are adjacent, and so are their parts. Every position is the previous position plus a number
+of at least 0, and the last position is compared with the record's end. Therefore no part can lie
+outside of its record.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ __all__ = ["HEADERS_MAX", "RECORD_BYTES_MIN", "HeadersMax", "ReadRecords", "read
 Numbers = NDArray[np.int64]
 
 RECORD_BYTES_MIN: Final = 7
-"""A length of one byte, and six numbers of one."""
+"""A length and six numbers, of one byte each."""
 _HEADER_BYTES_MIN: Final = 2
 
 
 class HeadersMax(NamedTuple):
-    """How many headers a record may have, and all records that are read at once."""
+    """The limits for headers of a record, and of all records in one pass."""
 
     of_record: int
     of_all: int
 
 
 HEADERS_MAX: Final = HeadersMax(1_000, 200_000)
-"""Two bytes are a header, which takes fifty times as much once it is read, and a step of Python."""
+"""A header has two bytes or more, but takes a hundred bytes and a step of Python once read."""
 _ENDS_ELSEWHERE: Final = "its parts end elsewhere than itself"
-# Of the headers that come after the first ones, only few records have some.
+# The limit for reading the remaining headers record by record.
 _FEW_RECORDS: Final = 8
-# As many as small batches have: making it takes longer than a part of one.
+# A ready array for small batches: creating one takes a considerable part of the time.
 _EVERY_SECOND: Final = pa.array(np.arange(0, 2 << 12, 2, dtype=np.int32))
 
 
@@ -67,7 +67,7 @@ class ReadRecords(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Bytes of each record, or of each header: from where, to where, and which are null."""
+    """A part of each record, or of each header: start, end, and nulls."""
 
     start: Numbers
     end: Numbers
@@ -80,13 +80,13 @@ class _Part(NamedTuple):
 def read_records(
     pieces: Sequence[bytes], counts: Sequence[int], *, headers_max: HeadersMax = HEADERS_MAX
 ) -> ReadRecords:
-    """Return the records that `pieces` consist of, or raise InvalidRecordsError.
+    """Return the records in `pieces`, or raise InvalidRecordsError.
 
-    Each piece has the records of one batch, as many as its count says. Small batches read together
-    take little longer than one of them.
+    Each piece has the records of a batch, as many as the count says. A few small batches take
+    little longer than one batch.
 
-    Memory is bounded by the bytes of all pieces and by `headers_max`: what they cannot hold is
-    refused first.
+    Memory is bounded by the bytes of all pieces and by `headers_max`: impossible counts are refused
+    first.
     """
     ends = _all_ends(pieces, counts)
     records = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -95,7 +95,7 @@ def read_records(
     begins[:1] = 0
     begins[1:] = ends[:-1]
     size, at = read_varints(data, begins, bytes_max=VARINT_BYTES_MAX)
-    # The quick walk takes the size of a record for one that is not negative.
+    # `_walk` does not check the sign of a size.
     _check(at + size == ends, "its size is negative")
     timestamp_deltas, at = read_varints(data, at + 1, bytes_max=VARLONG_BYTES_MAX)
     offset_deltas, at = read_varints(data, at, bytes_max=VARINT_BYTES_MAX)
@@ -115,12 +115,12 @@ def read_records(
 
 
 def _all_ends(pieces: Sequence[bytes], counts: Sequence[int]) -> Numbers:
-    """Return where each record ends in all pieces together; the last one of each ends with it."""
+    """Return the end of each record in all pieces together."""
     if len(pieces) == 1:
         return _record_ends(pieces[0], counts[0])
-    behind = itertools.accumulate(map(len, pieces), initial=0)
-    each = zip(pieces, counts, behind, strict=False)
-    return np.concatenate([_record_ends(piece, count) + base for piece, count, base in each])
+    piece_starts = itertools.accumulate(map(len, pieces), initial=0)
+    numbered = zip(pieces, counts, piece_starts, strict=False)
+    return np.concatenate([_record_ends(piece, count) + base for piece, count, base in numbered])
 
 
 def _record_ends(records: bytes, record_count: int) -> Numbers:
@@ -141,7 +141,7 @@ def _record_ends(records: bytes, record_count: int) -> Numbers:
 
 
 def _walk(records: bytes, record_count: int) -> Iterator[int]:
-    """Yield where each record ends, if its size is not negative."""
+    """Yield the end of each record, if its size is not negative."""
     position = 0
     for _ in range(record_count):
         size = records[position]
@@ -166,20 +166,20 @@ def _read_part(data: VarintBytes, at: Numbers) -> _Part:
     return _Part(start, start + size, is_null)
 
 
-def _check(is_right: NDArray[np.bool_], what: str) -> None:
-    """Raise InvalidRecordsError of the first record that is not right."""
-    # Counting is quicker than `all`, of few records.
+def _check(is_right: NDArray[np.bool_], message: str) -> None:
+    """Raise InvalidRecordsError for the first record that is not right."""
+    # For few records counting is faster than `all`.
     if np.count_nonzero(is_right) < len(is_right):
-        raise InvalidRecordsError(f"record {int(is_right.argmin())} of the batch: {what}")
+        raise InvalidRecordsError(f"record {int(is_right.argmin())} of the batch: {message}")
 
 
 def _binary(buffer: pa.Buffer, part: _Part) -> pa.BinaryArray:
-    """Return a part of each record, or of each header, as a column of its own."""
+    """Return a part of each record, or of each header, as a column."""
     count = len(part.start)
     null_count = part.null_count()
     if null_count == count:
         return pa.nulls(count, pa.binary())
-    # An array of these bytes and of what lies between them, of which Arrow takes every second one.
+    # An array of these bytes and the bytes in between, of which Arrow takes every second value.
     bounds = np.empty(2 * count + 1, dtype=np.int32)
     bounds[0:-1:2] = part.start
     bounds[1::2] = part.end
@@ -193,15 +193,17 @@ def _binary(buffer: pa.Buffer, part: _Part) -> pa.BinaryArray:
     return pieces.take(_EVERY_SECOND.slice(0, count))
 
 
-def _check_header_counts(counts: Numbers, at: Numbers, ends: Numbers, most: HeadersMax) -> None:
+def _check_header_counts(
+    counts: Numbers, at: Numbers, ends: Numbers, headers_max: HeadersMax
+) -> None:
     _check((counts >= 0) & (counts <= (ends - at) // _HEADER_BYTES_MIN), "no such count of headers")
-    for found, bound, whose in (
-        (counts.max(), most.of_record, "a record has"),
-        (counts.sum(), most.of_all, "the records have"),
+    for count, count_max, subject in (
+        (counts.max(), headers_max.of_record, "a record has"),
+        (counts.sum(), headers_max.of_all, "the records have"),
     ):
-        if found > bound:
+        if count > count_max:
             raise InvalidRecordsError(
-                f"{whose} {found} headers, at most {bound}; send smaller batches",
+                f"{subject} {count} headers, at most {count_max}; send smaller batches",
                 fault=RecordsFault.TOO_LARGE,
             )
 
@@ -209,19 +211,19 @@ def _check_header_counts(counts: Numbers, at: Numbers, ends: Numbers, most: Head
 def _headers(
     records: bytes, data: VarintBytes, at: Numbers, ends: Numbers, counts: Numbers
 ) -> pa.ListArray:
-    """Return the headers of all records; those of a record begin at its `at`, and end with it."""
+    """Return the headers of all records; the headers of a record begin at its `at`."""
     firsts = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=firsts[1:])
     keys, values = _empty_part(int(firsts[-1])), _empty_part(int(firsts[-1]))
     rows = np.flatnonzero(counts)
     index = 0
-    # One step for the n-th header of all records that have as many.
+    # One step for the n-th header of all records with at least n headers.
     while len(rows) > _FEW_RECORDS:
         for part in (keys, values):
-            one = _read_part(data, at[rows])
-            for slots, column in zip(part, one, strict=True):
+            nth_part = _read_part(data, at[rows])
+            for slots, column in zip(part, nth_part, strict=True):
                 slots[firsts[rows] + index] = column
-            at[rows] = one.end
+            at[rows] = nth_part.end
         index += 1
         rows = rows[counts[rows] > index]
     for row in rows.tolist():
@@ -240,7 +242,7 @@ def _empty_part(count: int) -> _Part:
 
 
 def _walk_headers(records: bytes, at: int, slots: range, keys: _Part, values: _Part) -> int:
-    """Fill the slots of one record's headers; return where they end."""
+    """Fill the slots of one record's headers; return their end."""
     try:
         for slot in slots:
             for part in (keys, values):

@@ -40,7 +40,7 @@ from streamhouse.storage_service.kafka.avro_schema import (
     AvroType,
     avro_schema,
     avro_text_of,
-    known_schema,
+    cached_schema,
 )
 from streamhouse.storage_service.kafka.registry.subjects import Part, Subject
 from streamhouse.storage_service.kafka.topics import TOPIC_PROPERTY, needs_property
@@ -332,7 +332,7 @@ def reading_schema(
     otherwise the result has the columns' fields only, and may be larger. Raises `UnsupportedError`
     for columns that Avro cannot express.
     """
-    newest_schema = None if newest is None else known_schema(newest)
+    newest_schema = None if newest is None else cached_schema(newest)
     if part is Part.KEY:
         if newest_schema is not None:
             return None

@@ -1,6 +1,7 @@
-"""Records and rows: what the columns of a record batch are to a table, and the other way round.
+"""Records and rows: conversion between the columns of a record batch and rows of a table.
 
-What comes from where is a table's `RecordFormat`. All works on whole columns, and does no I/O.
+A table's `RecordFormat` maps the parts of records to columns. All functions work on whole columns,
+without I/O.
 """
 
 from __future__ import annotations

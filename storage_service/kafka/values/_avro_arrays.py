@@ -1,6 +1,6 @@
-"""Columns as the library of Avro has them, which knows no logical types, and as tables have them.
+"""Conversion between the Avro library's columns, without logical types, and a table's columns.
 
-Dates and times are numbers there, bytes are texts, and a decimal is bytes, the highest first.
+In the library dates and times are numbers, bytes are texts, and a decimal is big-endian bytes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _SHOWN_MAX: Final = 80
 
 
 def from_plain(array: pa.Array, t: AvroType) -> pa.Array:
-    """Return what was read as values of `t.arrow`.
+    """Return the library's values as values of `t.arrow`.
 
-    Raises `ArrowInvalid` or `SchemaMismatchError` if it is none.
+    Raises `ArrowInvalid` or `SchemaMismatchError` for invalid values.
     """
     arrow = t.arrow
     if pa.types.is_struct(arrow):
@@ -62,17 +62,17 @@ def from_plain(array: pa.Array, t: AvroType) -> pa.Array:
 
 
 def to_plain(array: pa.Array, t: AvroType, *, where: str) -> pa.Array:
-    """Return values of `t.arrow` as they are written.
+    """Return values of `t.arrow` in the library's form.
 
-    Raises `SchemaMismatchError` for a null where the schema has none, and for a text that an enum
-    has not.
+    Raises `SchemaMismatchError` for a null without a null in the schema, and for a text that is not
+    in the enum.
     """
     if array.null_count and not t.is_nullable:
         raise SchemaMismatchError(f"{where}: a value is null, and the schema has no null there")
     arrow = t.arrow
     if pa.types.is_struct(arrow):
-        present = array.filter(array.is_valid()) if array.null_count else array
-        for child, part in zip(present.flatten(), t.parts, strict=True):
+        valid = array.filter(array.is_valid()) if array.null_count else array
+        for child, part in zip(valid.flatten(), t.parts, strict=True):
             if child.null_count and not part.type.is_nullable:
                 to_plain(child, part.type, where=f"{where}, field '{part.name}'")
         children = [
@@ -106,9 +106,9 @@ def to_plain(array: pa.Array, t: AvroType, *, where: str) -> pa.Array:
 
 
 def _written(array: pa.Array, t: AvroType, where: str) -> pa.Array:
-    """Return values that are not nested as they are written."""
+    """Return unnested values in the library's form."""
     if pa.types.is_nested(t.arrow):
-        # Nulls were judged; what a null struct has inside of it is nobody's.
+        # Nulls are checked already; the children of a null struct do not matter.
         return to_plain(array, replace(t, is_nullable=True), where=where)
     if t.logical == "decimal":
         return _in_layout_of(pa.string(), _decimal_bytes(array))
@@ -126,24 +126,24 @@ def _written(array: pa.Array, t: AvroType, where: str) -> pa.Array:
 
 
 def _floor_ms(us: pa.Array) -> pa.Array:
-    """Return the milliseconds before times in microseconds; the first and the last have some."""
-    whole = pc.divide(us, _US_PER_MS)
-    is_before = pc.less(us, pc.multiply(whole, _US_PER_MS))
-    return pc.subtract(whole, is_before.cast(pa.int64()))
+    """Return microseconds as milliseconds, rounded down; safe for the first and last times."""
+    truncated = pc.divide(us, _US_PER_MS)
+    is_before = pc.less(us, pc.multiply(truncated, _US_PER_MS))
+    return pc.subtract(truncated, is_before.cast(pa.int64()))
 
 
 def _check_symbols(texts: pa.Array, t: AvroType, where: str) -> None:
-    known = pc.is_in(texts, value_set=pa.array([*sorted(t.symbols), None], texts.type))
-    others = texts.filter(pc.invert(known))
-    if len(others):
+    is_symbol = pc.is_in(texts, value_set=pa.array([*sorted(t.symbols), None], texts.type))
+    unknown_texts = texts.filter(pc.invert(is_symbol))
+    if len(unknown_texts):
         raise SchemaMismatchError(
-            f"{where}: the text '{others[0].as_py()[:_SHOWN_MAX]}' is no symbol of the schema's"
-            " enum; register a schema whose enum has it, or change the row"
+            f"{where}: the text '{unknown_texts[0].as_py()[:_SHOWN_MAX]}' is no symbol of the"
+            " schema's enum; register a schema whose enum has it, or change the row"
         )
 
 
 def _decimals(values: pa.BinaryArray, t: pa.DataType) -> pa.Array:
-    """Return bytes, two's complements with the highest byte first, as decimals."""
+    """Return big-endian two's complements as decimals."""
     plain = values.fill_null(b"\0") if values.null_count else values
     lengths = pc.binary_length(plain).to_numpy().astype(np.int64)
     if len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= _DECIMAL_BYTES:
@@ -151,22 +151,22 @@ def _decimals(values: pa.BinaryArray, t: pa.DataType) -> pa.Array:
     data = np.frombuffer(b"".join(plain.to_pylist()), np.uint8)
     ends = np.cumsum(lengths)
     is_negative = data[ends - lengths] >= 0x80
-    whole = np.where(is_negative[:, None], 0xFF, 0).astype(np.uint8).repeat(_DECIMAL_BYTES, axis=1)
+    padded = np.where(is_negative[:, None], 0xFF, 0).astype(np.uint8).repeat(_DECIMAL_BYTES, axis=1)
     rows = np.repeat(np.arange(len(lengths)), lengths)
-    # The last byte of a value is the last of its row.
+    # A value's last byte is the last byte of its row.
     columns = np.arange(len(data)) - np.repeat(ends, lengths) + _DECIMAL_BYTES
-    whole[rows, columns] = data
-    little = np.ascontiguousarray(whole[:, ::-1])
+    padded[rows, columns] = data
+    little = np.ascontiguousarray(padded[:, ::-1])
     validity = None
     if values.null_count:
         validity = pa.array(values.is_valid().to_numpy(zero_copy_only=False)).buffers()[1]
-    found = pa.Array.from_buffers(t, len(values), [validity, pa.py_buffer(little)])
-    found.validate(full=True)
-    return found
+    decimals = pa.Array.from_buffers(t, len(values), [validity, pa.py_buffer(little)])
+    decimals.validate(full=True)
+    return decimals
 
 
 def _decimal_bytes(values: pa.Array) -> pa.BinaryArray:
-    """Return decimals as their two's complements, the highest byte first."""
+    """Return decimals as big-endian two's complements."""
     plain = values.fill_null(0) if values.null_count else values
     buffer = plain.buffers()[1]
     little = np.frombuffer(buffer, np.uint8)[
@@ -174,10 +174,10 @@ def _decimal_bytes(values: pa.Array) -> pa.BinaryArray:
     ]
     big = np.ascontiguousarray(little.reshape(-1, _DECIMAL_BYTES)[:, ::-1])
     fixed = pa.Array.from_buffers(pa.binary(_DECIMAL_BYTES), len(plain), [None, pa.py_buffer(big)])
-    found = fixed.cast(pa.binary())
-    return pc.if_else(values.is_valid(), found, None) if values.null_count else found
+    as_bytes = fixed.cast(pa.binary())
+    return pc.if_else(values.is_valid(), as_bytes, None) if values.null_count else as_bytes
 
 
 def _in_layout_of(t: pa.DataType, values: pa.Array) -> pa.Array:
-    """Return bytes as what the library takes for texts, or the other way round: nobody looks."""
+    """Return bytes in the type of texts, or the reverse, without checks."""
     return pa.Array.from_buffers(t, len(values), values.buffers(), values.null_count, values.offset)

@@ -1,17 +1,17 @@
-"""Debezium's envelopes as changes of rows, as `streamhouse.cdc.debezium` takes them in Spark.
+"""Debezium's envelopes as changes of rows, in agreement with `streamhouse.cdc.debezium` in Spark.
 
 An envelope is `{op, before, after}`, alone or as the payload beside its schema.
 
 - `c`, `r` and `u` become their `after`; `d` deletes its `before`, or the record's key.
 - A tombstone, the empty record behind a delete, and a message (`m`) become nothing.
-- `t` (truncate) and what is no envelope make no row, and say why.
-- A time is a text or a number since 1970: of days or microseconds, or of what the schema beside the
-  envelope says, as columns of MySQL with less than four digits of a second are milliseconds.
+- `t` (truncate) and invalid envelopes are bad records with a reason.
+- A time is a text or a number since 1970, in days or microseconds, or in the unit of the schema
+  beside the envelope. MySQL columns with at most three digits of a second are milliseconds.
 - Bytes are base64.
-- A `u` whose `before` has another key than its `after` deletes the row of the old key, too.
-- A write with Debezium's placeholder for a value that its update left alone is no row: the
-  placeholder is not the value.
-- Columns that the table has not are left out.
+- A `u` with a new key in `after` also deletes the row of the key in `before`.
+- A write with Debezium's placeholder for an unchanged value is a bad record: the placeholder is not
+  the value.
+- Fields without a column are left out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from streamhouse.storage_service.kafka.values._draft import (
     Draft,
     DraftBounds,
     MovedRows,
-    first_that_differs,
+    differing_rows,
     spread_out,
 )
 from streamhouse.storage_service.kafka.values._json_columns import texts_of
@@ -66,7 +66,7 @@ _UNITS: Final = {
     "org.apache.kafka.connect.data.Timestamp": "ms",
     "io.debezium.time.NanoTimestamp": "ns",
 }
-"""What a schema calls times that are no microseconds, and what they count."""
+"""Type names of times in other units than microseconds -> unit."""
 _UNIT_MARKS: Final = tuple(name.encode() for name in _UNITS)
 _BEFORE_SCHEMA: Final = re.compile(rb'\{[ \t\r\n]*"schema"[ \t\r\n]*:[ \t\r\n]*')
 _DECODER: Final = json.JSONDecoder()
@@ -82,10 +82,10 @@ def debezium_draft(
     *,
     key: Sequence[str],
 ) -> Draft:
-    """Return what envelopes say of rows with columns `types`, some of which are the `key`."""
-    # Rows before and after, alone and as payload.
+    """Return the draft of rows from envelopes; `types` are the columns, `key` the key columns."""
+    # Rows before and after, each alone and as payload.
     bounds.check(types, 4 * len(values))
-    reader = _Reader(types, parts=_ROW_PARTS, bounds=bounds, what_each="value")
+    reader = _Reader(types, parts=_ROW_PARTS, bounds=bounds, record_part="value")
     rows, bad = spread_out(values, reader.rows)
     ops = rows.column("op")
     is_write = _is_in(ops, _WRITES)
@@ -93,11 +93,11 @@ def debezium_draft(
     is_known = is_write | is_delete | _is_in(ops, _OTHER)
     is_there = values.is_valid().to_numpy(zero_copy_only=False)
     has_after = rows.column("has_after").fill_null(False).to_numpy(zero_copy_only=False)
-    said: Bad = {int(at): (None, _TRUNCATED) for at in np.flatnonzero(_is_in(ops, ("t",)))}
+    reasons: Bad = {int(at): (None, _TRUNCATED) for at in np.flatnonzero(_is_in(ops, ("t",)))}
     for at in np.flatnonzero(is_there & ~is_known):
-        said[int(at)] = (None, f"the value is no envelope of Debezium: its op is {ops[int(at)]}")
+        reasons[int(at)] = (None, f"the value is no envelope of Debezium: its op is {ops[int(at)]}")
     for at in np.flatnonzero(is_write & ~has_after):
-        said[int(at)] = (None, f"the envelope of a change '{ops[int(at)]}' has no 'after'")
+        reasons[int(at)] = (None, f"the envelope of a change '{ops[int(at)]}' has no 'after'")
     from_before = pa.array(is_delete)
     columns = {
         name: pc.if_else(from_before, rows.column(f"before.{name}"), rows.column(f"after.{name}"))
@@ -107,7 +107,7 @@ def debezium_draft(
     }
     return Draft(
         columns=columns,
-        bad={**said, **bad, **_unavailable(values, is_write, types)},
+        bad={**reasons, **bad, **_unavailable(values, is_write, types)},
         deletes=is_delete,
         skipped=~is_there | _is_in(ops, ("m",)),
         moved=_moved(rows, ops, key),
@@ -119,7 +119,7 @@ def _unavailable(
     is_write: np.ndarray[Any, np.dtype[np.bool_]],
     types: Mapping[str, pa.DataType],
 ) -> Bad:
-    """Return the writes that have Debezium's placeholder in a column of the table."""
+    """Return the writes with Debezium's placeholder in a column of the table."""
     bad: Bad = {}
     data = values.buffers()[2]
     has_arrays = any(pa.types.is_list(t) for t in types.values())
@@ -136,20 +136,20 @@ def _unavailable(
 
 
 def _moved(rows: pa.RecordBatch, ops: pa.Array, key: Sequence[str]) -> MovedRows | None:
-    """Return the updates that give a row another key."""
-    is_other = np.zeros(len(ops), np.bool_)
+    """Return the updates with a new key for the row."""
+    is_moved = np.zeros(len(ops), np.bool_)
     for name in key:
         before, after = rows.column(f"before.{name}"), rows.column(f"after.{name}")
         if before.null_count < len(before):
-            is_other[first_that_differs(before, after)] = True
-    if not is_other.any():
+            is_moved[differing_rows(before, after)] = True
+    if not is_moved.any():
         return None
-    # An old row that lacks a part of the key does not say which row it was.
+    # An old row without a part of the key does not identify a row.
     for name in key:
-        is_other &= rows.column(f"before.{name}").is_valid().to_numpy(zero_copy_only=False)
-    places = np.flatnonzero(is_other & _is_in(ops, (_UPDATE,)))
-    taken = pa.array(places)
-    return MovedRows(places, {name: rows.column(f"before.{name}").take(taken) for name in key})
+        is_moved &= rows.column(f"before.{name}").is_valid().to_numpy(zero_copy_only=False)
+    places = np.flatnonzero(is_moved & _is_in(ops, (_UPDATE,)))
+    indices = pa.array(places)
+    return MovedRows(places, {name: rows.column(f"before.{name}").take(indices) for name in key})
 
 
 def debezium_keys(
@@ -157,20 +157,20 @@ def debezium_keys(
 ) -> tuple[pa.RecordBatch, Bad]:
     """Return keys as columns `types`: objects, alone or as the payload beside their schema."""
     bounds.check(types, 2 * len(keys))
-    reader = _Reader(types, parts=(), bounds=bounds, what_each="key")
+    reader = _Reader(types, parts=(), bounds=bounds, record_part="key")
     return spread_out(keys, reader.rows)
 
 
-def _is_in(ops: pa.Array, known: Sequence[str]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    found = pc.is_in(ops, value_set=pa.array(known, pa.string()))
-    return np.asarray(found.to_numpy(zero_copy_only=False))
+def _is_in(ops: pa.Array, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    is_member = pc.is_in(ops, value_set=pa.array(names, pa.string()))
+    return np.asarray(is_member.to_numpy(zero_copy_only=False))
 
 
 class _Reader:
-    """Reads objects whose columns `types` are in each of `parts`; no parts: in the object itself.
+    """Reads objects with the columns `types` in each of `parts`, or in the object itself.
 
-    What it makes of them are columns named `part.column`, beside `op` and `has_after`, or named as
-    the columns are.
+    The results are columns named `part.column`, with `op` and `has_after`. Without parts the
+    results have the columns' names.
     """
 
     def __init__(
@@ -179,14 +179,14 @@ class _Reader:
         *,
         parts: Sequence[str],
         bounds: DraftBounds,
-        what_each: str,
+        record_part: str,
     ) -> None:
         self._types = types
         self._parts = parts
         self._bounds = bounds
-        self._what_each = what_each
+        self._record_part = record_part
         self._width = width_of(types.values()) * 2 * max(len(parts), 1)
-        # Debezium's own way first: days and microseconds are numbers, moments of a zone texts.
+        # Debezium's default first: days and microseconds as numbers, times with a zone as texts.
         guesses = [
             self._schema(lambda t: not _has_zone(t)),
             self._schema(lambda _: False),
@@ -199,7 +199,7 @@ class _Reader:
         self._result = pa.schema([*flags, *zip(names, row_types, strict=True)])
 
     def _schema(self, is_number: Any) -> pa.Schema | None:
-        """Return what Arrow is to read, times as numbers if `is_number` says so."""
+        """Return Arrow's schema for reading; `is_number` selects the times that are numbers."""
         row = []
         for name, t in self._types.items():
             read_as = pa.int64() if _is_time(t) and is_number(t) else read_type(t)
@@ -213,13 +213,13 @@ class _Reader:
         return pa.schema([*inner, pa.field("payload", pa.struct(inner))])
 
     def rows(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, Bad]:
-        """Return the columns of all values, none of which is null."""
+        """Return the columns of all values, without null values."""
         if not len(values):
             return empty_batch(self._result), {}
         texts = texts_of(values)
         bad: Bad = {}
         batches = []
-        for first, _, (rows, wrong) in runs_of(
+        for first, _, (rows, bad_of_run) in runs_of(
             texts,
             width=self._width,
             read=lambda start, end: self._read(texts, start, end),
@@ -227,7 +227,7 @@ class _Reader:
             what=self._bounds.what,
         ):
             batches.append(rows)
-            bad |= {first + at: why for at, why in wrong.items()}
+            bad |= {first + at: why for at, why in bad_of_run.items()}
         return (batches[0] if len(batches) == 1 else pa.concat_batches(batches)), bad
 
     def _read(self, texts: JsonTexts, first: int, end: int) -> tuple[pa.RecordBatch, Bad] | None:
@@ -239,21 +239,21 @@ class _Reader:
             if rows is None:
                 continue
             try:
-                made = self._made(rows, units)
+                columns = self._columns_of(rows, units)
             except (pa.ArrowException, SchemaMismatchError):
                 continue
-            # The next run is likely to be as this one.
-            self._guesses = [guess, *(other for other in self._guesses if other is not guess)]
-            return made, {}
+            # The next run probably has the same form.
+            self._guesses = [guess, *(schema for schema in self._guesses if schema is not guess)]
+            return columns, {}
         return None
 
     def _units_of_run(self, texts: JsonTexts, first: int, end: int) -> _Units | None:
-        """Return what times count by the schema beside the envelopes; None: they have several."""
+        """Return the units in the schema beside the envelopes; None if the schemas differ."""
         run = texts.run(first, end)
         if run is None:
             return None
-        whole = run.to_pybytes()
-        if not any(mark in whole for mark in _UNIT_MARKS):
+        data = run.to_pybytes()
+        if not any(mark in data for mark in _UNIT_MARKS):
             return {}
         head, schema = _schema_before(texts.text(first))
         if schema is None or not texts.begin_with(head, first, end):
@@ -261,7 +261,7 @@ class _Reader:
         return self._units({"schema": schema})
 
     def _units(self, envelope: Mapping[str, Any]) -> _Units:
-        """Return what times count by the schema beside an envelope, where no microseconds."""
+        """Return the units of times in the schema beside an envelope, except microseconds."""
         schema = envelope.get("schema")
         if self._parts:
             schema = next((f for f in _fields(schema) if f.get("field") == "after"), None)
@@ -271,7 +271,7 @@ class _Reader:
             if isinstance(name := field.get("name"), str) and name in _UNITS
         }
 
-    def _made(self, rows: pa.RecordBatch, units: _Units) -> pa.RecordBatch:
+    def _columns_of(self, rows: pa.RecordBatch, units: _Units) -> pa.RecordBatch:
         payload = rows.column("payload")
         inside = dict(zip([f.name for f in payload.type], payload.flatten(), strict=True))
 
@@ -288,10 +288,10 @@ class _Reader:
             return pa.RecordBatch.from_arrays(arrays, schema=self._result)
         arrays = [part("op"), part("after").is_valid()]
         for name in self._parts:
-            found = part(name).flatten()
+            children = part(name).flatten()
             arrays += [
                 _value(array, t, units.get(column))
-                for array, (column, t) in zip(found, self._types.items(), strict=True)
+                for array, (column, t) in zip(children, self._types.items(), strict=True)
             ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._result)
 
@@ -303,13 +303,13 @@ class _Reader:
             try:
                 envelope = json_object(texts.text(at))
             except ValueError as error:
-                bad[at - first] = (None, f"the {self._what_each} {error}")
+                bad[at - first] = (None, f"the {self._record_part} {error}")
                 envelope = {}
             units.append(self._units(envelope))
             envelopes.append(_unwrapped(envelope))
         if not self._parts:
-            found = self._arranged(envelopes, units)
-            return found[0], {**found[1], **bad}
+            rows, bad_rows = self._arranged(envelopes, units)
+            return rows, {**bad_rows, **bad}
         ops, no_texts = column_of([e.get("op") for e in envelopes], pa.string())
         for at in no_texts:
             shown = ascii(envelopes[at]["op"])[:100]
@@ -317,8 +317,8 @@ class _Reader:
         has_after = [isinstance(e.get("after"), dict) for e in envelopes]
         arrays = [ops, pa.array(has_after)]
         for part in self._parts:
-            rows, wrong = self._arranged([_object(e.get(part)) for e in envelopes], units)
-            for at, why in wrong.items():
+            rows, bad_rows = self._arranged([_object(e.get(part)) for e in envelopes], units)
+            for at, why in bad_rows.items():
                 bad.setdefault(at, why)
             arrays += rows.columns
         return pa.RecordBatch.from_arrays(arrays, schema=self._result), bad
@@ -329,36 +329,36 @@ class _Reader:
         types = self._types
         plain = [
             {
-                name: _plain(value, types[name], counted.get(name))
+                name: _plain(value, types[name], row_units.get(name))
                 for name, value in row.items()
                 if name in types
             }
-            for row, counted in zip(rows, units, strict=True)
+            for row, row_units in zip(rows, units, strict=True)
         ]
         nested = sum(nested_bytes(row, types) for row in plain)
         self._bounds.check_bytes(len(plain), nested)
-        found = arranged(types, plain)
-        return found.rows, dict(found.bad)
+        rows_and_bad = arranged(types, plain)
+        return rows_and_bad.rows, dict(rows_and_bad.bad)
 
 
 def _schema_before(text: bytes) -> tuple[bytes, Any]:
-    """Return the schema that an envelope begins with, and the text up to its end.
+    """Return the schema at the beginning of an envelope, and the text up to the schema's end.
 
-    None for it: the envelope begins with something else.
+    The schema is None if the envelope begins with another member.
     """
     begin = _BEFORE_SCHEMA.match(text)
     if begin is None:
         return b"", None
     try:
-        rest = text[begin.end() :].decode()
-        schema, end = _DECODER.raw_decode(rest)
+        schema_text = text[begin.end() :].decode()
+        schema, end = _DECODER.raw_decode(schema_text)
     except (ValueError, RecursionError):
         return b"", None
-    return text[: begin.end()] + rest[:end].encode(), schema
+    return text[: begin.end()] + schema_text[:end].encode(), schema
 
 
 def _fields(schema: Any) -> list[Mapping[str, Any]]:
-    """Return the fields of a schema of Kafka Connect; none of what is no such schema."""
+    """Return the fields of a Kafka Connect schema; none for other values."""
     fields = schema.get("fields") if isinstance(schema, dict) else None
     return [f for f in fields if isinstance(f, dict)] if isinstance(fields, list) else []
 
@@ -368,7 +368,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _unwrapped(envelope: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an object with what its payload has, where it is the payload of one."""
+    """Return an envelope with the members of its payload, if any."""
     payload = _object(envelope.get("payload"))
     return {**envelope, **{name: value for name, value in payload.items() if value is not None}}
 
@@ -382,7 +382,7 @@ def _has_zone(t: pa.DataType) -> bool:
 
 
 def _value(array: pa.Array, t: pa.DataType, unit: str | None) -> pa.Array:
-    """Return what Arrow has read as values of a column, numbers of time counted in `unit`."""
+    """Return Arrow's values as values of a column; numbers of time count in `unit`."""
     if pa.types.is_binary(t):
         return from_base64(array)
     if _is_time(t) and pa.types.is_integer(array.type):
@@ -399,7 +399,7 @@ def _value(array: pa.Array, t: pa.DataType, unit: str | None) -> pa.Array:
 
 
 def _plain(value: Any, t: pa.DataType, unit: str | None) -> Any:
-    """Return a value of JSON as the table's own JSON has it."""
+    """Return a JSON value in the table's own JSON form."""
     if unit is not None and isinstance(value, int) and pa.types.is_timestamp(t):
         return value * _PER_US if unit == "ms" else value // _PER_US
     if pa.types.is_nested(t):
@@ -413,13 +413,13 @@ def _plain(value: Any, t: pa.DataType, unit: str | None) -> Any:
 
 
 def _with_known_fields(value: Any, t: pa.DataType) -> Any:
-    """Return a value of JSON without the fields that structs of a column have not."""
+    """Return a JSON value without the fields unknown to the column's structs."""
     if pa.types.is_struct(t) and isinstance(value, dict):
-        known = {field.name: field.type for field in t}
+        types_by_name = {field.name: field.type for field in t}
         return {
-            name: _with_known_fields(inner, known[name])
+            name: _with_known_fields(inner, types_by_name[name])
             for name, inner in value.items()
-            if name in known
+            if name in types_by_name
         }
     if pa.types.is_list(t) and isinstance(value, list):
         return [_with_known_fields(item, t.value_type) for item in value]

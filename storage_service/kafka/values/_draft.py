@@ -1,4 +1,4 @@
-"""Rows in the making: columns over all records, and which records make no row."""
+"""Drafts of rows: columns over all records, and the records without a row."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import pyarrow.compute as pc
 from streamhouse.core.errors import RequestTooLargeError
 from streamhouse.core.text.text_rows import width_of
 
-__all__ = ["Bad", "Draft", "DraftBounds", "MovedRows", "first_that_differs", "spread_out"]
+__all__ = ["Bad", "Draft", "DraftBounds", "MovedRows", "differing_rows", "spread_out"]
 
 Bad = dict[int, tuple[str | None, str]]
-"""Why records make no row, by their numbers: the column, and the reason."""
+"""Record number -> the column and the reason why the record has no row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftBounds:
-    """What the rows of a batch of records may come to."""
+    """The limit for the rows of a batch of records."""
 
     what: str
-    """What errors begin with, as in "produce to 'db.t'"."""
+    """The beginning of errors, for example "produce to 'db.t'"."""
     bytes_max: int
 
     def check(self, types: Mapping[str, pa.DataType], count: int) -> None:
-        """Raise `RequestTooLargeError` if so many rows without values take too much."""
+        """Raise `RequestTooLargeError` if `count` rows without values are too large."""
         self.check_bytes(count, count * width_of(types.values()))
 
     def check_bytes(self, count: int, byte_count: int) -> None:
-        """Raise `RequestTooLargeError` if the rows of `count` records take too much."""
+        """Raise `RequestTooLargeError` if the rows of `count` records are too large."""
         if byte_count > self.bytes_max:
             raise RequestTooLargeError(
                 f"{self.what}: {count} records take more than {self.bytes_max} bytes as rows"
@@ -42,7 +42,7 @@ class DraftBounds:
 
 @dataclass(frozen=True, slots=True)
 class MovedRows:
-    """The records, by number, that give a row another key, and the keys that the rows had."""
+    """The numbers of records with a new key for a row, and the old keys of the rows."""
 
     records: npt.NDArray[np.int64]
     old_keys: Mapping[str, pa.Array]
@@ -50,10 +50,10 @@ class MovedRows:
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """What one part of every record says; columns that it does not name are missing.
+    """The content of one part of every record; columns may be missing.
 
-    `deletes` has the records that delete the row of their key, `skipped` those that say nothing.
-    Records of `moved` write their row, and delete the row of the old key before.
+    `deletes` marks the records that delete the row of their key, `skipped` the records without
+    effect. Records of `moved` delete the row of the old key, then write their row.
     """
 
     columns: dict[str, pa.Array]
@@ -66,7 +66,7 @@ class Draft:
 def spread_out(
     texts: pa.BinaryArray, read: Callable[[pa.BinaryArray], tuple[pa.RecordBatch, Bad]]
 ) -> tuple[pa.RecordBatch, Bad]:
-    """Return what `read` makes of the texts that are there; the rows of the others are null."""
+    """Return the rows that `read` makes of present texts; rows of null texts are null."""
     if not texts.null_count:
         return read(texts)
     present = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
@@ -77,8 +77,8 @@ def spread_out(
     return rows.take(indices), {int(present[at]): why for at, why in bad.items()}
 
 
-def first_that_differs(one: pa.Array, other: pa.Array) -> npt.NDArray[np.int64]:
-    """Return where both arrays have a value, and not the same."""
+def differing_rows(left_array: pa.Array, right_array: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the rows in which both arrays have a value, and the values differ."""
     return np.flatnonzero(
-        pc.fill_null(pc.not_equal(one, other), False).to_numpy(zero_copy_only=False)
+        pc.fill_null(pc.not_equal(left_array, right_array), False).to_numpy(zero_copy_only=False)
     )

@@ -1,4 +1,4 @@
-"""Texts of JSON objects, a value or a key each, as columns of a table."""
+"""Texts of JSON objects, for values or keys, as columns of a table."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from streamhouse.storage_service.kafka.values._draft import Bad, DraftBounds, sp
 
 __all__ = ["json_columns", "json_keys", "texts_of"]
 
-# Of more of them Arrow makes one text in less time.
+# Arrow joins more values in less time.
 _FEW_VALUES: Final = 1_000
-# One number, word or text: what may be wrapped into an object, and stay one value.
+# A number, word or text, which an object can contain without changing the meaning.
 _SCALAR: Final = r'^[ \t\r\n]*(?:"(?:[^"\\]|\\.)*"|[^ \t\r\n",:\[\]{}]+)[ \t\r\n]*$'
 
 
 def texts_of(values: pa.BinaryArray) -> JsonTexts:
-    """Return values, none of which is null, as texts with a newline between two of them."""
+    """Return values, without nulls, as texts with a newline in between."""
     count = len(values)
     bounds = np.frombuffer(values.buffers()[1], np.int32, count + 1, 4 * values.offset)
     lengths = np.diff(bounds).astype(np.int64)
@@ -41,14 +41,14 @@ def json_columns(
     types: Mapping[str, pa.DataType],
     bounds: DraftBounds,
     *,
-    whose: str,
-    what_each: str,
+    owner: str,
+    record_part: str,
 ) -> tuple[pa.RecordBatch, Bad]:
     """Return objects as rows of columns `types`; a null is a row of nulls.
 
     Args:
-        whose: whose columns they are, as errors say it.
-        what_each: what an object is of its record, as errors say it.
+        owner: the owner of the columns in errors.
+        record_part: the part of the record in errors.
     """
 
     def read(texts: pa.BinaryArray) -> tuple[pa.RecordBatch, Bad]:
@@ -60,9 +60,9 @@ def json_columns(
             texts_of(texts),
             types,
             check=bounds.check_bytes,
-            unreadable=lambda _, reason: f"the {what_each} {reason}",
+            unreadable=lambda _, reason: f"the {record_part} {reason}",
             what=bounds.what,
-            whose=whose,
+            whose=owner,
         )
         for first, _, run in reader.runs():
             runs.append(run.rows)
@@ -76,19 +76,23 @@ def json_columns(
 def json_keys(
     keys: pa.BinaryArray, types: Mapping[str, pa.DataType], bounds: DraftBounds
 ) -> tuple[pa.RecordBatch, Bad]:
-    """Return keys as columns `types`: objects, or values alone where there is one column."""
-    whose, what_each = f"the key ({', '.join(types)})", "key"
+    """Return keys as columns `types`: objects, or plain values for a single column."""
+    owner, record_part = f"the key ({', '.join(types)})", "key"
     if len(types) != 1:
-        return json_columns(keys, types, bounds, whose=whose, what_each=what_each)
+        return json_columns(keys, types, bounds, owner=owner, record_part=record_part)
     ((name, t),) = types.items()
     is_scalar = pc.match_substring_regex(keys, _SCALAR)
     if not pc.any(is_scalar).as_py():
-        return json_columns(keys, types, bounds, whose=whose, what_each=what_each)
-    # `5` is read as `{"id": 5}` is, by the same reader.
+        return json_columns(keys, types, bounds, owner=owner, record_part=record_part)
+    # `5` is read as `{"id": 5}`, by the same reader.
     head = _json_name(name)
     wrapped = pc.binary_join_element_wise(head, keys, pa.scalar(b"}"), pa.scalar(b""))
     return json_columns(
-        pc.if_else(is_scalar, wrapped, keys), {name: t}, bounds, whose=whose, what_each=what_each
+        pc.if_else(is_scalar, wrapped, keys),
+        {name: t},
+        bounds,
+        owner=owner,
+        record_part=record_part,
     )
 
 

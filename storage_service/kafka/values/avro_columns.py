@@ -1,7 +1,7 @@
-"""Avro behind the five bytes of Confluent's framing, as columns of a table and back.
+"""Avro in Confluent's framing of five bytes, as columns of a table and back.
 
-The framing is a zero byte, then the schema's id as four bytes, the highest first. Records with one
-id are read together, by whole columns; a field of the schema is the column of its name.
+The framing is a zero byte, then the schema's id as four big-endian bytes. Records with the same id
+are read together, by whole columns; a field of the schema is the column of its name.
 
 Source: Confluent, "Schema Registry wire format".
 """
@@ -29,7 +29,7 @@ from streamhouse.core.model.casts.written_rows import check_names
 from streamhouse.core.model.schema import Column, Schema, empty_batch
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.storage_service.kafka.avro_library import read_values, write_rows
-from streamhouse.storage_service.kafka.avro_schema import AvroSchema, known_schema
+from streamhouse.storage_service.kafka.avro_schema import AvroSchema, cached_schema
 from streamhouse.storage_service.kafka.values._avro_arrays import from_plain, to_plain
 from streamhouse.storage_service.kafka.values._draft import Bad, DraftBounds, spread_out
 
@@ -37,27 +37,27 @@ __all__ = ["SchemaSource", "avro_columns", "avro_records"]
 
 _HEAD: Final = struct.Struct(">BI")
 _HEAD_BYTES: Final = _HEAD.size
-# Of records that are decoded together, at worst: then their real bytes are known.
+# The limit for records that are decoded together, at their largest possible size.
 _STEP_BYTES: Final = 32 << 20
 _REMEDY: Final = "register a schema that has such values, or change the row"
 
 
 class SchemaSource(Protocol):
-    """Where schemas of Avro are found; answers at once."""
+    """Finds Avro schemas, without waiting."""
 
     def schema(self, schema_id: int, /) -> str:
-        """Return a schema by its id; raises `NotFoundError` if there is none."""
+        """Return a schema by id; raises `NotFoundError` for an unknown id."""
 
     def table_schema(self, schema_id: int, /) -> int | None:
-        """Return by which version of the table's schema a schema's fields are called as columns.
+        """Return the version of the table's schema whose column names the fields have.
 
-        None: that is not known.
+        None if the version is unknown.
         """
 
     def latest(self, path: TablePath, part: str, /) -> tuple[int, str]:
-        """Return id and text of the newest schema of a table's `key` or `value`.
+        """Return the id and text of the newest schema for a table's `key` or `value`.
 
-        Raises `NotFoundError` if there is none.
+        Raises `NotFoundError` without any schema.
         """
 
 
@@ -67,12 +67,12 @@ def avro_columns(
     bounds: DraftBounds,
     *,
     schemas: SchemaSource | None,
-    what_each: str,
+    record_part: str,
     table: TableInfo,
 ) -> tuple[pa.RecordBatch, Bad]:
     """Return values as rows of columns `types` of a table; a null is a row of nulls."""
     bounds.check(types, len(values))
-    reader = _Reader(types, bounds, schemas, what_each, table)
+    reader = _Reader(types, bounds, schemas, record_part, table)
     return spread_out(values, reader.rows)
 
 
@@ -82,27 +82,27 @@ class _Reader:
         types: Mapping[str, pa.DataType],
         bounds: DraftBounds,
         schemas: SchemaSource | None,
-        what_each: str,
+        record_part: str,
         table: TableInfo,
     ) -> None:
         self._types = types
         self._table = table
-        self._wanted = Schema(
+        self._row_schema = Schema(
             tuple(Column(id=n, name=name, type=t) for n, (name, t) in enumerate(types.items(), 1))
         )
         self._bounds = bounds
         self._schemas = schemas
-        self._what_each = what_each
+        self._record_part = record_part
         self._byte_count = 0
 
     def rows(self, values: pa.BinaryArray) -> tuple[pa.RecordBatch, Bad]:
-        """Return the rows of values, none of which is null."""
+        """Return the rows of values, without null values."""
         bad: Bad = {}
         ids = _schema_ids(values)
         for at in np.flatnonzero(ids < 0):
             bad[int(at)] = (
                 None,
-                f"the {self._what_each} is no Avro in Confluent's framing: a zero byte and the"
+                f"the {self._record_part} is no Avro in Confluent's framing: a zero byte and the"
                 " schema's id come first",
             )
         parts: list[pa.RecordBatch] = []
@@ -111,25 +111,27 @@ class _Reader:
             places = np.flatnonzero(ids == schema_id)
             try:
                 schema = self._schema(int(schema_id))
-                found, wrong = self._decoded(values.take(pa.array(places)), schema, int(schema_id))
+                batches_of_schema, bad_values = self._decoded(
+                    values.take(pa.array(places)), schema, int(schema_id)
+                )
             except StreamhouseError as error:
                 if not isinstance(error, InvalidRequestError | NotFoundError):
                     raise
                 bad |= {int(at): (None, error.message) for at in places}
                 continue
-            bad |= {int(places[at]): why for at, why in wrong.items()}
-            good = np.delete(places, list(wrong))
-            parts += found
+            bad |= {int(places[at]): why for at, why in bad_values.items()}
+            good = np.delete(places, list(bad_values))
+            parts += batches_of_schema
             order.append(good)
-        whole = pa.Table.from_batches(parts, schema=self._wanted.to_arrow()).combine_chunks()
+        joined = pa.Table.from_batches(parts, schema=self._row_schema.to_arrow()).combine_chunks()
         indices = np.full(len(values), -1, np.int64)
         if order:
             places = np.concatenate(order)
             indices[places] = np.arange(len(places))
-        rows = whole.take(pa.array(indices, mask=indices < 0)).combine_chunks()
+        rows = joined.take(pa.array(indices, mask=indices < 0)).combine_chunks()
         batches = rows.to_batches()
         if not batches:
-            return empty_batch(whole.schema), bad
+            return empty_batch(joined.schema), bad
         return batches[0], bad
 
     def _schema(self, schema_id: int) -> AvroSchema:
@@ -137,10 +139,10 @@ class _Reader:
         if self._schemas is None:
             raise UnsupportedError("the service has no schemas of Avro")
         text = self._schemas.schema(schema_id)
-        schema = known_schema(text)
+        schema = cached_schema(text)
         if schema.is_wrapped and len(self._types) != 1:
             raise SchemaMismatchError(
-                f"schema {schema_id} is no record, and the {self._what_each} has several columns"
+                f"schema {schema_id} is no record, and the {self._record_part} has several columns"
             )
         pairs = self._pairs(schema)
         check_names(
@@ -162,7 +164,7 @@ class _Reader:
         return schema
 
     def _pairs(self, schema: AvroSchema) -> Sequence[tuple[str, str | None, pa.DataType]]:
-        """Return every field with its column, and the type that its values are read as."""
+        """Return every field with its column and the values' type."""
         if schema.is_wrapped:
             return [(schema.fields[0].name, next(iter(self._types)), schema.fields[0].type.arrow)]
         return [
@@ -173,30 +175,32 @@ class _Reader:
     def _decoded(
         self, values: pa.BinaryArray, schema: AvroSchema, schema_id: int
     ) -> tuple[list[pa.RecordBatch], Bad]:
-        """Return the rows of one schema in their order, without those that are bad."""
+        """Return the rows of one schema in order, without bad values."""
         lengths = pc.binary_length(values).to_numpy().astype(np.int64)
-        worst = schema.width + lengths * schema.growth
-        done: list[pa.RecordBatch] = []
+        bytes_bound = schema.width + lengths * schema.growth
+        batches: list[pa.RecordBatch] = []
         bad: Bad = {}
-        # What is decoded is in memory before it is counted.
-        for at in np.flatnonzero(worst > self._bounds.bytes_max):
+        # Decoded rows are in memory before their size is known.
+        for at in np.flatnonzero(bytes_bound > self._bounds.bytes_max):
             bad[int(at)] = (
                 None,
-                f"the {self._what_each} has {int(lengths[at])} bytes, which by schema {schema_id}"
+                f"the {self._record_part} has {int(lengths[at])} bytes, which by schema {schema_id}"
                 f" may be more than {self._bounds.bytes_max} bytes of rows (body_bytes_max)",
             )
         if bad:
             places = np.delete(np.arange(len(values)), list(bad))
-            done, wrong = self._decoded(values.take(pa.array(places)), schema, schema_id)
-            return done, {**bad, **{int(places[at]): why for at, why in wrong.items()}}
-        worst = np.cumsum(worst)
+            batches, bad_values = self._decoded(values.take(pa.array(places)), schema, schema_id)
+            return batches, {**bad, **{int(places[at]): why for at, why in bad_values.items()}}
+        bytes_bound = np.cumsum(bytes_bound)
         first = 0
         while first < len(values):
-            used = int(worst[first - 1]) if first else 0
-            end = max(int(np.searchsorted(worst, used + _STEP_BYTES, side="right")), first + 1)
-            self._decode_step(values, first, end, schema, schema_id, done, bad)
+            used = int(bytes_bound[first - 1]) if first else 0
+            end = max(
+                int(np.searchsorted(bytes_bound, used + _STEP_BYTES, side="right")), first + 1
+            )
+            self._decode_step(values, first, end, schema, schema_id, batches, bad)
             first = end
-        return done, bad
+        return batches, bad
 
     def _decode_step(
         self,
@@ -205,7 +209,7 @@ class _Reader:
         end: int,
         schema: AvroSchema,
         schema_id: int,
-        done: list[pa.RecordBatch],
+        batches: list[pa.RecordBatch],
         bad: Bad,
     ) -> None:
         waiting = [(first, end)]
@@ -215,11 +219,11 @@ class _Reader:
                 rows = self._read(values.slice(start, stop - start), schema)
             except (ValueError, pa.ArrowException, StreamhouseError) as error:
                 if stop - start == 1:
-                    said = error.message if isinstance(error, StreamhouseError) else str(error)
+                    message = error.message if isinstance(error, StreamhouseError) else str(error)
                     bad[start] = (
                         None,
-                        f"the {self._what_each} is no Avro of schema {schema_id}"
-                        f" that the table can have: {said[:300]}",
+                        f"the {self._record_part} is no Avro of schema {schema_id}"
+                        f" that the table can have: {message[:300]}",
                     )
                     continue
                 half = (start + stop) // 2
@@ -227,52 +231,53 @@ class _Reader:
                 continue
             self._byte_count += rows.nbytes
             self._bounds.check_bytes(len(values), self._byte_count)
-            done.append(rows)
+            batches.append(rows)
 
     def _read(self, values: pa.BinaryArray, schema: AvroSchema) -> pa.RecordBatch:
         plain = read_values(pc.binary_slice(values, _HEAD_BYTES).to_pylist(), schema)
         arrays = dict(zip(plain.schema.names, plain.columns, strict=True))
-        found: dict[str, pa.Array] = {}
+        columns_read: dict[str, pa.Array] = {}
         for field, (_, column, _) in zip(schema.fields, self._pairs(schema), strict=True):
-            assert column is not None, "seen by _schema"
-            found[column] = from_plain(arrays[field.name], field.type)
-        given = pa.RecordBatch.from_pydict(found)
-        # Texts may be none: the library does not look.
-        given.validate(full=True)
-        rows = fitted(given, castings(given.schema, self._wanted), table=self._what_each)
+            assert column is not None, "checked by _schema"
+            columns_read[column] = from_plain(arrays[field.name], field.type)
+        field_rows = pa.RecordBatch.from_pydict(columns_read)
+        # Texts may be invalid: the library does not check UTF-8.
+        field_rows.validate(full=True)
+        rows = fitted(
+            field_rows, castings(field_rows.schema, self._row_schema), table=self._record_part
+        )
         columns = [
-            rows.column(name).cast(t) if name in found else pa.nulls(len(values), t)
+            rows.column(name).cast(t) if name in columns_read else pa.nulls(len(values), t)
             for name, t in self._types.items()
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=self._wanted.to_arrow())
+        return pa.RecordBatch.from_arrays(columns, schema=self._row_schema.to_arrow())
 
 
 def _schema_ids(values: pa.BinaryArray) -> npt.NDArray[np.int64]:
-    """Return the schema id of every value; -1 where there is none."""
+    """Return the schema id of every value; -1 without a valid framing."""
     lengths = pc.binary_length(values).to_numpy().astype(np.int64)
     heads = pc.binary_join_element_wise(
         pc.binary_slice(values, 0, _HEAD_BYTES), pa.scalar(b"\1" * _HEAD_BYTES), pa.scalar(b"")
     )
-    # Shorter ones get ones behind them, so that all have five bytes.
-    whole = b"".join(pc.binary_slice(heads, 0, _HEAD_BYTES).to_pylist())
-    table = np.frombuffer(whole, np.uint8).reshape(-1, _HEAD_BYTES)
+    # Shorter values are padded with ones to five bytes.
+    joined_heads = b"".join(pc.binary_slice(heads, 0, _HEAD_BYTES).to_pylist())
+    table = np.frombuffer(joined_heads, np.uint8).reshape(-1, _HEAD_BYTES)
     ids = table[:, 1:].astype(np.int64) @ np.array([1 << 24, 1 << 16, 1 << 8, 1])
     return np.where((lengths >= _HEAD_BYTES) & (table[:, 0] == 0), ids, -1)
 
 
 def avro_records(
-    rows: pa.RecordBatch, table: TableInfo, *, schemas: SchemaSource | None, what_each: str
+    rows: pa.RecordBatch, table: TableInfo, *, schemas: SchemaSource | None, record_part: str
 ) -> pa.BinaryArray:
-    """Return rows as Avro of the newest schema of the table's key or value, framed.
+    """Return rows as framed Avro, in the newest schema of the table's key or value.
 
-    Raises `SchemaMismatchError` for a row that this schema cannot say, naming the column if that is
-    known.
+    Raises `SchemaMismatchError` for a row that the schema cannot express, with the column if known.
     """
     if schemas is None:
         raise UnsupportedError(f"table '{table.path}': the service has no schemas of Avro")
-    schema_id, text = schemas.latest(table.path, what_each)
-    schema = known_schema(text)
-    where = f"table '{table.path}', schema {schema_id} of its {what_each}"
+    schema_id, text = schemas.latest(table.path, record_part)
+    schema = cached_schema(text)
+    where = f"table '{table.path}', schema {schema_id} of its {record_part}"
     arrays, fields = [], []
     for number, field in enumerate(schema.fields):
         name = rows.schema.names[number] if schema.is_wrapped else field.name
@@ -284,11 +289,13 @@ def avro_records(
             raise SchemaMismatchError(
                 f"{where}: column '{name}' is {array.type}, and its field is {field.type.arrow}"
             )
-        wanted = Schema((Column(id=1, name=name, type=field.type.arrow),))
-        one = pa.RecordBatch.from_arrays([array], names=[name])
+        field_schema = Schema((Column(id=1, name=name, type=field.type.arrow),))
+        column_batch = pa.RecordBatch.from_arrays([array], names=[name])
         try:
-            one = fitted(one, castings(one.schema, wanted), table=str(table.path))
-            array = to_plain(one.column(0), field.type, where=f"{where}: column '{name}'")
+            column_batch = fitted(
+                column_batch, castings(column_batch.schema, field_schema), table=str(table.path)
+            )
+            array = to_plain(column_batch.column(0), field.type, where=f"{where}: column '{name}'")
         except pa.ArrowInvalid as error:
             raise SchemaMismatchError(
                 f"{where}: column '{name}' has a value that the schema cannot say: {error};"

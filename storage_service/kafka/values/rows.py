@@ -1,9 +1,8 @@
 """Records as rows of a table.
 
-Every part of a record is read for all records at once: values, keys, timestamps, headers. Their
-columns are put together, and divided into rows that fit the table and records that do not, by the
-same checks as rows of any other write. A batch that has nothing wrong is never looked at record by
-record; raw values are not even copied.
+Each part of the records is read for all records at once: values, keys, timestamps, headers. The
+columns are divided into rows for the table and bad records, by the checks of every write. A batch
+without bad records is never read record by record, and raw values are not even copied.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from streamhouse.storage_service.kafka.values._draft import (
     Draft,
     DraftBounds,
     MovedRows,
-    first_that_differs,
+    differing_rows,
 )
 from streamhouse.storage_service.kafka.values._json_columns import json_columns, json_keys
 from streamhouse.storage_service.kafka.values.avro_columns import (
@@ -59,19 +58,19 @@ _US_PER_MS: Final = 1_000
 _MS_MAX: Final = (1 << 63) // _US_PER_MS - 1
 _NO_TIMESTAMP: Final = -1
 _SHOWN_BYTES: Final = 64 << 10
-# The reason, and where it was.
+# The size of a reason and its place.
 _BAD_ROW_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRows:
-    """What a batch of records is to a table.
+    """The rows and bad records of a batch.
 
-    `rows` have the table's columns, in the order of their records; `records` has the number of
-    each row's record, from 0 on. A record that gives a row another key has two rows. `operations`
-    (`model.changelog`) is set for tables with a primary key; of a row that is deleted only the key
-    matters. `bad` has the records that are no rows, with their numbers as positions, and what they
-    have if it is to be kept (`kafka.on.error`). A record in neither changes nothing.
+    `rows` have the table's columns, in the order of the records. `records` has the record number of
+    each row, from 0 on; a record with a new key for a row has two rows. `operations`
+    (`model.changelog`) is set for tables with a primary key; only the key matters in a deleted row.
+    `bad` has the records without a row, with their numbers as positions, and their content for
+    `kafka.on.error`. All further records have no effect.
     """
 
     rows: pa.RecordBatch
@@ -79,12 +78,12 @@ class RecordRows:
     operations: npt.NDArray[np.int8] | None
     bad: Sequence[BadRow]
     bad_nbytes: int = 0
-    """What `bad` holds of memory: all records of the batch, where some are kept."""
+    """The memory of `bad`: all records of the batch, if any bad record is kept."""
 
     def parts(self, counts: Sequence[int]) -> Iterator[RecordRows]:
-        """Yield what each of several batches is, of which these are the records, by their counts.
+        """Yield the rows of each batch, if `counts` are the record counts of consecutive batches.
 
-        Rows are not copied: a part is a slice of these.
+        Rows are not copied: the parts are slices.
         """
         bounds = list(itertools.accumulate(counts, initial=0))
         rows = np.searchsorted(self.records, bounds).tolist()
@@ -110,20 +109,19 @@ def rows_of(
     bytes_max: int,
     schemas: SchemaSource | None = None,
 ) -> RecordRows:
-    """Read records as rows. On any thread.
+    """Return records as rows. On any thread.
 
     Args:
-        bytes_max: what the rows may take as Arrow's.
-        schemas: where schemas of Avro are found.
+        bytes_max: the limit for the rows in Arrow's form.
+        schemas: the source of Avro schemas.
 
-    Raises `RequestTooLargeError` for more than that; what a record has that does not fit is in the
-    result.
+    Raises `RequestTooLargeError` above the limit; misfit records are in the result.
     """
     form = table.descriptor.record_format()
     bounds = DraftBounds(what=f"produce to '{table.path}'", bytes_max=bytes_max)
     reading = _Reading(records, table, form, bounds, schemas)
     draft = reading.draft()
-    return _fitted(draft, reading)
+    return _checked_rows(draft, reading)
 
 
 @dataclass(slots=True)
@@ -165,12 +163,12 @@ class _Reading:
                 types,
                 self.bounds,
                 schemas=self.schemas,
-                what_each="value",
+                record_part="value",
                 table=self.table,
             )
         else:
             rows, bad = json_columns(
-                values, types, self.bounds, whose="the table", what_each="value"
+                values, types, self.bounds, owner="the table", record_part="value"
             )
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         return Draft(columns=columns, bad=bad, deletes=deletes)
@@ -187,10 +185,10 @@ class _Reading:
         if not form.key_columns or keys.null_count == len(keys):
             return
         types = self._types(form.key_columns)
-        found: Mapping[str, pa.Array]
+        key_columns: Mapping[str, pa.Array]
         bad: Bad = {}
         if form.key is KeyFormat.RAW:
-            found = {form.key_columns[0]: keys}
+            key_columns = {form.key_columns[0]: keys}
         else:
             if form.key is KeyFormat.AVRO:
                 rows, bad = avro_columns(
@@ -198,21 +196,21 @@ class _Reading:
                     types,
                     self.bounds,
                     schemas=self.schemas,
-                    what_each="key",
+                    record_part="key",
                     table=self.table,
                 )
             elif form.value is ValueFormat.DEBEZIUM_JSON:
                 rows, bad = debezium_keys(keys, types, self.bounds)
             else:
                 rows, bad = json_keys(keys, types, self.bounds)
-            found = dict(zip(rows.schema.names, rows.columns, strict=True))
+            key_columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         for at, why in bad.items():
             draft.bad.setdefault(at, why)
-        for name, array in found.items():
+        for name, array in key_columns.items():
             self._merge(draft, name, array)
 
     def _merge(self, draft: Draft, name: str, keys: pa.Array) -> None:
-        """Let a column have what keys say, where values say nothing; both must be the same."""
+        """Fill nulls of a column from the keys; differing values and keys are bad records."""
         values = draft.columns.get(name)
         if values is None or values.null_count == len(values):
             draft.columns[name] = keys
@@ -220,9 +218,11 @@ class _Reading:
         if keys.type != values.type:
             keys, bad = _as_text(name, keys)
             draft.bad = {**bad, **draft.bad}
-        for at in first_that_differs(keys, values):
-            of_key, of_value = (str(python_value(array[int(at)]))[:80] for array in (keys, values))
-            reason = f"the record's key has {of_key!r}, and its value has {of_value!r}"
+        for at in differing_rows(keys, values):
+            key_text, value_text = (
+                str(python_value(array[int(at)]))[:80] for array in (keys, values)
+            )
+            reason = f"the record's key has {key_text!r}, and its value has {value_text!r}"
             draft.bad.setdefault(int(at), (name, reason))
         draft.columns[name] = pc.coalesce(values, keys) if values.null_count else values
 
@@ -231,37 +231,37 @@ class _Reading:
         if name is None:
             return
         ms = self.records.timestamps_ms
-        least = int(ms.min(initial=0))
-        if least < -_MS_MAX or ms.max(initial=0) > _MS_MAX:
+        ms_min = int(ms.min(initial=0))
+        if ms_min < -_MS_MAX or ms.max(initial=0) > _MS_MAX:
             for at in np.flatnonzero((ms > _MS_MAX) | (ms < -_MS_MAX)):
                 reason = f"the record's timestamp {int(ms[at])} is out of range"
                 draft.bad.setdefault(int(at), (name, reason))
         with np.errstate(over="ignore"):
             us = ms * _US_PER_MS
         t = self._types((name,))[name]
-        if least < 0 and (is_null := ms == _NO_TIMESTAMP).any():
-            found = pa.array(us, mask=is_null).view(t)
+        if ms_min < 0 and (is_null := ms == _NO_TIMESTAMP).any():
+            times = pa.array(us, mask=is_null).view(t)
         else:
-            found = pa.Array.from_buffers(t, len(us), [None, pa.py_buffer(us)])
+            times = pa.Array.from_buffers(t, len(us), [None, pa.py_buffer(us)])
         values = draft.columns.get(name)
         draft.columns[name] = (
-            found
+            times
             if values is None or not values.null_count < len(values)
-            else pc.coalesce(values, found)
+            else pc.coalesce(values, times)
         )
 
     def _add_headers(self, draft: Draft) -> None:
         name, headers = self.form.headers_column, self.records.headers
         if name is None or headers is None:
             return
-        # No headers are null, whether a record has an empty list of them or none.
+        # A record without headers, or with an empty list, becomes a null.
         has_any = pc.greater(pc.list_value_length(headers), 0)
-        found = pc.if_else(has_any, headers, None).cast(self._types()[name])
+        cast_headers = pc.if_else(has_any, headers, None).cast(self._types()[name])
         values = draft.columns.get(name)
-        draft.columns[name] = found if values is None else pc.coalesce(values, found)
+        draft.columns[name] = cast_headers if values is None else pc.coalesce(values, cast_headers)
 
     def _check_deletes(self, draft: Draft) -> None:
-        """A record without a value needs a key."""
+        """Mark deletes without a complete key as bad records."""
         assert draft.deletes is not None
         for name in self.table.descriptor.primary_key:
             nulls = draft.columns[name].is_null().to_numpy(zero_copy_only=False)
@@ -270,20 +270,21 @@ class _Reading:
                 draft.bad.setdefault(int(at), (name, reason))
 
     def kept_nbytes(self, draft: Draft) -> int:
-        """Return what bad records hold until they are stored: the batch."""
+        """Return the memory of bad records until stored: the whole batch."""
         records = self.records
         parts = (records.keys, records.values, records.headers, *draft.columns.values())
         return sum(part.get_total_buffer_size() for part in parts if part is not None)
 
-    def given(self, at: int, draft: Draft) -> dict[str, Any]:
-        """Return what a record has, as columns of the table as far as it could be read."""
+    def content(self, at: int, draft: Draft) -> dict[str, Any]:
+        """Return the content of a record, as columns of the table as far as readable."""
         form, records = self.form, self.records
         row: dict[str, Any] = {}
         value = records.values[at].as_py()
         if form.value is ValueFormat.RAW:
             row[str(form.value_column)] = value
         elif value is not None and len(value) > ROW_TEXT_MAX:
-            # Its objects would be far more than what is kept of it: it is cut where rows are.
+            # Parsed objects would be much larger than the kept text, which is cut at the same limit
+            # as rows.
             row["kafka.value"] = value[: 4 * ROW_TEXT_MAX + 4].decode(errors="replace")
         elif form.value is ValueFormat.JSON and value is not None:
             try:
@@ -293,9 +294,9 @@ class _Reading:
         elif value is not None:
             row["kafka.value"] = _shown(value)
         for name in form.key_columns:
-            found = draft.columns[name]
-            if name not in row and at < len(found) and found[at].is_valid:
-                row[name] = python_value(found[at])
+            key_column = draft.columns[name]
+            if name not in row and at < len(key_column) and key_column[at].is_valid:
+                row[name] = python_value(key_column[at])
         key = records.keys[at].as_py()
         if key is not None and not all(name in row for name in form.key_columns):
             row["kafka.key"] = _shown(key)
@@ -305,18 +306,18 @@ class _Reading:
         return row
 
 
-class _Given(Mapping[str, Any]):
-    """What a bad record has, read when that is asked: until then it is the bytes that came.
+class _RecordContent(Mapping[str, Any]):
+    """The content of a bad record, parsed on access; until then the received bytes.
 
-    As Python's objects it may take thirty times as much.
+    Parsed objects may take thirty times as much memory.
     """
 
     def __init__(self, reading: _Reading, at: int, draft: Draft) -> None:
         self._reading, self._at, self._draft = reading, at, draft
 
     def items(self) -> ItemsView[str, Any]:
-        """Return all of it, read once."""
-        return self._reading.given(self._at, self._draft).items()
+        """Return the complete content, parsed in this call."""
+        return self._reading.content(self._at, self._draft).items()
 
     def __getitem__(self, name: str) -> Any:
         return dict(self.items())[name]
@@ -329,7 +330,7 @@ class _Given(Mapping[str, Any]):
 
 
 def _as_text(name: str, keys: pa.Array) -> tuple[pa.Array, Bad]:
-    """Return raw keys as texts, and which are none."""
+    """Return raw keys as texts, and the keys that are no texts."""
     try:
         return keys.cast(pa.string()), {}
     except pa.ArrowInvalid:
@@ -346,7 +347,7 @@ def _as_text(name: str, keys: pa.Array) -> tuple[pa.Array, Bad]:
 
 
 def _shown(data: bytes) -> str:
-    """Return bytes as JSON can have them: as a text, or as hexadecimal digits."""
+    """Return bytes for JSON: as a text, or as hexadecimal digits."""
     cut = data[:_SHOWN_BYTES]
     try:
         return cut.decode()
@@ -357,7 +358,7 @@ def _shown(data: bytes) -> str:
 def _with_old_rows(
     rows: pa.RecordBatch, moved: MovedRows
 ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-    """Return rows with one of the old key before each that gets another, and their numbers."""
+    """Return rows with a row of the old key before each moved row, and the record numbers."""
     count = len(moved.records)
     old = [
         moved.old_keys[field.name].cast(field.type)
@@ -373,66 +374,66 @@ def _with_old_rows(
     return batch, np.insert(numbers, moved.records, moved.records)
 
 
-def _fitted(draft: Draft, reading: _Reading) -> RecordRows:
-    """Return the rows that fit, by the checks that every write has."""
+def _checked_rows(draft: Draft, reading: _Reading) -> RecordRows:
+    """Return the rows that fit, by the checks of every write."""
     table, count = reading.table, len(reading.records)
-    wanted = table.schema.to_arrow()
-    arrays = [draft.columns[name] for name in wanted.names]
-    if [array.type for array in arrays] == wanted.types:
-        # As they are to be stored: nothing is cast then.
-        rows = pa.RecordBatch.from_arrays(arrays, schema=wanted)
+    table_schema = table.schema.to_arrow()
+    arrays = [draft.columns[name] for name in table_schema.names]
+    if [array.type for array in arrays] == table_schema.types:
+        # The types are those of storage: no cast is needed.
+        rows = pa.RecordBatch.from_arrays(arrays, schema=table_schema)
     else:
-        rows = pa.RecordBatch.from_arrays(arrays, names=wanted.names)
-    left, deletes = np.arange(count), draft.deletes
+        rows = pa.RecordBatch.from_arrays(arrays, names=table_schema.names)
+    numbers, deletes = np.arange(count), draft.deletes
     if draft.moved is not None and deletes is not None and len(draft.moved.records):
-        rows, left = _with_old_rows(rows, draft.moved)
-        # Of two rows with one number the first is the old one.
-        deletes = deletes[left] | np.append(left[1:] == left[:-1], False)
+        rows, numbers = _with_old_rows(rows, draft.moved)
+        # The first of two rows with the same record number is the old row.
+        deletes = deletes[numbers] | np.append(numbers[1:] == numbers[:-1], False)
     if deletes is not None:
         codes = np.where(deletes, DELETE, UPDATE_AFTER).astype(np.int8)
         rows = rows.append_column(CHANGE_TYPE_COLUMN, pa.array(codes))
     if draft.bad or draft.skipped is not None:
-        out = np.zeros(count, np.bool_) if draft.skipped is None else draft.skipped.copy()
-        out[np.fromiter(draft.bad, np.int64, len(draft.bad))] = True
-        is_in = np.flatnonzero(~out[left])
-        rows, left = rows.take(pa.array(is_in)), left[is_in]
-        deletes = None if deletes is None else deletes[is_in]
+        is_excluded = np.zeros(count, np.bool_) if draft.skipped is None else draft.skipped.copy()
+        is_excluded[np.fromiter(draft.bad, np.int64, len(draft.bad))] = True
+        included = np.flatnonzero(~is_excluded[numbers])
+        rows, numbers = rows.take(pa.array(included)), numbers[included]
+        deletes = None if deletes is None else deletes[included]
     fit, misfits = RowSplitter(table).split(rows)
     bad = {
-        **{int(left[row.position]): (row.column, row.reason) for row in misfits},
+        **{int(numbers[row.position]): (row.column, row.reason) for row in misfits},
         **draft.bad,
     }
     if misfits:
-        is_fit = np.ones(len(left), np.bool_)
+        is_fit = np.ones(len(numbers), np.bool_)
         is_fit[[row.position for row in misfits]] = False
-        # A record is written as a whole or not at all.
-        is_whole = ~np.isin(left, list(bad))
+        # A record is written completely or not at all.
+        is_whole = ~np.isin(numbers, list(bad))
         fit = fit.filter(pa.array(is_whole[is_fit]))
-        left, deletes = left[is_whole], None if deletes is None else deletes[is_whole]
+        numbers, deletes = numbers[is_whole], None if deletes is None else deletes[is_whole]
     operations = None
     if table.is_primary_key_table:
-        operations = np.full(len(left), OPERATION_UPSERT, np.int8)
+        operations = np.full(len(numbers), OPERATION_UPSERT, np.int8)
     if deletes is None:
-        if not fit.schema.equals(wanted):
-            fit = pa.RecordBatch.from_arrays(fit.columns, schema=wanted)
+        if not fit.schema.equals(table_schema):
+            fit = pa.RecordBatch.from_arrays(fit.columns, schema=table_schema)
     else:
         assert operations is not None
         operations[deletes] = OPERATION_DELETE
-        # Of a row that is deleted required columns are null, too.
-        fit = fit.select(wanted.names)
+        # Required columns of a deleted row are null, too.
+        fit = fit.select(table_schema.names)
     reading.bounds.check_bytes(count, fit.nbytes)
-    # Where a bad record refuses its batch, nobody asks what it had.
+    # If a bad record refuses its batch, its content is not needed.
     is_kept = reading.form.on_error is OnError.REJECT
     return RecordRows(
         rows=fit,
-        records=left,
+        records=numbers,
         operations=operations,
         bad=[
             BadRow(
                 position=at,
                 column=why[0],
                 reason=why[1],
-                values=_Given(reading, at, draft) if is_kept else {},
+                values=_RecordContent(reading, at, draft) if is_kept else {},
             )
             for at, why in sorted(bad.items())
         ],

@@ -20,7 +20,7 @@ from streamhouse.storage_service.engine.column_replacement import (
 )
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.kafka.avro_library import check_known
-from streamhouse.storage_service.kafka.avro_schema import AvroSchema, avro_schema, known_schema
+from streamhouse.storage_service.kafka.avro_schema import AvroSchema, avro_schema, cached_schema
 from streamhouse.storage_service.kafka.registry.fitting import (
     TableChange,
     change_for,
@@ -194,7 +194,7 @@ def _checked_change(
     if not part_schemas and has_rows:
         check_covers_rows(subject, schema, info)
     if part_schemas and schema_set.find(subject.part, text) is None:
-        check_covers_schema(subject, schema, known_schema(part_schemas[-1].text))
+        check_covers_schema(subject, schema, cached_schema(part_schemas[-1].text))
     return change
 
 

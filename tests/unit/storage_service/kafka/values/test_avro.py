@@ -19,7 +19,7 @@ from streamhouse.core.errors import (
     SchemaMismatchError,
 )
 from streamhouse.core.model.table import TablePath
-from streamhouse.storage_service.kafka.avro_schema import _KnownSchemas, avro_schema
+from streamhouse.storage_service.kafka.avro_schema import _SchemaCache, avro_schema
 from streamhouse.storage_service.kafka.values import RecordRows, records_of, rows_of
 from tests.support.kafka_records import columns_of, record_table
 
@@ -304,7 +304,7 @@ def test_a_decimal_around_a_union_is_none() -> None:
 
 def test_schemas_stay_read_as_far_as_their_texts_are_short() -> None:
     texts = [json.dumps(_record(**{f"f{n}": "long"})) for n in range(3)]
-    kept = _KnownSchemas(characters_max=2 * len(texts[0]))
+    kept = _SchemaCache(characters_max=2 * len(texts[0]))
     first, second = kept.get(texts[0]), kept.get(texts[1])
 
     assert (kept.get(texts[0]), kept.get(texts[1])) == (first, second)
