@@ -1,4 +1,4 @@
-"""The storage service: logs behind HTTP, and the contract (model, errors, client) others use.
+"""The storage service: logs and primary key tables behind HTTP.
 
-Imported on every Spark executor, so this package itself imports nothing.
+The package is imported on every Spark executor and therefore imports nothing.
 """

@@ -1,7 +1,7 @@
 """The service's configuration: every limit with default, unit and meaning, in one frozen object.
 
-Only the command line makes one from text (`ServiceConfig.from_texts`); everything else gets the
-object. `docs/configuration.md` is checked against it by a test.
+Only the command line reads a configuration from text (`ServiceConfig.from_texts`); all other code
+gets the object. A test compares `docs/configuration.md` with this module.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ DEFAULT_PORT: Final = 8765
 DEFAULT_CATALOG_NAME: Final = "streamhouse"
 CATALOG_ACCESS: Final = ("direct", "service")
 ANY_HOST: Final = "*"
-"""As an allowed host: every name is this service's."""
+"""As an allowed host: every host name is accepted."""
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,253}", re.ASCII)
 SHARED_SOCKET_VARIABLE: Final = "STREAMHOUSE_SHARED_SOCKET"
-"""The descriptor of a socket that several shards listen on, each beside its own."""
+"""The descriptor of a socket shared by several shards; each shard also has its own socket."""
 _ADVERTISED_HOST: Final = re.compile(r"[A-Za-z0-9_.:-]{1,253}", re.ASCII)
 _EVERY_ADDRESS: Final = ("0.0.0.0", "::", "[::]", "")
 _MIB: Final = 1 << 20
@@ -60,7 +60,7 @@ KAFKA: Final = "Kafka clients"
 JOURNAL_ACKS: Final = ("journal", "disk")
 _IMPL: Final = "py-catalog-impl"
 _CATALOG_KIND_PROPERTIES: Final = ("type", "uri", _IMPL)
-# What opening files needs, wherever the catalog is.
+# The properties for access to files, needed with any catalog.
 _FILE_PROPERTIES: Final = (
     *("s3.", "client.", "gcs.", "adls.", "hdfs.", "py-io-impl", "warehouse"),
     LAKE_PATHS_PROPERTY,
@@ -77,9 +77,9 @@ def _fixed(default: int, unit: str, text: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigOption:
-    """One limit, as the command line and the documentation show it.
+    """One limit, for the command line and the documentation.
 
-    `section` is where the command line lists it; without one it has no option.
+    `section` is the section of the command line's help; a limit without a section has no option.
     """
 
     section: str
@@ -108,7 +108,7 @@ class ConfigOption:
         raise InvalidRequestError(f"{name} = '{text}' must be a number of {self.unit}")
 
     def written(self, value: int) -> str:
-        """Return a value as one would write it: `64MiB` instead of 67108864."""
+        """Return a value in the form for people: `64MiB` instead of 67108864."""
         if self.unit == "bytes":
             return size_as_option(value)
         return duration_as_option(value) if self.unit == "ms" else str(value)
@@ -116,10 +116,9 @@ class ConfigOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceConfig:
-    """What one service process may do, checked as a whole.
+    """The configuration of one service process, checked as a whole.
 
-    Without `token` and `grants_file` every caller is trusted, so only a loopback `host` is accepted
-    then.
+    Without `token` and `grants_file` every caller is trusted, and only a loopback `host` is valid.
     """
 
     data_dir: Path
@@ -141,13 +140,13 @@ class ServiceConfig:
     journal_ack: str = "journal"
     is_standby: bool = False
     advertised_endpoint: str | None = None
-    """Where others reach this process, if that is not the address it listens on."""
+    """The URL of this process for other processes; None: the address of the socket."""
     kafka_port: int | None = None
-    """Where Kafka clients are served, on the same host; None: they are not."""
+    """The port for Kafka clients, on the same host; None: Kafka clients are not served."""
     kafka_advertised: str | None = None
-    """`host:port` where Kafka clients reach this process, if not at the address it listens on."""
+    """The `host:port` of this process for Kafka clients; None: the address of the socket."""
     kafka_auto_create: bool = True
-    """Whether a Kafka client that asks for a topic that is not there makes it."""
+    """Whether the request of a Kafka client for a missing topic creates the topic."""
 
     body_bytes_max: int = _option(MEMORY, 64 * _MIB, "bytes", "Largest body of an append.")
     bodies_bytes_max: int = _option(
@@ -273,16 +272,16 @@ class ServiceConfig:
         KAFKA, 1, "partitions", "Buckets of a topic that is made without saying how many it has."
     )
 
-    # No option: nobody has needed another value. Tests make them small, to reach them.
-    # Room for a table of 2,000 columns and 10,000 nested fields.
+    # Limits without an option, because the default was always enough; tests set small values.
+    # Enough for a table of 2,000 columns and 10,000 nested fields.
     control_body_bytes_max: int = _fixed(
         4 * _MIB, "bytes", "Largest JSON body, such as a table's descriptor."
     )
     # A body of 64 MiB has so many rows of 16 bytes.
     append_rows_max: int = _fixed(4_000_000, "rows", "Most rows in one append request.")
-    # Each is a frame of its own, which costs more than its rows when they are few.
+    # Each batch is a separate frame; a frame of few rows costs more than the rows.
     append_batches_max: int = _fixed(4_096, "batches", "Most record batches in one append request.")
-    # Half of a body: who reads a batch decodes it at once.
+    # Half of a body: a reader decodes a whole batch at once.
     batch_bytes_max: int = _fixed(32 * _MIB, "bytes", "Largest record batch of an append.")
     # As much as the largest body, so that any batch can be read.
     fetch_bytes_max: int = _fixed(
@@ -292,7 +291,7 @@ class ServiceConfig:
     fetch_wait_ms_max: int = _fixed(
         60_000, "ms", "Upper bound of a long poll's max_wait_ms; a larger one is lowered to it."
     )
-    # As long as a broker of Kafka waits: its clients need not connect anew for each batch of rows.
+    # The default of a Kafka broker: clients need no new connection for each batch of rows.
     kafka_idle_timeout_ms: int = _fixed(
         600_000, "ms", "How long a connection of a Kafka client may be idle."
     )
@@ -306,7 +305,7 @@ class ServiceConfig:
     )
     # Long polls leave a fifth of all requests to the others.
     waiting_fetches_max: int = _fixed(4_000, "requests", "Most long polls waiting for new rows.")
-    # With `subscription_page_bytes_max` they hold a gigabyte at most.
+    # With `subscription_page_bytes_max` all subscriptions hold at most a gigabyte.
     subscriptions_max: int = _fixed(1_000, "subscriptions", "Most open subscriptions.")
     # Often enough to notice a client that has gone.
     subscription_heartbeat_ms: int = _fixed(
@@ -318,7 +317,7 @@ class ServiceConfig:
     )
     # As many as tables.
     databases_max: int = _fixed(1_000, "databases", "Most databases.")
-    # Fewer rows in a frame cost more than their spreading gains.
+    # A frame of fewer rows costs more than the spreading gains.
     spread_rows_min: int = _fixed(
         2_000, "rows", "Fewest rows a bucket gets when the service spreads an append evenly."
     )
@@ -330,19 +329,19 @@ class ServiceConfig:
     catalog_requests_max: int = _fixed(
         64, "requests", "Most requests to `/iceberg` in progress or waiting for a thread."
     )
-    # They are answered in one piece, so fewer than the rows of an append.
+    # A lookup is answered in one piece, so the limit is below the rows of an append.
     lookup_keys_max: int = _fixed(1_000_000, "keys", "Most keys in one lookup.")
-    # Prefixes say nothing of how many rows they have, so fewer than keys.
+    # A prefix may have any number of rows, so the limit is below the limit of keys.
     lookup_rows_max: int = _fixed(
         100_000, "rows", "Most rows that one prefix lookup may ask for, over all its prefixes."
     )
-    # So many writers of one table at once, those that died included.
+    # The number of concurrent writers of a table, including writers that died.
     transactions_open_max: int = _fixed(
         1_000, "transactions", "Most transactions of one table that are not committed or aborted."
     )
-    # A part is what one task of a Spark job stages.
+    # Each task of a Spark job stages a part.
     transaction_parts_max: int = _fixed(100_000, "parts", "Most staged parts of one transaction.")
-    # Half of what all tables may have.
+    # Half of the limit of all tables.
     transaction_table_bytes_max: int = _fixed(
         64 << 30, "bytes", "Most staged bytes of one table that are not committed or aborted."
     )
@@ -357,11 +356,11 @@ class ServiceConfig:
         "Outcomes remembered of each table: so many applications keep their latest version, and so"
         " many of the latest commits can be repeated.",
     )
-    # Small beside `commit_queue_bytes_max`, so that rows of others go in between.
+    # Small beside `commit_queue_bytes_max`, so that rows of other writers go in between.
     transaction_chunk_bytes: int = _fixed(
         8 * _MIB, "bytes", "A commit is stored in pieces of this size; others write in between."
     )
-    # They are planned in memory, all at once.
+    # All rows are planned in memory at once.
     transaction_rehearsed_rows_max: int = _fixed(
         1_000_000,
         "rows",
@@ -376,7 +375,7 @@ class ServiceConfig:
     grants_check_interval_ms: int = _fixed(
         1_000, "ms", "How often requests look whether the grants file has changed."
     )
-    # Each table is several time series, of which Prometheus should not have too many.
+    # Each table has several time series, and many time series burden Prometheus.
     metrics_tables_max: int = _fixed(
         200, "tables", "Tables with their own metrics; the others are added up as '(other)'."
     )
@@ -475,7 +474,7 @@ class ServiceConfig:
 
     @property
     def has_own_catalog(self) -> bool:
-        """Whether the lake's catalog was given, and is not the one in the data directory."""
+        """Whether the configuration names a lake catalog outside the data directory."""
         return any(key in self.catalog_properties for key in _CATALOG_KIND_PROPERTIES)
 
     def _check_access(self) -> None:
@@ -499,7 +498,7 @@ class ServiceConfig:
 
     @classmethod
     def limits(cls) -> list[ConfigOption]:
-        """Every limit, in the order of the documentation: those with an option first."""
+        """Return every limit in the order of the documentation: limits with an option first."""
         return [
             ConfigOption(
                 section=f.metadata["section"],
@@ -514,22 +513,22 @@ class ServiceConfig:
 
     @classmethod
     def options(cls) -> list[ConfigOption]:
-        """Those limits that the command line has an option for."""
+        """Return the limits with a command line option."""
         return [limit for limit in cls.limits() if limit.section]
 
     @classmethod
     def from_texts(cls, limits: Mapping[str, str], **settings: Any) -> ServiceConfig:
-        """Make a configuration from the texts of numeric settings and the other fields as values.
+        """Make a configuration from the texts of limits and the values of further fields.
 
-        Raises `UnknownOptionError` with a suggestion, or `InvalidRequestError` naming the option.
+        Raises `UnknownOptionError` with a suggestion, or `InvalidRequestError` with the option.
         """
-        known = {option.name: option for option in cls.options()}
+        options = {option.name: option for option in cls.options()}
         for name in limits:
-            if name not in known:
+            if name not in options:
                 raise UnknownOptionError(
-                    f"the service has no setting '{name}'{suggestion(name, list(known))}"
+                    f"the service has no setting '{name}'{suggestion(name, list(options))}"
                 )
-        parsed: dict[str, Any] = {name: known[name].parse(text) for name, text in limits.items()}
+        parsed: dict[str, Any] = {name: options[name].parse(text) for name, text in limits.items()}
         return cls(**settings, **parsed)
 
     def lake_catalog(self) -> LakeCatalog:
@@ -546,30 +545,30 @@ class ServiceConfig:
         if self.warehouse is not None:
             properties["warehouse"] = self.warehouse
         if properties.get("uri", "").startswith("postgresql") and _IMPL not in properties:
-            # A pooled connection that was lost while nobody used it is found out before it is used.
+            # A pooled connection lost while idle is detected before the next use.
             properties = {"type": "sql", "pool_pre_ping": "true", **properties}
         return self._catalog(properties)
 
     def _catalog(self, properties: Mapping[str, str]) -> LakeCatalog:
         timeout = {CATALOG_TIMEOUT_PROPERTY: str(self.catalog_timeout_ms)}
-        more = timeout if is_rest_catalog(properties) else {}
-        return LakeCatalog(name=self.catalog_name, properties={**properties, **more})
+        timeout_properties = timeout if is_rest_catalog(properties) else {}
+        return LakeCatalog(name=self.catalog_name, properties={**properties, **timeout_properties})
 
     def offered_catalog(self) -> LakeCatalog:
-        """Return the catalog that tiering and readers open: `lake_catalog`, or the service itself.
+        """Return the catalog for tiering and readers: `lake_catalog`, or the service's catalog.
 
-        The service's own has a `uri` relative to the endpoint, which the client makes whole.
+        The service's catalog has a `uri` relative to the endpoint; the client completes the `uri`.
         """
         catalog = self.lake_catalog()
         if self.catalog_access == "direct":
             return catalog
         files = {k: v for k, v in catalog.properties.items() if k.startswith(_FILE_PROPERTIES)}
-        own = {"type": "rest", "uri": REST_CATALOG_PATH}
-        return self._catalog({**files, **own})
+        service_catalog = {"type": "rest", "uri": REST_CATALOG_PATH}
+        return self._catalog({**files, **service_catalog})
 
 
 def kafka_address(text: str) -> tuple[str, int]:
-    """Read `host:port` or `[host]:port`, where Kafka clients connect to."""
+    """Read `host:port` or `[host]:port`, the address for Kafka clients."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
     is_port = port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65_535
@@ -581,7 +580,7 @@ def kafka_address(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`; of names only localhost counts."""
+    """Whether only this machine can reach `host`; `localhost` is the only such name."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""The Iceberg REST catalog of the service, over any catalog: the protocol, and nothing of Iceberg.
+"""The Iceberg REST protocol of the service, over any catalog; Iceberg itself is in `lake/`.
 
-The door is `rest_api.RestCatalogApi`, loaded when first used.
+The entry is `rest_api.RestCatalogApi`, loaded at the first use.
 """

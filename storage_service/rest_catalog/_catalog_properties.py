@@ -1,4 +1,4 @@
-"""What clients learn of the catalog's properties: how files are opened, and none of the secrets."""
+"""The part of the catalog's properties for clients: access to files, without secrets."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ _HIDDEN: Final = "***"
 
 
 class FileAccess:
-    """How clients open the files of tables: the catalog's `s3.*` properties.
+    """The catalog's `s3.*` properties, with which clients open the files of tables.
 
-    Secrets are among them only for clients that ask for credentials, as the protocol has it.
+    Following the protocol, only clients that ask for credentials get the secrets.
     """
 
     def __init__(self, properties: Mapping[str, str]) -> None:
-        found = {}
+        settings = {}
         for key in (*_PUBLIC, *_SECRETS):
             text = properties.get(key, properties.get(key.replace("s3.", "client.", 1)))
             if text is not None:
-                found[key] = text
-        if "s3.endpoint" in found:
-            # A store with an address of its own rarely has one name a bucket.
-            found.setdefault("s3.path-style-access", "true")
-        if "s3.region" in found:
-            found.setdefault("client.region", found["s3.region"])
-        self._found = found
+                settings[key] = text
+        if "s3.endpoint" in settings:
+            # A store with a custom endpoint rarely has a host name per bucket.
+            settings.setdefault("s3.path-style-access", "true")
+        if "s3.region" in settings:
+            settings.setdefault("client.region", settings["s3.region"])
+        self._settings = settings
 
     def config(self, *, with_secrets: bool) -> dict[str, str]:
-        """Return the configuration that goes with a table."""
-        return {k: v for k, v in self._found.items() if with_secrets or k not in _SECRETS}
+        """Return the configuration in the answer about a table."""
+        return {k: v for k, v in self._settings.items() if with_secrets or k not in _SECRETS}
 
     def storage_credentials(self, location: str) -> list[dict[str, Any]]:
-        """Return the credentials for the bucket that a table lies in; none for local files."""
-        if not any(key in self._found for key in _SECRETS):
+        """Return the credentials for the bucket of a table; empty for local files."""
+        if not any(key in self._settings for key in _SECRETS):
             return []
         url = urlsplit(location)
         prefix = f"{url.scheme}://{url.netloc}"
@@ -56,21 +56,21 @@ class FileAccess:
 
 
 class HiddenValues:
-    """The values of `properties` that must not be repeated.
+    """The values of `properties` that error messages must not repeat.
 
-    Catalogs, HTTP clients and databases put into their errors what they like: a malformed header, a
-    connection string.
+    Errors of catalogs, HTTP clients and databases may contain a malformed header or a connection
+    string.
     """
 
     def __init__(self, properties: Mapping[str, str]) -> None:
-        found = {text for pair in properties.items() for text in _secrets_of(*pair)}
-        # A longer one may have a shorter one in it.
+        secrets = {text for pair in properties.items() for text in _secrets_of(*pair)}
+        # Longest first: a secret may contain a shorter secret.
         self._texts = sorted(
-            (text for text in found if len(text) >= _CHARACTERS_MIN), key=len, reverse=True
+            (text for text in secrets if len(text) >= _CHARACTERS_MIN), key=len, reverse=True
         )
 
     def without(self, message: str) -> str:
-        """Return `message` with `***` in place of each."""
+        """Return `message` with `***` in place of each secret."""
         for text in self._texts:
             message = message.replace(text, _HIDDEN)
         return message
@@ -79,7 +79,7 @@ class HiddenValues:
 def _secrets_of(key: str, value: str) -> Iterator[str]:
     if key.lower().endswith(_SECRET_ENDINGS) and value.lower() not in _NO_SECRETS:
         yield value
-        # The secret of `Bearer secret`, of `id:secret`, and of one with a line end.
+        # The secret of `Bearer secret`, of `id:secret`, and of a value with a line end.
         yield from (part for part in value.split() if part not in _SCHEMES)
         yield value.partition(":")[2]
     if "://" in value:

@@ -1,7 +1,7 @@
-"""What each route of the REST catalog answers: of namespaces, of tables, and of commits.
+"""The routes of the REST catalog: namespaces, tables, and commits.
 
-Here is the protocol alone: bodies and queries are read, answers written. What a catalog is asked,
-and what the service's own tables forbid, is in lake/.
+This module reads bodies and queries and writes answers. The calls of the catalog, and the guards of
+the service's own tables, are in `lake/`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SEPARATOR = "\x1f"
 
 
 def namespace_of(segment: str) -> Identifier:
-    """Return the namespace that a part of the path names."""
+    """Return the namespace in a segment of the path."""
     parts = tuple(segment.split(_SEPARATOR))
     if not all(parts):
         raise InvalidRequestError(f"namespace {parts} has an empty part")
@@ -55,14 +55,16 @@ class NamespaceRoutes:
         self._catalog = catalog.get()
 
     def list(self, request: RestRequest) -> RestAnswer:
-        """Answer the namespaces directly below `parent`, or at the top."""
+        """Answer the namespaces directly below `parent`, or at the top level."""
         parent = request.query.get("parent", "")
-        above = namespace_of(parent) if parent else ()
-        found = self._catalog.list_namespaces(above)
-        if above and not found and not self._catalog.namespace_exists(above):
-            raise DatabaseNotFoundError(f"namespace '{'.'.join(above)}' does not exist")
-        seen = [(_SEPARATOR.join(name), list(name)) for name in found if request.sees(name[0])]
-        page, token = page_of(seen, request.query)
+        parent_parts = namespace_of(parent) if parent else ()
+        namespaces = self._catalog.list_namespaces(parent_parts)
+        if parent_parts and not namespaces and not self._catalog.namespace_exists(parent_parts):
+            raise DatabaseNotFoundError(f"namespace '{'.'.join(parent_parts)}' does not exist")
+        visible = [
+            (_SEPARATOR.join(name), list(name)) for name in namespaces if request.sees(name[0])
+        ]
+        page, token = page_of(visible, request.query)
         return RestAnswer.of({"namespaces": page, "next-page-token": token})
 
     def create(self, request: RestRequest) -> RestAnswer:
@@ -93,9 +95,9 @@ class NamespaceRoutes:
             raise InvalidRequestError("removals must be a list of property names")
         updates = texts_of(body.get("updates") or {}, name="updates")
         check_namespace(self._catalog, updates)
-        done = self._catalog.update_namespace_properties(namespace, set(removals), updates)
+        summary = self._catalog.update_namespace_properties(namespace, set(removals), updates)
         return RestAnswer.of(
-            {"removed": done.removed, "updated": done.updated, "missing": done.missing}
+            {"removed": summary.removed, "updated": summary.updated, "missing": summary.missing}
         )
 
 
@@ -115,15 +117,15 @@ class TableRoutes:
         return RestAnswer.of({"identifiers": page, "next-page-token": token})
 
     def load(self, identifier: Identifier, request: RestRequest) -> RestAnswer:
-        """Answer a table's metadata and how its files are opened."""
+        """Answer a table's metadata and the configuration for file access."""
         mode = request.query.get("snapshots", "all")
         if mode not in ("all", "refs"):
             raise InvalidRequestError(f"snapshots = '{mode[:20]}' must be all or refs")
-        found = self._tables.load(identifier)
-        return self._loaded(found, request, only_referenced=mode == "refs")
+        metadata = self._tables.load(identifier)
+        return self._loaded(metadata, request, only_referenced=mode == "refs")
 
     def exists(self, identifier: Identifier) -> RestAnswer:
-        """Answer 204 if there is such a table."""
+        """Answer 204 if the table exists."""
         if not self._tables.exists(identifier):
             raise TableNotFoundError(f"lake table '{'.'.join(identifier)}' does not exist")
         return RestAnswer(204)
@@ -134,7 +136,7 @@ class TableRoutes:
         return RestAnswer.of({"storage-credentials": self._files.storage_credentials(location)})
 
     def create(self, namespace: Identifier, request: RestRequest) -> RestAnswer:
-        """Create a table, or with `stage-create` only say what it would be."""
+        """Create a table, or with `stage-create` only answer the metadata of the new table."""
         body = request.json()
         identifier = (*namespace, _name(body))
         properties = texts_of(body.get("properties") or {}, name="properties")
@@ -153,7 +155,7 @@ class TableRoutes:
         return self._loaded(created, request)
 
     def register(self, namespace: Identifier, request: RestRequest) -> RestAnswer:
-        """Add a table whose metadata file exists."""
+        """Add a table with an existing metadata file."""
         body = request.json()
         identifier = (*namespace, _name(body))
         location = body.get("metadata-location")
@@ -171,7 +173,7 @@ class TableRoutes:
         return RestAnswer(204)
 
     def drop(self, identifier: Identifier, request: RestRequest) -> RestAnswer:
-        """Drop a table, with `purgeRequested` its files too."""
+        """Drop a table, with `purgeRequested` also the files."""
         if parse_boolean(request.query.get("purgeRequested", "false"), name="purgeRequested"):
             self._tables.purge(identifier)
         else:
@@ -188,7 +190,7 @@ class TableRoutes:
         return replace(_metadata_answer(landed), committed=(identifier,))
 
     def commit_many(self, request: RestRequest) -> RestAnswer:
-        """Commit to several tables, or to none of them."""
+        """Commit to several tables, all or none."""
         changes = request.json().get("table-changes")
         if not isinstance(changes, list) or not all(isinstance(c, dict) for c in changes):
             raise InvalidRequestError("table-changes must be a list of commits")
@@ -218,7 +220,7 @@ def _metadata_answer(
 
 
 def _identifier_of(value: Any) -> Identifier:
-    """Read a table's identifier as the protocol writes it."""
+    """Read a table's identifier in the form of the protocol."""
     namespace = value.get("namespace") if isinstance(value, dict) else None
     name = value.get("name") if isinstance(value, dict) else None
     parts = namespace if isinstance(namespace, list) else []

@@ -1,7 +1,7 @@
-"""The Iceberg REST protocol over one catalog: which request is answered by what.
+"""The Iceberg REST protocol over one catalog: the dispatch of requests to routes.
 
-Blocking, and called from several threads. An error is a `StreamhouseError`; the server gives it the
-protocol's form.
+Blocking, and called from several threads. An error is a `StreamhouseError`; the server converts the
+error to the protocol's form.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ENDPOINTS: Final = (
     "POST /v1/{prefix}/tables/rename",
     "POST /v1/{prefix}/transactions/commit",
 )
-"""What clients are told they may call, as the protocol writes it; there is no prefix here."""
+"""The endpoints announced to clients, in the form of the protocol; this catalog has no prefix."""
 
 
 class RestCatalogApi:
@@ -69,11 +69,11 @@ class RestCatalogApi:
         self._open.close()
 
     def answer(self, request: RestRequest, tables: LiveTables) -> RestAnswer:
-        """Answer one request; `tables` are the service's own at this time."""
+        """Answer one request; `tables` are the service's tables at this time."""
         path = "/".join(request.segments)
         is_change = request.method not in ("GET", "HEAD")
         try:
-            # Commits say themselves what is known about their outcome.
+            # Errors of commits already state whether the outcome is known.
             doing = f"{request.method} {path[:200]}"
             with passed_through(request.via), catalog_errors(doing, is_commit=is_change):
                 return self._answer(request, tables)
@@ -81,11 +81,11 @@ class RestCatalogApi:
             shown = self._hidden.without(error.message)
             if shown == error.message:
                 raise
-            # Without the cause, whose text has it too.
+            # Without the cause: the text of the cause has the secret, too.
             raise type(error)(shown) from None
 
     def readable_head(self, table: LiveTable) -> int | None:
-        """Return the snapshot of the table's rows that readers may have now; see `lake_look`."""
+        """Return the lake snapshot that readers may use now; see `lake_look`."""
         try:
             return readable_head(self._open.get(), table)
         except StreamhouseError as error:
@@ -93,7 +93,7 @@ class RestCatalogApi:
 
     def _answer(self, request: RestRequest, tables: LiveTables) -> RestAnswer:
         if any("/" in segment for segment in request.segments):
-            # Grants are looked up by the parts of the path; a name that is two would be another's.
+            # Grants are checked by the segments of the path; a name with '/' would evade the check.
             raise InvalidNameError("a namespace or table must not have '/' in its name")
         match request.segments:
             case ("config",):
@@ -103,8 +103,8 @@ class RestCatalogApi:
                     "there is no OAuth here: send the service's token as a bearer token (property"
                     " token of the client)"
                 )
-            case ("namespaces", *rest):
-                return self._below_namespaces(request, tables, rest)
+            case ("namespaces", *segments):
+                return self._below_namespaces(request, tables, segments)
             case ("tables", "rename") if request.method == "POST":
                 return self._table_routes(tables).rename(request)
             case ("transactions", "commit") if request.method == "POST":
@@ -112,23 +112,23 @@ class RestCatalogApi:
         raise _no_route(request)
 
     def _below_namespaces(
-        self, request: RestRequest, tables: LiveTables, rest: list[str]
+        self, request: RestRequest, tables: LiveTables, segments: list[str]
     ) -> RestAnswer:
-        if not rest:
+        if not segments:
             return _namespaces(NamespaceRoutes(self._open), request)
-        namespace = namespace_of(rest[0])
-        match request.method, rest[1:]:
+        namespace = namespace_of(segments[0])
+        match request.method, segments[1:]:
             case _, [] | ["properties"]:
                 routes = NamespaceRoutes(self._open)
-                return _one_namespace(routes, namespace, request, rest[1:])
+                return _one_namespace(routes, namespace, request, segments[1:])
             case "GET", ["tables"]:
                 return self._table_routes(tables).list(namespace, request)
             case "POST", ["tables"]:
                 return self._table_routes(tables).create(namespace, request)
             case "POST", ["register"]:
                 return self._table_routes(tables).register(namespace, request)
-            case _, ["tables", table, *more]:
-                return self._one_table((*namespace, table), request, tables, more)
+            case _, ["tables", table, *tail]:
+                return self._one_table((*namespace, table), request, tables, tail)
             case "GET", ["views"]:
                 return RestAnswer.of({"identifiers": []})
             case "GET" | "HEAD", ["views", view]:
@@ -144,10 +144,10 @@ class RestCatalogApi:
         identifier: tuple[str, ...],
         request: RestRequest,
         tables: LiveTables,
-        more: list[str],
+        tail: list[str],
     ) -> RestAnswer:
         routes = self._table_routes(tables)
-        match request.method, more:
+        match request.method, tail:
             case "GET", []:
                 return routes.load(identifier, request)
             case "HEAD", []:
@@ -183,9 +183,9 @@ def _namespaces(routes: NamespaceRoutes, request: RestRequest) -> RestAnswer:
 
 
 def _one_namespace(
-    routes: NamespaceRoutes, namespace: tuple[str, ...], request: RestRequest, more: list[str]
+    routes: NamespaceRoutes, namespace: tuple[str, ...], request: RestRequest, tail: list[str]
 ) -> RestAnswer:
-    match request.method, more:
+    match request.method, tail:
         case "GET", []:
             return routes.load(namespace)
         case "HEAD", []:

@@ -22,8 +22,8 @@ _DIGITS_MAX: Final = 18
 class RestRequest:
     """`segments` are the decoded parts of the path after `/iceberg/v1/`.
 
-    `sees` tells whether the caller may know of a namespace, by its first part. The request came
-    through the services `via`, each with the next one as its catalog.
+    `sees` returns whether the caller may see a namespace, by the first part of the name. `via` are
+    the services that the request came through, each with the next service as its catalog.
     """
 
     method: str
@@ -49,9 +49,9 @@ class RestRequest:
 
 @dataclass(frozen=True, slots=True)
 class RestAnswer:
-    """A status and, unless it is 204, a JSON body.
+    """A status and, unless the status is 204, a JSON body.
 
-    `committed` are the tables that the request has committed to.
+    `committed` are the tables with a commit by the request.
     """
 
     status: int
@@ -67,9 +67,9 @@ class RestAnswer:
 def page_of(
     items: Sequence[tuple[str, _T]], query: Mapping[str, str]
 ) -> tuple[list[_T], str | None]:
-    """Return one page of `items`, sorted by their unique keys, and the token of the next one.
+    """Return one page of `items`, sorted by unique keys, and the token of the next page.
 
-    Without `pageToken` in the query the caller knows no pages and gets everything.
+    Without `pageToken` in the query the caller does not support pages and gets all items.
     """
     ordered = sorted(items, key=lambda item: item[0])
     if "pageToken" not in query:
@@ -77,10 +77,10 @@ def page_of(
     size_text = query.get("pageSize", str(PAGE_SIZE_DEFAULT))
     if not size_text.isdecimal() or len(size_text) > _DIGITS_MAX or int(size_text) < 1:
         raise InvalidRequestError(f"pageSize = '{size_text[:20]}' must be a whole number from 1 on")
-    after = _key_of(query["pageToken"])
-    left = [item for item in ordered if after is None or item[0] > after]
-    page = left[: int(size_text)]
-    token = _token_of(page[-1][0]) if len(left) > len(page) else None
+    last_key = _key_of(query["pageToken"])
+    remaining = [item for item in ordered if last_key is None or item[0] > last_key]
+    page = remaining[: int(size_text)]
+    token = _token_of(page[-1][0]) if len(remaining) > len(page) else None
     return [value for _, value in page], token
 
 
@@ -96,7 +96,7 @@ def _key_of(token: str) -> str | None:
 
 
 def texts_of(value: Any, *, name: str) -> dict[str, str]:
-    """Return a field of a body that must be an object of texts."""
+    """Return a field of a body as an object of texts; raises for other values."""
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
         raise InvalidRequestError(f"{name} must be an object of texts")
     return value

@@ -1,10 +1,10 @@
-"""The ASGI application: what happens around every route, and which code answers it.
+"""The ASGI application: the checks around every route, and the dispatch to the route's code.
 
-Order for each request: request id, liveness, whose page sends it, token and grants, stopping and
-limits, then the route. `routes.py` lists the routes: what a process says of itself is in
-process_answers.py, data routes are answered by functions of data/, control routes by the FastAPI
-application of control_plane.py.
-Whatever goes wrong, the answer is the JSON of a `StreamhouseError` with the request id.
+Order for each request: request id, liveness, check of foreign web pages, token and grants, stopping
+and limits, then the route. `routes.py` lists the routes. `_process_answers.py` answers about the
+process, functions of `data/` answer data routes, and the FastAPI application of
+`control/_control_plane.py` answers control routes.
+Every failure is answered with the JSON of a `StreamhouseError` and the request id.
 """
 
 from __future__ import annotations
@@ -79,16 +79,21 @@ __all__ = ["ServiceApp"]
 _logger = logging.getLogger(__name__)
 
 _SMALL_JSON_BYTES: Final = 64 << 10
-# A table of 2,000 columns and 10,000 nested fields has 40,000 of them.
+# The JSON of a table of 2,000 columns and 10,000 nested fields has 40,000 colons.
 _JSON_FIELDS_MAX: Final = 50_000
 _JSON_VALUES_MAX: Final = 250_000
-# Errors that say nothing of the data, or not that nothing was done.
-_WHOEVER_OWNS: Final = (UnauthorizedError, ForbiddenError, UnknownOutcomeError, InternalError)
+# Errors that say nothing about the data, or leave the outcome open: true without ownership, too.
+_TRUE_WITHOUT_OWNERSHIP: Final = (
+    UnauthorizedError,
+    ForbiddenError,
+    UnknownOutcomeError,
+    InternalError,
+)
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class ServiceApp:
-    """One service over HTTP."""
+    """A service over HTTP."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -111,11 +116,11 @@ class ServiceApp:
         )
 
     def close(self) -> None:
-        """Close what the routes opened; blocks until no request uses it. Call it when drained."""
+        """Close the routes' catalog; blocks until the last request ends. Call after `drain`."""
         self._iceberg.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; `lifespan` and web sockets are not spoken here."""
+        """Answer one request; `lifespan` and web sockets are not supported."""
         assert scope["type"] == "http", scope["type"]
         exchange = HttpExchange(
             scope,
@@ -160,25 +165,25 @@ class ServiceApp:
         service.foreign_requests.check(exchange.method, exchange.scope["headers"])
         if exchange.path.startswith(REST_CATALOG_PATH):
             read_plus_as_space(exchange)
-        found = None if exchange.path in OPEN_PAGES else find(exchange.method, exchange.path)
-        if found is not None:
-            exchange.need, exchange.body = found.need, found.route.body
+        match = None if exchange.path in OPEN_PAGES else find(exchange.method, exchange.path)
+        if match is not None:
+            exchange.need, exchange.body = match.need, match.route.body
             service.access.admit(exchange)
             if service.spans is not None:
-                self._follow(exchange, found, service.spans)
-            if service.tenure is not None and found.route.is_read:
+                self._follow(exchange, match, service.spans)
+            if service.tenure is not None and match.route.is_read:
                 exchange.tenure = service.tenure
         share = exchange.share
-        is_about_service = found is None or found.route.is_about_service
+        is_about_service = match is None or match.route.is_about_service
         service.begin_request(share, is_about_service=is_about_service)
         try:
-            await self._dispatch(exchange, found)
+            await self._dispatch(exchange, match)
         finally:
             service.end_request(share)
 
-    def _follow(self, exchange: HttpExchange, found: RouteMatch, spans: Spans) -> None:
-        """Begin the span of a request that says which trace it is part of."""
-        route = found.route
+    def _follow(self, exchange: HttpExchange, match: RouteMatch, spans: Spans) -> None:
+        """Begin the span of a request with trace headers."""
+        route = match.route
         headers = exchange.scope["headers"]
         exchange.followed = spans.follow(exchange.method, route.path, headers)
         if exchange.followed is None:
@@ -186,32 +191,32 @@ class ServiceApp:
             return
         STAGES.set(exchange.followed.stages)
         exchange.followed.tell("streamhouse.request_id", exchange.request_id)
-        if "path" in found.parameters:
-            exchange.followed.tell("streamhouse.table", found.parameters["path"])
+        if "path" in match.parameters:
+            exchange.followed.tell("streamhouse.table", match.parameters["path"])
 
-    async def _dispatch(self, exchange: HttpExchange, found: RouteMatch | None) -> None:
-        if found is not None and found.route.answer is Answer.DATA:
-            exchange.route = found.route.name
-            await DATA_ANSWERS[exchange.route](exchange, self._service, **found.parameters)
+    async def _dispatch(self, exchange: HttpExchange, match: RouteMatch | None) -> None:
+        if match is not None and match.route.answer is Answer.DATA:
+            exchange.route = match.route.name
+            await DATA_ANSWERS[exchange.route](exchange, self._service, **match.parameters)
             return
         await own_task()
-        if found is not None and found.route.answer is Answer.PROCESS:
-            exchange.route = found.route.name
+        if match is not None and match.route.answer is Answer.PROCESS:
+            exchange.route = match.route.name
             answer = await self._of_process.to_admitted(exchange)
             assert answer is not None, exchange.path
             self._service.answers.hold_built(exchange, len(answer.body), is_done=False)
             await exchange.answer(answer.status, answer.content_type, [answer.body])
-        elif found is None:
-            # Nobody without a token has a body read.
+        elif match is None:
+            # A request without a token gets no body read.
             await self._hand_over(exchange, b"")
-        elif found.route.answer is Answer.CATALOG:
-            exchange.route = found.route.name
+        elif match.route.answer is Answer.CATALOG:
+            exchange.route = match.route.name
             await self._iceberg.answer(exchange)
-        elif found.route.answer is Answer.REGISTRY:
-            exchange.route = found.route.name
-            await answer_registry(exchange, self._service, found)
+        elif match.route.answer is Answer.REGISTRY:
+            exchange.route = match.route.name
+            await answer_registry(exchange, self._service, match)
         else:
-            # Also what no route answers: FastAPI says so, after the body is found in order.
+            # Also paths without a route: FastAPI answers 404 after the checks of the body.
             async with self._service.held_body(exchange) as body:
                 await self._hand_over(exchange, body)
 
@@ -239,17 +244,17 @@ class ServiceApp:
             endpoint = exchange.scope.get("endpoint")
             # The function's name: a path would make as many metrics as there are tables.
             exchange.route = getattr(endpoint, "__name__", exchange.route)
-        # Built in one go on this loop, so there is never more than one that is not counted.
-        start, *rest = messages
-        answer = b"".join([message.get("body", b"") for message in rest])
+        # Built in a single step of the loop, so at most one answer at a time is not counted yet.
+        start, *parts = messages
+        answer = b"".join([message.get("body", b"") for message in parts])
         self._service.answers.hold_built(exchange, len(answer), is_done=exchange.is_changing)
         await exchange.send_whole(start["status"], start["headers"], answer)
 
     async def _answer_error(self, exchange: HttpExchange, error: StreamhouseError) -> None:
         exchange.tenure = None
         error = await self._or_elsewhere(error)
-        if self._service.tenure is not None and not isinstance(error, _WHOEVER_OWNS):
-            # That there is no such table or row may be past; and a refused write was not done.
+        if self._service.tenure is not None and not isinstance(error, _TRUE_WITHOUT_OWNERSHIP):
+            # A missing table or row may exist at a new owner by now, and a refusal wrote nothing.
             try:
                 self._service.tenure.check()
             except StreamhouseError as lapsed:
@@ -261,7 +266,7 @@ class ServiceApp:
             await answer_error(exchange, error)
 
     async def _or_elsewhere(self, error: StreamhouseError) -> StreamhouseError:
-        """Return who has the table that `error` says is not here, if anybody has."""
+        """Return `error`, or for a missing table the error that names the shard of the table."""
         shards = self._service.shards
         if shards is None or not isinstance(error, NotFoundError) or error.table is None:
             return error
@@ -272,14 +277,14 @@ class ServiceApp:
             return unknown
 
     def _request_id(self, scope: Scope) -> str:
-        """Return the caller's request id if it is a sane one, else a new one."""
+        """Return the caller's request id if the id is valid, else a new id."""
         for name, value in scope["headers"]:
             if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
                 return str(value, "ascii")
         return f"{self._request_prefix}-{next(self._request_numbers)}"
 
 
-# Of each data route of the table, by name: what answers it, given the parameters of its path.
+# Name of a data route -> handler, called with the parameters of the path.
 DATA_ANSWERS: Final[Mapping[str, Callable[..., Awaitable[None]]]] = {
     "append": answer_append,
     "upsert": answer_upsert,
@@ -295,7 +300,7 @@ DATA_ANSWERS: Final[Mapping[str, Callable[..., Awaitable[None]]]] = {
 
 
 def _check_extent(exchange: HttpExchange, body: bytes) -> None:
-    """Refuse JSON of so many values that reading and judging it would hold all others up."""
+    """Refuse JSON with so many values that parsing would delay all other requests."""
     if len(body) <= _SMALL_JSON_BYTES:
         return
     for mark, limit in ((b":", _JSON_FIELDS_MAX), (b",", _JSON_VALUES_MAX)):
@@ -307,7 +312,7 @@ def _check_extent(exchange: HttpExchange, body: bytes) -> None:
 
 
 def _check_text(exchange: HttpExchange, body: bytes) -> None:
-    """Refuse JSON with half a surrogate pair: it is no text, and cannot be stored or sent."""
+    """Refuse JSON with half a surrogate pair, which cannot be stored or sent as UTF-8."""
     if b"\\ud" not in body and b"\\uD" not in body:
         return
     try:
@@ -317,5 +322,5 @@ def _check_text(exchange: HttpExchange, body: bytes) -> None:
             f"{exchange.path[:200]}: the body has half a surrogate pair, which is no text"
         ) from error
     except (ValueError, RecursionError):
-        # Refused by whoever reads it, with the place.
+        # The parser of the route refuses the body with the place of the mistake.
         return

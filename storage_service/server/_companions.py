@@ -1,4 +1,4 @@
-"""Tables of rejected rows, each beside its table: found, or made where its table is."""
+"""Tables of rejected rows, opened or created in the shard of their table."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ __all__ = ["kept_companion"]
 
 
 async def kept_companion(service: Service, path: str) -> OpenTable:
-    """Return the table of a table's rejected rows; it is made where the table is."""
+    """Return the table of a table's rejected rows, created in the same shard if missing."""
     descriptor = companion_descriptor(service.table(path).info)
     try:
-        # Not while it leaves this shard, though it can be read.
-        found = service.table(str(descriptor.path))
+        # Not `readable`: a table that leaves this shard can be read, and takes no rows.
+        companion = service.table(str(descriptor.path))
     except TableNotFoundError:
         if service.shards is not None:
             await _check_nowhere_else(service.shards, path, descriptor.path)
             await service.shards.claim(descriptor.path)
         with contextlib.suppress(TableExistsError):
             await service.manager.create_table(descriptor)
-        found = service.table(str(descriptor.path))
-    check_companion(found.info)
-    return found
+        companion = service.table(str(descriptor.path))
+    check_companion(companion.info)
+    return companion
 
 
 async def _check_nowhere_else(shards: Shards, path: str, companion: TablePath) -> None:
-    """Raise if another shard has the rejected rows: they are on their way, or were left there."""
+    """Raise `UnavailableError` if another shard has the rejected rows, as during a move."""
     elsewhere = await shards.elsewhere(companion)
     if elsewhere is not None:
         raise UnavailableError(

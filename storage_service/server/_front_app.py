@@ -1,9 +1,8 @@
-"""The ASGI application of a process with a journal: it answers from the start, whatever its role.
+"""The ASGI application of a process with a journal, which answers from the start in every role.
 
-While the process does not own its shard, health and readiness say its role, metrics say how it is,
-and everything else is refused with `not_owner`, once the caller has shown a right token, which only
-health and the bare readiness do not need. When the
-shard is its own, the service's application answers everything.
+While the process does not own its shard, health and readiness report the role, and metrics report
+the journal. All other requests with a valid token get `not_owner`; only health and the bare
+readiness need no token. Once the process owns the shard, the service's application answers.
 """
 
 from __future__ import annotations
@@ -61,11 +60,11 @@ class FrontApp:
         self._service_app: App | None = None
 
     def hand_over(self, app: App) -> None:
-        """Let `app` answer from now on: the shard is this process's."""
+        """Let `app` answer from now on: this process owns the shard."""
         self._service_app = app
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        """Answer one request; a service's own is answered without another step in between."""
+        """Answer one request; the service's application is called without a further await."""
         return (self._service_app or self._answer_request)(scope, receive, send)
 
     async def _answer_request(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,7 +103,7 @@ class FrontApp:
     def _about(self) -> AboutProcess:
         standing = self._standing
         return AboutProcess(
-            # Not 200: a load balancer sends requests to the owner alone.
+            # Not 200: a load balancer should send requests only to the owner.
             readiness=(503, standing.role),
             role=standing.role,
             service_id=standing.service_id,

@@ -1,4 +1,4 @@
-"""What metrics report of the moment: how full what has a limit is, and how the tables stand."""
+"""Metrics of the present state: the use of limited resources, and the state of the tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["read_state"]
 OTHER_TABLES: Final = "(other)"
 """The label of all tables beyond `metrics_tables_max`."""
 
-# Of a table, by name: the help, and how it is read.
+# Name of a table's metric -> help text, and the function that reads the value.
 _TABLE_GAUGES: Final[Mapping[str, tuple[str, Callable[[OpenTable, TieringCoordinator], float]]]] = {
     "rows": (
         "Rows ever appended: the sum of the buckets' high watermarks.",
@@ -70,7 +70,7 @@ _CONSUMER_GAUGES: Final[Mapping[str, str]] = {
 
 
 async def read_state(service: Service) -> list[Metric]:
-    """Return all of it. Event loop only."""
+    """Return all metrics of the present state. Event loop only."""
     gauges = await _gauges(service)
     rounds = CounterMetricFamily(
         "streamhouse_tiering_rounds",
@@ -107,7 +107,7 @@ def _damaged_tables(service: Service) -> Metric:
 
 
 async def _tables(service: Service) -> list[Metric]:
-    found: dict[str, dict[str, float]] = {name: {} for name in _TABLE_GAUGES}
+    gauges: dict[str, dict[str, float]] = {name: {} for name in _TABLE_GAUGES}
     number = 0
     tables = sorted(service.manager.open_tables(), key=lambda table: table.path)
     async for table in in_slices(tables):
@@ -116,32 +116,32 @@ async def _tables(service: Service) -> list[Metric]:
         label = _label(service, table.path, number)
         number += 1
         for name, (_, read) in _TABLE_GAUGES.items():
-            values, value = found[name], read(table, service.manager.tiering)
-            # Of many tables together: the sum of what is counted, the worst of what is timed.
+            values, value = gauges[name], read(table, service.manager.tiering)
+            # Several tables of one label: the sum of counts, the maximum of times.
             join = max if name.endswith("_seconds") else sum
             values[label] = join((values[label], value)) if label in values else value
     families: list[Metric] = []
     for name, (text, _) in _TABLE_GAUGES.items():
         family = GaugeMetricFamily(f"streamhouse_table_{name}", text, labels=["table"])
-        for label, value in found[name].items():
+        for label, value in gauges[name].items():
             family.add_metric([label], value)
         families.append(family)
     return families
 
 
 async def _consumers(service: Service) -> list[Metric]:
-    """Return how far the consumers of the tables are behind, of a bounded number of them."""
+    """Return the lags of the tables' consumers, for at most `CONSUMERS_MAX` consumers."""
     labels = ["table", "consumer"]
     families = {
         name: GaugeMetricFamily(f"streamhouse_consumer_{name}", text, labels=labels)
         for name, text in _CONSUMER_GAUGES.items()
     }
-    left = CONSUMERS_MAX
+    remaining = CONSUMERS_MAX
     tables = sorted(service.manager.open_tables(), key=lambda table: table.path)
     async for table in in_slices(tables):
-        if not left:
+        if not remaining:
             break
-        # Consumers of two tokens may have one name: the worst of them counts.
+        # Consumers of two tokens may have the same name: the larger lag counts.
         worst: dict[str, dict[str, float]] = {}
         for lag in await consumer_lags(table, service.manager.runtime):
             values: dict[str, float] = {"lag_rows": lag.rows, "rows_at_risk": lag.rows_at_risk}
@@ -150,10 +150,10 @@ async def _consumers(service: Service) -> list[Metric]:
             of_name = worst.setdefault(lag.consumer.name, {})
             for name, value in values.items():
                 of_name[name] = max(value, of_name.get(name, 0))
-        for consumer, found in list(worst.items())[:left]:
-            for name, value in found.items():
+        for consumer, values_of_name in list(worst.items())[:remaining]:
+            for name, value in values_of_name.items():
                 families[name].add_metric([str(table.path), consumer], value)
-        left = max(0, left - len(worst))
+        remaining = max(0, remaining - len(worst))
     return list(families.values())
 
 
@@ -165,7 +165,7 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
     """Return name -> help, value."""
     manager, disk = service.manager, service.manager.disk_budget
     key_memory_bytes = await _key_memory_bytes(manager.open_tables())
-    # From here on nothing is awaited: the others are of one moment.
+    # No await from here on: the remaining values are of the same moment.
     tables = manager.open_tables()
     key_tables = [table for table in tables if isinstance(table, KeyTable)]
     key_buckets = [keys for table in key_tables for keys in table.key_buckets]
@@ -233,11 +233,11 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
 
 
 async def _key_memory_bytes(tables: Iterable[OpenTable]) -> int:
-    """Return the memory of rows by key, which takes long to ask for. Event loop only."""
+    """Return the memory of rows by key, in slices, because the query is slow. Event loop only."""
     total = 0
     async for table in in_slices(tables):
         if isinstance(table, KeyTable) and not table.is_dropped:
-            # Those out of use may just be closed.
+            # An unusable bucket may be closing.
             usable = [keys.rows for keys in table.key_buckets if keys.is_usable]
             for rows in usable:
                 by_place = rows.memory_bytes()

@@ -1,7 +1,7 @@
-"""Moves of tables between shards as they are asked for: who is asked, how often, and until when.
+"""Moves of tables between shards: the requests between source and destination, with retries.
 
-`engine/table_moves.py` has the steps and what is durable. A move goes on whether or not its caller
-waits for it; asking again waits for the same one, and for a table that has arrived is answered.
+`engine/table_moves.py` has the steps and the durable state. A move goes on even if the caller stops
+waiting. A repeated request waits for the move in progress, or succeeds if the table has arrived.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _logger = logging.getLogger(__name__)
 Headers = Sequence[tuple[bytes, bytes]]
 
 _LOOK_MS: Final = 2_000
-# Below the time that a caller and another shard wait for an answer.
+# Less than callers and other shards wait for an answer.
 _CALLER_WAIT_S: Final = 10.0
 _FETCH_WAIT_S: Final = 5.0
 _PAUSE_S: Final = 0.2
-# A destination that is restarted comes back; one that is gone must not keep the table.
+# A restarting destination comes back in this time; a dead destination must not block the table.
 _SILENCE_S_MAX: Final = 30.0
-# A table that is written to faster than it is copied is moved, too.
+# The limit of copy rounds, for a table with writes faster than the copy.
 _OPEN_ROUNDS_MAX: Final = 8
 _REST_BYTES: Final = 4 << 20
 # Longer than most rounds of tiering.
@@ -60,11 +60,11 @@ class MoveDesk:
         self._tasks: dict[TablePath, asyncio.Task[None]] = {}
 
     def jobs(self) -> list[Job]:
-        """What is completed by itself."""
+        """Return the job that completes interrupted moves."""
         return [Job(name="moves", every_ms=_LOOK_MS, look=self.moves.look)]
 
     async def close(self) -> None:
-        """End what is under way; the next start completes or undoes it."""
+        """Cancel the moves in progress; the next start completes or undoes them."""
         tasks = tuple(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -73,13 +73,13 @@ class MoveDesk:
         await self.moves.close()
 
     def is_moving(self, path: TablePath) -> bool:
-        """Whether a table is on its way from this shard."""
+        """Whether a table is moving away from this shard."""
         return path in self._tasks
 
     # -- the source --------------------------------------------------------------------------------
 
     async def move(self, path: TablePath, target: str, headers: Headers) -> bool:
-        """Move a table of this shard; return whether that is done: if not, ask again."""
+        """Move a table of this shard; return False if the caller must ask again."""
         if target == self._shards.own and path not in self._tasks:
             return True
         task = self._tasks.get(path)
@@ -100,9 +100,9 @@ class MoveDesk:
             _logger.warning("event=move_failed table=%s why=%r", path, task.exception())
 
     async def _move(self, path: TablePath, target: str, headers: Headers) -> None:
-        """Move a table, and first its rejected rows: asked again, it goes on where it was.
+        """Move the table of rejected rows, then the table; a repeated call goes on with the rest.
 
-        Between both, writes that would reject rows are told to try again.
+        Between the two moves, writes that would reject rows get a retriable error.
         """
         companion = self.moves.moves_first(path)
         if companion is not None:
@@ -121,25 +121,25 @@ class MoveDesk:
             await self._freeze(ticket)
             await self._until_done(ticket, headers, is_whole=True)
             is_moved = await self.moves.decide(ticket)
-        except Exception as error:  # whatever it is, one of both is to serve the table
+        except Exception as error:  # after any error, one of the two shards must serve the table
             is_moved = await self.moves.end(ticket)
             if not is_moved:
                 raise
             _logger.warning("event=move_went_on table=%s why=%r", path, str(error))
             await self._tell(ticket, headers)
             return
-        # The destination serves it from now on, and need not wait until nothing is left here.
-        told = self._tell(ticket, headers)
-        await asyncio.gather(self.moves.settle(ticket, is_moved=is_moved), told)
+        # The destination serves the table from now on, while this shard deletes its copy.
+        notice = self._tell(ticket, headers)
+        await asyncio.gather(self.moves.settle(ticket, is_moved=is_moved), notice)
         if not is_moved:
             raise UnavailableError(f"the move of table '{path}' was given up; try again")
 
     async def _tell(self, ticket: MoveTicket, headers: Headers) -> None:
         try:
-            # It is asked for nothing but to look.
+            # This request only makes the destination look at the state of the move.
             await self._ask(ticket, headers, rounds=1, is_whole=True)
         except StreamhouseError as error:
-            # It looks by itself, too.
+            # The destination also looks without a request, every `_LOOK_MS`.
             _logger.info("event=move_not_told table=%s why=%r", ticket.path, error.message)
 
     async def _freeze(self, ticket: MoveTicket) -> None:
@@ -163,7 +163,7 @@ class MoveDesk:
                     return
                 heard_s = time.monotonic()
             except StreamhouseError as error:
-                # What was asked may be asked again, whether or not it was done.
+                # The request may be repeated, whether or not the destination has handled it.
                 is_passing = error.retriable or isinstance(error, UnknownOutcomeError)
                 if not is_passing or time.monotonic() - heard_s > _SILENCE_S_MAX:
                     raise
@@ -172,15 +172,15 @@ class MoveDesk:
     async def _ask(
         self, ticket: MoveTicket, headers: Headers, *, rounds: int, is_whole: bool
     ) -> bool:
-        """Ask the destination to go on; return whether it has done what can be done now."""
+        """Ask the destination to go on; return whether the destination has finished this step."""
         endpoint = await self._shards.endpoint_of_shard(ticket.target)
-        asked = {
+        fields = {
             "ticket": ticket.to_json(),
             "catalog": self._catalog,
             "rounds": rounds,
             "is_whole": is_whole,
         }
-        body = json.dumps(asked).encode()
+        body = json.dumps(fields).encode()
         target = f"/v1/tables/{ticket.path}/arrival"
         passed = [header for header in headers if header[0] == b"authorization"]
         request = PeerRequest.of(
@@ -188,10 +188,10 @@ class MoveDesk:
         )
         answer = await self._shards.peers.ask(endpoint, request)
         try:
-            found = json.loads(answer.body)
+            answer_fields = json.loads(answer.body)
             if answer.status == 200:
-                return found["is_done"] is True
-            detail = found["error"]
+                return answer_fields["is_done"] is True
+            detail = answer_fields["error"]
             error = error_for_code(str(detail["code"]), str(detail["message"]))
         except (ValueError, KeyError, TypeError) as wrong:
             raise UnavailableError(f"the shard at {endpoint} answers no JSON of ours") from wrong
@@ -208,7 +208,7 @@ class MoveDesk:
         rounds: int,
         is_whole: bool,
     ) -> bool:
-        """Go on with a table that comes to this shard; return whether that is done for now."""
+        """Go on with the arrival of a table; return whether this step is finished."""
         read = MoveTicket.from_json(ticket)
         if read.path != path:
             raise InvalidRequestError(f"the move is of table '{read.path}', not of '{path}'")
@@ -217,12 +217,12 @@ class MoveDesk:
                 f"shards '{read.source}' and '{read.target}' have different lake catalogs: give"
                 " both the same --catalog-property and --warehouse"
             )
-        asked = Asked(ticket=read, rounds=rounds, is_whole=is_whole)
-        return await self.moves.arrivals.receive(asked, wait_s=_FETCH_WAIT_S)
+        request = Asked(ticket=read, rounds=rounds, is_whole=is_whole)
+        return await self.moves.arrivals.receive(request, wait_s=_FETCH_WAIT_S)
 
 
 def _digest(config: ServiceConfig) -> str:
-    """Return what two shards have in common whose lake is the same."""
+    """Return a digest of the lake catalog, equal for two shards with the same lake."""
     properties = config.lake_catalog().properties
-    known = [properties.get(name, "") for name in ("uri", "warehouse")]
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+    lake = [properties.get(name, "") for name in ("uri", "warehouse")]
+    return hashlib.sha256(json.dumps(lake).encode()).hexdigest()

@@ -1,9 +1,8 @@
-"""What every process answers about itself, whether or not it owns its shard.
+"""Answers of every process about itself, with or without an owned shard.
 
-`/health` and `/ready` without a token are for who looks after processes: they are answered by
-whatever name is asked for, to everybody. `/health` says of which service the process is, too: a
-client that was told an address asks for it before it shows a token there. `/ready` with a token
-and `/metrics` are answered to who may.
+`/health` and `/ready` without a token are for load balancers and orchestrators: every caller gets
+an answer, under any host name. `/health` also has the service id: a client checks the id of a new
+address before sending a token to the address. `/ready` with a token, and `/metrics`, need a grant.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ _JSON = b"application/json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AboutProcess:
-    """A process at a moment. Without a journal it has no `role`.
+    """The state of a process at a moment; `role` is None without a journal.
 
-    `service_id` is None until it is known. `readiness` is what a load balancer is told; `known` is
-    for who has a token, besides.
+    `service_id` is None before the tables are open. `readiness` is for load balancers; callers with
+    a token also get the fields of `known`.
     """
 
     readiness: tuple[int, str]
@@ -41,9 +40,9 @@ class AboutProcess:
     known: dict[str, Any]
 
     def health(self) -> dict[str, str]:
-        """Return what `/health` says."""
-        found = {"status": "alive", "role": self.role, "service_id": self.service_id}
-        return {name: value for name, value in found.items() if value is not None}
+        """Return the fields of `/health`."""
+        fields = {"status": "alive", "role": self.role, "service_id": self.service_id}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class ProcessAnswer(NamedTuple):
@@ -55,7 +54,7 @@ class ProcessAnswer(NamedTuple):
 
 
 class ProcessAnswers:
-    """The answers of one process; `about` says what it is now."""
+    """The answers of one process; `about` returns the present state."""
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class ProcessAnswers:
         self._about = about
 
     def to_anybody(self, exchange: HttpExchange) -> ProcessAnswer | None:
-        """Return the answer to a request that shows no token, if it has one; it needs no more."""
+        """Return the answer to a health check or probe without a token; None for other requests."""
         if exchange.path == HEALTH_PATH:
             # Alive in every role, stopping or full: an orchestrator must not kill it.
             exchange.route = "health"
@@ -83,7 +82,7 @@ class ProcessAnswers:
         return None
 
     async def to_admitted(self, exchange: HttpExchange) -> ProcessAnswer | None:
-        """Return the answer to a request that was admitted, if it is about the process."""
+        """Return the answer to an admitted request about the process; None for other requests."""
         if exchange.path == READY_PATH:
             about = self._about()
             status, word = about.readiness

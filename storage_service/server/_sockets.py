@@ -12,9 +12,9 @@ __all__ = ["bound_socket", "endpoint_of", "shared_sockets"]
 
 
 def bound_socket(host: str, port: int, *, option: str) -> socket.socket:
-    """Return a socket that is bound, and does not listen yet; raises `InvalidRequestError`.
+    """Return a bound socket that does not listen yet; raises `InvalidRequestError`.
 
-    `option` is the one that names another port.
+    `option` is the command line option of the port, for the error message.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(
@@ -33,18 +33,18 @@ def bound_socket(host: str, port: int, *, option: str) -> socket.socket:
 
 
 def shared_sockets() -> list[socket.socket]:
-    """Return the socket that a supervisor has given to all its shards, if there is one."""
+    """Return the socket that a supervisor passed to all shards, or an empty list."""
     descriptor = os.environ.pop(SHARED_SOCKET_VARIABLE, None)
     if descriptor is None:
         return []
     shared = socket.socket(fileno=int(descriptor))
-    # All shards wait for its connections, and only one gets each.
+    # All shards accept from this socket, and each connection goes to a single shard.
     shared.setblocking(False)
     return [shared]
 
 
 def endpoint_of(listening: socket.socket, config: ServiceConfig) -> str:
-    """Return the URL at which a bound socket is reached."""
+    """Return the URL of a bound socket."""
     scheme = "http" if config.tls_certificate_file is None else "https"
     host, port = listening.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -1,8 +1,9 @@
-"""Who sends a request, what they may do, and what a request asks of them.
+"""Callers, their grants, and the grants that requests need.
 
-A grant is `LEVEL:SCOPE`. Levels: read < write < admin, each includes the ones before it. Scopes:
-`database.table`, `database.*` (the database and all its tables), `service` (metrics, tiering,
-backups), `lake` (the secrets of the lake's catalog and object store) and `*` (all of these).
+A grant is `LEVEL:SCOPE`. The levels are read < write < admin; each level includes the lower levels.
+Scopes: `database.table`, `database.*` (the database and all tables of the database), `service`
+(metrics, tiering, backups), `lake` (the secrets of the lake's catalog and object store) and `*`
+(all scopes).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ EVERYTHING: Final = "*"
 
 
 class Level(enum.IntEnum):
-    """What a grant allows; each level includes those below it."""
+    """The level of a grant; each level includes the lower levels."""
 
     READ = 1
     WRITE = 2
@@ -52,29 +53,29 @@ class Grant:
     @classmethod
     def parse(cls, text: object) -> Grant:
         """Read `write:sales.orders`."""
-        found = _GRANT.fullmatch(text) if isinstance(text, str) else None
-        if found is None:
+        match = _GRANT.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
             raise InvalidRequestError(
                 f"grant {text!r} is not LEVEL:SCOPE with a level read, write or admin and a scope"
                 " database.table, database.*, service, lake or *"
             )
-        return cls(Level[found[1].upper()], found[2])
+        return cls(Level[match[1].upper()], match[2])
 
     def covers(self, scope: str) -> bool:
-        """Whether `scope` (`db.table`, `db.*`, `service` or `lake`) lies within this grant's.
+        """Whether this grant's scope includes `scope` (`db.table`, `db.*`, `service` or `lake`).
 
-        Rejected rows of a table are within what concerns the table.
+        The scope of a table includes the table of rejected rows.
         """
         if self.scope in (EVERYTHING, scope, scope.removesuffix(REJECTED_SUFFIX)):
             return True
         database, _, table = self.scope.partition(".")
-        # A namespace of the lake may have a dot in it: it is nobody's database then.
+        # A lake namespace with a dot in its name is no database, so no database grant covers it.
         return table == "*" and scope.partition(".")[0] == database and scope.count(".") == 1
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever sent a request, by the name its token has in the grants file."""
+    """The sender of a request; `name` is the token's name in the grants file."""
 
     name: str
     grants: tuple[Grant, ...]
@@ -84,7 +85,7 @@ class Caller:
         return any(grant.level >= level and grant.covers(scope) for grant in self.grants)
 
     def may_read_secrets(self) -> bool:
-        """Whether some grant hands out the secrets of the lake's catalog."""
+        """Whether some grant includes the secrets of the lake's catalog."""
         return self.may(Level.READ, LAKE)
 
     def has_tables(self) -> bool:
@@ -92,7 +93,7 @@ class Caller:
         return any(grant.scope != SERVICE for grant in self.grants)
 
     def reads_tables(self) -> bool:
-        """Whether some grant lets it read a table; each level does."""
+        """Whether some grant allows to read a table; every level does."""
         return any(grant.scope not in (SERVICE, LAKE) for grant in self.grants)
 
     def sees_database(self, database: str) -> bool:
@@ -105,15 +106,15 @@ class Caller:
 
 
 OWNER: Final = Caller("owner", (Grant(Level.ADMIN, EVERYTHING),))
-"""The holder of the service's own token, and everybody where no token is asked for."""
+"""The holder of the service's own token; every caller of a service without tokens."""
 
 UNKNOWN: Final = Caller("-", ())
-"""Who has not shown a token yet."""
+"""A caller before the check of the token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a request asks of its caller; scope None: any right token, whatever its grants."""
+    """The grant that a request needs; scope None: any valid token, with any grants."""
 
     level: Level
     scope: str | None

@@ -1,4 +1,4 @@
-"""What is asked of a request that is answered, whichever protocol it came by."""
+"""The common interface of a request and its answer, for all protocols."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ class Exchange(Protocol):
     """One request being answered. Event loop only."""
 
     caller: Caller
-    """Who sent it."""
+    """The sender."""
     share: str
-    """Whose share of what is shared it uses; see `AccessControl`."""
+    """The caller's key in `FairShares`; see `AccessControl`."""
     hold: AnswerHold | None
-    """What its answer holds of the memory for answers."""
+    """The memory of the answer."""
     tenure: Tenure | None
-    """Asked before an answer leaves, and so after its data was read; not for what was stored."""
+    """Checked after the read of the data and before the answer; None for answers of stored data."""
     request_id: str
     route: str
-    """What metrics and log lines call it."""
+    """The name for metrics and log lines."""
     method: str
     path: str
 
     @property
     def client_address(self) -> str:
-        """The address that it came from."""
+        """The client's address."""
 
     async def wait(self, waiter: asyncio.Future[None]) -> None:
-        """Await `waiter`; raises `ClientGone` if the client goes away meanwhile."""
+        """Await `waiter`; raises `ClientGone` if the client disconnects meanwhile."""
 
     def release(self) -> None:
-        """Hold no memory for an answer any more."""
+        """Release the memory of the answer."""

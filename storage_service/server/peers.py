@@ -1,8 +1,8 @@
-"""One process of a service asks another: for what only that one has, in the caller's name.
+"""Requests from one process of a service to another, with the token of the original caller.
 
-The caller's own token is sent on, to the endpoint that the other's lease names: all shards of a
-service have the same tokens and grants. A request is handed on once, and never from https to http:
-whoever may write leases would have the token.
+The request goes to the endpoint in the other shard's lease; all shards of a service have the same
+tokens and grants. A request is forwarded at most once, and never from https to http: otherwise an
+attacker who can write leases would get the token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamhouse.core.errors import UnavailableError, UnknownOutcomeError
 __all__ = ["HANDED_ON", "HttpPeers", "PeerAnswer", "PeerRequest", "Peers"]
 
 HANDED_ON: Final = b"x-streamhouse-handed-on"
-"""Of a request that another shard has handed on: it is not handed on again."""
+"""The header of a request forwarded by another shard, which is not forwarded again."""
 _TIMEOUT_S: Final = 30.0
 _THREADS: Final = 8
 _ANSWER_BYTES_MAX: Final = 256 << 20
@@ -31,7 +31,7 @@ _PASSED_ON: Final = (b"authorization", b"content-type", b"x-iceberg-access-deleg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRequest:
-    """What is asked; `target` is path and query as they were sent."""
+    """A request to another process; `target` is the original path and query."""
 
     method: str
     target: str
@@ -49,7 +49,7 @@ class PeerRequest:
         body: bytes = b"",
         timeout_s: float = _TIMEOUT_S,
     ) -> PeerRequest:
-        """Return a caller's request as it is handed on, with its `headers` that matter."""
+        """Return a caller's request in the form to forward, with the necessary `headers`."""
         passed = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in headers
@@ -66,7 +66,7 @@ class PeerRequest:
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswer:
-    """What another process answered, whatever that was."""
+    """The answer of another process, with any status."""
 
     status: int
     content_type: str
@@ -74,23 +74,23 @@ class PeerAnswer:
 
 
 class Peers(Protocol):
-    """The other processes."""
+    """The other processes of the service."""
 
     async def ask(self, endpoint: str, request: PeerRequest) -> PeerAnswer:
-        """Return what the process at `endpoint` answers.
+        """Return the answer of the process at `endpoint`.
 
-        Raises `UnavailableError` if nothing of the request was done, `UnknownOutcomeError` if a
-        change may have been: who is told `unavailable` takes it for undone, and repeats it.
+        Raises `UnavailableError` if the request had no effect, and `UnknownOutcomeError` if a
+        change may have happened: a caller may repeat the request only after `UnavailableError`.
         """
 
 
 class HttpPeers:
-    """The other processes by HTTP, each request on a connection and a thread of its own."""
+    """The other processes by HTTP; each request has its own connection and thread."""
 
     def __init__(self, *, is_tls: bool = False) -> None:
-        """`is_tls`: this process is reached by https, and so are the others."""
+        """`is_tls`: all processes of the service are reached by https."""
         self._is_tls = is_tls
-        # Threads start when there is something to ask.
+        # A pool starts its threads with the first requests.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="peers")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The control route that makes a lake table the history of a new table, as it is."""
+"""The control route that adopts a lake table, unchanged, as the history of a new table."""
 
 from __future__ import annotations
 
@@ -40,33 +40,33 @@ def adoption_routes(routes: ControlRoutes, service: Service) -> None:
         parsed = TablePath.parse(path)
         if body.replace:
             return await _replace(service, service.table(path), body)
-        if service.shards is not None and (other := await service.shards.elsewhere(parsed)):
-            raise other
+        if service.shards is not None and (not_owner := await service.shards.elsewhere(parsed)):
+            raise not_owner
         if body.dry_run:
             raise InvalidRequestError("'dry_run' is for 'replace': nothing else is lost")
-        there = _table_at(service, parsed)
-        if there is not None:
-            return _answer(there, status=200)
+        adopted = _table_at(service, parsed)
+        if adopted is not None:
+            return _answer(adopted, status=200)
         async with _search(service, parsed, is_forced=body.force) as find:
             return _answer(await service.manager.adopt_table(find), status=201)
 
 
 async def _replace(service: Service, table: OpenTable, body: AdoptTable) -> JSONResponse:
-    """Adopt the lake table in place of a table with another history, or tell what that means."""
+    """Adopt the lake table in place of a table with another history, or report the difference."""
     is_forced = body.force or body.dry_run
     async with _search(service, table.path, is_forced=is_forced, replaces=table) as find:
-        found = await service.run_blocking(find)
+        lake = await service.run_blocking(find)
         if body.dry_run:
-            divergence = await service.run_blocking(_divergence, table, found)
+            divergence = await service.run_blocking(_divergence, table, lake)
             return JSONResponse(divergence.to_json())
-        is_its_own = found.owner_id == table.info.table_id
-        if is_its_own and await service.manager.tiering.reconcile(table, found.covered):
+        is_same_table = lake.owner_id == table.info.table_id
+        if is_same_table and await service.manager.tiering.reconcile(table, lake.covered):
             return _answer(table, status=200)
-        return _answer(await service.manager.replace_by_lake(table, lambda: found), status=201)
+        return _answer(await service.manager.replace_by_lake(table, lambda: lake), status=201)
 
 
 def _table_at(service: Service, path: TablePath) -> OpenTable | None:
-    """Return the table if it was adopted already; raises `TableExistsError` if it is another."""
+    """Return an already adopted table; raises `TableExistsError` for a table with other origin."""
     try:
         table = service.manager.table(path)
     except (DatabaseNotFoundError, TableNotFoundError):
@@ -85,13 +85,13 @@ def _table_at(service: Service, path: TablePath) -> OpenTable | None:
 async def _search(
     service: Service, path: TablePath, *, is_forced: bool, replaces: OpenTable | None = None
 ) -> AsyncIterator[Callable[[], AdoptableLake]]:
-    """Give what finds the lake tables to adopt, on another thread; raises as `find_adoptable`."""
+    """Yield a blocking function that finds the lake tables to adopt, see `find_adoptable`."""
     elsewhere = None if service.shards is None else await service.shards.ids_elsewhere()
     config, tables = service.config, ServiceTables(service, elsewhere=elsewhere)
     opened = contextlib.ExitStack()
 
     def find() -> AdoptableLake:
-        # Not at the top: a service that adopts nothing does not load the lake library.
+        # Imported here: a service without adoptions does not load the lake library.
         from streamhouse.lake.catalogs.open_catalog import OpenCatalog
         from streamhouse.lake.guards.adoptable_lake import find_adoptable
 
@@ -116,13 +116,13 @@ async def _search(
         await service.run_blocking(opened.close)
 
 
-def _divergence(table: OpenTable, found: AdoptableLake) -> LakeDivergence:
-    """Return how the lake table's history differs from that of the table to be replaced."""
+def _divergence(table: OpenTable, lake: AdoptableLake) -> LakeDivergence:
+    """Return the differences between the histories of the lake table and the replaced table."""
     return LakeDivergence(
         table=str(table.path),
         why=table.lake.diverged or f"the lake of table '{table.path}' belongs to another table",
         set_aside=f"tables/{table.info.table_id}{GIVEN_UP_SUFFIX}",
-        buckets=divergence_of(table, found.histories_of(table.info.table_id), found.covered),
+        buckets=divergence_of(table, lake.histories_of(table.info.table_id), lake.covered),
     )
 
 

@@ -1,7 +1,7 @@
-"""The page at /docs, on which control routes are described and tried: swagger-ui, as packaged.
+"""The page at /docs that describes and tries control routes: swagger-ui, as packaged.
 
-Nothing is loaded from elsewhere, so it works without the internet. The page has no secrets: what it
-shows, it asks for with the token that is entered on it.
+The page loads all files from the service, so it works without the internet. The page has no
+secrets: its requests use the token that the user enters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CONTENT_TYPES: Final = {
     "js": "text/javascript; charset=utf-8",
 }
 _HEADERS: Final = {
-    # swagger-ui has styles of its elements and pictures in its style sheet.
+    # swagger-ui has inline styles, and pictures in its style sheet.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline';"
         " img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
@@ -39,11 +39,11 @@ def api_page_routes(app: FastAPI) -> None:
 
     async def api_page(request: Request) -> Response:
         name = API_PAGE_FILES[request.scope["path"]]
-        kept = "no-cache" if name.endswith("html") else "max-age=3600"
+        cache_control = "no-cache" if name.endswith("html") else "max-age=3600"
         return Response(
             _file(name),
             media_type=_CONTENT_TYPES[name.rpartition(".")[2]],
-            headers={**_HEADERS, "Cache-Control": kept},
+            headers={**_HEADERS, "Cache-Control": cache_control},
         )
 
     for path in API_PAGE_FILES:

@@ -1,6 +1,6 @@
-"""The control routes of consumers: where the readers of a table stand, as they report it.
+"""The control routes of consumers: the reported positions of a table's readers.
 
-A consumer belongs to the token that reports it. Others see it, and not whose it is.
+A consumer belongs to the token of its reports. Other callers see the consumer without its owner.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def consumer_routes(routes: ControlRoutes, service: Service) -> None:
     """Make the routes below `/v1/tables/{path}/consumers`."""
     runtime = service.manager.runtime
 
-    @routes.answers("Where the readers of a table stand, and how far behind they are.")
+    @routes.answers("The positions and lags of a table's consumers.")
     async def list_consumers(request: Request, path: TableName) -> dict[str, Any]:
         caller = exchange_of(request).caller
         table = service.readable(path)
@@ -45,7 +45,7 @@ def consumer_routes(routes: ControlRoutes, service: Service) -> None:
         table.info.check_positions(body.offsets, table_id=body.table_id)
         for bucket, offset in body.offsets.items():
             _check_readable(table, bucket, offset)
-        said = await table.consumers.report(
+        consumer = await table.consumers.report(
             name,
             owner=caller.name,
             offsets=body.offsets,
@@ -54,7 +54,7 @@ def consumer_routes(routes: ControlRoutes, service: Service) -> None:
             is_part=body.part,
             ttl_ms=table.properties.log_consumers_ttl_ms,
         )
-        lag = await lag_now(table, said, runtime)
+        lag = await lag_now(table, consumer, runtime)
         return {"lag_rows": lag.rows, "lag_ms": lag.lag_ms}
 
     @routes.answers("Forget a consumer; it may report again.", status_code=204)
@@ -66,7 +66,7 @@ def consumer_routes(routes: ControlRoutes, service: Service) -> None:
 
 
 def _check_readable(table: OpenTable, bucket: int, offset: int) -> None:
-    """Raise unless somebody can have read the table up to there."""
+    """Raise if the offset is beyond the end of the bucket, or the bucket does not exist."""
     if bucket >= len(table.tablets):
         raise BucketNotFoundError(
             f"table '{table.path}' has no bucket {bucket}; its buckets are"
@@ -85,7 +85,7 @@ def _may_see_all(caller: Caller) -> bool:
 
 
 def _shown(lag: ConsumerLag, caller: Caller) -> dict[str, Any]:
-    """Return the JSON form; whose it is only says who may know."""
+    """Return the JSON form, with the owner only for authorised callers."""
     shown = lag.to_json() | {"is_own": lag.consumer.owner == caller.name}
     if lag.consumer.owner != caller.name and not _may_see_all(caller):
         del shown["owner"]

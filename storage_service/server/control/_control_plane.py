@@ -61,7 +61,7 @@ def build_control_plane(
         title="Streamhouse storage service",
         description="Control routes. Data routes speak Arrow and text: see docs/http_api.md.",
         redirect_slashes=False,
-        # FastAPI's own pages load their scripts from elsewhere.
+        # FastAPI's pages load their scripts from the internet.
         docs_url=None,
         redoc_url=None,
     )
@@ -83,7 +83,7 @@ def build_control_plane(
     _backup_routes(routes, service)
     routes.check_complete()
     for kind in (RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, _raise_ours)
+        app.add_exception_handler(kind, _raise_service_error)
     return app
 
 
@@ -93,7 +93,7 @@ def _service_routes(routes: ControlRoutes, service: Service) -> None:
     async def page() -> Response:
         return status_page()
 
-    @routes.answers("What the status page shows: tables, rates, lags, workers.")
+    @routes.answers("The data of the status page: tables, rates, lags, workers.")
     async def status(
         request: Request,
         detail: Annotated[Literal["full", "brief"], Query(description="of each table")] = "full",
@@ -104,7 +104,7 @@ def _service_routes(routes: ControlRoutes, service: Service) -> None:
         text = await status_of_all(service, exchange, is_brief=detail == "brief", table=path)
         return Response(text, media_type="application/json")
 
-    @routes.answers("The processes that the service consists of, and what each has to do.")
+    @routes.answers("The shards of the service, with owner, load and journal.")
     async def list_shards(request: Request) -> dict[str, Any]:
         return {"shards": await shards_of_all(service, exchange_of(request))}
 
@@ -122,7 +122,7 @@ def _service_routes(routes: ControlRoutes, service: Service) -> None:
         shown = catalog.properties
         if not caller.may_read_secrets():
             shown = without_secrets(shown)
-        # Tiering marks lake tables with it, to know its own among those of other services.
+        # Tiering marks lake tables with the service id, to recognise tables of other services.
         identity = {SERVICE_ID_PROPERTY: service.manager.service_id}
         return replace(catalog, properties={**shown, **identity}).to_json()
 
@@ -133,10 +133,10 @@ def _database_routes(routes: ControlRoutes, service: Service) -> None:
     @routes.answers("The names of all databases.")
     async def list_databases(request: Request) -> dict[str, list[str]]:
         sees = exchange_of(request).caller.sees_database
-        found = manager.databases()
+        names = manager.databases()
         if service.shards is not None:
-            found = await service.shards.databases()
-        return {"databases": [name for name in found if sees(name)]}
+            names = await service.shards.databases()
+        return {"databases": [name for name in names if sees(name)]}
 
     @routes.answers("Create a database.", status_code=201)
     async def create_database(request: Request, body: CreateDatabase) -> dict[str, str]:
@@ -159,7 +159,7 @@ def _backup_routes(routes: ControlRoutes, service: Service) -> None:
             raise UnsupportedError(
                 "the lake's catalog is not the service's own: back it up where it is, after this"
             )
-        # Nobody creates or drops tables, or deletes segments, until all have a second name.
+        # The lock keeps out changes of tables and segments until all files have a second link.
         async with manager.runtime.changing_files:
             if service.moves is not None and service.moves.moves.is_any_under_way:
                 raise UnavailableError("a table is being moved between shards; try again later")
@@ -186,13 +186,13 @@ def _backup_routes(routes: ControlRoutes, service: Service) -> None:
             "damaged_tables": [table.to_json() for table in damaged],
         }
 
-    @routes.answers("Remove what was staged.", status_code=204)
+    @routes.answers("Remove the staged backup.", status_code=204)
     async def discard_backup() -> None:
         await manager.runtime.run(clear_staging, manager.directory)
 
 
-async def _raise_ours(request: Request, error: Exception) -> NoReturn:
-    """Raise what FastAPI has found as an error of ours, which app.py answers as all others."""
+async def _raise_service_error(request: Request, error: Exception) -> NoReturn:
+    """Raise FastAPI's error as a `StreamhouseError`, which `_app.py` answers in the common form."""
     path = request.scope["path"][:200]
     if isinstance(error, RequestValidationError):
         raise InvalidRequestError(f"{path}: {_sentence(error)}")
@@ -206,7 +206,7 @@ async def _raise_ours(request: Request, error: Exception) -> NoReturn:
 
 
 def _sentence(error: RequestValidationError) -> str:
-    """Return the first finding as `body.tables: Input should be ...`."""
+    """Return the first mistake as `body.tables: Input should be ...`."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}"

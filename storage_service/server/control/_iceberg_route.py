@@ -1,7 +1,7 @@
-"""The routes below `/iceberg`: the Iceberg REST catalog, answered on threads of their own.
+"""The routes below `/iceberg`: the Iceberg REST catalog, answered on separate threads.
 
-Catalogs, object stores and the Iceberg library block, so the event loop only hands requests over.
-The library is loaded, and the threads are started, by the first request.
+Catalogs, object stores and the Iceberg library block, so the event loop hands requests to a thread.
+The first request loads the library and starts the threads.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _logger = logging.getLogger(__name__)
 
 _VERSION_PATH: Final = f"{REST_CATALOG_PATH}/v1/"
 _SERVICES_PASSED_MAX: Final = 16
-# The first that fits counts: our class -> the protocol's status and type.
+# Error class -> the protocol's status and type; the first matching class counts.
 _TYPES: Final[tuple[tuple[type[StreamhouseError], int, str], ...]] = (
     (UnauthorizedError, 401, "NotAuthorizedException"),
     (ForbiddenError, 403, "ForbiddenException"),
@@ -77,7 +77,7 @@ _TYPES: Final[tuple[tuple[type[StreamhouseError], int, str], ...]] = (
     (UnknownOutcomeError, 500, "CommitStateUnknownException"),
     (OverloadedError, 503, "ServiceUnavailableException"),
     (UnavailableError, 503, "ServiceUnavailableException"),
-    # Its clients know nothing of owners: they ask again later.
+    # Iceberg clients do not know owners; with this status they repeat the request later.
     (NotOwnerError, 503, "ServiceUnavailableException"),
     (UnsupportedError, 501, "UnsupportedOperationException"),
     (InvalidRequestError, 400, "BadRequestException"),
@@ -85,11 +85,11 @@ _TYPES: Final[tuple[tuple[type[StreamhouseError], int, str], ...]] = (
 
 
 class IcebergRoutes:
-    """Hands requests to the REST catalog; refuses them when too many are waiting."""
+    """Hands requests to the REST catalog; refuses requests at the limit of waiting requests."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        # Threads start when there is something to do.
+        # A pool starts its threads with the first requests.
         self._threads = ThreadPoolExecutor(
             service.config.catalog_threads, thread_name_prefix="catalog"
         )
@@ -117,7 +117,7 @@ class IcebergRoutes:
         if request.method == "HEAD" or answer.status == 204:
             await _answer_empty(exchange, answer.status)
         else:
-            # Few are built at once: as many as there are threads.
+            # Only a few answers are built at once, at most one per thread.
             self._service.answers.hold_built(
                 exchange, len(answer.body), is_done=exchange.is_changing
             )
@@ -141,18 +141,18 @@ class IcebergRoutes:
         return answer
 
     async def _look_after(self, identifier: tuple[str, ...]) -> None:
-        """Look at a table that was committed to: readers have the commit once it is answered."""
+        """Register a commit to a table before the answer, so that readers see the commit."""
         try:
             await self.look(self._service.table(".".join(identifier)))
         except StreamhouseError as error:
-            # It has landed, whatever happens here; the next read of the table looks, too.
+            # The commit has succeeded in any case; the next read of the table registers it, too.
             if not isinstance(error, NotFoundError | InvalidNameError):
                 _logger.warning(
                     "event=lake_not_looked_at table=%s why=%r", ".".join(identifier), error.message
                 )
 
     async def look(self, table: OpenTable) -> LakeState:
-        """Register what other engines committed to the table's rows; return what is registered."""
+        """Register commits of other engines to the lake table; return the registered state."""
 
         def head() -> Awaitable[int | None]:
             return asyncio.get_running_loop().run_in_executor(
@@ -186,20 +186,20 @@ class IcebergRoutes:
         )
 
     def _services_passed(self, exchange: HttpExchange) -> tuple[str, ...]:
-        """Return which services the request came through; raises if this one is among them."""
+        """Return the services that the request came through; raises if this service is one."""
         text = (exchange.header(VIA_HEADER.encode()) or b"").decode("latin-1")
         passed = tuple(name.strip() for name in text.split(",") if name.strip())
-        own = self._service.manager.service_id
-        if passed[-1:] == (own,):
+        service_id = self._service.manager.service_id
+        if passed[-1:] == (service_id,):
             raise InvalidRequestError(
                 "the catalog of this service is this service itself: give --catalog-property that"
                 " lead elsewhere; for workers that go through the service, --catalog-access service"
             )
-        if own in passed:
-            between = ", ".join(passed[passed.index(own) + 1 :])
+        if service_id in passed:
+            between = ", ".join(passed[passed.index(service_id) + 1 :])
             raise InvalidRequestError(
-                f"the catalog of service {own} leads back to it, through {between}: give one of"
-                " these services --catalog-property that lead elsewhere"
+                f"the catalog of service {service_id} leads back to it, through {between}: give one"
+                " of these services --catalog-property that lead elsewhere"
             )
         if len(passed) >= _SERVICES_PASSED_MAX or not all(map(str.isalnum, passed)):
             raise InvalidRequestError(
@@ -234,9 +234,9 @@ class IcebergRoutes:
 
 
 class ServiceTables:
-    """The service's tables for one request. Made on the event loop, asked on other threads.
+    """The service's tables for one request. Made on the event loop, used on other threads.
 
-    What is read there are single values that the event loop replaces as a whole.
+    Other threads only read single values that the event loop replaces as a whole.
     """
 
     def __init__(
@@ -250,9 +250,10 @@ class ServiceTables:
         self._damaged = {table.table_id: table for table in service.manager.damaged_tables()}
 
     def with_id(self, table_id: int) -> LiveTable | None:
-        """See `LiveTables.with_id`; raises `TableDamagedError`: its lake tables are its own.
+        """See `LiveTables.with_id`.
 
-        Those of another shard's table are that table's: `ForbiddenError`.
+        Raises `TableDamagedError` for a damaged table, which still owns its lake tables, and
+        `ForbiddenError` for a table of another shard.
         """
         if table_id in self._elsewhere:
             raise ForbiddenError(
@@ -267,14 +268,14 @@ class ServiceTables:
     def named(self, path: str) -> LiveTable | None:
         """See `LiveTables.named`."""
         try:
-            wanted = TablePath.parse(path)
+            table_path = TablePath.parse(path)
         except StreamhouseError:
             return None
         for damaged in self._damaged.values():
-            if damaged.path == wanted:
+            if damaged.path == table_path:
                 raise damaged.error()
         for table in self._by_id.values():
-            if table.path == wanted and not table.is_dropped:
+            if table.path == table_path and not table.is_dropped:
                 return _live(table)
         return None
 
@@ -289,7 +290,7 @@ def _live(table: OpenTable) -> LiveTable:
 
 
 def iceberg_error(error: StreamhouseError) -> tuple[int, dict[str, Any]]:
-    """Return the status and the body that the protocol has for `error`."""
+    """Return the status and body of `error` in the Iceberg protocol."""
     status, name = error.http_status, "InternalServerError"
     for kind, kind_status, kind_name in _TYPES:
         if isinstance(error, kind):
@@ -305,10 +306,10 @@ def iceberg_error(error: StreamhouseError) -> tuple[int, dict[str, Any]]:
 
 
 def read_plus_as_space(exchange: HttpExchange) -> None:
-    """Have a `+` in the path of a catalog request mean what Iceberg Java means: a space.
+    """Read a `+` in the path of a catalog request as a space, the meaning in Iceberg Java.
 
-    Before grants are looked up, so that they are those of the name that is used. Every client sends
-    a plus sign as %2B.
+    Call this before the check of grants, which must be of the final name. Every client sends a plus
+    sign as %2B.
     """
     scope = exchange.scope
     if b"+" in scope["raw_path"]:
@@ -317,7 +318,7 @@ def read_plus_as_space(exchange: HttpExchange) -> None:
 
 
 async def answer_error(exchange: HttpExchange, error: StreamhouseError) -> None:
-    """Send `error` in the form that the caller understands: the catalog's protocol has its own."""
+    """Send `error` in the form of the path's protocol: catalog, schema registry, or common."""
     path = exchange.path
     if path.startswith(f"{REGISTRY_PATH}/"):
         status, body = registry_error(error)

@@ -30,7 +30,7 @@ def move_routes(routes: ControlRoutes, service: Service) -> None:
         headers = exchange_of(request).scope["headers"]
         return {"is_done": await desk.move(parsed, body.to, headers)}
 
-    @routes.answers("Take a table from another shard, which asks until that is done.")
+    @routes.answers("Receive a table from another shard, which repeats this until it is done.")
     async def receive_table(path: TableName, body: ReceiveTable) -> dict[str, bool]:
         desk, parsed = _desk(service), TablePath.parse(path)
         is_done = await desk.receive(

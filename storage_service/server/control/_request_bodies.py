@@ -1,4 +1,4 @@
-"""Bodies and path parameters of the control routes, as FastAPI checks and documents them."""
+"""Bodies and path parameters of the control routes, checked and documented by FastAPI."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ __all__ = [
 TableName = Annotated[str, Path(description="`database.table`; `table` alone is in `default`.")]
 _TableId = Annotated[int, Field(ge=0, lt=1 << 63)]
 TableId = Annotated[
-    int | None, Query(ge=0, lt=1 << 63, description="The table that the offsets are of.")
+    int | None, Query(ge=0, lt=1 << 63, description="The id of the table of the offsets.")
 ]
 
 _Fingerprint = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-# Whatever is done with each one of a list is done on the event loop, where all others wait for it.
+# Limits of lists: each entry takes time on the event loop, which delays all other requests.
 NAMES_MAX: Final = 10_000
 COLUMNS_MAX: Final = 2_000
 PROPERTIES_MAX: Final = 1_000
@@ -58,7 +58,7 @@ _Columns = Annotated[
 
 
 def _first_wrong(value: Any, *, entries_max: int, is_right: Callable[[Any], bool]) -> Any:
-    """Refuse an object at its first wrong entry: pydantic would list all of them."""
+    """Refuse an object at the first wrong entry: pydantic would list all wrong entries."""
     if isinstance(value, dict):
         if len(value) > entries_max:
             raise ValueError(f"it has {len(value)} entries; at most {entries_max}")
@@ -110,7 +110,7 @@ class _RequestBody(BaseModel):
 
 
 class _TablePositions(_RequestBody):
-    """A body with offsets: `table_id` is the table's that they are of."""
+    """A body with offsets; `table_id` is the id of the offsets' table."""
 
     table_id: _TableId | None = None
 
@@ -122,16 +122,17 @@ class CreateDatabase(_RequestBody):
 
 
 class MoveTable(_RequestBody):
-    """Which shard is to have the table."""
+    """The shard to move the table to."""
 
     to: Annotated[str, Field(max_length=63)]
 
 
 class ReportPosition(_TablePositions):
-    """How far a consumer is: every row below these offsets is read.
+    """The position of a consumer: every row below these offsets is read.
 
-    With `reads_lake` it finds rows that have left the log in the lake. With `durable` the answer
-    comes when that is on disk. With `part` it stays where it is in the buckets left out.
+    With `reads_lake` the consumer reads rows that have left the log from the lake. With `durable`
+    the answer comes after the position is on disk. With `part` the positions in the omitted buckets
+    do not change.
     """
 
     offsets: _Offsets
@@ -141,9 +142,9 @@ class ReportPosition(_TablePositions):
 
 
 class ReceiveTable(_RequestBody):
-    """What the shard that has the table says of its move, and of its lake catalog.
+    """A step of a move, from the table's present shard: the ticket, and the lake catalog's digest.
 
-    The store has `rounds` rounds of files; with `is_whole` that is all of them.
+    The store has `rounds` rounds of files; with `is_whole` no further round follows.
     """
 
     ticket: Annotated[dict[str, str | int], Field(max_length=10)]
@@ -153,7 +154,7 @@ class ReceiveTable(_RequestBody):
 
 
 class AlterPartitioning(_RequestBody):
-    """The lake partitioning of files to come."""
+    """The lake partitioning of future files."""
 
     partitioned_by: Annotated[
         list[Annotated[str, Field(max_length=1_000)]], Field(max_length=100, fail_fast=True)
@@ -174,8 +175,10 @@ class AlterSchema(_RequestBody):
 
 
 class ClaimTiering(_RequestBody):
-    """A tiering worker asking for work; `tables` limits it, `force` takes fresh tables too,
-    `include_idle` those with nothing to tier."""
+    """A tiering worker's request for work, limited to `tables`.
+
+    `force` also takes fresh tables, `include_idle` also tables with nothing to tier.
+    """
 
     worker_id: Annotated[str, Field(min_length=1, max_length=200)]
     tables: Annotated[list[_Name], Field(max_length=NAMES_MAX, fail_fast=True)] | None = None
@@ -184,7 +187,7 @@ class ClaimTiering(_RequestBody):
 
 
 class HeartbeatTiering(BaseModel):
-    """A sign of life of a round, and how far it is; unknown fields are ignored."""
+    """A sign of life of a round, with the progress; unknown fields are ignored."""
 
     table: _Name
     table_id: _TableId
@@ -195,7 +198,7 @@ class HeartbeatTiering(BaseModel):
 
 
 class CompletedDebt(_RequestBody):
-    """What maintenance of the lake table could make fewer of."""
+    """Counts that maintenance of the lake table could reduce."""
 
     data_files: Annotated[int, Field(ge=0, lt=1 << 63)]
     delete_files: Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -210,7 +213,7 @@ class CompletedDebt(_RequestBody):
 
 
 class CompletedSide(_RequestBody):
-    """A committed snapshot of a lake table beside the rows' own; its id is text as theirs is."""
+    """A committed snapshot of a side table, such as the changelog table."""
 
     snapshot_id: _SnapshotId
     table_uuid: _Name
@@ -220,23 +223,23 @@ class CompletedSide(_RequestBody):
 
 
 class LakeCovered(_RequestBody):
-    """What a snapshot of a lake table says of the log that its rows came from."""
+    """The part of the log that a snapshot of a lake table covers."""
 
     epoch: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     tiered_offsets: _Offsets
     fingerprints: _Fingerprints = {}
 
     def covered(self) -> CoveredOffsets:
-        """Return it as the judge of histories takes it."""
+        """Return the value for the comparison of histories."""
         return CoveredOffsets(**self.model_dump(exclude={"table_id"}))
 
 
 class LakeHistory(LakeCovered, _TablePositions):
-    """The same, of the table with this id."""
+    """The part of the log that a lake snapshot covers, with the id of the table."""
 
 
 class CompareHistory(_RequestBody):
-    """A lake table to compare with the log, and offsets to tell the log's fingerprints at."""
+    """A lake table to compare with the log, and offsets for the log's fingerprints."""
 
     table: _Name
     table_id: _TableId
@@ -245,7 +248,7 @@ class CompareHistory(_RequestBody):
 
 
 class CompleteTiering(_RequestBody):
-    """A lake snapshot that is committed. Its id is text because it exceeds 2**53."""
+    """A committed lake snapshot. The id is text because it exceeds 2**53."""
 
     table: _Name
     table_id: _TableId
@@ -264,7 +267,7 @@ class CompleteTiering(_RequestBody):
 
 
 class FailTiering(_RequestBody):
-    """A round that failed, and why."""
+    """A failed round, with the reason."""
 
     table: _Name
     table_id: _TableId
@@ -273,7 +276,7 @@ class FailTiering(_RequestBody):
 
 
 class PinSnapshot(_RequestBody):
-    """A lake snapshot to keep for a while. Its id is text because it exceeds 2**53."""
+    """A lake snapshot to keep for a while. The id is text because it exceeds 2**53."""
 
     snapshot_id: _SnapshotId
     ttl_ms: Annotated[int, Field(lt=1 << 63)]
@@ -286,9 +289,10 @@ class TakeBackup(_RequestBody):
 
 
 class AdoptTable(_RequestBody):
-    """A lake table to go on from; `force`: though another service may still use it.
+    """The adoption of a lake table; `force`: even if another service may still use the table.
 
-    `replace`: in place of a table whose log has other rows; `dry_run`: only tell which.
+    `replace`: in place of a table with different rows in its log. `dry_run`: only report the
+    differences.
     """
 
     force: bool = False
@@ -297,9 +301,9 @@ class AdoptTable(_RequestBody):
 
 
 class BeginTransaction(_RequestBody):
-    """What a transaction is to do; `version` of `app_id` is committed once.
+    """The operation of a new transaction; each `version` of `app_id` is committed once.
 
-    `source` numbers the versions, in its life `run`.
+    `source` numbers the versions, in the lifetime `run` of the source.
     """
 
     operation: TransactionOperation
@@ -319,17 +323,17 @@ _Parts = Annotated[
 
 
 class LinkedParts(_RequestBody):
-    """Parts of a transaction of the table's rejected rows, committed with it or not at all."""
+    """Parts of a transaction on the table of rejected rows, committed together or not at all."""
 
     transaction_id: Annotated[str, Field(max_length=200)]
     parts: _Parts
 
 
 class CommitTransaction(_TablePositions):
-    """The parts to commit, in the order in which they apply.
+    """The parts to commit, in the order of application.
 
-    With `read_offsets` (bucket -> offset, of all buckets) only if what they were computed from has
-    not changed since, `table_id` included.
+    With `read_offsets` (bucket -> offset, of all buckets) the commit succeeds only if the rows read
+    by the transaction, and `table_id`, have not changed since.
     """
 
     parts: _Parts

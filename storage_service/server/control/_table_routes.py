@@ -1,4 +1,4 @@
-"""The control routes of tables: made, changed, described and dropped; their state and sizes."""
+"""The control routes of tables: create, change, describe and drop; state and sizes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def table_routes(routes: ControlRoutes, service: Service) -> None:
         )
         return info.to_json()
 
-    @routes.answers("Partition the lake's future files otherwise.")
+    @routes.answers("Change the partitioning of the lake's future files.")
     async def alter_partitioning(path: TableName, body: AlterPartitioning) -> dict[str, Any]:
         info = await manager.alter_partitioning(service.table(path).path, body.partitioned_by)
         return info.to_json()
@@ -133,24 +133,26 @@ def state_routes(
     ) -> Response:
         table = service.readable(path)
         wait_ms = integer("max_wait_ms", max_wait_ms, least=0)
-        known = offsets("after", "{}" if after is None else after, table.info, table_id=table_id)
+        seen_offsets = offsets(
+            "after", "{}" if after is None else after, table.info, table_id=table_id
+        )
         if after is not None and wait_ms:
-            await _wait_beyond(service, exchange_of(request), table, known, wait_ms)
+            await _wait_beyond(service, exchange_of(request), table, seen_offsets, wait_ms)
         state = replace(table.state(), may_lose_rows=service.manager.may_lose_rows)
         return JSONResponse(state.to_json())
 
-    @routes.answers("Whether what a lake table covers is the log's history.")
+    @routes.answers("Check that a lake table has the same history as the log.")
     async def check_lake_history(
         request: Request, path: TableName, body: LakeHistory
     ) -> dict[str, Any]:
         table = service.table(path)
         table.info.check_positions(body.tiered_offsets, table_id=body.table_id)
-        # Only who may tier may end that: what others say is judged, and not kept.
+        # A divergence stops writes and tiering: only reports of tiering callers are stored.
         is_kept = exchange_of(request).caller.may(Level.WRITE, SERVICE)
         await service.manager.tiering.check_lake(table, body.covered(), is_kept=is_kept)
         return {}
 
-    @routes.answers("Register what other engines committed to the lake table since.")
+    @routes.answers("Register new commits of other engines to the lake table.")
     async def look_at_lake(path: TableName) -> dict[str, Any]:
         return (await look(service.table(path))).to_json()
 
@@ -183,10 +185,10 @@ def time_routes(routes: ControlRoutes, service: Service) -> None:
         path: TableName,
         timestamp_us: Annotated[str, Query(description="Microseconds since the epoch, UTC.")],
         start: Annotated[
-            str | None, Query(description="JSON: of these buckets, rows from these offsets on.")
+            str | None, Query(description="JSON: bucket to first offset of the search.")
         ] = None,
         lost: Annotated[
-            str, Query(description="What rows are to cause that no part of the table has.")
+            str, Query(description="On rows in neither log nor lake: refuse, or skip the rows.")
         ] = "refuse",
         table_id: TableId = None,
     ) -> dict[str, Any]:
@@ -199,8 +201,8 @@ def time_routes(routes: ControlRoutes, service: Service) -> None:
         if start is not None:
             starts = offsets("start", start, table.info, table_id=table_id)
         questions = [TimeQuestion(table, b, time_us, offset) for b, offset in starts.items()]
-        found = await _offsets_since(service, questions, skip_lost=lost == "skip")
-        return {"table_id": table.info.table_id, "offsets": buckets_to_json(found)}
+        first_offsets = await _offsets_since(service, questions, skip_lost=lost == "skip")
+        return {"table_id": table.info.table_id, "offsets": buckets_to_json(first_offsets)}
 
 
 async def _offsets_since(

@@ -1,7 +1,7 @@
 """The control routes of tiering: claims, rounds, and the lake snapshots that readers have pinned.
 
-A pin is a reader's promise that a lake snapshot is not expired. It belongs to the token that made
-it. Others see that a snapshot is pinned, and not by whom.
+A pin keeps a lake snapshot from expiry while a reader uses the snapshot. A pin belongs to the token
+of its request. Other callers see the pin without its holder.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["lake_pin_routes", "tiering_routes"]
 def tiering_routes(routes: ControlRoutes, service: Service) -> None:
     coordinator = service.manager.tiering
 
-    @routes.answers("How tiering stands, table by table.")
+    @routes.answers("The state of tiering, table by table.")
     async def tiering_status() -> dict[str, dict[str, Any]]:
         tables = sorted(service.manager.open_tables(), key=lambda table: table.path)
         return {"tables": {str(table.path): coordinator.status(table) for table in tables}}
@@ -55,7 +55,7 @@ def tiering_routes(routes: ControlRoutes, service: Service) -> None:
         shards = service.shards
         if shards is None or body.worker_id == EMBEDDED_WORKER_ID:
             return answer.to_json()
-        # A worker that knows one shard asks all of them; each has its embedded one.
+        # A worker gets the endpoints of all shards; an embedded worker serves only its own shard.
         return answer.to_json() | {"shards": await shards.endpoints()}
 
     @routes.answers("Keep a claim.")
@@ -79,13 +79,13 @@ def tiering_routes(routes: ControlRoutes, service: Service) -> None:
 
     @routes.answers("Compare a lake table's history with the log's.")
     async def compare_history(body: CompareHistory) -> dict[str, dict[str, str]]:
-        found = await coordinator.compare_history(
+        fingerprints = await coordinator.compare_history(
             service.table(body.table),
             table_id=body.table_id,
             covered=None if body.lake is None else body.lake.covered(),
             offsets=body.offsets,
         )
-        return {"fingerprints": buckets_to_json(found)}
+        return {"fingerprints": buckets_to_json(fingerprints)}
 
     @routes.answers("Give a claim back after a failed round.")
     async def fail(body: FailTiering) -> dict[str, Any]:
@@ -97,10 +97,10 @@ def tiering_routes(routes: ControlRoutes, service: Service) -> None:
 
 
 def _served(service: Service, paths: Sequence[str]) -> list[OpenTable]:
-    """Return those tables that are not damaged; raises `TableDamagedError` if all of them are."""
+    """Return the tables that are not damaged; raises `TableDamagedError` if all are damaged."""
     served: list[OpenTable] = []
     failed: StreamhouseError | None = None
-    # Each once: there are fewer tables than a request may have names.
+    # Without duplicates: a request may have more names than the service has tables.
     for path in dict.fromkeys(paths):
         try:
             served.append(service.table(path))
@@ -109,7 +109,7 @@ def _served(service: Service, paths: Sequence[str]) -> list[OpenTable]:
         except NotFoundError as error:
             if service.shards is None:
                 raise
-            # Another shard may have it, whose tables the worker claims there.
+            # Another shard may have the table; the worker claims the table from that shard.
             failed = failed or error
     if failed is not None and not served:
         raise failed
@@ -148,7 +148,7 @@ def _may_see_all(caller: Caller) -> bool:
 
 
 def _shown(pin: LakePin, number: int, caller: Caller) -> dict[str, Any]:
-    """Return the JSON form; who does not own the pin gets a number for its holder."""
+    """Return the JSON form; callers other than the owner get a number in place of the holder."""
     shown = pin.to_json()
     owner = shown.pop("owner")
     if owner != caller.name and not _may_see_all(caller):

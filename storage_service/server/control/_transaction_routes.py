@@ -1,4 +1,4 @@
-"""The control routes of transactions; rows are staged by stage_route.py."""
+"""The control routes of transactions; `data/_stage_route.py` stages the rows."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def transaction_routes(routes: ControlRoutes, service: Service) -> None:
     """Make the routes below `/v1/tables/{path}/transactions`."""
     coordinator = service.manager.transactions
 
-    @routes.answers("The latest transactions of a table, and what became of them.")
+    @routes.answers("The latest transactions of a table, with their outcomes.")
     async def list_transactions(
         path: TableName,
-        limit: Annotated[str, Query(description="How many at most, from the newest on.")] = "1000",
+        limit: Annotated[str, Query(description="The most to list, from the newest on.")] = "1000",
     ) -> dict[str, list[Any]]:
         transactions = coordinator.of(service.table(path))
         return {"transactions": transactions.latest(integer("limit", limit, least=1))}
@@ -62,7 +62,7 @@ def transaction_routes(routes: ControlRoutes, service: Service) -> None:
             "last_version": coordinator.of(table).latest_version(body.app_id),
         }
 
-    @routes.answers("How far a transaction is.")
+    @routes.answers("The status of a transaction.")
     async def transaction_status(path: TableName, transaction_id: str) -> dict[str, Any]:
         return coordinator.of(service.table(path)).status(transaction_id)
 
@@ -72,7 +72,7 @@ def transaction_routes(routes: ControlRoutes, service: Service) -> None:
         transaction_id: str,
         body: CommitTransaction,
         max_wait_ms: Annotated[
-            str, Query(description="After that it answers 202 and the status; the commit goes on.")
+            str, Query(description="Then the answer is 202 with the status; the commit goes on.")
         ] = "60000",
     ) -> Response:
         table = service.table(path)
@@ -104,12 +104,12 @@ def _read_position(body: CommitTransaction, table: TableInfo) -> ReadPosition | 
         return None
     if body.table_id is None:
         table.check_positions(body.read_offsets, table_id=None)
-    # Of another table it is a conflict, which ends the transaction as any other.
+    # A different table id is a conflict, which ends the transaction as any other conflict.
     return ReadPosition(offsets=body.read_offsets, table_id=body.table_id, isolation=body.isolation)
 
 
 def _linked(body: CommitTransaction, path: TablePath) -> LinkedCommit | None:
-    """Return what is committed of the rejected rows: no other table can be named."""
+    """Return the parts of the table of rejected rows; the body cannot name another table."""
     if body.rejected is None:
         return None
     return LinkedCommit(
@@ -120,7 +120,7 @@ def _linked(body: CommitTransaction, path: TablePath) -> LinkedCommit | None:
 
 
 def _columns(body: BeginTransaction, table: TableInfo) -> tuple[str, ...] | None:
-    """Check that the table can do what is asked; return the columns of a partial update."""
+    """Check that the table supports the operation; return the columns of a partial update."""
     is_append = body.operation is TransactionOperation.APPEND
     is_overwrite = body.operation is TransactionOperation.OVERWRITE
     if table.is_primary_key_table and is_append:

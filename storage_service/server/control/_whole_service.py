@@ -1,4 +1,4 @@
-"""What one process answers for all shards: the status of all, and catalog requests of any table."""
+"""Answers of one process for all shards: the joint status, and catalog requests of any table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from streamhouse.storage_service.server.http.http_exchange import HttpExchange
 from streamhouse.storage_service.server.peers import HANDED_ON, PeerAnswer, PeerRequest, Peers
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards import ShardState
-from streamhouse.storage_service.server.status._status import CONSUMERS_TOLD_MAX
+from streamhouse.storage_service.server.status._status import CONSUMERS_BRIEF_MAX
 
 __all__ = ["catalog_tables", "handed_on", "shards_of_all", "status_of_all"]
 
@@ -38,22 +38,25 @@ async def status_of_all(
     is_brief: bool = False,
     table: TablePath | None = None,
 ) -> str:
-    """Return the status of every shard as one; what does not answer is among `shards`.
+    """Return the joint status of all shards; `shards` also lists shards that do not answer.
 
-    Of all tables, or of one alone.
+    With `table` the status has only this table.
     """
     sampler = service.status
-    own = sampler.text_of(table) if table else await sampler.text(is_brief=is_brief)
+    own_status = sampler.text_of(table) if table else await sampler.text(is_brief=is_brief)
     shards = service.shards
     if shards is None or exchange.header(HANDED_ON) is not None:
-        return own
+        return own_status
     query = exchange.scope["query_string"].decode("latin-1")
     target = f"/v1/status?{query}" if query else "/v1/status"
     request = PeerRequest.of("GET", target, exchange.scope["headers"])
     states = await shards.states()
 
-    others = [state for state in states if state.shard != shards.own]
-    answered = {shards.own: json.loads(own), **await _asked(shards.peers, others, request)}
+    other_shards = [state for state in states if state.shard != shards.own]
+    answered = {
+        shards.own: json.loads(own_status),
+        **await _answers_of(shards.peers, other_shards, request),
+    }
     shown = [
         {
             **state.to_json(),
@@ -66,52 +69,52 @@ async def status_of_all(
 
 
 async def shards_of_all(service: Service, exchange: HttpExchange) -> list[dict[str, Any]]:
-    """Return every shard, with how its journal is if its owner answers soon."""
+    """Return every shard, with the figures of the journal if the owner answers soon."""
     shards = service.shards
     if shards is None:
         return []
     if exchange.header(HANDED_ON) is not None:
         return [{"shard": shards.own, "journal": shards.figures()}]
     states = await shards.states()
-    others = [state for state in states if state.shard != shards.own]
+    other_shards = [state for state in states if state.shard != shards.own]
     headers = exchange.scope["headers"]
     request = PeerRequest.of("GET", "/v1/shards", headers, timeout_s=_FIGURES_TIMEOUT_S)
     journals: dict[str, Any] = {shards.own: shards.figures()}
-    for shard, answer in (await _asked(shards.peers, others, request)).items():
-        said = answer.get("shards")
-        for found in said if isinstance(said, list) else ():
-            if isinstance(found, dict) and found.get("shard") == shard:
-                journals[shard] = found.get("journal")
+    for shard, answer in (await _answers_of(shards.peers, other_shards, request)).items():
+        entries = answer.get("shards")
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, dict) and entry.get("shard") == shard:
+                journals[shard] = entry.get("journal")
     return [{**state.to_json(), "journal": journals.get(state.shard)} for state in states]
 
 
-async def _asked(
-    peers: Peers, others: Sequence[ShardState], request: PeerRequest
+async def _answers_of(
+    peers: Peers, states: Sequence[ShardState], request: PeerRequest
 ) -> dict[str, dict[str, Any]]:
-    """Return what each shard's owner answers, by shard; those that do not answer are left out."""
+    """Return the answers of the shards' owners by shard, without shards that do not answer."""
 
     async def ask(owner: Owner | None) -> dict[str, Any] | None:
-        # The address of an owner that is gone may be anybody's by now: no token goes there.
+        # The address of a dead owner may belong to anybody by now: no token is sent to the address.
         if owner is None or not owner.is_live or owner.endpoint is None:
             return None
         try:
             answer = await peers.ask(owner.endpoint, request)
-            found = json.loads(answer.body)
+            status = json.loads(answer.body)
         except (StreamhouseError, ValueError) as error:
             _logger.info("event=shard_unreachable endpoint=%s why=%r", owner.endpoint, str(error))
             return None
-        return found if answer.status == 200 and isinstance(found, dict) else None
+        return status if answer.status == 200 and isinstance(status, dict) else None
 
-    answers = await asyncio.gather(*(ask(other.owner) for other in others))
+    answers = await asyncio.gather(*(ask(state.owner) for state in states))
     return {
-        other.shard: answer
-        for other, answer in zip(others, answers, strict=True)
+        state.shard: answer
+        for state, answer in zip(states, answers, strict=True)
         if answer is not None
     }
 
 
 def _joined(answered: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the lists of all shards, each entry with its shard; all else as the first says it."""
+    """Join the lists of all shards; entries get their shard, other fields are of the first."""
     joined = dict(next(iter(answered.values())))
     for name in _LISTS:
         joined[name] = [
@@ -120,21 +123,23 @@ def _joined(answered: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
             for entry in status.get(name, [])
         ]
     joined["tables"].sort(key=lambda table: str(table["table"]))
-    told = {shard: status.get("consumers") or {} for shard, status in answered.items()}
-    if any(told.values()):
+    consumers = {shard: status.get("consumers") or {} for shard, status in answered.items()}
+    if any(consumers.values()):
         worst = [
-            {**entry, "shard": shard} for shard, of in told.items() for entry in of.get("worst", [])
+            {**entry, "shard": shard}
+            for shard, of in consumers.items()
+            for entry in of.get("worst", [])
         ]
         joined["consumers"] = {
-            "count": sum(int(of.get("count", 0)) for of in told.values()),
-            "worst": sorted(worst, key=_how_late)[:CONSUMERS_TOLD_MAX],
+            "count": sum(int(of.get("count", 0)) for of in consumers.values()),
+            "worst": sorted(worst, key=_how_late)[:CONSUMERS_BRIEF_MAX],
         }
     joined["table_count"] = sum(int(s.get("table_count", 0)) for s in answered.values())
     return joined
 
 
 def _how_late(consumer: Mapping[str, Any]) -> tuple[bool, bool, int]:
-    """Order what several shards say of consumers as each of them does."""
+    """Order the consumers of several shards in the order within a shard."""
     lag_ms = consumer.get("lag_ms")
     return not consumer.get("rows_at_risk"), lag_ms is not None, -int(lag_ms or 0)
 
@@ -142,9 +147,10 @@ def _how_late(consumer: Mapping[str, Any]) -> tuple[bool, bool, int]:
 async def handed_on(
     service: Service, exchange: HttpExchange, request: RestRequest
 ) -> PeerAnswer | None:
-    """Return what the shard answers that has the request's table; None if this one answers.
+    """Return the answer of the shard with the request's table; None if this shard answers.
 
-    All have one catalog, so any may read it; what changes a lake table is judged by its table's.
+    All shards share the catalog, so any shard answers reads. A change of a lake table is checked by
+    the shard of the table.
     Raises `ForbiddenError` if the request changes tables of several shards at once.
     """
     shards = service.shards
@@ -161,7 +167,7 @@ async def handed_on(
     if endpoint is None:
         return None
     if exchange.header(HANDED_ON) is not None:
-        # It moved on its way here; or somebody says so who wants no other shard to judge it.
+        # The table moved meanwhile, or the client set the header to avoid the check by the shard.
         raise UnavailableError("the table is in another shard by now; try again")
     query = exchange.scope["query_string"].decode("latin-1")
     target = f"{exchange.raw_path}?{query}" if query else exchange.raw_path
@@ -172,9 +178,9 @@ async def handed_on(
 
 
 def catalog_tables(request: RestRequest) -> list[TablePath]:
-    """Return the tables whose lake tables a request to the catalog names, each once.
+    """Return the tables of the lake tables that a catalog request names, without duplicates.
 
-    What names none, or what is malformed, is for the catalog to answer.
+    The catalog itself answers malformed requests and requests without tables.
     """
     names: list[Any] = []
     match request.method, request.segments:
@@ -209,7 +215,7 @@ def _identifier(value: Any) -> tuple[Any, Any]:
 
 
 def _path(namespace: Any, name: Any) -> TablePath | None:
-    """Return the table of a lake table: what lies beside its rows is called `name$changelog`."""
+    """Return the table of a lake table; side tables are named `name$changelog`."""
     try:
         return TablePath(namespace, name.partition("$")[0])
     except (AttributeError, TypeError, InvalidNameError):

@@ -1,4 +1,4 @@
-"""Binds the functions that answer control routes to the rows of the table of routes."""
+"""Binds the functions of control routes to the rows of the table of routes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class ControlRoutes:
         self._unbound = {route.name: route for route in ROUTES if route.answer is Answer.CONTROL}
 
     def answers(self, summary: str, *, status_code: int = 200) -> Callable[[_F], _F]:
-        """Make the decorated function answer the route that has its name.
+        """Bind the decorated function to the route of the same name.
 
-        Raises `KeyError` if there is none, or if another function answers it.
+        Raises `KeyError` for an unknown or already bound name.
         """
 
         def bind(function: _F) -> _F:

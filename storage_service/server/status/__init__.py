@@ -1,1 +1,1 @@
-"""What people look at: `ServiceMetrics`, `StatusSampler` with its page, log lines."""
+"""Metrics and the status page: `ServiceMetrics`, `StatusSampler` and the page's data."""

@@ -1,4 +1,4 @@
-"""What the service counts, for Prometheus; every label has a bounded number of values."""
+"""The service's counters for Prometheus; every label has a bounded number of values."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _SECONDS: Final = (0.0005, 0.001, 0.002, *_LAG_SECONDS, 30)
 
 
 class ServiceMetrics(Collector):
-    """The counters of one service, in a registry of its own."""
+    """The counters of one service, in a separate registry."""
 
     def __init__(self) -> None:
-        # A start time for each series would be a sixth of the text, and rates need none.
+        # Start times of all series would be a sixth of the text, and rates do not need them.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # their one untyped call
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -129,7 +129,7 @@ class ServiceMetrics(Collector):
         return Counter(f"streamhouse_{name}", text, labels, registry=self.registry)
 
     def show_limits(self, limits: Mapping[str, int]) -> None:
-        """Report the settings, so that an alert can compare what is used with what may be."""
+        """Report the settings, so that an alert can compare use and limit."""
         gauge = Gauge(
             "streamhouse_limit", "The service's settings.", ["limit"], registry=self.registry
         )
@@ -140,7 +140,7 @@ class ServiceMetrics(Collector):
         """Count one answered request."""
         counters = self._by_route.get((route, status))
         if counters is None:
-            # Looking labels up costs more than counting.
+            # The lookup of labels costs more than the counting, so the counters are kept.
             counters = (
                 self._requests.labels(route, str(status)),
                 self._request_seconds.labels(route),
@@ -150,7 +150,7 @@ class ServiceMetrics(Collector):
         counters[1].observe(seconds)
 
     def count_kafka_request(self, api: str, error: str, seconds: float) -> None:
-        """Count one request of a Kafka client; `error` is "none" where there was none."""
+        """Count one request of a Kafka client; `error` is "none" for success."""
         counters = self._by_api.get((api, error))
         if counters is None:
             counters = self._kafka_requests.labels(api, error), self._kafka_seconds.labels(api)
@@ -159,14 +159,14 @@ class ServiceMetrics(Collector):
         counters[1].observe(seconds)
 
     def request_buckets(self) -> dict[str, dict[float, float]]:
-        """Return route -> bound in seconds -> requests that took at most that long."""
-        found: dict[str, dict[float, float]] = {}
+        """Return route -> bound in seconds -> number of requests within the bound."""
+        buckets_by_route: dict[str, dict[float, float]] = {}
         for family in self._request_seconds.collect():
             for sample in family.samples:
                 if "le" in sample.labels:
-                    of_route = found.setdefault(sample.labels["route"], {})
+                    of_route = buckets_by_route.setdefault(sample.labels["route"], {})
                     of_route[float(sample.labels["le"])] = sample.value
-        return found
+        return buckets_by_route
 
     def error_counts(self) -> dict[str, float]:
         """Return code -> errors answered."""
@@ -188,7 +188,7 @@ class ServiceMetrics(Collector):
         self._commit_seconds.observe(seconds)
 
     def transaction_ended(self, how: str, *, row_count: int, seconds: float) -> None:
-        """Count one that was committed, skipped, aborted or timed out."""
+        """Count a transaction that was committed, skipped, aborted or timed out."""
         self._transactions.labels(how).inc()
         if how == "committed":
             self._transaction_rows.inc(row_count)
@@ -207,21 +207,21 @@ class ServiceMetrics(Collector):
         self._unread_rows_deleted.inc(count)
 
     def watch(self, read_state: Callable[[], Awaitable[Sequence[Metric]]]) -> None:
-        """Also report what `read_state` returns at each scrape, in place of what was before."""
+        """Report the metrics of `read_state` at each scrape, in place of an earlier function."""
         if self._read_state is None:
             self.registry.register(self)
         self._read_state = read_state
 
     def describe(self) -> Iterator[Metric]:
-        """Name nothing in advance: registering must not read the state."""
+        """Return no names in advance: the registration must not read the state."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Return the state as it was read last. On any thread."""
+        """Return the state of the last read. On any thread."""
         return iter(self._state)
 
     async def text(self, run_blocking: RunBlocking) -> bytes:
-        """Return everything in Prometheus' text format; scrapes at the same time share one."""
+        """Return all metrics in Prometheus' text format; concurrent scrapes share a text."""
         if self._writing is None or self._writing.done():
             self._writing = asyncio.ensure_future(self._text(run_blocking))
         return await asyncio.shield(self._writing)
@@ -234,7 +234,7 @@ class ServiceMetrics(Collector):
 
 
 def package_version() -> str:
-    """Return the release that is installed."""
+    """Return the installed release."""
     try:
         return version("pyspark-streamhouse")
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""What the head of the status page says of one process: rates, latency, memory, disk, errors.
+"""The figures of one process for the status page: rates, latency, memory, disk, errors.
 
-The counters that Prometheus gets are looked at with every sample of the tables; what happened
-lately is the difference of two looks.
+Every sample of the tables also reads the counters for Prometheus. Recent rates are the difference
+of two reads.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["ServiceFigures", "quantile_ms"]
 
 _LOOKS_MAX: Final = 120
 _RECENT_LOOKS: Final = 12
-"""Latency and processor time are of the last minute, errors of all that is kept."""
+"""Latency and processor time are of the last minute, errors of all looks in memory."""
 _CODES_SHOWN_MAX: Final = 8
 
-# What waits for rows on purpose says nothing of how quick the service is.
+# Without fetches and subscriptions: their waits for rows say nothing about the service's speed.
 _ROUTES: Final[Mapping[str, Sequence[str]]] = {
     "write": ("append", "upsert", "delete"),
     "lookup": ("lookup", "prefix_lookup", "row"),
 }
 
 Buckets = Mapping[float, float]
-"""Upper bound in seconds -> requests that took at most that long."""
+"""Upper bound in seconds -> number of requests within the bound."""
 
 
 class _Look(NamedTuple):
@@ -56,7 +56,7 @@ class ServiceFigures:
         disk_bytes_max: int | None,
         ownership: Callable[[], dict[str, Any]],
     ) -> None:
-        """Look at these; `ownership` says which role the process has, and how its journal is."""
+        """`ownership` returns the role of the process and the figures of the journal."""
         self._manager = manager
         self._metrics = metrics
         self._data_dir = data_dir
@@ -70,7 +70,7 @@ class ServiceFigures:
         self._disk: tuple[int, int] | None = None
 
     async def look(self, *, written_rows: int, read_rows: int, log_bytes: int) -> None:
-        """Take a look; the rows are those since the last one."""
+        """Take a look; the row counts are since the last look."""
         runtime = self._manager.runtime
         self._disk = await runtime.run(_disk, self._data_dir)
         self._written_rows += written_rows
@@ -133,32 +133,32 @@ class ServiceFigures:
 
 
 def quantile_ms(buckets: Buckets, share: float) -> float | None:
-    """Return the time that this share of requests took at most, None if there were none.
+    """Return the time limit that `share` of the requests kept, None without requests.
 
-    Inside a bucket requests are taken to be spread evenly, as Prometheus does.
+    Requests within a bucket count as evenly spread, as in Prometheus.
     """
     bounds = sorted(buckets)
     if not bounds or buckets[bounds[-1]] <= 0:
         return None
-    wanted = share * buckets[bounds[-1]]
+    rank = share * buckets[bounds[-1]]
     below, count_below = 0.0, 0.0
     for bound in bounds:
         count = buckets[bound]
-        if count >= wanted and count > count_below:
+        if count >= rank and count > count_below:
             if bound == float("inf"):
                 break
-            part = (wanted - count_below) / (count - count_below)
+            part = (rank - count_below) / (count - count_below)
             return round(1_000 * (below + part * (bound - below)), 2)
         below, count_below = bound, count
     return round(1_000 * below, 2)
 
 
 def _latency(first: _Look, last: _Look, name: str) -> dict[str, float] | None:
-    """Return the median and the 99th percentile, in ms, of what was answered between two looks."""
-    before = first.seconds[name]
-    between = {bound: n - before.get(bound, 0) for bound, n in last.seconds[name].items()}
-    middle, most = quantile_ms(between, 0.5), quantile_ms(between, 0.99)
-    return None if middle is None or most is None else {"p50_ms": middle, "p99_ms": most}
+    """Return the median and the 99th percentile, in ms, of the requests between two looks."""
+    counts_before = first.seconds[name]
+    between = {bound: n - counts_before.get(bound, 0) for bound, n in last.seconds[name].items()}
+    median, p99 = quantile_ms(between, 0.5), quantile_ms(between, 0.99)
+    return None if median is None or p99 is None else {"p50_ms": median, "p99_ms": p99}
 
 
 def _sum(by_route: Mapping[str, Buckets], routes: Sequence[str]) -> dict[float, float]:
@@ -171,14 +171,14 @@ def _sum(by_route: Mapping[str, Buckets], routes: Sequence[str]) -> dict[float, 
 
 def _rates(looks: Sequence[_Look], name: str) -> list[float]:
     return [
-        (getattr(now, name) - getattr(before, name)) / max(now.at_s - before.at_s, 1e-3)
-        for before, now in itertools.pairwise(looks)
+        (getattr(later, name) - getattr(earlier, name)) / max(later.at_s - earlier.at_s, 1e-3)
+        for earlier, later in itertools.pairwise(looks)
     ]
 
 
 def _memory_bytes() -> int | None:
-    """Return the memory that the process has at hand; None where that is not told."""
-    # prometheus_client's collector also counts the open files: milliseconds at many tables.
+    """Return the resident memory of the process; None if the system does not report it."""
+    # prometheus_client's collector also counts the open files: milliseconds with many tables.
     try:
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     except (OSError, IndexError, ValueError):
@@ -187,7 +187,7 @@ def _memory_bytes() -> int | None:
 
 
 def _disk(folder: Path) -> tuple[int, int] | None:
-    """Return the bytes that are free on the folder's disk, and all of it. Blocking."""
+    """Return the free bytes and the size of the folder's disk. Blocking."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:

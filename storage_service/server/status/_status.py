@@ -1,8 +1,8 @@
-"""What the status page shows: the service, and rows, rates, bytes and lake lag of its tables.
+"""The data of the status page: the service, and rows, rates, bytes and lake lag of the tables.
 
-One sample every few seconds, a bounded number of them for a bounded number of tables; nothing is
-read from disk for it but, once each, the timestamp of the oldest batch that a lake does not have.
-A table is told in full, or in brief: a page of a thousand tables asks again every few seconds.
+Samples are taken every few seconds; the number of samples and of sampled tables is bounded. The
+only read from disk is, once per table, the timestamp of the oldest batch outside the lake.
+A table has a full and a brief form: a page of a thousand tables is fetched every few seconds.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from streamhouse.storage_service.server.status._service_figures import ServiceFi
 from streamhouse.storage_service.server.status._table_history import TableHistory
 from streamhouse.storage_service.server.status.event_loop import in_slices
 
-__all__ = ["BRIEF_TABLES_MAX", "CONSUMERS_TOLD_MAX", "STATUS_INTERVAL_MS", "StatusSampler"]
+__all__ = ["BRIEF_TABLES_MAX", "CONSUMERS_BRIEF_MAX", "STATUS_INTERVAL_MS", "StatusSampler"]
 
 _logger = logging.getLogger(__name__)
 
-# Rates over less are noise, and a page that is older is not watched.
+# Rates over a shorter time are noise, and a slower page would look dead.
 STATUS_INTERVAL_MS: Final = 5_000
 CONSUMERS_SHOWN_MAX: Final = 20
-"""Consumers shown of each table: those that are most behind."""
-CONSUMERS_TOLD_MAX: Final = 50
-"""Consumers told of all tables together, in brief."""
+"""Consumers in the full form of a table: the consumers with the largest lags."""
+CONSUMERS_BRIEF_MAX: Final = 50
+"""Consumers of all tables in the brief status."""
 BRIEF_TABLES_MAX: Final = 2_000
-"""Tables that are sampled, and told in brief."""
+"""Sampled tables, and tables in the brief status."""
 
 _BRIEF_KEPT_S: Final = 1.0
 _ERROR_CHARACTERS_MAX: Final = 300
 _SEPARATORS: Final = (",", ":")
 _ROUND_FACTS: Final = ("round_ms", "untiered_rows", "lease_left_ms", "progress")
 
-# Maintenance packs and rewrites long before that: more of it says that it does not keep up.
+# Maintenance works at far smaller counts: such counts mean that maintenance does not keep up.
 _SMALL_FILES_MANY: Final = 200
 _DELETE_FILES_MANY: Final = 200
 _DELETED_SHARE_HIGH: Final = 0.2
 
 
 def has_much_debt(debt: LakeDebt) -> bool:
-    """Whether a lake table waits for maintenance that should have been done by now.
+    """Whether maintenance of a lake table is overdue.
 
-    One whose rounds scatter their rows will always have such debt, whatever is done.
+    A table whose rounds scatter rows over many files always has such debt.
     """
     return (
         bool(debt.maintenance_error)
@@ -77,7 +77,7 @@ class StatusSampler:
         full_tables_max: int,
         brief_tables_max: int = BRIEF_TABLES_MAX,
     ) -> None:
-        """Tell so many tables in full and in brief; those beyond are left out."""
+        """The limits are the number of tables in the full and in the brief status."""
         self._manager = manager
         self._figures = figures
         self._full_tables_max = full_tables_max
@@ -88,33 +88,36 @@ class StatusSampler:
         self._brief_text, self._brief_until_s = "", 0.0
 
     async def sample(self) -> None:
-        """Take one sample of every table; those beyond the limit are left out."""
+        """Take a sample of every table within the limit."""
         runtime, tables = self._manager.runtime, self._sampled()
         unread = [table for table in tables if not table.is_age_known]
         if unread:
             await runtime.run(_read_ages, unread)
         for table in tables:
             await consumer_lags(table, runtime)
-        now_us, kept = runtime.clock_us(), {}
+        now_us, histories = runtime.clock_us(), {}
         at_us = int(runtime.monotonic_s() * 1e6)
         written = read = log_bytes = 0
         async for table in in_slices(tables):
             if not table.is_dropped:
                 history = self._history_of(table)
-                before = history.last_rows
+                rows_before = history.last_rows
                 _add_sample(history, table, at_us=at_us, now_us=now_us)
-                after = history.last_rows
-                if before is not None and after is not None:
-                    written, read = written + after[0] - before[0], read + after[1] - before[1]
+                rows_after = history.last_rows
+                if rows_before is not None and rows_after is not None:
+                    written, read = (
+                        written + rows_after[0] - rows_before[0],
+                        read + rows_after[1] - rows_before[1],
+                    )
                 log_bytes += _log_bytes(table)
-                kept[table.info.table_id] = history
-        self._histories = kept
+                histories[table.info.table_id] = history
+        self._histories = histories
         await self._figures.look(written_rows=written, read_rows=read, log_bytes=log_bytes)
 
     async def text(self, *, is_brief: bool = False) -> str:
-        """Return everything that is known, as JSON; callers at the same time share it.
+        """Return the status as JSON; concurrent callers share the text.
 
-        In brief it is kept for a moment, so that many who watch cost little more than one.
+        The brief text is cached for a moment, so that many watchers cost little more than one.
         """
         now_s = self._manager.runtime.monotonic_s()
         if is_brief and self._brief_text and now_s < self._brief_until_s:
@@ -129,22 +132,22 @@ class StatusSampler:
         return text
 
     def text_of(self, path: TablePath) -> str:
-        """Return the status with one table alone, which is told in full; none if it is not here."""
+        """Return the status with one table in full form; without tables if it is absent."""
         tables = [table for table in self._sampled() if table.path == path]
-        return _joined(self._rest(), (_json(self._full(table)) for table in tables))
+        return _joined(self._summary(), (_json(self._full(table)) for table in tables))
 
     async def _text(self, *, is_brief: bool) -> str:
-        # Written table by table: a large one takes milliseconds.
-        tell = self._brief if is_brief else self._full
+        # Written table by table: a large table takes milliseconds.
+        form = self._brief if is_brief else self._full
         shown = self._sampled()[: self._tables_max if is_brief else self._full_tables_max]
-        tables = [_json(tell(table)) async for table in in_slices(shown) if not table.is_dropped]
-        rest = self._rest()
+        tables = [_json(form(table)) async for table in in_slices(shown) if not table.is_dropped]
+        summary = self._summary()
         if is_brief:
-            rest["consumers"] = await self._worst_consumers(shown)
-        return _joined(rest, tables)
+            summary["consumers"] = await self._worst_consumers(shown)
+        return _joined(summary, tables)
 
-    def _rest(self) -> dict[str, Any]:
-        """Return all but the tables."""
+    def _summary(self) -> dict[str, Any]:
+        """Return the status without the tables."""
         manager = self._manager
         every = list(manager.open_tables())
         return {
@@ -175,12 +178,12 @@ class StatusSampler:
         return self._histories.get(table.info.table_id) or TableHistory(len(table.tablets))
 
     def _brief(self, table: OpenTable) -> dict[str, Any]:
-        """Return what one line of a long list needs; what is nothing is left out of `tiering`."""
+        """Return the fields for a line of a long list; `tiering` has no empty fields."""
         history = self._history_of(table)
         written, read = history.last_per_s()
         last_round = self._manager.tiering.round_of(table)
         debt = last_round.debt
-        told = {
+        tiering = {
             "untiered_rows": table.untiered_rows,
             "worker_id": last_round.worker_id,
             "failures": last_round.failures,
@@ -198,7 +201,7 @@ class StatusSampler:
             "is_tiered": table.properties.datalake_enabled,
             "freshness_ms": table.properties.datalake_freshness_ms,
             "lag_ms": max(history.last_lags_ms, default=0),
-            "tiering": {name: value for name, value in told.items() if value},
+            "tiering": {name: value for name, value in tiering.items() if value},
             "unusable": [why[:_ERROR_CHARACTERS_MAX] for why in table.failures[:1]],
             "history": {"written_rows_per_s": list(map(round, history.written_per_s_short()))},
         }
@@ -241,30 +244,30 @@ class StatusSampler:
         }
 
     def _consumers(self, table: OpenTable) -> list[dict[str, Any]]:
-        """Return the consumers that are most behind, without where they are."""
+        """Return the consumers with the largest lags, without positions."""
         now_us = self._manager.runtime.clock_us()
         lags = sorted(
-            (lag_of(table, one, now_us=now_us) for one in table.readers()),
+            (lag_of(table, consumer, now_us=now_us) for consumer in table.readers()),
             key=lambda lag: (-lag.rows, lag.consumer.key),
         )
-        return [_told(lag) for lag in lags[:CONSUMERS_SHOWN_MAX]]
+        return [_consumer_json(lag) for lag in lags[:CONSUMERS_SHOWN_MAX]]
 
     async def _worst_consumers(self, tables: Iterable[OpenTable]) -> dict[str, Any]:
-        """Return how many consumers there are, and those of all tables that are most behind."""
+        """Return the number of consumers, and the worst consumers of all tables."""
         now_us = self._manager.runtime.clock_us()
         count, worst = 0, list[tuple[OpenTable, ConsumerLag]]()
         async for table in in_slices(tables):
             if table.is_dropped or not (consumers := table.readers()):
                 continue
             count += len(consumers)
-            worst.extend((table, lag_of(table, one, now_us=now_us)) for one in consumers)
-            worst = heapq.nsmallest(CONSUMERS_TOLD_MAX, worst, key=_how_late)
-        told = [{"table": str(table.path), **_told(lag)} for table, lag in worst]
-        return {"count": count, "worst": told}
+            worst.extend((table, lag_of(table, consumer, now_us=now_us)) for consumer in consumers)
+            worst = heapq.nsmallest(CONSUMERS_BRIEF_MAX, worst, key=_how_late)
+        entries = [{"table": str(table.path), **_consumer_json(lag)} for table, lag in worst]
+        return {"count": count, "worst": entries}
 
 
 def _how_late(entry: tuple[OpenTable, ConsumerLag]) -> tuple[bool, bool, int, int, str]:
-    """Order consumers: rows at risk, rows that are in the lake alone, then by age and rows."""
+    """Order consumers: first rows at risk, then rows only in the lake, then by age and rows."""
     _, lag = entry
     return (
         not lag.rows_at_risk,
@@ -275,8 +278,8 @@ def _how_late(entry: tuple[OpenTable, ConsumerLag]) -> tuple[bool, bool, int, in
     )
 
 
-def _told(lag: ConsumerLag) -> dict[str, Any]:
-    """Return a consumer without where it is."""
+def _consumer_json(lag: ConsumerLag) -> dict[str, Any]:
+    """Return a consumer without the positions."""
     return {
         "name": lag.consumer.name,
         "lag_rows": lag.rows,
@@ -290,8 +293,8 @@ def _json(value: dict[str, Any]) -> str:
     return json.dumps(value, separators=_SEPARATORS)
 
 
-def _joined(rest: dict[str, Any], tables: Iterable[str]) -> str:
-    return f'{_json(rest)[:-1]},"tables":[{",".join(tables)}]}}'
+def _joined(summary: dict[str, Any], tables: Iterable[str]) -> str:
+    return f'{_json(summary)[:-1]},"tables":[{",".join(tables)}]}}'
 
 
 def _log_bytes(table: OpenTable) -> int:
@@ -299,7 +302,7 @@ def _log_bytes(table: OpenTable) -> int:
 
 
 def _add_sample(history: TableHistory, table: OpenTable, *, at_us: int, now_us: int) -> None:
-    """Add one moment of a table; a bucket's lag is the age of its oldest row outside the lake."""
+    """Add a sample of a table; a bucket's lag is the age of the oldest row outside the lake."""
     since = {}
     if table.properties.datalake_enabled and table.is_age_known:
         since = table.untiered_since_us()
@@ -319,5 +322,5 @@ def _read_ages(tables: Iterable[OpenTable]) -> None:
         try:
             table.untiered_since_us()
         except StreamhouseError as error:
-            # A damaged log shows up where it is read; the page must not fail for it.
+            # A read of the damaged log reports the error; the page must not fail.
             _logger.debug("event=status_unreadable table=%s why=%r", table.path, error.message)

@@ -1,6 +1,6 @@
-"""The status page: one file, put together once from its parts in `page/`.
+"""The status page: one file, put together once from the parts in `page/`.
 
-It has no data in it: its script asks `/v1/status`, with the token.
+The page contains no data: the script on the page fetches `/v1/status` with the token.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["status_page"]
 
 
 def _page() -> str:
-    """Return the page; the parts stand where the outline names them."""
+    """Return the page, with the parts inserted into the outline."""
     folder = importlib.resources.files(__package__).joinpath("page")
     html = folder.joinpath("status.html").read_text("utf-8")
     for name in ("status.css", "figures.js", "status.js"):

@@ -1,4 +1,4 @@
-"""What the status page remembers of one table: rows written and read, lake lag of its buckets.
+"""The samples of one table for the status page: rows written and read, lake lag of the buckets.
 
 Ten minutes of samples in one array of whole numbers: a thousand tables of four buckets take 7 MB.
 """
@@ -14,7 +14,7 @@ __all__ = ["SAMPLES_MAX", "SPARK_SAMPLES", "TableHistory"]
 SAMPLES_MAX: Final = 120
 """Samples kept of each table."""
 SPARK_SAMPLES: Final = 5
-"""Samples that one point of a short history covers."""
+"""The number of samples for a point of a short history."""
 
 _AT, _WRITTEN, _READ, _LAGS = range(4)
 
@@ -30,7 +30,7 @@ class TableHistory:
         return len(self._values) // self._width
 
     def add(self, *, at_us: int, written_rows: int, read_rows: int, lag_ms: Sequence[int]) -> None:
-        """Add a sample; the oldest one goes if there are too many."""
+        """Add a sample; beyond the limit, remove the oldest sample."""
         assert len(lag_ms) == self._width - _LAGS, lag_ms
         self._values.extend((at_us, written_rows, read_rows, *lag_ms))
         if len(self) > SAMPLES_MAX:
@@ -57,29 +57,29 @@ class TableHistory:
         ]
 
     def written_per_s(self) -> list[float]:
-        """Return the rows written a second, between all samples that follow each other."""
+        """Return the rows written a second, between consecutive samples."""
         return self._rates(_WRITTEN, 1)
 
     def read_per_s(self) -> list[float]:
-        """Return the rows read a second, likewise."""
+        """Return the rows read a second, between consecutive samples."""
         return self._rates(_READ, 1)
 
     def last_per_s(self) -> tuple[float, float]:
-        """Return the rows written and read a second at last; 0 before there are two samples."""
+        """Return the latest rates of rows written and read; 0 with fewer than two samples."""
         count = len(self)
         if count < 2:
             return 0.0, 0.0
         return self._rate(_WRITTEN, count - 2, count - 1), self._rate(_READ, count - 2, count - 1)
 
     def written_per_s_short(self) -> list[float]:
-        """Return the rows written a second by the half minute; empty if there were none."""
+        """Return the rows written a second by the half minute; empty without any rows."""
         values, width = self._values, self._width
         if not values or values[_WRITTEN] == values[len(values) - width + _WRITTEN]:
             return []
         return self._rates(_WRITTEN, SPARK_SAMPLES)
 
     def _rates(self, column: int, step: int) -> list[float]:
-        # The newest sample ends the last step; what is left over at the beginning is no step.
+        # The newest sample ends the last step; an incomplete step at the beginning is dropped.
         last = len(self) - 1
         ends = range(last % step + step, last + 1, step) if last > 0 else ()
         if not ends and last > 0:

@@ -1,6 +1,6 @@
-"""The event loop: how late it is, and walks over all tables that do not hold it.
+"""The event loop: the measurement of its lag, and walks over all tables in short slices.
 
-Everybody waits as long as it is late for whatever holds it up.
+A task that blocks the event loop delays all requests by the same time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SLICE_S: Final = 0.003
 
 
 async def in_slices(items: Iterable[_T]) -> AsyncIterator[_T]:
-    """Yield `items`, letting others run in between; what is met may have changed meanwhile."""
+    """Yield `items`, running other tasks in between; an item may have changed meanwhile."""
     end = time.perf_counter() + _SLICE_S
     for item in items:
         yield item
@@ -31,13 +31,13 @@ async def in_slices(items: Iterable[_T]) -> AsyncIterator[_T]:
 
 
 class LoopLag:
-    """Measures how much too late a timer is; looked at every `LOOP_LAG_MS`."""
+    """Measures the lateness of a timer; `look` runs every `LOOP_LAG_MS`."""
 
     def __init__(self, lag_seconds: Histogram) -> None:
         self._lag_seconds = lag_seconds
         self._due = float("inf")
 
     async def look(self) -> None:
-        """Observe how late this look is; the first one is never late."""
+        """Observe the lateness of this look; the first look is never late."""
         self._lag_seconds.observe(max(0.0, time.perf_counter() - self._due))
         self._due = time.perf_counter() + LOOP_LAG_MS / 1000

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamhouse.core.model.lake.facts import LakeDebt
 from streamhouse.storage_service.server.status._service_figures import quantile_ms
-from streamhouse.storage_service.server.status._status import CONSUMERS_TOLD_MAX, has_much_debt
+from streamhouse.storage_service.server.status._status import CONSUMERS_BRIEF_MAX, has_much_debt
 from tests.support.in_process_service import InProcessService, event_rows, in_process_service
 
 BOUNDS = (0.001, 0.01, 0.1, 1.0, float("inf"))
@@ -172,7 +172,7 @@ async def test_the_most_late_of_many_readers_are_told(tmp_path: Path) -> None:
         assert isinstance(told, dict)
         assert told["count"] == 80
         worst = told["worst"]
-        assert len(worst) == CONSUMERS_TOLD_MAX
+        assert len(worst) == CONSUMERS_BRIEF_MAX
         lags = [one["lag_rows"] for one in worst if one["table"] == "default.a"]
         assert lags == sorted(lags, reverse=True)
         assert {one["table"] for one in worst} == {"default.a", "default.b"}
