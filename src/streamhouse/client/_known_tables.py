@@ -7,7 +7,7 @@ service says now.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from streamhouse.client.http._transport import HttpTransport
@@ -53,14 +53,13 @@ class KnownTables:
                 raise
             return call(fresh)
 
-    def _table_of(self, path: str, offsets: Iterable[int], *, what: str) -> int | None:
+    def _table_of(self, path: str, offsets: Collection[int], *, what: str) -> int | None:
         """Return the id of the table that offsets are of; None if there is nothing below them.
 
         Plain numbers are offsets of the table that this client knows by the name.
         """
-        offsets = list(offsets)
         table_id = table_of_offsets(offsets, what=what)
-        if table_id is None and any(offset > 0 for offset in offsets):
+        if table_id is None and any(offsets):
             table_id = (self._known(path) or self.describe_table(path)).table_id
         return table_id
 

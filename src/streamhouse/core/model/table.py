@@ -395,8 +395,8 @@ class TableInfo:
 
         See `offsets.check_positions`.
         """
-        # Nearly all requests name the same table id and skip the check.
-        if table_id != self.table_id:
+        # Nearly all requests name the same table id, or start at 0, and skip the check.
+        if table_id != self.table_id and (table_id is not None or any(offsets.values())):
             check_positions(
                 offsets,
                 said=table_id,
