@@ -106,9 +106,11 @@ class FilePlanner:
         times = files.integer_bounds(self._system.timestamp)
         labels = self._table.partition_labels(files)
         constants = self._table.partition_constants(files)
-        for i in chosen:
+        # One file of each format stands for all files of the format.
+        for i in {files.formats[i]: i for i in chosen}.values():
             if problem := unreadable_format(files.paths[i], files.formats[i]):
                 raise UnsupportedError(f"lake table '{self._table.name}': {problem}")
+        for i in chosen:
             code = int(files.partition_codes[i])
             one_bucket = buckets.is_known[i] and buckets.lower[i] == buckets.upper[i]
             path = files.paths[i]
