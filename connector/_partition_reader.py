@@ -57,7 +57,7 @@ def spark_errors(method: Callable[_P, _T]) -> Callable[_P, _T]:
         try:
             return method(*args, **kwargs)
         except StreamhouseError as error:
-            raise _shown(error) from None
+            raise _shown_error(error) from None
 
     return wrapped
 
@@ -72,7 +72,7 @@ def spark_iterator_errors(
         try:
             yield from method(*args, **kwargs)
         except StreamhouseError as error:
-            raise _shown(error) from None
+            raise _shown_error(error) from None
 
     return wrapped
 
@@ -102,14 +102,14 @@ def accept_offered_values() -> None:
             continue
 
         @functools.wraps(to_variant)
-        def offered(given: dict[str, Any], to_variant: Any = to_variant) -> VariantVal:
-            variant = to_variant(given)
+        def offered(literal: dict[str, Any], to_variant: Any = to_variant) -> VariantVal:
+            variant = to_variant(literal)
             return _OfferedValue(variant.value, variant.metadata)
 
         worker.deserializeVariant = offered
 
 
-def _shown(error: StreamhouseError) -> StreamhouseError:
+def _shown_error(error: StreamhouseError) -> StreamhouseError:
     os.environ[_HIDE_TRACEBACK] = "1"
     shown = type(error)(f"[{error.code}] {error.message}")
     return shown.with_traceback(error.__traceback__)

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from streamhouse.connector.cdc._envelope_values import (
     UNITS,
-    has_other_key,
+    converted_row,
+    has_changed_key,
     loses_any,
-    made_row,
     read_row_type,
     unavailable_columns,
 )
@@ -147,9 +147,9 @@ def _is_moved(row_type: StructType, keys: Sequence[str] | str | None) -> Column:
 
     old_row, new_row = f.col("e.before"), f.col("e.after")
     if keys is None:
-        # The key's columns are the columns of the record's key; none of them is nested.
+        # A key column has a value in the record's key, and is not nested.
         plain = [x.name for x in row_type if isinstance(x.dataType, t.AtomicType)]
-        return has_other_key(
+        return has_changed_key(
             old_row, new_row, [(name, f.col("k")[name].isNotNull()) for name in plain]
         )
     names = [keys] if isinstance(keys, str) else list(keys)
@@ -159,7 +159,7 @@ def _is_moved(row_type: StructType, keys: Sequence[str] | str | None) -> Column:
             f"debezium: keys has '{unknown[0]}', which is no column"
             f" (columns: {', '.join(row_type.names)})"
         )
-    return has_other_key(old_row, new_row, [(name, f.lit(True)) for name in names])
+    return has_changed_key(old_row, new_row, [(name, f.lit(True)) for name in names])
 
 
 def _row(op: Column, is_bad: Column, lacks_value: Column, row_type: StructType) -> Column:
@@ -193,8 +193,8 @@ def _row(op: Column, is_bad: Column, lacks_value: Column, row_type: StructType) 
             op == "t",
             failing(
                 f.lit(
-                    "debezium: the source's table was truncated, which no row says; empty the table"
-                    " yourself, then go on with truncates='skip'"
+                    "debezium: the source's table was truncated, which no row can express; empty"
+                    " the table yourself, and continue with truncates='skip'"
                 )
             ),
         )
@@ -379,8 +379,8 @@ def _of_json(
         is_bad |= loses_any(f.col(name), row_type, timestamps)
     envelope = f.struct(
         "op",
-        made_row(f.col("before"), row_type, timestamps).alias("before"),
-        made_row(f.col("after"), row_type, timestamps).alias("after"),
+        converted_row(f.col("before"), row_type, timestamps).alias("before"),
+        converted_row(f.col("after"), row_type, timestamps).alias("after"),
         _order(lambda name: f.col("source")[name]).alias("order"),
         is_bad.alias("is_bad"),
         unavailable_columns(f.col("after"), read_type, placeholder).alias("unavailable"),
@@ -389,7 +389,7 @@ def _of_json(
     rows = rows.select(
         "v",
         envelope.alias("e"),
-        made_row(f.col("key"), row_type, timestamps).alias("k"),
+        converted_row(f.col("key"), row_type, timestamps).alias("k"),
         is_key_bad.alias("is_key_bad"),
     )
     return _Opened(rows, row_type)
@@ -408,7 +408,7 @@ def _with_names_of(text: Column, row_type: StructType, *, of_key: bool = False) 
     names = [x.name for x in row_type]
     either = "|".join(re.escape(name) for name in names)
     # In JSON any text before a colon is a name. A match outside of names costs only time.
-    is_other = text.rlike(rf'(?<!\\)"(?!(?:{either})")(?iu:{either})"\s*:')
+    has_different_case = text.rlike(rf'(?<!\\)"(?!(?:{either})")(?iu:{either})"\s*:')
     schema_names = f.create_map(*[f.lit(part) for name in names for part in (name.lower(), name)])
 
     def named(row: Column) -> Column:
@@ -432,7 +432,7 @@ def _with_names_of(text: Column, row_type: StructType, *, of_key: bool = False) 
     else:
         rows = ["before", "after"]
         whole = within(within(whole, rows, named), ["payload"], lambda m: within(m, rows, named))
-    return f.when(is_other, f.coalesce(f.to_json(whole), text)).otherwise(text)
+    return f.when(has_different_case, f.coalesce(f.to_json(whole), text)).otherwise(text)
 
 
 def _order(of_source: Callable[[str], Column]) -> Column:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UNITS",
-    "has_other_key",
+    "converted_row",
+    "has_changed_key",
     "loses_any",
-    "made_row",
     "read_row_type",
     "unavailable_columns",
 ]
@@ -35,7 +35,7 @@ _WITH_EXPONENT: Final = r"^\s*[+-]?(\d*)\.?(\d*)[eE]([+-]?\d{1,9})\s*$"
 
 
 def read_row_type(row_type: StructType) -> StructType:
-    """Return the type for reading rows of JSON; `made_row` converts such rows to `row_type`."""
+    """Return the type for reading rows of JSON; `converted_row` converts to `row_type`."""
     read_type = _read_type(row_type)
     from pyspark.sql import types as t
 
@@ -43,13 +43,13 @@ def read_row_type(row_type: StructType) -> StructType:
     return read_type
 
 
-def made_row(row: Column, row_type: StructType, timestamps: str) -> Column:
+def converted_row(row: Column, row_type: StructType, timestamps: str) -> Column:
     """Return a row in the types of its columns."""
     return _value(row, row_type, timestamps, always=True)
 
 
 def loses_any(row: Column, row_type: StructType, timestamps: str) -> Column:
-    """Return whether `made_row` has NULL where the row has a value."""
+    """Return whether `converted_row` has NULL where the row has a value."""
     from pyspark.sql import functions as f
 
     if _read_type(row_type) == row_type:
@@ -70,7 +70,7 @@ def unavailable_columns(row: Column, row_type: StructType, value: UnavailableVal
     return f.array_compact(f.array(*names)) if names else f.array().cast("array<string>")
 
 
-def has_other_key(old_row: Column, new_row: Column, keys: Sequence[tuple[str, Column]]) -> Column:
+def has_changed_key(old_row: Column, new_row: Column, keys: Sequence[tuple[str, Column]]) -> Column:
     """Return whether two versions of a row have different keys; a flag tells the key columns.
 
     Return False if the old version lacks a part of its key and therefore does not identify a row.

@@ -38,7 +38,7 @@ from streamhouse.connector.write._write_target import not_assigned
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.zone import Zone
 
-__all__ = ["Assignment", "Case", "settled", "settled_schema", "types_of", "values_of"]
+__all__ = ["Assignment", "Case", "converted_schema", "settled", "types_of", "values_of"]
 
 _OF_TYPE: Final = "__of_type_"
 """The prefix of the fields of a column with several types."""
@@ -124,7 +124,7 @@ def values_of(cases: Sequence[Case], data_type: DataType) -> Column:
     )
 
 
-def settled_schema(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
+def converted_schema(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
     """Return the schema of the batches that `settled` returns; `types` are the table's."""
     return pa.schema([f.with_type(types[f.name]) if _has_types(f.type) else f for f in schema])
 

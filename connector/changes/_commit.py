@@ -26,7 +26,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from streamhouse.client import CommitResult, StorageClient
 from streamhouse.connector._partition_reader import spark_iterator_errors
-from streamhouse.connector.changes._assigned_values import settled, settled_schema
+from streamhouse.connector.changes._assigned_values import converted_schema, settled
 from streamhouse.connector.write._write_jobs import StagedRows, TransactionJob
 from streamhouse.connector.write._write_options import WriteOptions
 from streamhouse.connector.write._write_target import WriteTarget, resolve_target
@@ -45,8 +45,8 @@ from streamhouse.reading.options.connection import client_for
 __all__ = [
     "DELETED",
     "INSERTED",
-    "KEPT",
     "PROBLEM_COLUMN",
+    "UNCHANGED",
     "UPDATED",
     "Changes",
     "Committing",
@@ -57,7 +57,7 @@ __all__ = [
 INSERTED: Final = "+I"
 UPDATED: Final = "+U"
 DELETED: Final = "-D"
-KEPT: Final = "="
+UNCHANGED: Final = "="
 PROBLEM_COLUMN: Final = "__problem"
 
 _ATTEMPTS: Final = 10
@@ -107,9 +107,9 @@ def commit_changes(
             conflict = error
     assert conflict is not None
     raise CommitConflictError(
-        f"table '{options.connection.name.path}': others changed the rows of this change in each of"
-        f" its {_ATTEMPTS} attempts, and nothing was written; run it while fewer write, or for"
-        f" fewer rows at a time. The last time: {conflict.message}"
+        f"table '{options.connection.name.path}': concurrent writers changed the rows of this change"
+        f" in each of {_ATTEMPTS} attempts, and nothing was written; run the change while fewer"
+        f" writers are active, or for fewer rows at a time. The last conflict: {conflict.message}"
     )
 
 
@@ -130,7 +130,7 @@ def _attempt(
     if job.is_skipped:
         return Changes(attempts=attempt, is_skipped=True)
     if job.target.table_id != state.table.table_id:
-        raise CommitConflictError("the table was dropped and made again meanwhile")
+        raise CommitConflictError("the table was dropped and created again in the meantime")
     try:
         messages, counts = _staged(frame, job)
     except BaseException:
@@ -213,7 +213,7 @@ def _started_job(
     helper_columns = {PROBLEM_COLUMN, CHANGE_TYPE_COLUMN} if is_overwrite else {PROBLEM_COLUMN}
     schema = to_arrow_schema(frame.schema, timezone="UTC")
     types = {column.name: column.type for column in info.schema.columns}
-    schema = settled_schema(pa.schema([f for f in schema if f.name not in helper_columns]), types)
+    schema = converted_schema(pa.schema([f for f in schema if f.name not in helper_columns]), types)
     target = resolve_target(client, options, schema, is_stream=False, is_overwrite=is_overwrite)
     return TransactionJob.begun(
         client,

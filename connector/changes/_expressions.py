@@ -65,7 +65,7 @@ def assignments(
         column = table_columns.get(str(name).strip("`").lower())
         if column is None:
             raise UnknownColumnError(
-                f"table '{table}': {operation} names column '{name}', which the table has not"
+                f"table '{table}': {operation} names column '{name}', which the table lacks"
                 f" (columns: {', '.join(columns)}){suggestion(str(name), list(columns))}"
             )
         if column in by_column:
@@ -93,7 +93,7 @@ def key_equalities(text: str, *, target_alias: str, source_alias: str) -> dict[s
 
 def all_of(conditions: Sequence[Column]) -> Column:
     """Return the conjunction of all conditions."""
-    return functools.reduce(lambda left, right: left & right, conditions)
+    return functools.reduce(lambda first, second: first & second, conditions)
 
 
 def first_of(cases: Sequence[tuple[Column, Column]], otherwise: Column) -> Column:

@@ -226,7 +226,7 @@ def changed_rows(
     if rows is None:
         joined = _joined(merge, target, on)
         rows = _changed(merge, joined, target.schema, assignment, equalities)
-    if not all(_inserts_own_key(merge, clause, equalities, key) for clause in merge.clauses):
+    if not all(_inserts_matched_key(merge, clause, equalities, key) for clause in merge.clauses):
         rows = with_existing(rows, info, connection, mark=_EXISTS)
     return _checked(rows, key, str(info.path))
 
@@ -272,7 +272,7 @@ def _changed(
                 exact = assignment.key(name, value, data_type)
                 assert exact is not None, "the type was checked"
                 is_lost = is_of_clause & value.isNotNull() & exact.isNull()
-                problems.append((is_lost, _is_no_key(assignment, clause, name, value)))
+                problems.append((is_lost, _key_problem(assignment, clause, name, value)))
                 value, data_type = exact, schema[name].dataType
             cases[name].append(Case(is_of_clause, value, data_type))
     kinds = [
@@ -286,7 +286,7 @@ def _changed(
     )
 
 
-def _is_no_key(assignment: Assignment, clause: _Clause, name: str, value: Column) -> Column:
+def _key_problem(assignment: Assignment, clause: _Clause, name: str, value: Column) -> Column:
     type_name = assignment.spark_type(name).simpleString().upper()
     return F.concat(
         F.lit(
@@ -301,7 +301,7 @@ def _is_no_key(assignment: Assignment, clause: _Clause, name: str, value: Column
     )
 
 
-def _inserts_own_key(
+def _inserts_matched_key(
     merge: Merge, clause: _Clause, equalities: Mapping[str, str] | None, key: Sequence[str]
 ) -> bool:
     """Whether a clause can only insert the key that had no match."""
@@ -393,7 +393,7 @@ def _all_equal(
             side, schema = ("source", merge.source) if column else ("table", target)
             raise UnknownColumnError(
                 f"a merge matches rows by column '{source_name if column else target_name}', which"
-                f" the {side} has not (columns: {', '.join(schema.columns)})"
+                f" the {side} lacks (columns: {', '.join(schema.columns)})"
             )
         source_value = named(merge.source_alias, source_column)
         if is_by_key:

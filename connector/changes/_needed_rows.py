@@ -122,7 +122,7 @@ def matched_by_key(
         for column, name in side
         if lower_names.count(name.lower()) == 1
     ]
-    is_there = F.col(f"t{table_columns.index(key[0])}").isNotNull()
+    is_in_target = F.col(f"t{table_columns.index(key[0])}").isNotNull()
     return pairs.select(
         *(
             F.struct(*[column.alias(name) for column, name in side]).alias(alias)
@@ -130,7 +130,7 @@ def matched_by_key(
         ),
         *alone,
         F.lit(True).alias(IN_SOURCE),
-        F.when(is_there, F.lit(True)).alias(IN_TARGET),
+        F.when(is_in_target, F.lit(True)).alias(IN_TARGET),
     )
 
 

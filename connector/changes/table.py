@@ -17,8 +17,8 @@ from streamhouse.connector.changes._assigned_values import (
 )
 from streamhouse.connector.changes._commit import (
     DELETED,
-    KEPT,
     PROBLEM_COLUMN,
+    UNCHANGED,
     UPDATED,
     Changes,
     commit_changes,
@@ -205,7 +205,7 @@ class Table:
 
         def changed(info: TableInfo) -> DataFrame:
             if rewrite:
-                kind = first_of([(condition(where), F.lit(DELETED))], F.lit(KEPT))
+                kind = first_of([(condition(where), F.lit(DELETED))], F.lit(UNCHANGED))
                 return _marked(self.to_df(), kind)
             key = info.descriptor.primary_key
             names = [quoted(name) for name in key]
@@ -337,8 +337,8 @@ def _check_has_key(info: TableInfo, operation: str) -> None:
     if not info.is_primary_key_table:
         raise UnsupportedError(
             f"table '{info.path}' has no primary key, so {operation} cannot find rows by key;"
-            f" {operation}(..., rewrite=True) writes the whole table anew in one transaction, and"
-            " streams of it that have not read all old rows fail then"
+            f" {operation}(..., rewrite=True) writes the whole table anew in one transaction;"
+            " a stream of the table fails then unless it has read all old rows"
         )
 
 
@@ -364,7 +364,7 @@ def _rewritten(
             ]
             value = values_of(cases, field.dataType)
         columns.append(value.alias(field.name))
-    kind = first_of([(is_changed, F.lit(UPDATED))], F.lit(KEPT))
+    kind = first_of([(is_changed, F.lit(UPDATED))], F.lit(UNCHANGED))
     return _marked(rows.select(*columns, kind.alias(CHANGE_TYPE_COLUMN)), F.col(CHANGE_TYPE_COLUMN))
 
 

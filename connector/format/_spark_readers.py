@@ -27,7 +27,7 @@ from streamhouse.connector.format._decimal_numbers import shown
 from streamhouse.connector.format._java_zone import with_java_rules
 from streamhouse.connector.names._asked_first import (
     has_jvm,
-    own_method,
+    original_method,
     put_around,
     session_of,
 )
@@ -49,7 +49,7 @@ __all__ = [
     "plan_reads_afresh",
     "session_zone",
     "stream_marks",
-    "warn_if_reads_are_kept",
+    "warn_of_stale_reads",
 ]
 
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
@@ -58,7 +58,7 @@ QUERY_ID: Final = "sql.streaming.queryId"
 """Spark's name of the property with the stream for which a thread works."""
 _JOB_GROUP: Final = "spark.jobGroup.id"
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_OWN: Final = "_without_streamhouse"
+_MARK: Final = "_without_streamhouse"
 """The mark of the wrappers around methods here."""
 
 
@@ -91,8 +91,8 @@ def mark_streams(reader_class: Any) -> None:
         _mark_stream(self, _format_of_load(arguments, options))
         return load(self, *arguments, **options)
 
-    put_around(reader_class, "format", marked_format, mark=_OWN)
-    put_around(reader_class, "load", marked_load, mark=_OWN)
+    put_around(reader_class, "format", marked_format, mark=_MARK)
+    put_around(reader_class, "load", marked_load, mark=_MARK)
 
 
 def plan_reads_afresh(spark: SparkSession) -> None:
@@ -120,17 +120,17 @@ def hand_over_zone(writer_class: Any) -> None:
             self.options(**session_zone(spark), **stream_marks(spark))
         return choose(self, source)
 
-    put_around(writer_class, "format", zoned_format, mark=_OWN)
+    put_around(writer_class, "format", zoned_format, mark=_MARK)
 
 
 def _change(reader_class: Any) -> None:
-    original_schema = own_method(reader_class, "schema", mark=_OWN)
+    original_schema = original_method(reader_class, "schema", mark=_MARK)
 
-    def noted_format(self: Any, choose: Any, source: str) -> Any:
+    def remembered_format(self: Any, choose: Any, source: str) -> Any:
         self._streamhouse_format = _is_ours(source)
         return choose(self, source)
 
-    def noted_schema(self: Any, choose_schema: Any, schema: Any) -> Any:
+    def remembered_schema(self: Any, choose_schema: Any, schema: Any) -> Any:
         self._streamhouse_schema = schema
         return choose_schema(self, schema)
 
@@ -156,12 +156,12 @@ def _change(reader_class: Any) -> None:
         frame: DataFrame = load(self, *arguments, **options)
         return shown(frame.filter(PLANNED_COLUMN))
 
-    put_around(reader_class, "format", noted_format, mark=_OWN)
-    put_around(reader_class, "schema", noted_schema, mark=_OWN)
-    put_around(reader_class, "load", planned_load, mark=_OWN)
+    put_around(reader_class, "format", remembered_format, mark=_MARK)
+    put_around(reader_class, "schema", remembered_schema, mark=_MARK)
+    put_around(reader_class, "load", planned_load, mark=_MARK)
 
 
-def warn_if_reads_are_kept(spark: Any, name: str) -> None:
+def warn_of_stale_reads(spark: Any, name: str) -> None:
     """Warn that readers of an attached name may keep their first rows, if `PUSHDOWN` is off."""
     if not _is_on(spark):
         warnings.warn(

@@ -19,7 +19,7 @@ from streamhouse.connector.format._spark_readers import (
     mark_streams,
     plan_reads_afresh,
     session_zone,
-    warn_if_reads_are_kept,
+    warn_of_stale_reads,
 )
 from streamhouse.connector.format.data_source import StreamhouseDataSource
 from streamhouse.connector.names._asked_first import has_jvm, put_around
@@ -27,8 +27,8 @@ from streamhouse.connector.names._attached_names import (
     AttachedName,
     catalog_name,
     is_attached,
-    note,
-    noted,
+    remember_name,
+    remembered_name,
     run_as_spark,
 )
 from streamhouse.connector.names._hooks import answer_statements
@@ -170,9 +170,9 @@ def _attach(spark: SparkSession, table: str, name: str | None, options: Mapping[
             f"'{sql_name}' is not a SQL name: use letters, digits and underscores, with dots"
             " between catalog, schema and table"
         )
-    warn_if_reads_are_kept(spark, sql_name)
+    warn_of_stale_reads(spark, sql_name)
     in_catalog, session = catalog_name(spark, sql_name.split(".")), _session_id(spark)
-    earlier = noted(spark, in_catalog)
+    earlier = remembered_name(spark, in_catalog)
     if earlier is not None and (earlier.session, earlier.options) == (session, all_options):
         # Spark warns of each registration after the first, and the class would be the same.
         provider_name, schema = earlier.provider, earlier.schema
@@ -187,7 +187,7 @@ def _attach(spark: SparkSession, table: str, name: str | None, options: Mapping[
         schema=schema,
         session=session,
     )
-    note(spark, attached)
+    remember_name(spark, attached)
     _make_room(spark, sql_name)
     run_as_spark(spark, f"CREATE TABLE {sql_name} USING {provider_name}")
     return sql_name

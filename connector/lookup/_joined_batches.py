@@ -166,17 +166,17 @@ def _started(
     plan: LookupPlan,
     source: RowSource,
     asking: ThreadPoolExecutor,
-    now_s: float,
+    time_s: float,
 ) -> _Window:
     keys, valid = _keys_of(batch, plan)
-    numbers = memory.usable(now_s).find(keys)
+    numbers = memory.usable(time_s).find(keys)
     is_unknown = numbers < 0
     answer = None
     if is_unknown.any():
         positions = np.flatnonzero(is_unknown)
         unknown = keys if len(positions) == len(keys) else keys.at(positions)
         answer = asking.submit(lambda: source.answer(unknown.distinct()))
-    return _Window(batch, valid, keys, numbers, answer, now_s)
+    return _Window(batch, valid, keys, numbers, answer, time_s)
 
 
 def _completed(window: _Window, memory: _Memory) -> _Matched:
@@ -279,19 +279,19 @@ def _joined(
 class _Memory:
     """The cached rows of a plan's keys, bounded in bytes and, with `cache_ms`, in age."""
 
-    def __init__(self, plan: LookupPlan, now_s: float) -> None:
+    def __init__(self, plan: LookupPlan, time_s: float) -> None:
         self._plan: Final = plan
-        self._forget(now_s)
+        self._forget(time_s)
 
-    def _forget(self, now_s: float) -> None:
+    def _forget(self, time_s: float) -> None:
         self.rows = KeyRows(self._plan.row_schema, has_runs=not self._plan.is_whole_key)
-        self._since_s = now_s
+        self._since_s = time_s
 
-    def usable(self, now_s: float) -> KeyRows:
+    def usable(self, time_s: float) -> KeyRows:
         """Return the rows that may be used now; all of them count as being as old as the oldest."""
-        is_old = self._plan.cache_ms and (now_s - self._since_s) * 1000 >= self._plan.cache_ms
+        is_old = self._plan.cache_ms and (time_s - self._since_s) * 1000 >= self._plan.cache_ms
         if is_old or self.rows.nbytes > self._plan.cache_bytes:
-            self._forget(now_s)
+            self._forget(time_s)
         return self.rows
 
     def learn(self, answer: KeyedRows | KeyRows, asked_at_s: float) -> None:
@@ -311,10 +311,10 @@ def _plan_key(plan: LookupPlan) -> Any:
     return os.getpid(), replace(plan, how=LEFT, frame_columns=())
 
 
-def _memory_of(plan: LookupPlan, now_s: float) -> _Memory:
+def _memory_of(plan: LookupPlan, time_s: float) -> _Memory:
     """Return the cache of this process's earlier tasks, for this task alone, or an empty cache."""
     memory = _memories.pop(_plan_key(plan), None) if plan.cache_ms else None
-    return _Memory(plan, now_s) if memory is None else memory
+    return _Memory(plan, time_s) if memory is None else memory
 
 
 def _keep(plan: LookupPlan, memory: _Memory) -> None:

@@ -149,12 +149,12 @@ class KeyIndex:
         remaining = np.arange(len(numbers))
         for number, level in enumerate(self._levels):
             some = [each[remaining] for each in words]
-            old_numbers, is_other = self._compared(some, number)
+            old_numbers, is_different = self._compared(some, number)
             is_absent[remaining] = old_numbers == 0
-            is_present = (old_numbers != 0) & ~is_other
+            is_present = (old_numbers != 0) & ~is_different
             places = self._places_of(some, number)[is_present]
             level[places, -1] = numbers[remaining[is_present]]
-            remaining = remaining[is_other]
+            remaining = remaining[is_different]
         is_absent[remaining] = True
         return is_absent
 
@@ -166,15 +166,15 @@ class KeyIndex:
 
     def _find(self, words: list[Words], numbers: npt.NDArray[np.int64]) -> None:
         """Write the number of each key."""
-        numbers[:], is_other = self._compared(words, 0)
-        remaining = np.flatnonzero(is_other)
+        numbers[:], is_different = self._compared(words, 0)
+        remaining = np.flatnonzero(is_different)
         for number in range(1, len(self._levels)):
             if not len(remaining):
                 return
-            numbers[remaining], is_other = self._compared(
+            numbers[remaining], is_different = self._compared(
                 [each[remaining] for each in words], number
             )
-            remaining = remaining[is_other]
+            remaining = remaining[is_different]
         numbers[remaining] = 0
 
     def _compared(self, words: list[Words], number: int) -> tuple[Words, npt.NDArray[np.bool_]]:
@@ -182,12 +182,12 @@ class KeyIndex:
         places = self._places_of(words, number)
         records = _whole(self._levels[number]).take(places).view(np.uint64)
         records = records.reshape(-1, self._width)
-        is_other: npt.NDArray[np.bool_] = records[:, 0] != words[0]
+        is_different: npt.NDArray[np.bool_] = records[:, 0] != words[0]
         for column in range(1, len(words)):
-            is_other |= records[:, column] != words[column]
+            is_different |= records[:, column] != words[column]
         numbers = records[:, -1]
-        is_other &= numbers != 0
-        return numbers, is_other
+        is_different &= numbers != 0
+        return numbers, is_different
 
     def _places_of(self, words: Sequence[Words], number: int) -> _Places:
         while number >= len(self._factors):

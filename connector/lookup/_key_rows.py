@@ -275,7 +275,7 @@ class KeyRows:
         else:
             self._renumber(deleted, keys, numbers.view(np.uint64))
         if len(keys):
-            self.values = RowValues(pa.concat_batches([cached_rows, rows]), kept=True)
+            self.values = RowValues(pa.concat_batches([cached_rows, rows]), is_long_lived=True)
         return True
 
     def _renumber(self, deleted: Keys, keys: Keys, numbers: Words) -> None:
@@ -314,7 +314,7 @@ class KeyRows:
             rows = rows.take(pa.array(order))
         else:
             counts = np.ones(len(keys), dtype=np.int64)
-        table.values = RowValues(rows, kept=True)
+        table.values = RowValues(rows, is_long_lived=True)
         table._read_rows = rows.num_rows
         numbers = table._numbered(counts, 0)
         words = keys.words
@@ -354,7 +354,7 @@ class KeyRows:
         facts = parts.facts
         table = cls(parts.rows.schema, has_runs=facts["has_runs"])
         table.is_complete = True
-        table.values = RowValues(parts.rows, kept=True)
+        table.values = RowValues(parts.rows, is_long_lived=True)
         table._has_short_texts = facts["has_short_texts"]
         table._hasher = KeyHasher(tuple(facts["hasher"]))
         table._read_rows = facts["read_rows"]

@@ -81,7 +81,9 @@ def key_order(info: TableInfo, names: Sequence[str]) -> tuple[str, ...]:
     key = info.descriptor.primary_key
     for name in names:
         if names.count(name) > 1:
-            raise InvalidRequestError(f"table '{table}': column '{name}' is compared twice; once")
+            raise InvalidRequestError(
+                f"table '{table}': column '{name}' is compared twice; name it once"
+            )
     leading = key[: len(names)]
     if not names or set(leading) != set(names):
         raise InvalidRequestError(
@@ -136,7 +138,7 @@ def resolved(name: str, names: Sequence[str], *, owner: str, is_case_sensitive: 
         return matches[0]
     if matches:
         raise InvalidRequestError(
-            f"{owner} has {len(matches)} columns that '{name}' may mean; rename one"
+            f"'{name}' is ambiguous: {owner} has {len(matches)} such columns; rename one"
         )
     raise UnknownColumnError(
         f"{owner} has no column '{name}'{suggestion(name, list(names))}"

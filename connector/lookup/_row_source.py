@@ -31,9 +31,9 @@ __all__ = ["KeyedRows", "RowSource", "ServiceCalls"]
 
 _log = logging.getLogger(__name__)
 
-_ASKED_MIN: Final = 20_000
+_KEY_COUNT_MIN: Final = 20_000
 """However small a table is, reading it takes as long as this many keys."""
-_ASKED_SHARE: Final = 16
+_KEY_SHARE: Final = 16
 """The table is read after requests for one key in this many rows."""
 _CHANGES_MAX: Final = 4
 """A table with more changes a row outside the lake is not read."""
@@ -87,14 +87,14 @@ class RowSource:
         table: WholeTable,
         *,
         shared: SharedTables | None = None,
-        asked_min: int = _ASKED_MIN,
+        key_count_min: int = _KEY_COUNT_MIN,
     ) -> None:
         self._shared = shared
-        self._asked_min = asked_min
+        self._key_count_min = key_count_min
         self._plan = plan
         self._client = client
         self._table = table
-        self._asked_count = 0
+        self._key_count = 0
         self._row_bytes = 0.0
         self._may_read_all = True
 
@@ -105,8 +105,8 @@ class RowSource:
 
     def answer(self, keys: Keys) -> KeyedRows | KeyRows:
         """Return the rows of distinct keys, or all rows of the table."""
-        self._asked_count += len(keys)
-        if self._may_read_all and self._asked_count > self._asked_min:
+        self._key_count += len(keys)
+        if self._may_read_all and self._key_count > self._key_count_min:
             cut = self._cut_if_cheaper()
             everything = None if cut is None else self._read_all(cut)
             if everything is not None:
@@ -121,9 +121,9 @@ class RowSource:
     def _rows_of(self, keys: Keys) -> KeyedRows:
         plan = self._plan
         answer = self._client.lookup(plan.table, self._as_table(keys), columns=list(plan.columns))
-        is_found = answer.column(FOUND_COLUMN)
-        rows = shaped(plan, answer.filter(is_found))
-        counts = np.asarray(is_found.to_numpy()).astype(np.int64)
+        is_present = answer.column(FOUND_COLUMN)
+        rows = shaped(plan, answer.filter(is_present))
+        counts = np.asarray(is_present.to_numpy()).astype(np.int64)
         return KeyedRows(keys, counts, rows)
 
     def _rows_under(self, prefixes: Keys) -> KeyedRows:
@@ -180,13 +180,13 @@ class RowSource:
         """Return the cut of the table if a full read fits and costs less than more single keys."""
         row_count = self._client.count(self._plan.table)
         size = row_count * (self._row_bytes + _KEY_BYTES)
-        if self._asked_count * _ASKED_SHARE < row_count:
+        if self._key_count * _KEY_SHARE < row_count:
             return None
         if size > self._plan.cache_bytes:
             self._may_read_all = False
             return None
         cut = self._table.cut()
-        return cut if cut.changes <= max(_CHANGES_MAX * row_count, self._asked_min) else None
+        return cut if cut.changes <= max(_CHANGES_MAX * row_count, self._key_count_min) else None
 
     def _read_all(self, cut: TableCut) -> KeyRows | None:
         plan = self._plan
@@ -203,7 +203,7 @@ class RowSource:
             )
             return None
         # When the cache is too old, a new full read needs as many requested keys again.
-        self._asked_count = 0
+        self._key_count = 0
         self._may_read_all = everything.nbytes <= plan.cache_bytes
         return everything
 

@@ -28,15 +28,15 @@ Flags = npt.NDArray[np.bool_]
 
 
 class RowValues:
-    """The values of `rows`; if the rows are `kept` for many calls, large texts have views."""
+    """The values of `rows`; rows that are `is_long_lived` have views of large texts."""
 
-    def __init__(self, rows: pa.RecordBatch, *, kept: bool = False) -> None:
+    def __init__(self, rows: pa.RecordBatch, *, is_long_lived: bool = False) -> None:
         self.rows: Final = rows
-        self._kept: Final = kept
+        self._is_long_lived: Final = is_long_lived
 
     @functools.cached_property
     def _views(self) -> list[pa.Array | None]:
-        return [_view_of(column) if self._kept else None for column in self.rows.columns]
+        return [_view_of(column) if self._is_long_lived else None for column in self.rows.columns]
 
     @property
     def nbytes(self) -> int:

@@ -48,7 +48,7 @@ _ADVANCED_SHARE: Final = 8
 """Changes up to one in this many rows are applied; for more, a full read is as quick."""
 _SLOW_SHARE: Final = 32
 """A table with more than one change in this many rows is worth a file."""
-_BEING_MADE: Final = ".part"
+_UNFINISHED: Final = ".part"
 _ALIGNMENT: Final = 64
 _CHECKSUM_BYTES: Final = 4
 _LENGTH_BYTES: Final = 8
@@ -75,9 +75,7 @@ class Cut(Protocol):
 
     @property
     def form(self) -> str | None:
-        """The form that a cut shares with earlier cuts of the table; None if changes cannot lead
-        here.
-        """
+        """The form in common with earlier cuts of the table; None if changes cannot be applied."""
         ...
 
     @property
@@ -238,7 +236,7 @@ class SharedTables:
         """Delete files that are too old or too many, and unfinished files of dead tasks."""
         whole: list[tuple[float, Path]] = []
         for path in self._directory.iterdir():
-            if path.suffix == _BEING_MADE:
+            if path.suffix == _UNFINISHED:
                 if (part := _locked(path, is_waiting=False)) is not None:
                     path.unlink(missing_ok=True)
                     os.close(part)
@@ -272,7 +270,7 @@ def _digest(text: str) -> str:
 
 
 def _part_of(path: Path) -> Path:
-    return path.with_suffix(_BEING_MADE)
+    return path.with_suffix(_UNFINISHED)
 
 
 def _locked(path: Path, *, is_waiting: bool) -> int | None:

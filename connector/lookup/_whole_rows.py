@@ -104,8 +104,8 @@ class SharedCut(NamedTuple):
             return None
         is_delete = pc.equal(changed.column(CHANGE_TYPE_COLUMN), CHANGE_TYPE_NAMES[DELETE])
         deleted, rows = changed.filter(is_delete), changed.filter(pc.invert(is_delete))
-        is_taken = table.take_in(keys_in(plan, deleted), keys_in(plan, rows), shaped(plan, rows))
-        return table if is_taken else None
+        is_applied = table.take_in(keys_in(plan, deleted), keys_in(plan, rows), shaped(plan, rows))
+        return table if is_applied else None
 
 
 def whole_rows(plan: LookupPlan, cut: TableCut) -> KeyRows:
@@ -138,7 +138,7 @@ def shaped(plan: LookupPlan, rows: pa.Table) -> pa.RecordBatch:
             except pa.ArrowException as error:
                 raise SchemaMismatchError(
                     f"table '{plan.table}': column '{name}' is {column.type} now, and was"
-                    f" {field.type} when the lookup was made; make it again"
+                    f" {field.type} when the lookup was made; make the lookup again"
                 ) from error
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, schema=plan.row_schema)

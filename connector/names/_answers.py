@@ -64,7 +64,7 @@ def is_ours(provider: Any) -> bool:
 def no_such_definition(call: str, name: str) -> UnsupportedError:
     """Return the error for a call that would define a table in Spark's catalog only."""
     return UnsupportedError(
-        f"{call} would make '{name}' a name in Spark's catalog that knows no table: write by"
+        f"{call} would make '{name}' a name in Spark's catalog without a table: write by"
         f" .format('{FORMAT}').mode('append').save('database.table') (a stream: .start), which"
         f" creates the table, then streamhouse.attach(spark, 'database.table', '{name}'); or use"
         f" SQL, CREATE TABLE {name} (...) USING {FORMAT}"

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Around", "has_jvm", "own_method", "put_around", "session_of"]
+__all__ = ["Around", "has_jvm", "original_method", "put_around", "session_of"]
 
 Around = Callable[..., Any]
 """The function in place of a method, called with the object, the original and the arguments."""
@@ -31,7 +31,7 @@ def put_around(owner: Any, name: str, around: Around, *, mark: str) -> None:
     setattr(owner, name, changed)
 
 
-def own_method(owner: Any, name: str, *, mark: str) -> Any:
+def original_method(owner: Any, name: str, *, mark: str) -> Any:
     """Return the method that `put_around` with this mark has wrapped."""
     method = getattr(owner, name)
     return getattr(method, mark, method)

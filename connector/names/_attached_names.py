@@ -17,7 +17,7 @@ from typing import Any, Final
 from pyspark.sql.types import StructType
 
 from streamhouse.client import StorageClient
-from streamhouse.connector.names._asked_first import own_method
+from streamhouse.connector.names._asked_first import original_method
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.reading.options.connection import (
     ConnectionOptions,
@@ -26,21 +26,21 @@ from streamhouse.reading.options.connection import (
 )
 
 __all__ = [
-    "OWN_METHOD",
+    "HOOK_MARK",
     "AttachedName",
     "attached",
     "attached_in",
     "catalog_name",
     "has_attached",
     "is_attached",
-    "note",
-    "noted",
     "refresh",
+    "remember_name",
+    "remembered_name",
     "run_as_spark",
 ]
 
-OWN_METHOD: Final = "_of_spark_alone"
-"""The mark of the wrappers by `_hooks.py` around Spark's methods."""
+HOOK_MARK: Final = "_of_spark_alone"
+"""The mark of the wrappers of `_hooks.py` around Spark's methods."""
 SESSION_CATALOG: Final = "spark_catalog"
 _lock: Final = threading.Lock()
 _names: Final[dict[tuple[str, str], AttachedName]] = {}
@@ -90,15 +90,15 @@ def catalog_name(spark: Any, parts: Sequence[str]) -> str:
     return ".".join(parts).lower()
 
 
-def note(spark: Any, name: AttachedName) -> None:
+def remember_name(spark: Any, name: AttachedName) -> None:
     """Remember an attached name."""
     name.version = name.current_version()
     with _lock:
         _names[_application(spark), name.sql_name] = name
 
 
-def noted(spark: Any, sql_name: str) -> AttachedName | None:
-    """Return the name remembered by `note` as `database.name`, even if dropped in Spark."""
+def remembered_name(spark: Any, sql_name: str) -> AttachedName | None:
+    """Return the name in `remember_name`'s memory as `database.name`, even if dropped in Spark."""
     return _names.get((_application(spark), sql_name))
 
 
@@ -130,7 +130,7 @@ def attached_in(spark: Any, text: str) -> list[AttachedName]:
 
 def run_as_spark(spark: Any, text: str) -> Any:
     """Run a statement by Spark's own method."""
-    return own_method(type(spark), "sql", mark=OWN_METHOD)(spark, text)
+    return original_method(type(spark), "sql", mark=HOOK_MARK)(spark, text)
 
 
 def refresh(spark: Any, name: AttachedName, *, is_forced: bool = False) -> None:

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from streamhouse.connector.names._advice import advising
 from streamhouse.connector.names._answers import Names, is_ours, no_such_definition
 from streamhouse.connector.names._asked_first import Around, put_around, session_of
-from streamhouse.connector.names._attached_names import OWN_METHOD, attached, attached_in, refresh
+from streamhouse.connector.names._attached_names import HOOK_MARK, attached, attached_in, refresh
 from streamhouse.connector.names._held_reads import planned_afresh
 from streamhouse.connector.names._shared_options import (
     check_plan,
@@ -51,7 +51,7 @@ def answer_statements(spark: Any, attach: Attach) -> None:
     def classes(module: str, name: str) -> Any:
         return getattr(importlib.import_module(f"{package}.{module}"), name)
 
-    change = functools.partial(put_around, mark=OWN_METHOD)
+    change = functools.partial(put_around, mark=HOOK_MARK)
     change(type(spark), "sql", functools.partial(_sql, attach=attach))
     reader = type(spark.read)
     change(type(spark), "table", _table)
@@ -63,21 +63,21 @@ def answer_statements(spark: Any, attach: Attach) -> None:
         classes("readwriter", "DataFrameWriter"),
         classes("readwriter", "DataFrameWriterV2"),
     )
-    change(writer, "format", _noted("format"))
-    change(writer, "mode", _noted("mode"))
+    change(writer, "format", _remembering("format"))
+    change(writer, "mode", _remembering("mode"))
     change(writer, "save", _save)
     change(writer, "saveAsTable", _save_as_table)
     change(writer, "insertInto", _insert_into)
-    change(writer_v2, "using", _noted("format"))
+    change(writer_v2, "using", _remembering("format"))
     for method in ("create", "replace", "createOrReplace"):
         change(writer_v2, method, functools.partial(_define_v2, method=method))
     for method in ("overwrite", "overwritePartitions"):
         change(writer_v2, method, functools.partial(_overwrite_v2, method=method))
     stream_writer = classes("streaming.readwriter", "DataStreamWriter")
     for call in LAYOUT_CALLS:
-        change(writer, call, _noted(call))
-        change(stream_writer, call, _noted(call))
-    change(stream_writer, "format", _noted("format"))
+        change(writer, call, _remembering(call))
+        change(stream_writer, call, _remembering(call))
+    change(stream_writer, "format", _remembering("format"))
     change(stream_writer, "start", _start)
     change(stream_writer, "toTable", _to_table)
     catalog = type(spark.catalog)
@@ -119,16 +119,16 @@ def _refresh_mentioned(spark: Any, text: str) -> None:
 
 def _option(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
     named = dict(zip(("key", "value"), arguments, strict=False)) | options
-    _given_options(self)[str(named.get("key"))] = named.get("value")
+    _options_of_reader(self)[str(named.get("key"))] = named.get("value")
     return original(self, *arguments, **options)
 
 
 def _options(self: Any, original: Around, **options: Any) -> Any:
-    _given_options(self).update(options)
+    _options_of_reader(self).update(options)
     return original(self, **options)
 
 
-def _given_options(reader: Any) -> dict[str, Any]:
+def _options_of_reader(reader: Any) -> dict[str, Any]:
     """Return the options of a reader so far; only Connect's readers keep them accessible."""
     named: dict[str, Any] = reader.__dict__.setdefault("_streamhouse_options", {})
     return named
@@ -139,7 +139,7 @@ def _table(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
     if isinstance(text, str):
         spark = session_of(self)
         # `spark.table` has no options: a session has none of its own.
-        named = {} if spark is self else _given_options(self)
+        named = {} if spark is self else _options_of_reader(self)
         frame = planned_afresh(spark, text, named)
         if frame is not None:
             return frame
@@ -158,7 +158,7 @@ def _stream_table(self: Any, original: Around, *arguments: Any, **options: Any) 
     return original(self, *arguments, **options)
 
 
-def _noted(detail: str) -> Around:
+def _remembering(detail: str) -> Around:
     def around(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
         named = arguments[0] if arguments else next(iter(options.values()), None)
         setattr(self, f"_streamhouse_{detail}", named)

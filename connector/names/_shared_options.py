@@ -64,9 +64,9 @@ def check_statement(spark: Any, text: str) -> None:
         for use in uses:
             if (name := attached(spark, use.name)) is not None:
                 raise UnsupportedError(
-                    f"a view of '{name.sql_name}' WITH ({_shown(use.options)}): under Spark Connect"
-                    " nobody sees whether a statement that uses the view uses the name with other"
-                    f" options, too; {_advice(name, use.options)}"
+                    f"a view of '{name.sql_name}' WITH ({_listed(use.options)}): under Spark"
+                    " Connect a statement may use the view and also the name with other options,"
+                    f" and the conflict stays hidden; {_advice(name, use.options)}"
                 )
 
 
@@ -91,7 +91,7 @@ def check_view_options(
     if ours and (is_query or _is_view(spark, name)):
         shown = ".".join(name)
         raise UnsupportedError(
-            f"options ({_shown(ours)}) of '{shown}', which is a view or a query: Spark drops them"
+            f"options ({_listed(ours)}) of '{shown}', which is a view or a query: Spark drops them"
             " there; give them where the table is named, in load(...), attach(...), or behind the"
             f" name that the view reads, or filter '{shown}'"
         )
@@ -141,7 +141,7 @@ def _check_shared(spark: Any, plan: Any) -> None:
             raise _differing(attached_name, first[table], options)
         if is_batch and spark.catalog.isCached(name):
             raise UnsupportedError(
-                f"'{attached_name.sql_name}' is cached, so WITH ({_shown(options)}) would give the"
+                f"'{attached_name.sql_name}' is cached, so WITH ({_listed(options)}) would give the"
                 f" cached rows; UNCACHE TABLE it, or {_advice(attached_name, options)}"
             )
 
@@ -187,7 +187,7 @@ def _differing(
     name: AttachedName, first: Mapping[str, str], second: Mapping[str, str]
 ) -> UnsupportedError:
     first_text, second_text = (
-        f"({_shown(options)})" if options else "none" for options in (first, second)
+        f"({_listed(options)})" if options else "none" for options in (first, second)
     )
     return UnsupportedError(
         f"a statement uses '{name.sql_name}' with different options, {first_text} and"
@@ -205,7 +205,7 @@ def _advice(name: AttachedName, options: Mapping[str, str]) -> str:
     )
 
 
-def _shown(options: Mapping[str, str]) -> str:
+def _listed(options: Mapping[str, str]) -> str:
     return ", ".join(f"{key} = '{_text(key, text)}'" for key, text in sorted(options.items()))
 
 

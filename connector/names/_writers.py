@@ -27,8 +27,8 @@ def check_layout(arguments: Mapping[str, Any]) -> None:
     for call, instead in LAYOUT_CALLS.items():
         if arguments.get(call):
             raise UnsupportedError(
-                f"{call}: Spark tells it to no Python source; use {instead}, of the write that"
-                " creates the table"
+                f"{call}: Spark passes this layout to no Python source; use {instead}, in the write"
+                " that creates the table"
             )
 
 
@@ -37,6 +37,6 @@ def check_mode(mode: Any) -> None:
     if str(mode).lower() not in _MODES:
         raise UnsupportedError(
             f"{f'mode {mode!r}' if mode else 'a write without a mode'}: a Streamhouse table is"
-            " written by .mode('append'), which creates it if it is not there, or"
-            " .mode('overwrite'), which replaces all its rows"
+            " written by .mode('append'), which creates a missing table, or"
+            " .mode('overwrite'), which replaces all rows"
         )

@@ -188,7 +188,7 @@ class QueryTable:
 
     @property
     def is_countable(self) -> bool:
-        """Whether the service can count the rows without a read by Spark."""
+        """Whether the rows can be counted without a read of their columns."""
         return not TableName.parse(self.name).is_metadata
 
     def _load(self, options: Mapping[str, str]) -> DataFrame:

@@ -126,8 +126,8 @@ def _walk(
 ) -> bool:
     """Add the needs of each table below `relation`; return False for an unknown relation.
 
-    Before all names are collected, a scan has all columns, and `is_filtered` marks a scan without a
-    projection above.
+    Before all names are collected, a scan has all columns, and `is_filtered` marks a scan that
+    needs every column.
     """
     table = tables.get(relation.common.plan_id) if relation.HasField("common") else None
     if table is not None:

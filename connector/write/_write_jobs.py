@@ -462,8 +462,8 @@ class SequenceCheck:
             )
         rises = pc.greater_equal(values.slice(1), values.slice(0, len(values) - 1))
         first, last = values[0].as_py(), values[-1].as_py()
-        is_after = self._span is None or first >= self._span.last
-        if not is_after or not pc.all(rises, min_count=0).as_py():
+        continues_span = self._span is None or first >= self._span.last
+        if not continues_span or not pc.all(rises, min_count=0).as_py():
             raise _out_of_order(self._column, table=self._table)
         self._span = SequenceSpan(first if self._span is None else self._span.first, last)
 

@@ -94,16 +94,16 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     merges_schema = parse_boolean(values.get("mergeschema", "false"), name="option 'mergeSchema'")
     if schema_id is not None and merges_schema:
         raise InvalidRequestError(
-            "option 'schema.id' names columns of a version there is, and 'mergeSchema' makes a new"
-            " one; remove one of them"
+            "option 'schema.id' names an existing version of the schema, and 'mergeSchema' makes a"
+            " new version; remove one of the two"
         )
     mode = optional(values, "write.mode", _parse_mode)
     rejects = optional(values, "on.error", _parse_on_error) is True
     if rejects and (not is_transactional or mode is WriteMode.PARTIAL):
         why = "write.mode = 'partial'" if is_transactional else "write.transactional = 'false'"
         raise InvalidRequestError(
-            f"option 'on.error' = 'reject' writes whole rows in a transaction with those it"
-            f" rejects, and this write says {why}; remove one of them"
+            "option 'on.error' = 'reject' writes whole rows and the rejected rows in one"
+            f" transaction, and this write has {why}; remove one of the two"
         )
     return WriteOptions(
         connection=connection,

@@ -111,7 +111,7 @@ def _created(client: StorageClient, options: WriteOptions, schema: pa.Schema) ->
         if pa.types.is_null(field.type):
             raise InvalidSchemaError(
                 f"table '{path}': column '{field.name}' is VOID, since all its values are NULL;"
-                f" write cast({field.name} AS string), or what type it shall have"
+                f" write cast({field.name} AS string), or a cast to another type"
             )
     return client.create_table(
         str(path),
@@ -178,7 +178,7 @@ def _check_described(options: WriteOptions, info: TableInfo) -> None:
         if option is not None and option != actual:
             raise InvalidRequestError(
                 f"table '{info.path}' exists with {key} = {actual or 'none'}, and this write says"
-                f" {option}; a table keeps that for life: remove the option, or write to another"
+                f" {option}; a table never changes it: remove the option, or write to another"
                 " table"
             )
 

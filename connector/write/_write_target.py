@@ -347,7 +347,8 @@ def _check_columns(data: pa.Schema, info: TableInfo, mode: WriteMode, *, has_cha
             )
         expected = expected.select(data.names, table=table)
     elif mode is WriteMode.DELETE or is_keys_alone:
-        # Deletes need only the key. The service refuses a different change of the key alone.
+        # Deletes need only the key. The service refuses an insert or update of the key alone, and
+        # names the row.
         expected = expected.select(key, table=table)
     _check_not_null_columns(data, expected, info)
     check_schema(data, expected, table=table)

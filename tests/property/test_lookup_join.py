@@ -124,7 +124,7 @@ def test_it_is_the_join_of_a_dict(seed: int) -> None:
         row_schema=pa.schema(named),
         cache_bytes=random.choice([1, 1 << 27]),
     )
-    source = RowSource(plan, table, table, asked_min=random.choice([0, 20, 10_000]))
+    source = RowSource(plan, table, table, key_count_min=random.choice([0, 20, 10_000]))
     rows = world.left_rows()
 
     out = list(joined(world.batches(rows), plan, source, window_rows=random.choice([1, 30, 1000])))
@@ -147,7 +147,9 @@ def test_a_function_returns_the_row_or_null(seed: int) -> None:
     plan = plan_of(world.table, given=world.given, columns=world.columns)
     world.left_schema = pa.schema([pa.field("row", pa.int64()), *plan.key_schema])
     world.left_schema = pa.schema([f.with_nullable(True) for f in world.left_schema])
-    source = RowSource(plan, world.table, world.table, asked_min=world.random.choice([0, 10_000]))
+    source = RowSource(
+        plan, world.table, world.table, key_count_min=world.random.choice([0, 10_000])
+    )
     rows = world.left_rows()
 
     out = joined_structs(world.batches(rows), plan, source, window_rows=30)

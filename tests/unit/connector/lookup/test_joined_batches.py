@@ -65,7 +65,7 @@ def test_what_is_known_lives_as_long_as_it_may() -> None:
 def test_the_whole_table_is_read_once_where_that_is_cheaper() -> None:
     table = _table(100)
     plan = plan_of(table, given=["user"], columns=["name"])
-    source = RowSource(plan, table, table, asked_min=5)
+    source = RowSource(plan, table, table, key_count_min=5)
     batches = [_batch(*range(3)), _batch(*range(3, 50)), _batch(*range(50, 120))]
 
     assert _names(joined(batches, plan, source, window_rows=1))[-21:-19] == ["n99", None]
@@ -79,7 +79,7 @@ def test_a_table_that_cannot_be_read_as_a_whole_is_asked_on(why: str) -> None:
     table.changes = 1_000_000 if why == "it has many changes" else 0
     cache_bytes = 1_000 if why == "it is too large" else 1 << 27
     plan = plan_of(table, given=["user"], columns=["name"], cache_bytes=cache_bytes)
-    source = RowSource(plan, table, table, asked_min=5)
+    source = RowSource(plan, table, table, key_count_min=5)
 
     names = _names(joined([_batch(*range(40)), _batch(*range(120))], plan, source))
 
@@ -90,7 +90,7 @@ def test_a_table_that_cannot_be_read_as_a_whole_is_asked_on(why: str) -> None:
 def test_a_table_that_grows_old_is_read_again_when_as_much_is_asked_again() -> None:
     table = _table(100)
     plan = plan_of(table, given=["user"], columns=["name"], cache_ms=1, table="default.old")
-    source = RowSource(plan, table, table, asked_min=5)
+    source = RowSource(plan, table, table, key_count_min=5)
     batches = [_batch(*range(10)), *(_batch(i) for i in range(3)), _batch(*range(7))]
     times = iter(range(100))
 
@@ -105,7 +105,7 @@ def test_a_table_that_grows_old_is_read_again_when_as_much_is_asked_again() -> N
 def test_a_table_that_turns_out_too_large_is_read_once() -> None:
     table = _table(100)
     plan = plan_of(table, given=["user"], columns=["name"], cache_bytes=10_000)
-    source = RowSource(plan, table, table, asked_min=5)
+    source = RowSource(plan, table, table, key_count_min=5)
 
     assert len(_names(joined([_batch(i, i + 50) for i in range(50)], plan, source, window_rows=1)))
     assert table.reads <= 1

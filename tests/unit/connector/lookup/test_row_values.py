@@ -31,7 +31,7 @@ def test_values_are_those_that_arrow_takes(
         ],
         names=["texts", "numbers", "small"],
     )
-    values = RowValues(rows, kept=kept)
+    values = RowValues(rows, is_long_lived=kept)
     positions = np.array([random.randrange(COUNT) for _ in range(5_000)])
     for is_absent in (np.zeros(5_000, dtype=np.bool_), positions % 3 == 0):
         got = values.at(positions, is_absent)
@@ -44,5 +44,7 @@ def test_values_are_those_that_arrow_takes(
 
 def test_of_no_rows_all_are_null() -> None:
     rows = pa.RecordBatch.from_pydict({"text": pa.array([], pa.string())})
-    got = RowValues(rows, kept=True).at(np.zeros(2, dtype=np.int64), np.ones(2, dtype=np.bool_))
+    got = RowValues(rows, is_long_lived=True).at(
+        np.zeros(2, dtype=np.int64), np.ones(2, dtype=np.bool_)
+    )
     assert [array.to_pylist() for array in got] == [[None, None]]

@@ -238,7 +238,7 @@ def test_only_the_same_rows_of_the_same_cut_are_shared(tmp_path: Path) -> None:
 
     def task(**changes: Any) -> tuple[int, int]:
         plan = plan_of(table, given=["user"], **{"columns": ["v"], **changes})
-        source = RowSource(plan, table, table, shared=SharedTables(tmp_path), asked_min=5)
+        source = RowSource(plan, table, table, shared=SharedTables(tmp_path), key_count_min=5)
         batch = pa.RecordBatch.from_pydict({"user": pa.array(range(1, 50))})
         before = table.reads
         rows = pa.Table.from_batches(joined([batch], plan, source))

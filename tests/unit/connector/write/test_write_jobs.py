@@ -246,5 +246,5 @@ def test_a_write_that_comes_again_says_what_it_means_by_a_name_of_two_columns(
         target(tables, **numbered)
     assert target(tables, **numbered, **{"schema.id": "1"}).schema_id == 1
     assert target(tables, **{"schema.id": "0"}).schema_id == 0
-    with pytest.raises(InvalidRequestError, match="remove one of them"):
+    with pytest.raises(InvalidRequestError, match="remove one of the two"):
         write_options({"path": "db.log", "schema.id": "0", "mergeSchema": "true"})
