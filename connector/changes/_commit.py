@@ -107,9 +107,10 @@ def commit_changes(
             conflict = error
     assert conflict is not None
     raise CommitConflictError(
-        f"table '{options.connection.name.path}': concurrent writers changed the rows of this change"
-        f" in each of {_ATTEMPTS} attempts, and nothing was written; run the change while fewer"
-        f" writers are active, or for fewer rows at a time. The last conflict: {conflict.message}"
+        f"table '{options.connection.name.path}': concurrent writers changed the rows of this"
+        f" change in each of {_ATTEMPTS} attempts, and nothing was written; run the change while"
+        " fewer writers are active, or for fewer rows at a time. The last conflict:"
+        f" {conflict.message}"
     )
 
 
