@@ -42,7 +42,7 @@ def stored_schema(schema: StructType) -> pa.Schema:
 def shown(loaded: DataFrame) -> DataFrame:
     """Return a load with the table's own columns: decimals again, without `PLANNED_COLUMN`.
 
-    Columns are taken by position: in a case-sensitive table a name may be ambiguous.
+    Columns are taken by position: names that differ only in case may be ambiguous.
     """
     fields = loaded.schema.fields if has_jvm(loaded.sparkSession) else []
     if not any(_PRECISION in field.metadata for field in fields):

@@ -103,8 +103,8 @@ def _is_connect(spark: SparkSession) -> bool:
 def _let_pipelines_end(spark: SparkSession) -> None:
     """Make `spark-pipelines` end without an error after a run with Python workers.
 
-    The server sends metrics of Python workers with the events of a run. PySpark 4.3 takes them for
-    an unknown response, and ends with an error after the run has completed.
+    The server sends metrics of Python workers with the events of a run. PySpark 4.3 takes the
+    metrics for an unknown response, and ends with an error after the run has completed.
     """
     from pyspark.sql.connect.client.core import PlanObservedMetrics
 

@@ -288,7 +288,7 @@ class _Memory:
         self._since_s = time_s
 
     def usable(self, time_s: float) -> KeyRows:
-        """Return the rows that may be used now; all of them count as being as old as the oldest."""
+        """Return the usable cached rows; the age of the oldest row is the age of all rows."""
         is_old = self._plan.cache_ms and (time_s - self._since_s) * 1000 >= self._plan.cache_ms
         if is_old or self.rows.nbytes > self._plan.cache_bytes:
             self._forget(time_s)

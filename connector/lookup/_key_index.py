@@ -7,7 +7,7 @@ free place would end the search for keys of deeper levels.
 
 If another key occupies a key's place in the first level, the key goes to its place in the second
 level, which is a quarter as large, and further down if needed. So a free place ends a search. Three
-of four keys are met at the first look, and nearly all at the second. Two places a key keep this
+of four keys are found at the first look, and nearly all at the second. Two places a key keep this
 ratio. Random factors keep an attacker from choosing colliding keys.
 
 The cost of a large table is its random reads. Therefore words and number lie together and are read

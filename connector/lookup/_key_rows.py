@@ -77,7 +77,7 @@ class Keys:
         return len(self.arrays) == 1 and are_short_texts(self.arrays[0])
 
     def text_words(self) -> tuple[Words, Words]:
-        """Return two words of each key, which is a text; short texts have words of their own."""
+        """Return two words of each key, a text; different short texts have different words."""
         return self._in_parts(lambda start: text_words(self.arrays[0].slice(start, _AT_ONCE)))
 
     def _in_parts(self, words_from: Callable[[int], tuple[Words, Words]]) -> tuple[Words, Words]:

@@ -156,7 +156,9 @@ class RowSource:
         return KeyedRows(Keys(arrays), np.concatenate([part.counts for part in parts]), rows)
 
     def _some_under(self, prefixes: Keys, limit: int) -> tuple[KeyedRows, Numbers]:
-        """Return the rows of prefixes with less than `limit` rows; and all other positions."""
+        """Return the rows of prefixes with less than `limit` rows, and the larger ones'
+        positions.
+        """
         plan = self._plan
         columns = read_columns(plan)
         answer = self._client.prefix_lookup(

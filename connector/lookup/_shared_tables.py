@@ -84,7 +84,7 @@ class Cut(Protocol):
         ...
 
     def since(self, place: Any) -> int | None:
-        """Return the number of changes since the cut at `place`; None without a way from there."""
+        """Return the number of changes since the cut at `place`; None if changes are not enough."""
         ...
 
     def load(self) -> KeyRows:
@@ -343,7 +343,7 @@ def _checksum(value: int) -> bytes:
 
 
 def _memory(size: int) -> _Bytes:
-    """Return memory of this size, in large pages where possible: they take half the time."""
+    """Return memory of this size, in large pages where possible, which halves the time."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -44,7 +44,7 @@ def _is_text(data_type: pa.DataType) -> bool:
 def text_words(array: pa.Array) -> tuple[Words, Words]:
     """Return two words of each text of an array without nulls.
 
-    The words of a text longer than 15 bytes differ from the words of every shorter text.
+    Texts of more than 15 bytes never have the words of a shorter text.
     """
     data, offsets = binary_parts(array)
     first, last = int(offsets[0]), int(offsets[-1])

@@ -43,7 +43,7 @@ class TableCut(Protocol):
         ...
 
     def since(self, place: Any) -> int | None:
-        """Return the number of changes since the cut at `place`; None without a way from there."""
+        """Return the number of changes since the cut at `place`; None if changes are not enough."""
         ...
 
     def read(self, columns: list[str]) -> pa.Table:

@@ -1,5 +1,4 @@
-"""The effect of a statement on our format or an attached name: done here, refused, or left to
-Spark.
+"""The effect of statements on our format and on attached names: done, refused, or left to Spark.
 
 Spark 4.3 would answer OK to most statements and change only a catalog entry.
 """

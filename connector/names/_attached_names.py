@@ -98,7 +98,7 @@ def remember_name(spark: Any, name: AttachedName) -> None:
 
 
 def remembered_name(spark: Any, sql_name: str) -> AttachedName | None:
-    """Return the name in `remember_name`'s memory as `database.name`, even if dropped in Spark."""
+    """Return the attached name `database.name`, even if Spark has dropped the name."""
     return _names.get((_application(spark), sql_name))
 
 
