@@ -108,8 +108,8 @@ def commit_changes(
     assert conflict is not None
     raise CommitConflictError(
         f"table '{options.connection.name.path}': concurrent writers changed the rows of this"
-        f" change in each of {_ATTEMPTS} attempts, and nothing was written; run the change while"
-        " fewer writers are active, or for fewer rows at a time. The last conflict:"
+        f" change in each of its {_ATTEMPTS} attempts, and nothing was written; run the change"
+        " while fewer writers are active, or for fewer rows at a time. The last conflict:"
         f" {conflict.message}"
     )
 
