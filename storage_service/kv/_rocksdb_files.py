@@ -48,16 +48,16 @@ def _damaged_at(data: bytes) -> int | None:
     """Return where the first bytes are that can be no record, nor what a crash leaves of one."""
     position = 0
     while position + _HEADER.size <= len(data):
-        left = _BLOCK_BYTES - position % _BLOCK_BYTES
-        if left < _HEADER.size:
-            position += left
+        block_rest = _BLOCK_BYTES - position % _BLOCK_BYTES
+        if block_rest < _HEADER.size:
+            position += block_rest
             continue
         masked, size, kind = _HEADER.unpack_from(data, position)
         start = position + _HEADER.size
         if kind == 0:
             # Only zeros follow where a file was made longer than it was written.
             return position if any(data[position:]) else None
-        if not _FIRST_TYPE <= kind <= _LAST_TYPE or _HEADER.size + size > left:
+        if not _FIRST_TYPE <= kind <= _LAST_TYPE or _HEADER.size + size > block_rest:
             return position
         if start + size > len(data):
             return None

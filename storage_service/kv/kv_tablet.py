@@ -179,8 +179,8 @@ class KvTablet:
 
     def memory_bytes(self) -> dict[str, int]:
         """Return bytes by place: `cache`, `backlog`, and RocksDB's own."""
-        own = {"cache": self._cache.memory_bytes, "backlog": self._behind.memory_bytes}
-        return own | self._store.approximate_bytes()
+        parts = {"cache": self._cache.memory_bytes, "backlog": self._behind.memory_bytes}
+        return parts | self._store.approximate_bytes()
 
     def plan(
         self,
@@ -236,15 +236,15 @@ class KvTablet:
     def replay(self, changelog: pa.RecordBatch, *, base_offset: int) -> None:
         """Apply changes of the log that are not applied yet; the batch starts at `base_offset`."""
         assert not self._pending
-        done = self.applied_offset - base_offset
-        if done < 0:
+        applied_count = self.applied_offset - base_offset
+        if applied_count < 0:
             raise CorruptDataError(
                 f"{self._where}: the log continues at offset {base_offset}, but the state ends at"
                 f" {self.applied_offset}"
             )
-        if done < changelog.num_rows:
+        if applied_count < changelog.num_rows:
             planned = plan_replay(
-                changelog.slice(done),
+                changelog.slice(applied_count),
                 rules=self.rules,
                 codec=self.codec,
                 base_offset=self.applied_offset,
@@ -332,10 +332,10 @@ class KvTablet:
         reads_files: bool,
     ) -> FoundValues | None:
         """As `find`, for few keys; None if that takes reading files and may not."""
-        found = self._cache.get_few(hashes, bytes_max=bytes_max)
-        if found is None:
+        cached_rows = self._cache.get_few(hashes, bytes_max=bytes_max)
+        if cached_rows is None:
             raise too_many_bytes(self.rules.table, bytes_max)
-        values, unknown = found
+        values, unknown = cached_rows
         if unknown and not reads_files:
             return None
         size = 0
@@ -383,8 +383,8 @@ class KvTablet:
         newer = self._behind.changes_under(start)
         chunk_rows = min(rows_max + 1, _SCAN_CHUNK_ROWS)
         if chunk_rows > FIRST_STEP_ROWS:
-            held = self._store.approximate_bytes()
-            row_bytes = (held["files"] + held["memtables"]) // max(self.row_count, 1)
+            store_bytes = self._store.approximate_bytes()
+            row_bytes = (store_bytes["files"] + store_bytes["memtables"]) // max(self.row_count, 1)
             chunk_rows = min(chunk_rows, max(_SCAN_CHUNK_BYTES // max(row_bytes, 1), 1))
         older = self._store.scan(start=start, end=prefix_end(start), chunk_rows=chunk_rows)
         chosen = rows_in_key_order(
@@ -574,8 +574,8 @@ def _values_before(
     Or fewer, or none, when many rows were looked at for them. The store has about `row_count` rows,
     whose average size bounds a chunk of large ones.
     """
-    held = store.approximate_bytes()
-    row_bytes = (held["files"] + held["memtables"]) // max(row_count, 1)
+    store_bytes = store.approximate_bytes()
+    row_bytes = (store_bytes["files"] + store_bytes["memtables"]) // max(row_count, 1)
     chunk_rows = min(max(bytes_max // max(row_bytes, 1), 1), _SCAN_CHUNK_ROWS)
     waiting: list[pa.Array] = []
     size = chunks = 0

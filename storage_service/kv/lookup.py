@@ -63,13 +63,13 @@ class FoundValues(NamedTuple):
 
 def check_key_names(names: Sequence[str], rules: TableRules) -> None:
     """Raise unless `names` are exactly the key columns, in any order."""
-    _check_names(names, rules.primary_key, rules, what="a lookup")
+    _check_names(names, rules.primary_key, rules, purpose="a lookup")
 
 
 def check_prefix_columns(names: Sequence[str], rules: TableRules) -> Sequence[str]:
     """Return the leading key columns that `names` are, in the order of the key."""
     leading = rules.primary_key[: len(names)]
-    _check_names(names, leading, rules, what="a prefix lookup")
+    _check_names(names, leading, rules, purpose="a prefix lookup")
     if not leading:
         raise InvalidRequestError(
             f"table '{rules.table}': a prefix lookup needs leading key columns"
@@ -156,29 +156,29 @@ def rows_in_key_order(
     `older` are chunks of keys and rows in key order; no more of them is read than needed. Raises
     `RequestTooLargeError` for more than `bytes_max`.
     """
-    found = {key: value for key, value in newer.items() if value is not None}
-    taken = size = 0
+    newer_rows = {key: value for key, value in newer.items() if value is not None}
+    row_count = size = 0
     for keys, values in older:
         size += values.nbytes
         if size > bytes_max:
             raise too_many_bytes(table, bytes_max)
         for key, value in zip(keys.to_pylist(), values.to_pylist(), strict=True):
             if key not in newer:
-                found[key] = value
-                taken += 1
-        if taken > rows_max:
+                newer_rows[key] = value
+                row_count += 1
+        if row_count > rows_max:
             break
-    return [found[key] for key in sorted(found)][: rows_max + 1]
+    return [newer_rows[key] for key in sorted(newer_rows)][: rows_max + 1]
 
 
 def _check_names(
-    given: Sequence[str], wanted: Sequence[str], rules: TableRules, *, what: str
+    names: Sequence[str], key_names: Sequence[str], rules: TableRules, *, purpose: str
 ) -> None:
-    for name in given:
+    for name in names:
         rules.schema.column(name, table=rules.table)
-    if sorted(given) != sorted(wanted):
+    if sorted(names) != sorted(key_names):
         raise SchemaMismatchError(
-            f"table '{rules.table}': {what} takes the key columns"
+            f"table '{rules.table}': {purpose} takes the key columns"
             f" ({', '.join(rules.primary_key)}), in that order from the first,"
-            f" not ({', '.join(given)[:_LISTED_CHARACTERS_MAX]})"
+            f" not ({', '.join(names)[:_LISTED_CHARACTERS_MAX]})"
         )

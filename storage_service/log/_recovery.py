@@ -135,11 +135,11 @@ class LogRecovery:
     ) -> RecoveredLog:
         first = sealed[0].base_offset if sealed else active.base_offset
         # Of a log that came from elsewhere nobody knows why it begins where it does.
-        known = MarkFacts(0, first, first) if not self._must_exist else self._facts
-        assert known is not None, "it was looked for"
+        facts = MarkFacts(0, first, first) if not self._must_exist else self._facts
+        assert facts is not None, "it was looked for"
         mark = DurableMark(
             self._directory,
-            known._replace(durable_offset=active.end_offset),
+            facts._replace(durable_offset=active.end_offset),
             identity=self._identity,
             filesystem=self._filesystem,
         )
@@ -159,9 +159,9 @@ class LogRecovery:
         )
         if not self._must_exist or self._facts is not None:
             return
-        what = "is missing or damaged" if names else "and all segment files are missing"
+        problem = "is missing or damaged" if names else "and all segment files are missing"
         raise CorruptDataError(
-            f"{self._directory / MARK_NAME} {what}: nobody can tell which rows there were;"
+            f"{self._directory / MARK_NAME} {problem}: nobody can tell which rows there were;"
             f" {_ACCEPTANCE}"
         )
 
@@ -243,7 +243,7 @@ class LogRecovery:
         path = segment_path(self._directory, base)
         index = GrowingIndex(interval_bytes=self._index_interval_bytes)
         view = self._whole(path)
-        found = scan_frames(
+        scan = scan_frames(
             view,
             base_offset=base,
             timestamp_us=header.created_timestamp_us,
@@ -251,10 +251,10 @@ class LogRecovery:
             writers=None,
             fingerprint=header.fingerprint,
         )
-        if found.problem or found.end_offset != end:
-            problem = found.problem or f"the file ends at offset {found.end_offset}"
-            raise _corrupt(path, found.end_position, f"{problem}; the next segment starts at {end}")
-        if found.fingerprint not in (None, following.fingerprint):
+        if scan.problem or scan.end_offset != end:
+            problem = scan.problem or f"the file ends at offset {scan.end_offset}"
+            raise _corrupt(path, scan.end_position, f"{problem}; the next segment starts at {end}")
+        if scan.fingerprint not in (None, following.fingerprint):
             raise _corrupt(
                 segment_path(self._directory, end),
                 0,
@@ -266,9 +266,9 @@ class LogRecovery:
             identity=self._identity,
             base_offset=base,
             end_offset=end,
-            segment_bytes=found.end_position,
-            last_timestamp_us=found.last_timestamp_us,
-            end_fingerprint=found.fingerprint,
+            segment_bytes=scan.end_position,
+            last_timestamp_us=scan.last_timestamp_us,
+            end_fingerprint=scan.fingerprint,
         )
         replace_durably(self._filesystem, index_path(self._directory, base), contents)
 
@@ -313,15 +313,15 @@ class LogRecovery:
 
     def _replay_writers(self, segment: SealedSegment, writers: WriterStates) -> None:
         _logger.warning("event=writer_state_replayed path=%s", segment.path)
-        found = scan_frames(
+        scan = scan_frames(
             self._whole(segment.path),
             base_offset=segment.base_offset,
             timestamp_us=self._read_header(segment.base_offset).created_timestamp_us,
             index=None,
             writers=writers,
         )
-        if found.problem or found.end_offset != segment.end_offset:
-            raise _corrupt(segment.path, found.end_position, found.problem or "frames are missing")
+        if scan.problem or scan.end_offset != segment.end_offset:
+            raise _corrupt(segment.path, scan.end_position, scan.problem or "frames are missing")
 
     def _open_active(
         self, header: SegmentHeader, writers: WriterStates, *, known_end: int
@@ -330,7 +330,7 @@ class LogRecovery:
         path = segment_path(self._directory, base)
         index = GrowingIndex(interval_bytes=self._index_interval_bytes)
         view = self._whole(path)
-        found = scan_frames(
+        scan = scan_frames(
             view,
             base_offset=base,
             timestamp_us=header.created_timestamp_us,
@@ -338,29 +338,29 @@ class LogRecovery:
             writers=writers,
             fingerprint=header.fingerprint,
         )
-        if found.problem:
-            proven = durable_offset_after(view, found.end_position, offset_min=found.end_offset)
+        if scan.problem:
+            proven = durable_offset_after(view, scan.end_position, offset_min=scan.end_offset)
             known_end = max(known_end, proven)
-        if found.end_offset < known_end:
+        if scan.end_offset < known_end:
             raise _corrupt(
                 path,
-                found.end_position,
-                f"{found.problem or 'the file ends'} at offset {found.end_offset},"
+                scan.end_position,
+                f"{scan.problem or 'the file ends'} at offset {scan.end_offset},"
                 f" but rows below {known_end} were durable",
             )
-        if found.problem:
+        if scan.problem:
             _logger.warning(
                 "event=torn_tail_cut_off path=%s position=%d bytes=%d end_offset=%d reason=%r",
                 path,
-                found.end_position,
-                len(view) - found.end_position,
-                found.end_offset,
-                found.problem,
+                scan.end_position,
+                len(view) - scan.end_position,
+                scan.end_offset,
+                scan.problem,
             )
         file = self._filesystem.open(path)
         try:
-            if found.problem:
-                file.truncate(found.end_position)
+            if scan.problem:
+                file.truncate(scan.end_position)
             # Frames of a killed process may be in the page cache only: not yet for readers.
             file.sync()
         except OSError:
@@ -376,10 +376,10 @@ class LogRecovery:
             index=index,
         )
         active.restore(
-            end_offset=found.end_offset,
-            size_bytes=found.end_position,
-            last_timestamp_us=found.last_timestamp_us,
-            end_fingerprint=found.fingerprint,
+            end_offset=scan.end_offset,
+            size_bytes=scan.end_position,
+            last_timestamp_us=scan.last_timestamp_us,
+            end_fingerprint=scan.fingerprint,
         )
         return active
 

@@ -107,10 +107,12 @@ class AppendQueue:
         """Return where the batch is that a writer repeats; see `WriterStates.find`."""
         if writer_id in (0, TRANSACTION_WRITER):
             return None
-        known = self._writers.find(
+        earlier_append = self._writers.find(
             writer_id, sequence=sequence, row_count=row_count, continuity=continuity
         )
-        return None if known is None else AppendResult(*known[1:], is_duplicate=True)
+        return (
+            None if earlier_append is None else AppendResult(*earlier_append[1:], is_duplicate=True)
+        )
 
     def add(
         self,

@@ -74,19 +74,19 @@ class DurableMark:
             data = filesystem.read(path, bytes_max=_SLOTS * FILE_HEADER_BYTES)
         except FileNotFoundError:
             return None
-        found: list[MarkFacts] = []
+        slots: list[MarkFacts] = []
         # A mark that never was overwritten has one slot.
         for start in range(0, max(len(data), 1), FILE_HEADER_BYTES):
             try:
                 slot = data[start : start + FILE_HEADER_BYTES]
-                found.append(decode_durable_mark(slot, identity=identity))
+                slots.append(decode_durable_mark(slot, identity=identity))
             except OtherFormatError as error:
                 # No damage: what it says is there for the release that wrote it.
                 raise CorruptDataError(f"{path}: {error}") from error
             except MalformedError as error:
                 _logger.warning("event=durable_mark_unreadable path=%s why=%r", path, str(error))
         # Both are true; the log only grows between two of them.
-        return max(found, default=None)
+        return max(slots, default=None)
 
     def advance(self, durable_offset: int) -> None:
         """Note that everything below `durable_offset` is durable; call after the sync only."""
@@ -108,7 +108,7 @@ class DurableMark:
         """Make it durable that rows below `start_offset` go; raises OSError, and then none may."""
         if start_offset <= self.facts.start_offset:
             return
-        before = self.facts
+        previous = self.facts
         self.facts = self.facts._replace(
             start_offset=start_offset,
             forgotten_offset=max(self.facts.forgotten_offset, forgotten_offset),
@@ -121,7 +121,7 @@ class DurableMark:
             self._file = self._fresh()
             self._filesystem.sync_directory(self._path.parent)
         except OSError:
-            self.facts = before
+            self.facts = previous
             raise
 
     def close(self) -> None:

@@ -173,10 +173,10 @@ def replace_in_order(
 
 def rename_in_order(filesystem: Filesystem, renames: Sequence[tuple[Path, Path]]) -> None:
     """Do what `Filesystem.rename_in_order` promises by the other methods of a filesystem."""
-    *before, (source, target) = renames
-    for each in before:
+    *earlier_renames, (source, target) = renames
+    for each in earlier_renames:
         filesystem.rename(*each)
-    if before:
+    if earlier_renames:
         filesystem.sync_directory(target.parent)
     filesystem.rename(source, target)
 
@@ -212,12 +212,12 @@ def write_buffers(descriptor: int, buffers: Sequence[Buffer], *, position: int) 
     """Write all of `buffers`, one after the other, to an open file from byte `position` on."""
     for start in range(0, len(buffers), _IOV_MAX):
         some = list(buffers[start : start + _IOV_MAX])
-        left = sum(map(len, some))
-        while left:
+        remaining_bytes = sum(map(len, some))
+        while remaining_bytes:
             written = os.pwritev(descriptor, some, position)
             position += written
-            left -= written
-            if left:
+            remaining_bytes -= written
+            if remaining_bytes:
                 some = _without_first(some, written)
 
 

@@ -325,8 +325,8 @@ class GroupCommitter:
         return CommitGroup(ends, [(unit.on_done, unit.outcome(times)) for unit in units], times)
 
 
-def _report_bug(what: str, error: Exception) -> None:
-    _logger.error("event=commit_group_failed what=%r", what, exc_info=error)
+def _report_bug(work: str, error: Exception) -> None:
+    _logger.error("event=commit_group_failed what=%r", work, exc_info=error)
 
 
 def _commit(units: list[_Unit], syncs: _Syncs) -> list[tuple[LogTablet, int]]:
@@ -357,7 +357,7 @@ def _commit(units: list[_Unit], syncs: _Syncs) -> list[tuple[LogTablet, int]]:
 
 def _append(unit: _Unit) -> bool:
     """Queue all batches of a unit, or none and set its error."""
-    kept: dict[LogTablet, int] = {}
+    kept_counts: dict[LogTablet, int] = {}
     results: list[AppendResult] = []
     touched: list[LogTablet] = []
     entries = unit.entries
@@ -365,15 +365,15 @@ def _append(unit: _Unit) -> bool:
     now_us = max([tablet.now_us() for tablet, _ in entries]) if len(entries) > 1 else 0
     try:
         for tablet, batch in entries:
-            if tablet not in kept:
-                kept[tablet] = tablet.queued_count
+            if tablet not in kept_counts:
+                kept_counts[tablet] = tablet.queued_count
             result = tablet.append(batch, now_us=now_us)
             results.append(result)
             # A repetition of a batch of this very group is not durable either.
             if result.end_offset > tablet.log_end_offset:
                 touched.append(tablet)
     except StreamhouseError as error:
-        for tablet, keep in kept.items():
+        for tablet, keep in kept_counts.items():
             tablet.take_back(keep=keep)
         unit.error = error
         if unit.touched and isinstance(error, OutOfOrderSequenceError):
@@ -432,9 +432,9 @@ class _Syncs:
         else:
             # Files of one disk share its journal: syncs that wait together cost little more than
             # one. This thread does one of them: it would only wait.
-            first, *others = tablets
-            beside = [self._executor.submit(_sync_one, tablet) for tablet in others]
-            errors = [_sync_one(first), *(future.result() for future in beside)]
+            first, *other_tablets = tablets
+            futures = [self._executor.submit(_sync_one, tablet) for tablet in other_tablets]
+            errors = [_sync_one(first), *(future.result() for future in futures)]
         failed = {
             tablet: error
             for tablet, error in zip(tablets, errors, strict=True)

@@ -89,12 +89,12 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 def _copy_until(source: Path, target: Path, base_offset: int, end_offset: int) -> None:
     with source.open("rb") as reading, target.open("wb") as writing:
-        left = _position_of(reading, base_offset, end_offset, source)
+        remaining_bytes = _position_of(reading, base_offset, end_offset, source)
         reading.seek(0)
-        while left:
-            piece = reading.read(min(left, _COPY_BYTES))
+        while remaining_bytes:
+            piece = reading.read(min(remaining_bytes, _COPY_BYTES))
             writing.write(piece)
-            left -= len(piece)
+            remaining_bytes -= len(piece)
 
 
 def _position_of(file: BinaryIO, base_offset: int, end_offset: int, path: Path) -> int:

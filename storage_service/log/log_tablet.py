@@ -230,13 +230,13 @@ class LogTablet:
         payload = checked_payload(batch.payload, bytes_max=self._options.frame_bytes_max, log=self)
         timestamp_us = batch.timestamp_us or now_us
         with self._lock:
-            if known := self._queue.find(
+            if earlier_append := self._queue.find(
                 batch.writer_id,
                 sequence=batch.sequence,
                 row_count=batch.row_count,
                 continuity=batch.continuity,
             ):
-                return known
+                return earlier_append
             self._check_writable()
             if not self._queue and self._is_full(len(payload)):
                 self._roll(created_timestamp_us=self._queue.stamp_us(timestamp_us))
@@ -428,10 +428,10 @@ class LogTablet:
         """Return the first offset of the first batch stamped so late; else the high watermark."""
         high_watermark = self._high_watermark
         try:
-            found = self._chain.offset_for_timestamp(timestamp_us, offset_max=high_watermark)
+            offset = self._chain.offset_for_timestamp(timestamp_us, offset_max=high_watermark)
         except OSError as error:
             raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
-        return high_watermark if found is None else max(found, self._truncated_offset)
+        return high_watermark if offset is None else max(offset, self._truncated_offset)
 
     def removed_until_us(self) -> int:
         """Return a time: every row below `first_stored_offset` was written then or before."""

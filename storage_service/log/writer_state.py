@@ -136,13 +136,13 @@ class WriterStates:
         row_count: int | None,
         continuity: Continuity,
     ) -> RememberedBatch | None:
-        asked = RecordSequence.unpacked(sequence)
+        request = RecordSequence.unpacked(sequence)
         is_exact = continuity is Continuity.EXACT
         if window is None:
-            if asked.base == 0 or not is_exact:
+            if request.base == 0 or not is_exact:
                 return None
             raise OutOfOrderSequenceError(
-                f"the producer of writer {writer_id:x} starts with record {asked.base} and is not"
+                f"the producer of writer {writer_id:x} starts with record {request.base} and is not"
                 " known here; begin with a higher epoch, or as a new producer, and record 0",
                 is_unknown_writer=True,
             )
@@ -153,24 +153,24 @@ class WriterStates:
                 f"writer {writer_id:x} counts batches here, not records; begin as a new producer"
             )
         last = RecordSequence.unpacked(batches[-1].sequence)
-        if asked.epoch < last.epoch:
+        if request.epoch < last.epoch:
             raise FencedError(
                 f"the producer of writer {writer_id:x} has epoch {last.epoch} by now, not"
-                f" {asked.epoch}; another one goes on in its place"
+                f" {request.epoch}; another one goes on in its place"
             )
-        if asked.epoch > last.epoch:
-            if asked.base == 0 or not is_exact:
+        if request.epoch > last.epoch:
+            if request.base == 0 or not is_exact:
                 return None
-            raise _out_of_order(writer_id, asked, expected=0)
+            raise _out_of_order(writer_id, request, expected=0)
         for batch in batches:
             if batch.sequence == sequence:
                 return self._same(batch, writer_id, row_count)
-        if asked.base == last.next_base:
+        if request.base == last.next_base:
             return None
         if is_exact:
-            raise _out_of_order(writer_id, asked, expected=last.next_base)
+            raise _out_of_order(writer_id, request, expected=last.next_base)
         in_flight_max = self._window_bytes // _BATCH.size * RECORDS_MAX
-        is_behind = asked.records_until(last.next_base) <= in_flight_max
+        is_behind = request.records_until(last.next_base) <= in_flight_max
         if continuity is Continuity.ORDERED or not is_behind:
             return None
         # The writer's last batch would not be here, had this one not come before it.
@@ -203,12 +203,12 @@ class WriterStates:
 
         It has the fields of a `RememberedBatch`: one of each frame would be made for nothing.
         """
-        before = self._windows.pop(writer_id, None)
-        window = (before or b"") + _BATCH.pack(*batch)
+        previous = self._windows.pop(writer_id, None)
+        window = (previous or b"") + _BATCH.pack(*batch)
         self._windows[writer_id] = window[-self._window_bytes :]
         if len(self._windows) > self._writers_max:
             del self._windows[next(iter(self._windows))]
-        return before
+        return previous
 
     def put_back(self, writer_id: int, before: bytes | None) -> None:
         """Undo the latest `record` of a writer."""
@@ -250,12 +250,12 @@ class WriterStates:
 
 
 def _out_of_order(
-    writer_id: int, asked: RecordSequence, *, expected: int
+    writer_id: int, request: RecordSequence, *, expected: int
 ) -> OutOfOrderSequenceError:
     return OutOfOrderSequenceError(
-        f"the producer of writer {writer_id:x} sent {asked.record_count} records from {asked.base}"
-        f" on in epoch {asked.epoch}; expected {expected}, or a repetition of a batch that"
-        " is remembered"
+        f"the producer of writer {writer_id:x} sent {request.record_count} records from"
+        f" {request.base} on in epoch {request.epoch}; expected {expected}, or a repetition of a"
+        " batch that is remembered"
     )
 
 

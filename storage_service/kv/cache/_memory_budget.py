@@ -47,8 +47,8 @@ class MemoryBudget:
 
     def _allowed(self, share: MemoryShare) -> int:
         with self._lock:
-            others = self._total - self._used.get(share, 0)
-            return max(self._bytes_max // max(len(self._used), 1), self._bytes_max - others)
+            other_shares = self._total - self._used.get(share, 0)
+            return max(self._bytes_max // max(len(self._used), 1), self._bytes_max - other_shares)
 
 
 class MemoryShare:

@@ -231,13 +231,13 @@ class RowCache:
             self._deleted.frombytes(gone.tobytes())
         else:
             locations = self._append(values)
-        known = slots >= 0
-        before = self._index.numbers[slots[known]]
-        new = ~known
+        is_cached = slots >= 0
+        previous_numbers = self._index.numbers[slots[is_cached]]
+        new = ~is_cached
         with self._lock:
-            self._index.numbers[slots[known]] = locations[known]
+            self._index.numbers[slots[is_cached]] = locations[is_cached]
         self._insert(first[new], second[new], locations[new])
-        self._arena.release(before[before != _DELETED])
+        self._arena.release(previous_numbers[previous_numbers != _DELETED])
 
     def _put_few(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
         locations = iter(self._arena.append_few([row for row in values if row is not None]))

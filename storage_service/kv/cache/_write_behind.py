@@ -126,12 +126,12 @@ class WriteBacklog:
 
     def changes_under(self, prefix: bytes) -> dict[bytes, bytes | None]:
         """Return the latest value of each key that starts with `prefix`; None was deleted."""
-        found: dict[bytes, bytes | None] = {}
+        changes: dict[bytes, bytes | None] = {}
         for piece in self._pieces:
             matches = pc.starts_with(piece.keys, pattern=prefix)
             keys = piece.keys.filter(matches).to_pylist()
-            found.update(zip(keys, piece.values.filter(matches).to_pylist(), strict=True))
-        return found
+            changes.update(zip(keys, piece.values.filter(matches).to_pylist(), strict=True))
+        return changes
 
 
 class _Tail(NamedTuple):
@@ -143,16 +143,16 @@ class _Tail(NamedTuple):
 
     def with_piece(self, rows: int, size: int) -> _Tail:
         """Return the tail with another piece, or that piece alone if it would be too much."""
-        more = _Tail(self.pieces + 1, self.rows + rows, self.bytes + size)
-        if more.rows > _JOINED_ROWS_MAX or more.bytes > _JOINED_BYTES_MAX:
+        tail = _Tail(self.pieces + 1, self.rows + rows, self.bytes + size)
+        if tail.rows > _JOINED_ROWS_MAX or tail.bytes > _JOINED_BYTES_MAX:
             return _Tail(1, rows, size)
-        return more
+        return tail
 
 
 def _without_others(piece: Piece, size: int) -> Piece:
     """Return the piece, of `size` bytes, on its own if it is a small part of what it holds."""
-    held = piece.keys.get_total_buffer_size() + piece.values.get_total_buffer_size()
-    return _joined([piece]) if held > 2 * size + _HELD_BESIDE_BYTES else piece
+    retained_bytes = piece.keys.get_total_buffer_size() + piece.values.get_total_buffer_size()
+    return _joined([piece]) if retained_bytes > 2 * size + _HELD_BESIDE_BYTES else piece
 
 
 def _end_joined(pieces: list[Piece], count: int) -> list[Piece]:
@@ -234,8 +234,8 @@ class WriteBehind:
 
         What is handed over meanwhile is then seen here and in the store, not in neither.
         """
-        run, rest = self._backlogs
-        newer = run.changes_under(prefix) | rest.changes_under(prefix)
+        run, current = self._backlogs
+        newer = run.changes_under(prefix) | current.changes_under(prefix)
         self.wait()
         return newer
 
@@ -341,10 +341,10 @@ class WriteBehind:
         """Whether enough waits to be handed over, and a run that was refused may be tried again."""
         if self._rows < self._retry_rows:
             return False
-        rest = self._backlogs[1]
+        current = self._backlogs[1]
         share = max(self._memory_allowed // _SHARE_OF_MEMORY, _RUN_BYTES_MIN)
-        return rest.rows >= self._options.backlog_rows or (
-            rest.memory_bytes >= min(self._options.backlog_bytes, share)
+        return current.rows >= self._options.backlog_rows or (
+            current.memory_bytes >= min(self._options.backlog_bytes, share)
         )
 
     @property

@@ -123,10 +123,10 @@ def _valid(values: pa.Array) -> npt.NDArray[np.bool_]:
 
 def _boolean(values: pa.Array, segments: Segments, *, any_: bool) -> pa.Array:
     """Return whether any, or all, of the values so far are true; null before the first."""
-    wanted = values if any_ else pc.invert(values)
-    found = running_any(wanted.fill_null(False).to_numpy(zero_copy_only=False), segments)
+    marks = values if any_ else pc.invert(values)
+    any_marked = running_any(marks.fill_null(False).to_numpy(zero_copy_only=False), segments)
     seen = running_any(_valid(values), segments)
-    return pa.array(found if any_ else ~found, mask=~seen)
+    return pa.array(any_marked if any_ else ~any_marked, mask=~seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +166,10 @@ def _decimal_sums(values: pa.Array, segments: Segments, unseen: npt.NDArray[np.b
     unscaled: npt.NDArray[Any] = high.astype(object) * (_LOW + 1) + low.astype(object)
     sums = running_decimal_sums(unscaled, segments)
     overflow = np.abs(sums) >= 10**t.precision
-    kept = np.where(overflow, 0, sums)
-    out = np.empty(2 * len(kept), dtype="<u8")
-    out[0::2] = (kept & _LOW).astype("<u8")
-    out[1::2] = (kept >> 64).astype("<i8").view("<u8")
+    safe_sums = np.where(overflow, 0, sums)
+    out = np.empty(2 * len(safe_sums), dtype="<u8")
+    out[0::2] = (safe_sums & _LOW).astype("<u8")
+    out[1::2] = (safe_sums >> 64).astype("<i8").view("<u8")
     validity = pa.py_buffer(np.packbits(~unseen, bitorder="little"))
-    array = pa.Array.from_buffers(t, len(kept), [validity, pa.py_buffer(out)])
+    array = pa.Array.from_buffers(t, len(safe_sums), [validity, pa.py_buffer(out)])
     return _Sums(array, overflow.astype(np.bool_))

@@ -166,7 +166,7 @@ class FewRowsPlan:
         if rows.num_rows * max(bucket.row_bytes_max for bucket in buckets) > _STORED_BYTES_MAX:
             return None
         try:
-            given = self._read(rows, operations, columns)
+            writes = self._read(rows, operations, columns)
             lines = _Lines([], [], [])
             changes: list[dict[bytes, bytes | None]] = []
             deltas: list[int] = []
@@ -174,8 +174,8 @@ class FewRowsPlan:
             start = 0
             for bucket in buckets:
                 span = range(start, bucket.row_end)
-                stored = self._stored(given.keys[start : bucket.row_end], bucket)
-                newest, ends = self._resolve(given, span, stored, lines, bucket.base_offset)
+                stored = self._stored(writes.keys[start : bucket.row_end], bucket)
+                newest, ends = self._resolve(writes, span, stored, lines, bucket.base_offset)
                 line_ends += ends
                 changes.append(
                     {
@@ -224,19 +224,19 @@ class FewRowsPlan:
             raise _NotSimple
         return [code == OPERATION_DELETE for code in codes]
 
-    def _positions(self, given: pa.Schema, columns: Sequence[str] | None) -> Sequence[int]:
+    def _positions(self, writes: pa.Schema, columns: Sequence[str] | None) -> Sequence[int]:
         """Return which columns of the table the rows have: exactly those they should have."""
-        if columns is None and given.equals(self._schema):
+        if columns is None and writes.equals(self._schema):
             return range(len(self._names))
-        wanted = set(self._names if columns is None else columns)
-        positions = [i for i, name in enumerate(self._names) if name in wanted]
+        column_names = set(self._names if columns is None else columns)
+        positions = [i for i, name in enumerate(self._names) if name in column_names]
         is_whole = len(positions) == len(self._names)
         if (
-            len(positions) < len(wanted)
-            or not wanted.issuperset(self._rules.primary_key)
+            len(positions) < len(column_names)
+            or not column_names.issuperset(self._rules.primary_key)
             or not (is_whole or self._rules.merge.engine is MergeEngine.LAST_ROW)
-            or given.names != [self._names[i] for i in positions]
-            or given.types != [self._types[i] for i in positions]
+            or writes.names != [self._names[i] for i in positions]
+            or writes.types != [self._types[i] for i in positions]
         ):
             raise _NotSimple
         return positions
@@ -279,17 +279,17 @@ class FewRowsPlan:
 
     def _stored(self, keys: Sequence[bytes], bucket: FewBucketRows) -> dict[bytes, _Version | None]:
         """Return what is there under each of `keys`, in their order."""
-        found: dict[bytes, _Version | None] = dict.fromkeys(keys)
-        for key, value in zip(found, bucket.newest(list(found)), strict=True):
+        versions: dict[bytes, _Version | None] = dict.fromkeys(keys)
+        for key, value in zip(versions, bucket.newest(list(versions)), strict=True):
             if value is not None:
                 if not self._plain.is_own(value):
                     raise _NotSimple
-                found[key] = _Version(value, None)
-        return found
+                versions[key] = _Version(value, None)
+        return versions
 
     def _resolve(
         self,
-        given: _Given,
+        writes: _Given,
         span: range,
         stored: dict[bytes, _Version | None],
         lines: _Lines,
@@ -303,48 +303,48 @@ class FewRowsPlan:
         offset_of_line_zero = base_offset - len(lines.rows)
         ends = []
         for i in span:
-            key = given.keys[i]
-            before = newest[key]
-            if given.deletes[i]:
-                if before is not None:
-                    lines.add(self._row_of(before), DELETE, version_of(before.value))
+            key = writes.keys[i]
+            previous = newest[key]
+            if writes.deletes[i]:
+                if previous is not None:
+                    lines.add(self._row_of(previous), DELETE, version_of(previous.value))
                     newest[key] = None
             else:
-                row, encoded = self._after(given, i, before)
-                if before is None:
+                row, encoded = self._after(writes, i, previous)
+                if previous is None:
                     newest[key] = _Version(_next(lines, offset_of_line_zero, encoded), row)
                     lines.add(row, INSERT, None)
-                elif self._counts(row, encoded, before):
+                elif self._counts(row, encoded, previous):
                     if self._has_before:
-                        lines.add(self._row_of(before), UPDATE_BEFORE, None)
+                        lines.add(self._row_of(previous), UPDATE_BEFORE, None)
                     newest[key] = _Version(_next(lines, offset_of_line_zero, encoded), row)
-                    lines.add(row, UPDATE_AFTER, version_of(before.value))
+                    lines.add(row, UPDATE_AFTER, version_of(previous.value))
             ends.append(len(lines.rows))
         return newest, ends
 
     def _row_of(self, version: _Version) -> PlainRow:
         return self._plain.decode(version.value) if version.row is None else version.row
 
-    def _after(self, given: _Given, i: int, before: _Version | None) -> tuple[PlainRow, bytes]:
+    def _after(self, writes: _Given, i: int, previous: _Version | None) -> tuple[PlainRow, bytes]:
         """Return the row that an upsert makes, and its bytes."""
-        if given.encoded:
-            return given.rows[i], given.encoded[i]
-        row = [None] * len(self._names) if before is None else list(self._row_of(before))
-        for position, value in zip(given.positions, given.rows[i], strict=True):
+        if writes.encoded:
+            return writes.rows[i], writes.encoded[i]
+        row = [None] * len(self._names) if previous is None else list(self._row_of(previous))
+        for position, value in zip(writes.positions, writes.rows[i], strict=True):
             row[position] = value
-        if before is None and any(
+        if previous is None and any(
             value is None and not nullable
             for value, nullable in zip(row, self._is_nullable, strict=True)
         ):
             raise _NotSimple
         return tuple(row), self._encoded([[value] for value in row])[0]
 
-    def _counts(self, row: PlainRow, encoded: bytes, before: _Version) -> bool:
+    def _counts(self, row: PlainRow, encoded: bytes, previous: _Version) -> bool:
         """Whether an upsert that meets a row changes anything."""
-        if before.value[VERSION_BYTES:] == encoded and not self._rules.renews_unchanged:
+        if previous.value[VERSION_BYTES:] == encoded and not self._rules.renews_unchanged:
             return False
         if self._version_at is not None:
-            least = self._row_of(before)[self._version_at]
+            least = self._row_of(previous)[self._version_at]
             return least is None or bool(row[self._version_at] >= least)
         return self._rules.merge.engine is not MergeEngine.FIRST_ROW
 

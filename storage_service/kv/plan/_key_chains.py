@@ -98,7 +98,7 @@ def _are_distinct(hashes: Hashes) -> bool:
     later = last[places]
     # Those that share a place with a later one; few, if all are distinct.
     shared = np.flatnonzero(later != rows)
-    others = hashes[shared]
-    if (others == hashes[later[shared]]).any():
+    other_hashes = hashes[shared]
+    if (other_hashes == hashes[later[shared]]).any():
         return False
-    return len(shared) < 2 or len(distinct(others)) == len(others)
+    return len(shared) < 2 or len(distinct(other_hashes)) == len(other_hashes)

@@ -86,7 +86,7 @@ def _merged_columns(
     has_state = np.zeros(int(starts.sum()), dtype=np.bool_)
     has_state[np.flatnonzero(chains.first[starts])] = stored.found
     slots = States.of(starts, has_state)
-    kept = _kept_state(chains, stored, starts)
+    kept_state = _kept_state(chains, stored, starts)
     places = pa.array(chains.row)
     # What a delete carries outside the key must not be added to anything.
     upserted = pa.array(chains.row, mask=deleted)
@@ -98,7 +98,7 @@ def _merged_columns(
         if field.name not in given.named and _counts(rules, field.name):
             values = pa.repeat(1, len(values)).cast(field.type)
         elif field.name not in given.named:
-            column = stored.rows.column(field.name).take(kept)
+            column = stored.rows.column(field.name).take(kept_state)
             _check_kept(column, field, given, chains, deleted, where=where)
             columns.append(column)
             continue

@@ -40,8 +40,8 @@ def latest_valid_positions(
     """Return the position of the latest valid value so far, else of the segment's start."""
     places = np.zeros(len(valid), dtype=np.int64)
     places[segments.starts] = segments.starts
-    here = np.flatnonzero(valid)
-    places[here] = here
+    valid_positions = np.flatnonzero(valid)
+    places[valid_positions] = valid_positions
     latest: npt.NDArray[np.int64] = np.maximum.accumulate(places)
     return latest
 
@@ -49,9 +49,9 @@ def latest_valid_positions(
 def running_any(marked: npt.NDArray[np.bool_], segments: Segments) -> npt.NDArray[np.bool_]:
     """Return whether any value of the segment was marked so far."""
     total = np.cumsum(marked, dtype=np.int64)
-    before = total[segments.starts] - marked[segments.starts]
-    found: npt.NDArray[np.bool_] = total > before[segments.index]
-    return found
+    counts_before = total[segments.starts] - marked[segments.starts]
+    any_marked: npt.NDArray[np.bool_] = total > counts_before[segments.index]
+    return any_marked
 
 
 def running_integer_sums(
@@ -61,8 +61,8 @@ def running_integer_sums(
     # Sums over all segments wrap around; the difference within one is right modulo 2**64.
     with np.errstate(over="ignore"):
         total = np.cumsum(values)
-        before = total[segments.starts] - values[segments.starts]
-        sums = total - before[segments.index]
+        sums_before = total[segments.starts] - values[segments.starts]
+        sums = total - sums_before[segments.index]
         previous = sums - values
     overflow = ((previous ^ sums) & (values ^ sums)) < 0
     return sums, overflow
@@ -71,8 +71,8 @@ def running_integer_sums(
 def running_decimal_sums(values: npt.NDArray[Any], segments: Segments) -> npt.NDArray[Any]:
     """Return the sums of Python integers, an object array; they never overflow."""
     total = np.cumsum(values)
-    before = total[segments.starts] - values[segments.starts]
-    sums: npt.NDArray[Any] = total - before[segments.index]
+    sums_before = total[segments.starts] - values[segments.starts]
+    sums: npt.NDArray[Any] = total - sums_before[segments.index]
     return sums
 
 
@@ -138,12 +138,12 @@ def running_texts(texts: pa.Array, segments: Segments, *, delimiter: str) -> pa.
         longer = np.flatnonzero(segments.lengths[alive] > step)
         alive = alive[longer]
         current = current.take(pa.array(longer))
-        here = segments.starts[alive] + step
-        more = texts.take(pa.array(here))
-        joined = pc.binary_join_element_wise(current, more, delimiter)
-        current = pc.coalesce(joined, current, more)
+        positions = segments.starts[alive] + step
+        next_texts = texts.take(pa.array(positions))
+        joined = pc.binary_join_element_wise(current, next_texts, delimiter)
+        current = pc.coalesce(joined, current, next_texts)
         rounds.append(current)
-        places.append(here)
+        places.append(positions)
     back = np.empty(len(texts), dtype=np.int64)
     back[np.concatenate(places)] = np.arange(len(texts))
     return pa.concat_arrays(rounds).take(pa.array(back))

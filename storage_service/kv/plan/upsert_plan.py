@@ -296,10 +296,10 @@ def _effects(
     rules: TableRules,
 ) -> _Effects:
     count = len(values)
-    found = chains.of_chains(stored.found)
+    stored_keys = chains.of_chains(stored.found)
     upserts = merged.accepted & ~deletes
     # The row that a change meets: that of the latest change before it that counts, else the stored.
-    before_at = np.where(found, count + chains.of_chains(stored.place), -1)
+    before_at = np.where(stored_keys, count + chains.of_chains(stored.place), -1)
     if not chains.distinct:
         latest = chains.latest_before(merged.accepted)
         inner = latest >= 0
@@ -331,12 +331,12 @@ def _identical(
         stamp_versions(values, stored.versions)
         equal = pc.equal(values, stored.values).fill_null(False)
         return np.asarray(equal.to_numpy(zero_copy_only=False))[at]
-    before = pa.concat_arrays([values, stored.values.drop_null()]).take(pa.array(before_at))
-    after = values.take(pa.array(at))
+    values_before = pa.concat_arrays([values, stored.values.drop_null()]).take(pa.array(before_at))
+    values_after = values.take(pa.array(at))
     zeros = np.zeros(len(at), dtype=np.int64)
-    stamp_versions(before, zeros)
-    stamp_versions(after, zeros)
-    return np.asarray(pc.equal(before, after).to_numpy(zero_copy_only=False))
+    stamp_versions(values_before, zeros)
+    stamp_versions(values_after, zeros)
+    return np.asarray(pc.equal(values_before, values_after).to_numpy(zero_copy_only=False))
 
 
 def _replaced_versions(
@@ -383,7 +383,7 @@ def _changelog(
         lines = last_line[updates] - 1
         source[lines] = effects.before_at[updates]
         types[lines] = UPDATE_BEFORE
-    columns = _take_lines(merged.rows, stored, source, before=full or len(deletes) > 0)
+    columns = _take_lines(merged.rows, stored, source, with_old_values=full or len(deletes) > 0)
     return _with_kinds(columns, types, retracts, merged.rows.schema)
 
 
@@ -395,16 +395,20 @@ def _with_kinds(
 ) -> pa.RecordBatch:
     """Return the changelog of lines with these columns; a `retracts` below 0 retracts nothing."""
     buffers = [validity_buffer(retracts >= 0), pa.py_buffer(retracts)]
-    own = [pa.array(types), pa.Array.from_buffers(pa.int64(), len(retracts), buffers)]
+    kind_columns = [pa.array(types), pa.Array.from_buffers(pa.int64(), len(retracts), buffers)]
     schema = pa.schema([*schema, *CHANGELOG_FIELDS])
-    return pa.RecordBatch.from_arrays([*columns, *own], schema=schema)
+    return pa.RecordBatch.from_arrays([*columns, *kind_columns], schema=schema)
 
 
 def _take_lines(
-    merged: pa.RecordBatch, stored: StoredRows, source: npt.NDArray[np.int64], *, before: bool
+    merged: pa.RecordBatch,
+    stored: StoredRows,
+    source: npt.NDArray[np.int64],
+    *,
+    with_old_values: bool,
 ) -> list[pa.Array]:
-    """Return the columns of the rows at `source` among merged rows, and stored ones if `before`."""
-    if before and stored.found.any():
+    """Return the columns of the rows at `source` among merged rows, and stored rows if asked."""
+    if with_old_values and stored.found.any():
         indices = pa.array(source)
         return [
             pa.concat_arrays([new, old]).take(indices)
@@ -448,8 +452,8 @@ def _puts(
     counts = np.cumsum(changed)
     ends = [int(counts[end - 1]) if end else 0 for end in key_ends]
     keys = chains.hashed.keys if changed.all() else chains.hashed.keys.filter(pa.array(changed))
-    taken = values.take(pa.array(effects.at[chosen], mask=gone if gone.any() else None))
-    return keys, taken, ends
+    put_values = values.take(pa.array(effects.at[chosen], mask=gone if gone.any() else None))
+    return keys, put_values, ends
 
 
 def plan_replay(

@@ -91,18 +91,18 @@ def check_rows(
     is_renumbered = row_numbers is not None
     if row_numbers is None:
         row_numbers = np.arange(rows.num_rows)
-    kept, deletes, row_numbers = _apply_behavior(rows, operations, rules, row_numbers)
+    checked_rows, deletes, row_numbers = _apply_behavior(rows, operations, rules, row_numbers)
     if operations is not None and not (operations == OPERATION_UPSERT).any():
         columns = rules.primary_key
-        kept = _only_keys(kept, rules)
+        checked_rows = _only_keys(checked_rows, rules)
     names = _named_columns(rules, columns)
-    _check_partial(kept, rules, names)
+    _check_partial(checked_rows, rules, names)
     # To make a schema takes as long as to check a thousand rows by it.
     part = rules.schema if columns is None else rules.schema.select(names, table=rules.table)
-    if len(kept) == len(rows) and not deletes.any() and not is_renumbered:
-        conformed = conform(kept, part, table=rules.table)
+    if len(checked_rows) == len(rows) and not deletes.any() and not is_renumbered:
+        conformed = conform(checked_rows, part, table=rules.table)
     else:
-        conformed = conform(kept, _nullable(part), table=rules.table)
+        conformed = conform(checked_rows, _nullable(part), table=rules.table)
         _check_nulls(conformed, part, rules, deletes=deletes, row_numbers=row_numbers)
     _check_limits(conformed, rules, deletes=deletes, row_numbers=row_numbers)
     conformed = _widened(conformed, rules.schema)
@@ -149,12 +149,12 @@ def _apply_behavior(
             f"table '{rules.table}': row {int(numbers[np.argmax(deletes)])} is a delete, and"
             " table.delete.behavior = disallow"
         )
-    wanted = operations != OPERATION_NONE
+    is_kept = operations != OPERATION_NONE
     if behavior is DeleteBehavior.IGNORE:
-        wanted = operations == OPERATION_UPSERT
-    if wanted.all():
+        is_kept = operations == OPERATION_UPSERT
+    if is_kept.all():
         return rows, deletes, numbers
-    return rows.filter(pa.array(wanted)), deletes[wanted], numbers[wanted]
+    return rows.filter(pa.array(is_kept)), deletes[is_kept], numbers[is_kept]
 
 
 def _only_keys(rows: pa.RecordBatch, rules: TableRules) -> pa.RecordBatch:

@@ -75,11 +75,11 @@ def halves(write: KeyWrite) -> list[KeyWrite]:
     if half == 0:
         return [write]
     operations = write.operations
-    left = None if operations is None else operations[:half]
+    first_half = None if operations is None else operations[:half]
     right = None if operations is None else operations[half:]
     position = write.sequence and write.sequence - (write.rows.num_rows - half)
     return [
-        write._replace(rows=write.rows.slice(0, half), operations=left, sequence=position),
+        write._replace(rows=write.rows.slice(0, half), operations=first_half, sequence=position),
         write._replace(rows=write.rows.slice(half), operations=right),
     ]
 
@@ -180,8 +180,8 @@ def _few(
         FewBucketRows(end, bucket.planned_offset, bucket.newest_few, bucket.row_bytes_max)
         for bucket, end in ((buckets[number], end) for number, end in last.items())
     ]
-    made = few_rows.plan(_rows(writes), _operations(writes), of_buckets, columns=columns)
-    return None if made is None else _Planned(made[0], counts_at(made[1], row_ends))
+    plan = few_rows.plan(_rows(writes), _operations(writes), of_buckets, columns=columns)
+    return None if plan is None else _Planned(plan[0], counts_at(plan[1], row_ends))
 
 
 def _many(
@@ -189,7 +189,7 @@ def _many(
 ) -> _Planned:
     is_one = len(writes) == 1
     rules, codec = buckets[writes[0].bucket].rules, buckets[writes[0].bucket].codec
-    given = check_rows(
+    checked = check_rows(
         _rows(writes),
         rules,
         operations=_operations(writes),
@@ -197,13 +197,13 @@ def _many(
         row_numbers=writes[0].row_numbers if is_one else None,
     )
     # Rows that do nothing were left out.
-    row_ends: list[int] = [len(given.row_numbers)]
+    row_ends: list[int] = [len(checked.row_numbers)]
     if not is_one:
         ends = list(itertools.accumulate(write.rows.num_rows for write in writes))
-        row_ends = np.searchsorted(given.row_numbers, ends).tolist()
+        row_ends = np.searchsorted(checked.row_numbers, ends).tolist()
     last = {write.bucket: (write, end) for write, end in zip(writes, row_ends, strict=True)}
     planned, changes = plan_rows(
-        given,
+        checked,
         [
             BucketRows(end, buckets[number].planned_offset, _newest(buckets[number], write))
             for number, (write, end) in last.items()

@@ -245,9 +245,9 @@ def _decode_list(rows: pa.Array, t: pa.DataType, children: RowLayout) -> pa.Arra
     # Element j of row r has its length at 4 + 4j in the row, and its bytes after all lengths.
     in_row = np.arange(total) - ends[row_of]
     lengths = gather_at(data, starts[row_of] + 4 + 4 * in_row, _U32).astype(np.int64)
-    before = np.concatenate([[0], np.cumsum(lengths)])
-    first = starts + 4 + 4 * counts - before[ends[:-1]]
-    element_starts = before[:-1] + first[row_of]
+    sums = np.concatenate([[0], np.cumsum(lengths)])
+    first = starts + 4 + 4 * counts - sums[ends[:-1]]
+    element_starts = sums[:-1] + first[row_of]
     elements = slice_runs(data, element_starts, element_starts + lengths, data_type=pa.binary())
     values = children.decode(elements)
     if pa.types.is_map(t):

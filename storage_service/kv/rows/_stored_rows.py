@@ -61,12 +61,12 @@ def only_written_in(values: pa.Array, versions: range) -> pa.Array:
 
     The offset at which a row was written is the stamp of its value.
     """
-    found = values.is_valid().to_numpy(zero_copy_only=False)
-    kept = np.flatnonzero(found)
+    is_stored = values.is_valid().to_numpy(zero_copy_only=False)
+    positions = np.flatnonzero(is_stored)
     stamps = versions_of(values.drop_null())
-    kept = kept[(stamps >= versions.start) & (stamps < versions.stop)]
-    if len(kept) == int(found.sum()):
+    positions = positions[(stamps >= versions.start) & (stamps < versions.stop)]
+    if len(positions) == int(is_stored.sum()):
         return values
     mask = np.ones(len(values), dtype=np.bool_)
-    mask[kept] = False
+    mask[positions] = False
     return values.take(pa.array(np.arange(len(values)), mask=mask))

@@ -64,9 +64,9 @@ class RowCodec:
         spare = max(0, VALUE_BYTES_MIN - shortest)
         self._layout: Final = RowLayout(types, prefix_bytes=_PREFIX_BYTES + spare)
         self._earlier: Final = {
-            other: RowCodec(version, schema_id=other, table=table)
-            for other, version in (earlier or {}).items()
-            if other != schema_id
+            earlier_schema: RowCodec(version, schema_id=earlier_schema, table=table)
+            for earlier_schema, version in (earlier or {}).items()
+            if earlier_schema != schema_id
         }
 
     @property
@@ -91,14 +91,15 @@ class RowCodec:
             return self._decode_own(data, starts, shortest)
         order = np.argsort(ids, kind="stable")
         parts = []
-        for other in np.unique(ids):
-            codec = self if other == self.schema_id else self._earlier.get(int(other))
+        for schema_id in np.unique(ids):
+            codec = self if schema_id == self.schema_id else self._earlier.get(int(schema_id))
             if codec is None:
                 raise CorruptDataError(
-                    f"table '{self._table}': a stored row has schema {other}, which is not known"
+                    f"table '{self._table}': a stored row has schema {schema_id}, which is not"
+                    " known"
                 )
-            own = values.take(pa.array(np.flatnonzero(ids == other)))
-            rows = codec._decode_own(*codec._parts(own))
+            version_values = values.take(pa.array(np.flatnonzero(ids == schema_id)))
+            rows = codec._decode_own(*codec._parts(version_values))
             parts.append(convert_rows(rows, codec.schema, self.schema, table=self._table))
         return pa.concat_batches(parts).take(pa.array(np.argsort(order)))
 
@@ -117,8 +118,8 @@ class RowCodec:
         stamp_versions(encoded, versions_of(present))
         if present is values:
             return encoded
-        found = values.is_valid().to_numpy(zero_copy_only=False)
-        return encoded.take(pa.array(np.cumsum(found) - 1, mask=~found))
+        is_stored = values.is_valid().to_numpy(zero_copy_only=False)
+        return encoded.take(pa.array(np.cumsum(is_stored) - 1, mask=~is_stored))
 
     def _parts(self, values: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], int]:
         """Return data, where each value starts, and how many bytes the shortest one has."""

@@ -54,7 +54,7 @@ class SegmentChain:
             if offset >= offset_max or (batches and bytes_left <= 0):
                 break
             try:
-                found = segment.read(
+                frames = segment.read(
                     offset=offset,
                     offset_max=offset_max,
                     bytes_max=bytes_left,
@@ -64,9 +64,9 @@ class SegmentChain:
                 if batches:
                     break
                 raise
-            batches += found
-            bytes_left -= sum(len(batch.payload) for batch in found)
-            if not found or found[-1].end_offset < segment.end_offset:
+            batches += frames
+            bytes_left -= sum(len(batch.payload) for batch in frames)
+            if not frames or frames[-1].end_offset < segment.end_offset:
                 break
             offset = segment.end_offset
         return batches
@@ -116,15 +116,15 @@ class SegmentChain:
 
     def expire(self, *, timestamp_us_before: int, offset_max: int) -> None:
         """Drop the oldest sealed segments that are older and end at or below `offset_max`."""
-        kept = self.segments
+        kept_segments = self.segments
         while (
-            len(kept) > 1
-            and kept[0].last_timestamp_us < timestamp_us_before
-            and kept[0].end_offset <= offset_max
+            len(kept_segments) > 1
+            and kept_segments[0].last_timestamp_us < timestamp_us_before
+            and kept_segments[0].end_offset <= offset_max
         ):
-            self._expired.append(kept[0])
-            kept = kept[1:]
-        self.segments = kept
+            self._expired.append(kept_segments[0])
+            kept_segments = kept_segments[1:]
+        self.segments = kept_segments
 
     def remove_expired(self) -> int:
         """Remove the files of dropped segments and count the segments; raises OSError.

@@ -192,20 +192,20 @@ class Segment(ABC):
 
         It is made of frame headers alone: a damaged payload changes nothing.
         """
-        before = self.base_fingerprint
-        if before is None or offset == self.base_offset:
-            return before
+        fingerprint = self.base_fingerprint
+        if fingerprint is None or offset == self.base_offset:
+            return fingerprint
         size = self.size_bytes
         view = self._filesystem.map(self.path, size)
         index = self.index()
         start = index.at_or_before_offset(offset)
-        before = index.fingerprint_at(start)
+        fingerprint = index.fingerprint_at(start)
         for frame in self._walk(view, start, offset_max=offset, size=size):
             header = bytes(view[frame.position : frame.position + FRAME_HEADER_BYTES])
             if offset < frame.base_offset + frame.row_count:
-                return fingerprint_within(before, header, offset - frame.base_offset)
-            before = fingerprint_after(before, header)
-        return before
+                return fingerprint_within(fingerprint, header, offset - frame.base_offset)
+            fingerprint = fingerprint_after(fingerprint, header)
+        return fingerprint
 
     def _walk(
         self, view: memoryview, start: FrameStart, *, offset_max: int, size: int

@@ -233,9 +233,9 @@ def unseal_header(
     return body
 
 
-def _check_identity(found: LogIdentity, expected: LogIdentity, *, what: str) -> None:
-    if found != expected:
-        raise MalformedError(f"{what} belongs to {found}, not to {expected}")
+def _check_identity(identity: LogIdentity, expected: LogIdentity, *, what: str) -> None:
+    if identity != expected:
+        raise MalformedError(f"{what} belongs to {identity}, not to {expected}")
 
 
 def encode_segment_header(header: SegmentHeader, *, identity: LogIdentity) -> bytes:

@@ -83,11 +83,11 @@ def scan_frames(
     size = len(view)
     problem = ""
     while position < size:
-        found = _frame_at(view, position)
-        if isinstance(found, str):
-            problem = found
+        frame = _frame_at(view, position)
+        if isinstance(frame, str):
+            problem = frame
             break
-        payload_bytes, base, row_count, frame_timestamp, writer_id, sequence, _ = found
+        payload_bytes, base, row_count, frame_timestamp, writer_id, sequence, _ = frame
         if not row_count:
             problem = "a whole frame that this release cannot read"
             break
@@ -124,10 +124,10 @@ def durable_offset_after(view: memoryview, position: int, *, offset_min: int) ->
     """
     proven = 0
     for candidate in _magic_positions(view, position):
-        found = _frame_at(view, candidate)
-        if isinstance(found, str):
+        frame = _frame_at(view, candidate)
+        if isinstance(frame, str):
             continue
-        _, base, *_, durable = found
+        _, base, *_, durable = frame
         if base >= offset_min:
             proven = max(proven, durable)
     return proven
@@ -147,8 +147,8 @@ def _frame_at(view: memoryview, position: int) -> _RawFrame | str:
         return f"frame claims {payload_bytes} bytes of payload, past the end of the file"
     if crc32c(view[position + 8 : position + FRAME_HEADER_BYTES + payload_bytes]) != crc:
         return "frame checksum mismatch"
-    known = version == FRAME_VERSION and not flags and not zero
-    if not known or not rows or not payload_bytes or dur > base:
+    is_known_version = version == FRAME_VERSION and not flags and not zero
+    if not is_known_version or not rows or not payload_bytes or dur > base:
         # Whole, hence no torn write. Vouching for itself makes recovery refuse, not cut it off.
         return payload_bytes, base, 0, timestamp, writer, seq, base + 1
     return payload_bytes, base, rows, timestamp, writer, seq, dur
@@ -159,11 +159,11 @@ def _magic_positions(view: memoryview, position: int) -> Iterator[int]:
     piece_bytes = 1 << 20
     for start in range(position, len(view), piece_bytes):
         piece = bytes(view[start : start + piece_bytes + 3])
-        found = piece.find(_MAGIC_BYTES)
-        while 0 <= found < piece_bytes:
-            if (start + found) % 8 == 0:
-                yield start + found
-            found = piece.find(_MAGIC_BYTES, found + 1)
+        index = piece.find(_MAGIC_BYTES)
+        while 0 <= index < piece_bytes:
+            if (start + index) % 8 == 0:
+                yield start + index
+            index = piece.find(_MAGIC_BYTES, index + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,13 +238,13 @@ class SegmentFile:
 
         They are made of the frames' headers alone: no checksum is looked at.
         """
-        before = self.header.fingerprint
-        wanted = sorted(offset for offset in offsets if offset >= self.header.base_offset)
-        found: dict[int, bytes] = {}
+        fingerprint = self.header.fingerprint
+        wanted_offsets = sorted(offset for offset in offsets if offset >= self.header.base_offset)
+        fingerprints: dict[int, bytes] = {}
         position, end = FILE_HEADER_BYTES, self.header.base_offset
-        while before is not None and wanted:
-            if wanted[0] == end:
-                found[wanted.pop(0)] = before
+        while fingerprint is not None and wanted_offsets:
+            if wanted_offsets[0] == end:
+                fingerprints[wanted_offsets.pop(0)] = fingerprint
                 continue
             header = bytes(self.view[position : position + FRAME_HEADER_BYTES])
             if len(header) < FRAME_HEADER_BYTES:
@@ -253,12 +253,12 @@ class SegmentFile:
             if magic != FRAME_MAGIC or base != end:
                 break
             end += rows
-            while wanted and wanted[0] < end:
-                offset = wanted.pop(0)
-                found[offset] = fingerprint_within(before, header, offset - base)
-            before = fingerprint_after(before, header)
+            while wanted_offsets and wanted_offsets[0] < end:
+                offset = wanted_offsets.pop(0)
+                fingerprints[offset] = fingerprint_within(fingerprint, header, offset - base)
+            fingerprint = fingerprint_after(fingerprint, header)
             position += frame_bytes(payload_bytes)
-        return found
+        return fingerprints
 
 
 def open_segment(path: Path, *, identity: LogIdentity | None = None) -> SegmentFile:
@@ -269,11 +269,11 @@ def open_segment(path: Path, *, identity: LogIdentity | None = None) -> SegmentF
     try:
         with path.open("rb") as file:
             data = file.read(FILE_HEADER_BYTES)
-            found = identity or identity_of_segment(data)
-            header = decode_segment_header(data, identity=found)
+            file_identity = identity or identity_of_segment(data)
+            header = decode_segment_header(data, identity=file_identity)
             view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except MalformedError as error:
         raise CorruptDataError(f"{path}: {error}") from error
     except (OSError, ValueError) as error:
         raise StorageFailedError(f"{path} cannot be read: {error}") from error
-    return SegmentFile(path, found, header, view)
+    return SegmentFile(path, file_identity, header, view)

@@ -21,7 +21,7 @@ class Checked(NamedTuple):
 
 def check_next(file: BinaryIO, length: int) -> Checked:
     """Return the checksum of the next `length` bytes of a file, or of what there is."""
-    crc, left = 0, length
-    while left and (data := file.read(min(left, READ_BYTES))):
-        crc, left = crc32c(data, crc), left - len(data)
-    return Checked(crc, length - left)
+    crc, remaining_bytes = 0, length
+    while remaining_bytes and (data := file.read(min(remaining_bytes, READ_BYTES))):
+        crc, remaining_bytes = crc32c(data, crc), remaining_bytes - len(data)
+    return Checked(crc, length - remaining_bytes)

@@ -116,8 +116,8 @@ class FollowedDirectory:
             self._close_log(path)
 
     def _append(self, path: str, position: int, data: Buffer) -> None:
-        known = self._logs.pop(path, None) or self._open_log(path)
-        file, size_bytes = known
+        log = self._logs.pop(path, None) or self._open_log(path)
+        file, size_bytes = log
         if position != size_bytes:
             file.close()
             raise CorruptDataError(
@@ -187,9 +187,9 @@ class FollowedDirectory:
             file.close()
 
     def _close_log(self, path: str) -> None:
-        known = self._logs.pop(path, None)
-        if known is not None:
-            known[0].close()
+        log = self._logs.pop(path, None)
+        if log is not None:
+            log[0].close()
 
 
 def _is_below(path: str, *directories: str) -> bool:

@@ -60,8 +60,10 @@ class Sent:
 
     def steps(self) -> Steps[None]:
         """Store it. Raises `Fenced`."""
-        found = yield from stored(Create(self.key, self.buffers), is_same_as(list(self.buffers)))
-        if found is not None:
+        foreign_object = yield from stored(
+            Create(self.key, self.buffers), is_same_as(list(self.buffers))
+        )
+        if foreign_object is not None:
             raise Fenced(f"{self.key} was stored by another process")
 
 

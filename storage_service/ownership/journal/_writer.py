@@ -148,12 +148,12 @@ class JournalWriter:
                     self._room.wait()
             if self._is_over.is_set() or self._is_stopping:
                 raise NotOwnerError(self._fenced or "the service stops and records nothing more")
-            now = time.monotonic()
+            now_s = time.monotonic()
             for operation, size in zip(operations, sizes, strict=True):
-                self._waiting.append((operation, size, now))
+                self._waiting.append((operation, size, now_s))
             self._waiting_bytes += sum(sizes)
             self._recorded += len(operations)
-            self._unstored.append((self._recorded, now))
+            self._unstored.append((self._recorded, now_s))
             self._tell()
             return self._recorded
 
@@ -410,8 +410,8 @@ class JournalWriter:
                 return
             self._is_calling = True
         try:
-            while (then := self._next_callback()) is not None:
-                then()
+            while (callback := self._next_callback()) is not None:
+                callback()
         except BaseException:
             self._is_calling = False
             raise

@@ -106,9 +106,14 @@ class Seal:
     service_id: str
 
     @classmethod
-    def met(cls, found: JournalObject, facts: OpenFacts) -> Seal:
-        """Return the seal that was found of an epoch that `facts` open."""
-        return cls(found.place, found.checksum, str(found.facts.get("reason")), facts.service_id)
+    def met(cls, seal_object: JournalObject, facts: OpenFacts) -> Seal:
+        """Return the seal that was found in an epoch that `facts` open."""
+        return cls(
+            seal_object.place,
+            seal_object.checksum,
+            str(seal_object.facts.get("reason")),
+            facts.service_id,
+        )
 
 
 def new_seal(
@@ -149,20 +154,20 @@ class Tenure:
         return journal_identity(self.facts.service_id, self.names.shard)
 
 
-def open_facts(found: JournalObject, *, key: str) -> OpenFacts:
+def open_facts(open_object: JournalObject, *, key: str) -> OpenFacts:
     """Read the facts of an open object. Raises `CorruptDataError`."""
-    texts = [found.facts.get(name) for name in ("service_id", "endpoint")]
+    texts = [open_object.facts.get(name) for name in ("service_id", "endpoint")]
     numbers = [
-        found.facts.get(name) for name in ("lease_ms", "previous_epoch", "previous_seal_seq")
+        open_object.facts.get(name) for name in ("lease_ms", "previous_epoch", "previous_seal_seq")
     ]
     if (
-        found.kind is not ObjectKind.OPEN
+        open_object.kind is not ObjectKind.OPEN
         or not all(isinstance(text, str) and len(text) <= 1_000 for text in texts)
         or not all(type(number) is int and 0 <= number <= SEQ_MAX for number in numbers)
-        or found.facts["previous_epoch"] != found.place.epoch - 1
+        or open_object.facts["previous_epoch"] != open_object.place.epoch - 1
     ):
         raise CorruptDataError(f"object {key} of the journal does not open an epoch as it must")
-    return OpenFacts(**{name: found.facts[name] for name in OpenFacts.__slots__})
+    return OpenFacts(**{name: open_object.facts[name] for name in OpenFacts.__slots__})
 
 
 def read_open(names: ShardNames, epoch: int) -> Steps[OpenFacts]:
@@ -180,16 +185,16 @@ def newest_epoch(names: ShardNames, *, at_least: int = 0) -> Steps[int]:
     def listed_after(epoch: int) -> Steps[int]:
         key = names.object(Place(epoch, SEQ_MAX))
         while True:
-            found = yield List(names.journal, key, 1)
-            if not found:
+            entries = yield List(names.journal, key, 1)
+            if not entries:
                 return 0
-            place = names.place_of_object(found[0].key)
+            place = names.place_of_object(entries[0].key)
             if place is not None:
                 return place.epoch
-            key = found[0].key
+            key = entries[0].key
 
-    found = yield from _greatest(at_least, EPOCH_MAX, listed_after)
-    return found
+    epoch = yield from _greatest(at_least, EPOCH_MAX, listed_after)
+    return epoch
 
 
 def seal_epoch(
@@ -214,10 +219,14 @@ def seal_epoch(
             nonce=nonce,
             previous_checksum=met.checksum,
         )
-        found = yield from stored(Create(names.object(place), buffers), is_same_as(buffers))
-        if found is None:
+        foreign_object = yield from stored(
+            Create(names.object(place), buffers), is_same_as(buffers)
+        )
+        if foreign_object is None:
             return seal
-        met = decode_object(found, key=names.object(place), place=place, journal=opened.journal)
+        met = decode_object(
+            foreign_object, key=names.object(place), place=place, journal=opened.journal
+        )
         losses += 1
         if losses == _CHASES:
             yield from _bar(names, place, opened.journal, nonce)
@@ -263,8 +272,8 @@ def open_epoch(
         nonce=nonce,
         previous_checksum=seal.checksum if seal else 0,
     )
-    found = yield from stored(Create(names.object(place), buffers), is_same_as(buffers))
-    if found is not None:
+    foreign_object = yield from stored(Create(names.object(place), buffers), is_same_as(buffers))
+    if foreign_object is not None:
         raise TakenByOtherError(f"epoch {place.epoch} of the journal was opened by another process")
     return Tenure(
         names=names,
@@ -296,15 +305,15 @@ def take(
 
 def is_same_as(buffers: list[Any]) -> Callable[[memoryview], bool]:
     """Return what tells whether an object is this one: by all its bytes."""
-    return lambda found: found == b"".join(buffers)
+    return lambda data: data == b"".join(buffers)
 
 
-def _greatest(low: int, most: int, after: Callable[[int], Steps[int]]) -> Steps[int]:
+def _greatest(low: int, maximum: int, next_after: Callable[[int], Steps[int]]) -> Steps[int]:
     """Return the greatest number there is, at least `low`, if `after` says which follows one."""
-    high, step = most, 1
+    high, step = maximum, 1
     while low < high:
         probed = low + step - 1 if step and low + step <= high else (low + high) // 2
-        following = yield from after(probed)
+        following = yield from next_after(probed)
         if following:
             low, step = following, step * 2
         else:
@@ -321,8 +330,8 @@ def _end(names: ShardNames, opened: JournalObject) -> Steps[JournalObject]:
     epoch = opened.place.epoch
 
     def listed_after(seq: int) -> Steps[int]:
-        found = yield from _listed(names, Place(epoch, seq), 1)
-        return found[0][0].seq if found else 0
+        entries = yield from _listed(names, Place(epoch, seq), 1)
+        return entries[0][0].seq if entries else 0
 
     last, window = (yield from _greatest(0, SEQ_MAX, listed_after)), 4 * IN_FLIGHT_MAX
     while True:
@@ -333,12 +342,12 @@ def _end(names: ShardNames, opened: JournalObject) -> Steps[JournalObject]:
         window *= 4
     if seal is not None:
         return seal
-    found = (yield from _read(names, Place(epoch, end), opened.journal)) if end else opened
-    if found is None:
+    end_object = (yield from _read(names, Place(epoch, end), opened.journal)) if end else opened
+    if end_object is None:
         # Trimmed since it was listed: only an epoch that has a later one is.
         yield from _check_newest(names, epoch)
         raise CorruptDataError(f"{names.object(Place(epoch, end))} was listed and is gone")
-    return found
+    return end_object
 
 
 def _check_newest(names: ShardNames, epoch: int) -> Steps[None]:
@@ -357,11 +366,11 @@ def _end_of_run(
             if place.seq != seq + 1:
                 return seq, None
             if size_bytes <= SEAL_BYTES_MAX:
-                found = yield from _read(names, place, opened.journal)
-                if found is None:
+                journal_object = yield from _read(names, place, opened.journal)
+                if journal_object is None:
                     return seq, None
-                if found.kind is ObjectKind.SEAL:
-                    return seq, found
+                if journal_object.kind is ObjectKind.SEAL:
+                    return seq, journal_object
             seq += 1
         if len(page) < _LISTED:
             return seq, None
@@ -369,8 +378,8 @@ def _end_of_run(
 
 def _listed(names: ShardNames, place: Place, count_max: int) -> Steps[list[tuple[Place, int]]]:
     entries = yield List(names.epoch(place.epoch), names.object(place), count_max)
-    found = ((names.place_of_object(entry.key), entry.size_bytes) for entry in entries)
-    return [(place, size_bytes) for place, size_bytes in found if place is not None]
+    places = ((names.place_of_object(entry.key), entry.size_bytes) for entry in entries)
+    return [(place, size_bytes) for place, size_bytes in places if place is not None]
 
 
 def _opened(names: ShardNames, epoch: int) -> Steps[JournalObject]:

@@ -264,8 +264,10 @@ def read_lease(store: ObjectStore, names: ShardNames, epoch: int) -> SeenLease |
     except ObjectNotFoundError:
         return None
     try:
-        found = json.loads(bytes(data))
-        endpoint, counter, lease_ms = (found[name] for name in ("endpoint", "counter", "lease_ms"))
+        content = json.loads(bytes(data))
+        endpoint, counter, lease_ms = (
+            content[name] for name in ("endpoint", "counter", "lease_ms")
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if not isinstance(endpoint, str) or type(counter) is not int or type(lease_ms) is not int:

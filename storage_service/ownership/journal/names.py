@@ -123,30 +123,30 @@ class ShardNames:
 
     def epoch_of_lease(self, key: str) -> int | None:
         """Return the epoch that a lease's key names, or None if it is a foreign name."""
-        found = _LEASE.fullmatch(self._below(self.leases, key))
-        if found is None:
+        match = _LEASE.fullmatch(self._below(self.leases, key))
+        if match is None:
             _say_foreign(key)
             return None
-        return int(found[0])
+        return int(match[0])
 
     def name_of_pack(self, key: str) -> str | None:
         """Return the pack that a key names, or None if it is a foreign name."""
-        found = _PACK.fullmatch(self._below(self.packs, key))
-        if found is None:
+        match = _PACK.fullmatch(self._below(self.packs, key))
+        if match is None:
             _say_foreign(key)
             return None
-        return found[0]
+        return match[0]
 
     @staticmethod
     def _below(folder: str, key: str) -> str:
         return key.removeprefix(folder) if key.startswith(folder) else ""
 
     @staticmethod
-    def _place(found: re.Match[str] | None, key: str) -> Place | None:
-        if found is None:
+    def _place(match: re.Match[str] | None, key: str) -> Place | None:
+        if match is None:
             _say_foreign(key)
             return None
-        return Place(int(found[1]), int(found[2]))
+        return Place(int(match[1]), int(match[2]))
 
 
 def _say_foreign(key: str) -> None:

@@ -157,8 +157,8 @@ def encode_facts(
 
 def checksum_of(buffers: Sequence[Buffer]) -> int:
     """Return the checksum of an object that was encoded here."""
-    found: int = _CHECKSUM.unpack_from(buffers[0], _HEADER.size)[0]
-    return found
+    checksum: int = _CHECKSUM.unpack_from(buffers[0], _HEADER.size)[0]
+    return checksum
 
 
 def decode_object(

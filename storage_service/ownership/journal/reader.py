@@ -90,10 +90,10 @@ class JournalReader:
     def read_to(self, epoch: int) -> Iterator[JournalObject]:
         """Yield all objects before the one that opens `epoch`, which is open."""
         while self._place < Place(epoch, 0):
-            found = self.next()
-            if found is None:
+            journal_object = self.next()
+            if journal_object is None:
                 raise TrimmedError(f"{self._names.object(self._place)} is not in the store")
-            yield found
+            yield journal_object
 
     def close(self) -> None:
         """End its threads."""
@@ -102,35 +102,41 @@ class JournalReader:
 
     def _checked(self, data: memoryview) -> JournalObject:
         key = self._names.object(self._place)
-        found = decode_object(data, key=key, place=self._place, journal=self._journal)
-        is_open = found.kind is ObjectKind.OPEN
+        journal_object = decode_object(data, key=key, place=self._place, journal=self._journal)
+        is_open = journal_object.kind is ObjectKind.OPEN
         if is_open != (self._place.seq == 0):
             raise CorruptDataError(f"object {key} of the journal is not of the kind for its place")
         # A seal that was put ahead of a quick owner does not know what it follows.
-        is_barrier = found.kind is ObjectKind.SEAL and found.previous_checksum == 0
-        if not is_barrier and self._checksum not in (None, found.previous_checksum):
+        is_barrier = (
+            journal_object.kind is ObjectKind.SEAL and journal_object.previous_checksum == 0
+        )
+        if not is_barrier and self._checksum not in (None, journal_object.previous_checksum):
             raise CorruptDataError(f"object {key} of the journal does not follow the one before it")
         if is_open:
-            facts = open_facts(found, key=key)
+            facts = open_facts(journal_object, key=key)
             if self._seal is not None and facts.previous_seal_seq != self._seal.place.seq:
                 raise CorruptDataError(f"object {key} of the journal follows another seal")
-            self._nonce = found.nonce
+            self._nonce = journal_object.nonce
         elif self._nonce is None:
-            self._nonce = self._owner(found)
-        if found.kind is ObjectKind.OPERATIONS and found.nonce != self._nonce:
+            self._nonce = self._owner(journal_object)
+        if journal_object.kind is ObjectKind.OPERATIONS and journal_object.nonce != self._nonce:
             raise CorruptDataError(f"object {key} of the journal is not of its epoch's owner")
-        self._journal, self._checksum = found.journal, found.checksum
-        self._seal = found if found.kind is ObjectKind.SEAL else None
-        self._place = Place(found.place.epoch + 1, 0) if self._seal else found.place.following
-        return found
+        self._journal, self._checksum = journal_object.journal, journal_object.checksum
+        self._seal = journal_object if journal_object.kind is ObjectKind.SEAL else None
+        self._place = (
+            Place(journal_object.place.epoch + 1, 0)
+            if self._seal
+            else journal_object.place.following
+        )
+        return journal_object
 
-    def _owner(self, found: JournalObject) -> bytes:
+    def _owner(self, journal_object: JournalObject) -> bytes:
         """Return the nonce of an epoch's owner; its open object is never deleted."""
-        place = Place(found.place.epoch, 0)
+        place = Place(journal_object.place.epoch, 0)
         key = self._names.object(place)
         if (data := self._get(place)) is None:
             raise CorruptDataError(f"object {key} of the journal, which opens its epoch, is gone")
-        opened = decode_object(data, key=key, place=place, journal=found.journal)
+        opened = decode_object(data, key=key, place=place, journal=journal_object.journal)
         open_facts(opened, key=key)
         return opened.nonce
 

@@ -115,8 +115,8 @@ def run(steps: Steps[_T], take: Callable[[Step], Any]) -> _T:
             else:
                 step = steps.send(answer)
     except StopIteration as stop:
-        found: _T = stop.value
-        return found
+        result: _T = stop.value
+        return result
 
 
 def run_on(store: ObjectStore, steps: Steps[_T]) -> _T:
@@ -134,17 +134,17 @@ def stored(step: Create, is_ours: Callable[[memoryview], bool]) -> Steps[memoryv
         try:
             yield step
         except ObjectExistsError:
-            found = yield from get_or_none(step.key)
-            if found is None:
+            stored_object = yield from get_or_none(step.key)
+            if stored_object is None:
                 continue
-            return None if is_ours(found) else found
+            return None if is_ours(stored_object) else stored_object
         return None
 
 
 def get_or_none(key: str) -> Steps[memoryview | None]:
     """Return an object, or None if there is none."""
     try:
-        found: memoryview = yield Get(key)
+        data: memoryview = yield Get(key)
     except ObjectNotFoundError:
         return None
-    return found
+    return data

@@ -133,16 +133,16 @@ class TreeFile:
 
     def pack(self, pieces: Sequence[Packed], crc: int) -> None:
         """Let the first bytes be in packs; `crc` is their checksum."""
-        length = left = sum(piece.length for piece in pieces)
-        rest = list(self.pieces)
-        while left:
-            first = rest.pop(0)
-            left -= first.length
-            if left < 0:
+        length = remaining_bytes = sum(piece.length for piece in pieces)
+        later_pieces = list(self.pieces)
+        while remaining_bytes:
+            first = later_pieces.pop(0)
+            remaining_bytes -= first.length
+            if remaining_bytes < 0:
                 assert isinstance(first, Local), "others are packed as a whole"
-                rest.insert(0, Local(-left))
+                later_pieces.insert(0, Local(-remaining_bytes))
                 break
-        self.pieces = [*pieces, *rest]
+        self.pieces = [*pieces, *later_pieces]
         self.packed_length, self.packed_crc32c = length, crc
 
 

@@ -69,13 +69,13 @@ class _Followed:
     sealed_for: str | None = None
     """Why the last epoch that was read has ended, if none follows yet."""
 
-    def apply(self, found: JournalObject) -> None:
+    def apply(self, journal_object: JournalObject) -> None:
         """Apply one object of the journal."""
         self.sealed_for = None
-        if found.kind is ObjectKind.SEAL:
-            self.sealed_for = str(found.facts.get("reason"))
-        changed = self.directory.apply(found.operations)
-        self.tree.apply(found)
+        if journal_object.kind is ObjectKind.SEAL:
+            self.sealed_for = str(journal_object.facts.get("reason"))
+        changed = self.directory.apply(journal_object.operations)
+        self.tree.apply(journal_object)
         self.warm.follow(changed)
 
     def close(self) -> None:
@@ -154,8 +154,8 @@ class Standby:
             # Nothing is applied yet, not even the object that opens the epoch.
             return Lag(objects=1, since_s=self._caught_up_s)
         place, names = followed.reader.place, self.start.names
-        before = names.object(Place(place.epoch, place.seq - 1)) if place.seq else ""
-        behind = self.start.store.list_objects(names.epoch(place.epoch), start_after=before)
+        last_key = names.object(Place(place.epoch, place.seq - 1)) if place.seq else ""
+        behind = self.start.store.list_objects(names.epoch(place.epoch), start_after=last_key)
         return Lag(objects=len(behind), since_s=self._caught_up_s)
 
     def take(self) -> TakenOver:
@@ -173,8 +173,8 @@ class Standby:
         followed = self._followed
         if followed is not None:
             try:
-                for found in followed.reader.read_to(shard.epoch):
-                    followed.apply(found)
+                for journal_object in followed.reader.read_to(shard.epoch):
+                    followed.apply(journal_object)
                 followed.directory.sync()
                 followed.directory.check(followed.tree.tree)
                 begun = self._begun(followed, shard)
@@ -266,14 +266,14 @@ class Standby:
         followed = self._followed
         assert followed is not None
         for _ in range(_OBJECTS_AT_ONCE):
-            found = followed.reader.next()
-            self._is_caught_up = found is None
-            if found is None:
+            journal_object = followed.reader.next()
+            self._is_caught_up = journal_object is None
+            if journal_object is None:
                 self._caught_up_s = boot_clock_s()
                 self._failures = 0
                 break
-            followed.apply(found)
+            followed.apply(journal_object)
         if boot_clock_s() - self._synced_s > _SYNC_EVERY_S:
             followed.directory.sync()
             self._synced_s = boot_clock_s()
-        return found is not None or followed.warm.load_some()
+        return journal_object is not None or followed.warm.load_some()

@@ -107,8 +107,8 @@ class ShardTaker:
         self._standing.role, self._standing.owner = Role.RESTORING, None
         await self._run(start.prepare)
         try:
-            after = start.newest_epoch
-            shard = await self._run(lambda: start.take(after=after))
+            epoch = start.newest_epoch
+            shard = await self._run(lambda: start.take(after=epoch))
         except TakenByOtherError as error:
             raise start.owned_elsewhere() from error
         begun = await self._while_away(
@@ -134,10 +134,10 @@ class ShardTaker:
                 standing.lag = await self._while_away(standby.lag) if lag is None else lag
                 looking = asyncio.ensure_future(asyncio.sleep(self._look_s))
             if not is_more and standby.may_take_now:
-                taken = await self._take_from(standby)
-                if taken is not None:
+                takeover = await self._take_from(standby)
+                if takeover is not None:
                     standing.lag = Lag()
-                    return taken
+                    return takeover
             pause_s = _POLL_S_MIN if is_more else min(pause_s * 2, _POLL_S_MAX)
             if not is_more:
                 await asyncio.sleep(pause_s)

@@ -180,9 +180,11 @@ class Chains:
                 passed_over(error)
                 return None
 
-        wanted = [(name, number) for name, number in sorted(numbers.items()) if is_wanted(name)]
-        found = zip(wanted, self._each(read, wanted), strict=True)
-        return {name: version for (name, _), version in found if version is not None}
+        wanted_names = [
+            (name, number) for name, number in sorted(numbers.items()) if is_wanted(name)
+        ]
+        versions = zip(wanted_names, self._each(read, wanted_names), strict=True)
+        return {name: version for (name, _), version in versions if version is not None}
 
     def names(self, prefix: str) -> list[str]:
         """Return every name that begins with `prefix`; none of them is read."""
@@ -225,9 +227,9 @@ class Chains:
                 self._sleep(_BACKOFF.after(attempt))
                 continue
             # It may be of an attempt before, also of the store's client, whose answer was lost.
-            found = self._store.get(key)
-            if found is not None:
-                return found == data
+            stored_data = self._store.get(key)
+            if stored_data is not None:
+                return stored_data == data
             # Who was refused because of a race has lost to nobody.
             self._sleep(_BACKOFF.after(attempt))
         raise UnavailableError(f"the store refuses to create {key}, which it does not have")
@@ -239,9 +241,9 @@ class Chains:
 
     def _read(self, name: str, number: int) -> Version:
         """Return a version that is there, or a later one that is known."""
-        known = self._known(name)
-        if number <= known.number:
-            return known
+        cached = self._known(name)
+        if number <= cached.number:
+            return cached
         key = version_key(name, number)
         content = self.content(key)
         if content is None:
@@ -254,10 +256,10 @@ class Chains:
 
     def _remember(self, name: str, version: Version) -> Version:
         with self._lock:
-            known = self._newest.get(name, NO_VERSION)
-            if version.number > known.number:
-                self._newest[name] = known = version
-            return known
+            newest = self._newest.get(name, NO_VERSION)
+            if version.number > newest.number:
+                self._newest[name] = newest = version
+            return newest
 
 
 def version_key(name: str, number: int) -> str:

@@ -124,13 +124,13 @@ class ShardDirectory:
         content = {"service_id": proposed, "first_block": first_block}
         if self._chains.create(_SERVICE, content):
             return proposed, IdBlock(next_table_id, first_block * BLOCK_IDS)
-        known = str(self._service()["service_id"])
-        if service_id not in (None, known):
+        directory_id = str(self._service()["service_id"])
+        if service_id not in (None, directory_id):
             raise InvalidRequestError(
                 f"the data directory is of service {service_id}, but the journal's shards are of"
-                f" service {known}: give it a --journal of its own"
+                f" service {directory_id}: give it a --journal of its own"
             )
-        return known, None
+        return directory_id, None
 
     def _service(self) -> dict[str, Any]:
         content = self._chains.content(_SERVICE) or {}
@@ -190,13 +190,13 @@ class ShardDirectory:
         heads = self._chains.heads(
             f"{_TABLES}/", is_wanted=_is_of_table, passed_over=_warn_of_damage
         )
-        found = {}
+        entries = {}
         for name, version in heads.items():
             try:
-                found.update(self._entries_of({name: version}))
+                entries.update(self._entries_of({name: version}))
             except CorruptDataError as error:
                 _warn_of_damage(error)
-        return {path: entry for path, entry in found.items() if entry.state is not NameState.FREE}
+        return {path: entry for path, entry in entries.items() if entry.state is not NameState.FREE}
 
     def _entries_of(self, heads: Mapping[str, Version]) -> dict[TablePath, NameEntry]:
         paths = {name: path for name in heads if (path := _path_of(name)) is not None}
@@ -244,12 +244,12 @@ class ShardDirectory:
         raise DatabaseNotFoundError(f"database '{path.database}' was just dropped")
 
     def _hold(self, path: TablePath, table_id: int) -> None:
-        held = self._held(table_id)
+        held_entry = self._held(table_id)
 
         def decide(entry: NameEntry) -> NameEntry | None:
             if entry.state is not NameState.FREE and entry.shard != self.shard:
                 raise _exists(path, entry)
-            return None if entry == held else held
+            return None if entry == held_entry else held_entry
 
         # Before the name is held: a start of this shard reads these names and no others.
         self._chains.create(f"{_HELD}/{self.shard}/{path}", {})
@@ -257,8 +257,8 @@ class ShardDirectory:
 
     def release(self, path: TablePath, table_id: int) -> None:
         """Make a name free that this shard holds for a table under `table_id`, which is no more."""
-        held = self._held(table_id)
-        self._change(path, lambda entry: FREE if entry == held else None)
+        held_entry = self._held(table_id)
+        self._change(path, lambda entry: FREE if entry == held_entry else None)
 
     def clear(
         self,
@@ -283,25 +283,25 @@ class ShardDirectory:
         names |= {_table(path) for path in tables}
         heads = self._chains.heads(f"{_TABLES}/", is_wanted=names.__contains__)
         entries = self._entries_of(heads)
-        taken = {}
+        refusals = {}
         for path, table_id in sorted(tables.items()):
             if entries.get(path) == self._held(table_id):
                 continue
             try:
                 self._hold(path, table_id)
             except TableExistsError as error:
-                taken[path] = error.message
-        left = [
+                refusals[path] = error.message
+        stale_names = [
             _table(path)
             for path, entry in entries.items()
             if entry.shard == self.shard and entry.state is NameState.HELD
             if path not in tables and entry.table_id not in arriving
         ]
-        if left:
+        if stale_names:
             confirm()
-        for name in left:
+        for name in stale_names:
             self._chains.advance(name, heads[name], FREE.to_json())
-        return taken
+        return refusals
 
     # -- moves: from this shard, or to it ---------------------------------------------------------
 
@@ -381,11 +381,11 @@ class ShardDirectory:
         for _ in range(_RACES_MAX):
             version = self._chains.head(name, at_least=at_least)
             entry = self._entry(path, version)
-            wanted = decide(entry)
-            if wanted is None:
+            new_entry = decide(entry)
+            if new_entry is None:
                 return entry
-            if self._chains.advance(name, version, wanted.to_json()) is not None:
-                return wanted
+            if self._chains.advance(name, version, new_entry.to_json()) is not None:
+                return new_entry
             at_least = version.number + 1
         raise OverloadedError(f"table name '{path}' changes all the time; try again later")
 
@@ -445,17 +445,17 @@ class ShardDirectory:
         if dropped is None:
             raise DatabaseNotFoundError(f"database '{name}' was just dropped by another request")
         try:
-            left = [
+            remaining_tables = [
                 path for path, entry in self.entries(name).items() if entry.state is NameState.HELD
             ]
         except StreamhouseError:
             self._chains.advance(_database(name), dropped, {"exists": True})
             raise
-        if left:
+        if remaining_tables:
             self._chains.advance(_database(name), dropped, {"exists": True})
             raise DatabaseNotEmptyError(
-                f"database '{name}' still has {len(left)} tables, such as '{left[0]}';"
-                " drop them first"
+                f"database '{name}' still has {len(remaining_tables)} tables, such as"
+                f" '{remaining_tables[0]}'; drop them first"
             )
 
     # -- shards ----------------------------------------------------------------------------------
@@ -467,7 +467,7 @@ class ShardDirectory:
 
     def records(self) -> dict[str, ShardRecord]:
         """Return what every shard has said of itself last."""
-        found = {}
+        records = {}
         keys = sorted(self._store.list(f"{_SHARDS}/"))
         for key, data in zip(keys, self._each(self._store.get, keys), strict=True):
             try:
@@ -477,8 +477,8 @@ class ShardDirectory:
                 _logger.warning("event=shard_record_damaged why=%r", error.message)
                 continue
             if record is not None and key == f"{_SHARDS}/{record.shard}":
-                found[record.shard] = record
-        return found
+                records[record.shard] = record
+        return records
 
 
 def _table(path: TablePath) -> str:

@@ -188,14 +188,14 @@ class MoveSet:
 
     def _pieces(self, part: _Part, number: int, place: int) -> Iterator[bytes]:
         """Return the bytes of a part; the last ones only if all of them are right."""
-        left, checksum = part.size_bytes, 0
-        for piece in range(-(-left // self._piece_bytes)):
+        remaining_bytes, checksum = part.size_bytes, 0
+        for piece in range(-(-remaining_bytes // self._piece_bytes)):
             key = self._piece(number, place, piece)
             data = bytes(self._get(key, bytes_max=self._piece_bytes))
-            left -= len(data)
+            remaining_bytes -= len(data)
             checksum = crc32c(data, checksum)
-            is_last = left <= 0
-            if len(data) != min(self._piece_bytes, left + len(data)) or (
+            is_last = remaining_bytes <= 0
+            if len(data) != min(self._piece_bytes, remaining_bytes + len(data)) or (
                 is_last and checksum != part.checksum
             ):
                 raise CorruptDataError(f"{key} in the store is damaged: {part.path} is not whole")
@@ -203,7 +203,7 @@ class MoveSet:
 
     def _check_whole(self, whole: Mapping[str, int], root: Path, filesystem: Filesystem) -> None:
         """Remove what is gone at the source; raise if anything else is not what that has."""
-        found = {}
+        local_sizes = {}
         for path in sorted((root / self._table).rglob("*")):
             name = path.relative_to(root).as_posix()
             if not path.is_file() or not is_journalled(name):
@@ -211,8 +211,8 @@ class MoveSet:
             if name not in whole:
                 filesystem.remove(path)
             else:
-                found[name] = path.stat().st_size
-        if found != dict(whole):
+                local_sizes[name] = path.stat().st_size
+        if local_sizes != dict(whole):
             raise CorruptDataError(f"the files of {self._table} in the store are not whole")
 
     def _read_parts(self, number: int) -> tuple[list[_Part], dict[str, int] | None]:
@@ -296,9 +296,9 @@ class SentFiles:
         for path, size_bytes in logs:
             with contextlib.suppress(FileNotFoundError):
                 self._send_log(path, size_bytes)
-            for beside in _NEVER_CHANGE:
+            for suffix in _NEVER_CHANGE:
                 with contextlib.suppress(FileNotFoundError):
-                    self._send_whole(path.with_suffix(beside))
+                    self._send_whole(path.with_suffix(suffix))
         for bucket, copy in sorted(rows.items()):
             for path in sorted(copy.iterdir()):
                 name = f"{bucket}/kv/{path.name}"

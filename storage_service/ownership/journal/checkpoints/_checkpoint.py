@@ -263,8 +263,10 @@ class CheckpointTaker:
             sound -= small
         # Of rows that were not copied again nothing is there to upload.
         unchanged = (rows for copy in copies if (rows := copy.unchanged))
-        kept = {piece.pack for rows in unchanged for file in rows.files for piece in file.pieces}
-        return frozenset(sound | kept)
+        unchanged_packs = {
+            piece.pack for rows in unchanged for file in rows.files for piece in file.pieces
+        }
+        return frozenset(sound | unchanged_packs)
 
     def _pack_file(
         self, at: FileAtPlace, writer: PackWriter, sound: frozenset[str], stored: StoredTree
@@ -308,8 +310,8 @@ class CheckpointTaker:
                 damaged,
             )
         try:
-            found = _Stream(stored.read(at.path, length=at.length, crc=at.crc32c))
-            added = writer.add_from(found, at.length)
+            stored_bytes = _Stream(stored.read(at.path, length=at.length, crc=at.crc32c))
+            added = writer.add_from(stored_bytes, at.length)
             if (added.length, added.crc32c) != (at.length, at.crc32c):
                 raise CorruptDataError("its pieces in the store are not all of it")
         except CorruptDataError as error:
@@ -336,9 +338,9 @@ class CheckpointTaker:
         sound: frozenset[str],
     ) -> list[Packed] | None:
         """Return the pieces of a file, None if it is not what it was."""
-        held = [piece.data for piece in at.pieces if isinstance(piece, Held)]
-        if held:
-            return [writer.add(data) for data in held if data]
+        held_data = [piece.data for piece in at.pieces if isinstance(piece, Held)]
+        if held_data:
+            return [writer.add(data) for data in held_data if data]
         if at.path.endswith(f"/{MARK_NAME}") and packed:
             # It is overwritten in its place: here it may be ahead of what was journalled.
             return [
@@ -360,9 +362,9 @@ class CheckpointTaker:
                     pieces.extend(added.pieces)
                 position += piece.length
             file.seek(position)
-            rest = writer.add_from(file, at.length - position, crc=at.packed_crc32c)
-        is_same = (position + rest.length, rest.crc32c) == (at.length, at.crc32c)
-        return [*pieces, *rest.pieces] if is_same else None
+            tail = writer.add_from(file, at.length - position, crc=at.packed_crc32c)
+        is_same = (position + tail.length, tail.crc32c) == (at.length, at.crc32c)
+        return [*pieces, *tail.pieces] if is_same else None
 
 
 class _Stream:

@@ -98,12 +98,12 @@ class StoredTree:
         reader = JournalReader(self._store, self._names, start=start[0], journal=self._journal)
         try:
             while (reader.place, 0) < self._end:
-                found = reader.next()
-                if found is None:
+                journal_object = reader.next()
+                if journal_object is None:
                     raise CorruptDataError(f"{self._names.object(reader.place)} is missing")
-                for index, operation in enumerate(found.operations):
-                    if start <= (found.place, index) < self._end:
-                        place = (found.place.epoch, found.place.seq, index)
+                for index, operation in enumerate(journal_object.operations):
+                    if start <= (journal_object.place, index) < self._end:
+                        place = (journal_object.place.epoch, journal_object.place.seq, index)
                         tree.apply(operation, place=place)
         finally:
             reader.close()

@@ -33,14 +33,14 @@ _logger = logging.getLogger(__name__)
 _BATCH: Final = 500
 
 
-def list_all(store: ObjectStore, folder: str, *, after: str = "") -> Iterator[ObjectEntry]:
+def list_all(store: ObjectStore, folder: str, *, last_key: str = "") -> Iterator[ObjectEntry]:
     """Yield every object below `folder` that the store lists, in order."""
     while True:
-        page = store.list_objects(folder, start_after=after)
+        page = store.list_objects(folder, start_after=last_key)
         yield from page
         if len(page) < LIST_COUNT_MAX:
             return
-        after = page[-1].key
+        last_key = page[-1].key
 
 
 class Kept(NamedTuple):
@@ -93,8 +93,8 @@ class Trimmer:
 
     def _old_objects(self, end: Place) -> Iterator[str]:
         seals: dict[int, int | None] = {}
-        after = self.names.object(Place(self._trimmed_epoch, SEQ_MAX))
-        for entry in list_all(self.store, self.names.journal, after=after):
+        last_key = self.names.object(Place(self._trimmed_epoch, SEQ_MAX))
+        for entry in list_all(self.store, self.names.journal, last_key=last_key):
             place = self.names.place_of_object(entry.key)
             if place is None or place.seq == 0:
                 continue
@@ -116,12 +116,12 @@ class Trimmer:
             return None
 
     def _old_packs(self, older: Kept, newer: Kept) -> Iterator[str]:
-        before = min(older.next_pack, newer.next_pack)
+        first_kept_pack = min(older.next_pack, newer.next_pack)
         for entry in list_all(self.store, self.names.packs):
             name = self.names.name_of_pack(entry.key)
             if name is None:
                 continue
-            if name >= before:
+            if name >= first_kept_pack:
                 return
             if name not in older.packs and name not in newer.packs:
                 yield entry.key

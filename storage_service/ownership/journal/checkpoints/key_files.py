@@ -84,7 +84,7 @@ class KeyPacker:
     def look(self, copies: Sequence[KeyCopy]) -> list[SeenCopy]:
         """Say of every file which one in a pack it is; all others are forgotten."""
         seen, self._seen = self._seen, {}
-        found: list[SeenCopy] = []
+        seen_copies: list[SeenCopy] = []
         for copy in copies:
             if copy.directory is None:
                 unchanged = self._rows[copy.bucket]
@@ -94,7 +94,7 @@ class KeyPacker:
                     for sight, file in seen.items()
                     if sight.bucket == copy.bucket and sight.name in names
                 )
-                found.append(SeenCopy(copy, unchanged=unchanged))
+                seen_copies.append(SeenCopy(copy, unchanged=unchanged))
                 continue
             files: list[tuple[_Sight, KeyFile | None]] = []
             for path in sorted(copy.directory.iterdir()):
@@ -103,8 +103,8 @@ class KeyPacker:
                 if packed is not None:
                     self._seen[sight] = packed
                 files.append((sight, packed or self._known_as(path, sight)))
-            found.append(SeenCopy(copy, tuple(files)))
-        return found
+            seen_copies.append(SeenCopy(copy, tuple(files)))
+        return seen_copies
 
     def pack(self, seen: SeenCopy, writer: PackWriter, sound: frozenset[str]) -> KeyRows:
         """Return a copy's files as a manifest names them; add those that no sound pack has."""
@@ -120,14 +120,14 @@ class KeyPacker:
         return KeyRows(seen.copy.bucket, seen.copy.applied_offset, tuple(files))
 
     def _known_as(self, path: Path, sight: _Sight) -> KeyFile | None:
-        known = self._known.get((sight.bucket, sight.name, sight.length))
-        if known is None:
+        packed_file = self._known.get((sight.bucket, sight.name, sight.length))
+        if packed_file is None:
             return None
         with path.open("rb", buffering=0) as file:
-            if check_next(file, known.length) != (known.crc32c, known.length):
+            if check_next(file, packed_file.length) != (packed_file.crc32c, packed_file.length):
                 return None
-        self._seen[sight] = known
-        return known
+        self._seen[sight] = packed_file
+        return packed_file
 
 
 def _sight(bucket: str, path: Path) -> _Sight:

@@ -233,8 +233,8 @@ def _file_from_json(value: list[Any], packs: list[tuple[str, int]]) -> TreeFile:
     if len(value) == 1:
         return TreeFile(_text(value[0]), is_left_out=True)
     path, length, crc, pieces = value
-    found = [_piece_from_json(piece, packs) for piece in pieces]
-    return TreeFile(_text(path), int(length), int(crc), list(found))
+    decoded_pieces = [_piece_from_json(piece, packs) for piece in pieces]
+    return TreeFile(_text(path), int(length), int(crc), list(decoded_pieces))
 
 
 def _key_rows_from_json(value: Mapping[str, Any], packs: list[tuple[str, int]]) -> KeyRows:

@@ -102,12 +102,12 @@ class PackWriter:
     def add_from(self, file: _Readable, length: int, *, crc: int = 0) -> Added:
         """Add the next `length` bytes of a file, or what there is; `crc` goes on with them."""
         pieces: list[Packed] = []
-        left = length
-        while left:
-            data = file.read(min(left, READ_BYTES))
+        remaining_bytes = length
+        while remaining_bytes:
+            data = file.read(min(remaining_bytes, READ_BYTES))
             if not data:
                 break
-            left -= len(data)
+            remaining_bytes -= len(data)
             crc = crc32c(data, crc)
             piece, last = self.add(data), pieces[-1] if pieces else None
             if last is not None and last.pack == piece.pack:
@@ -115,7 +115,7 @@ class PackWriter:
                 pieces[-1] = Packed(last.pack, last.offset, whole, crc32c(data, last.crc32c))
             else:
                 pieces.append(piece)
-        return Added(pieces, length - left, crc)
+        return Added(pieces, length - remaining_bytes, crc)
 
     def finish(self) -> None:
         """Return once all is in the store; raises what the store raised."""
@@ -161,7 +161,7 @@ def read_packed(store: ObjectStore, names: ShardNames, pieces: Sequence[Packed])
         )
     except ObjectNotFoundError as error:
         raise CorruptDataError(f"pack {key} is missing, or is shorter than it was") from error
-    found: list[Buffer] = []
+    buffers: list[Buffer] = []
     for piece in pieces:
         start = piece.offset - first.offset
         part = data[start : start + piece.length]
@@ -170,5 +170,5 @@ def read_packed(store: ObjectStore, names: ShardNames, pieces: Sequence[Packed])
                 f"pack {key} is damaged: its bytes {piece.offset} to {piece.offset + piece.length}"
                 " have another checksum"
             )
-        found.append(part)
-    return found
+        buffers.append(part)
+    return buffers

@@ -42,17 +42,19 @@ class FollowedTree:
         """All that was applied."""
         return self._tree
 
-    def apply(self, found: JournalObject) -> None:
+    def apply(self, journal_object: JournalObject) -> None:
         """Apply the operations of the next object; raises `CorruptDataError`."""
-        for index, operation in enumerate(found.operations):
-            self._tree.apply(operation, place=(found.place.epoch, found.place.seq, index))
-            after = (found.place, index + 1)
+        for index, operation in enumerate(journal_object.operations):
+            self._tree.apply(
+                operation, place=(journal_object.place.epoch, journal_object.place.seq, index)
+            )
+            next_place = (journal_object.place, index + 1)
             match operation:
                 case Replace(path):
-                    self._since[path] = after
+                    self._since[path] = next_place
                 case Move(_, target):
                     below = [file.path for file in self._tree if file.path.startswith(f"{target}/")]
-                    self._since.update(dict.fromkeys(below, after))
+                    self._since.update(dict.fromkeys(below, next_place))
                 case _:
                     pass
 
@@ -76,27 +78,32 @@ class FollowedTree:
         """Return the file with the manifest's packs, if it is surely the same there."""
         if manifest is None:
             return None
-        there = manifest.tree.get(file.path)
+        packed_file = manifest.tree.get(file.path)
         is_same = self._since.get(file.path, self._start) <= (manifest.place, manifest.applied)
-        if there is None or there.is_left_out or not is_same or there.length > file.length:
+        if (
+            packed_file is None
+            or packed_file.is_left_out
+            or not is_same
+            or packed_file.length > file.length
+        ):
             return None
-        if not all(isinstance(piece, Packed) for piece in there.pieces):
+        if not all(isinstance(piece, Packed) for piece in packed_file.pieces):
             return None
-        rest = [Local(file.length - there.length)] if file.length > there.length else []
+        tail = [Local(file.length - packed_file.length)] if file.length > packed_file.length else []
         return TreeFile(
             file.path,
             file.length,
             file.crc32c,
-            [*there.pieces, *rest],
-            packed_length=there.length,
-            packed_crc32c=there.crc32c,
+            [*packed_file.pieces, *tail],
+            packed_length=packed_file.length,
+            packed_crc32c=packed_file.crc32c,
         )
 
 
 def _unpacked(file: TreeFile, directory: Path) -> TreeFile:
     if file.path.endswith(f"/{MARK_NAME}"):
         # It is overwritten in its place once it is served: only memory has what was journalled.
-        held = Held((directory / file.path).read_bytes())
-        return TreeFile(file.path, file.length, file.crc32c, [held])
+        held_piece = Held((directory / file.path).read_bytes())
+        return TreeFile(file.path, file.length, file.crc32c, [held_piece])
     pieces = [Local(file.length)] if file.length else []
     return TreeFile(file.path, file.length, file.crc32c, list(pieces))

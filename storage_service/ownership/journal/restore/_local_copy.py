@@ -76,15 +76,15 @@ def local_files(directory: Path) -> Iterator[str]:
 
 def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: bool) -> LocalCopy:
     """Say what has to change for the directory to be what the tree says."""
-    found = set(local_files(directory))
+    local_paths = set(local_files(directory))
     logs = [file for file in tree if file.path.endswith(_LOG)]
     oldest: dict[str, TreeFile] = {}
     for file in logs:
         oldest.setdefault(_bucket(file.path), file)
     is_trusted = is_trusted and not any(_is_short(directory, file) for file in logs)
-    kept = dict.fromkeys((file.path for file in tree if file.path not in found), 0)
+    kept_lengths = dict.fromkeys((file.path for file in tree if file.path not in local_paths), 0)
     for file in tree:
-        if file.path in kept or file.path.endswith(_LOG):
+        if file.path in kept_lengths or file.path.endswith(_LOG):
             continue
         is_kept_mark = (
             is_own
@@ -93,15 +93,15 @@ def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: boo
             and _is_mark_of(directory, oldest.get(_bucket(file.path)))
         )
         if not is_kept_mark and not _is_whole(directory / file.path, file):
-            kept[file.path] = 0
-    has_expired = any(path.endswith(_LOG) and tree.get(path) is None for path in found)
-    is_trusted = is_trusted and not kept and not has_expired
+            kept_lengths[file.path] = 0
+    has_expired = any(path.endswith(_LOG) and tree.get(path) is None for path in local_paths)
+    is_trusted = is_trusted and not kept_lengths and not has_expired
     newest = {_bucket(file.path): file for file in logs}
     cuts: list[Cut] = []
     longer: set[str] = set()
     given_up: set[str] = set()
     for file in logs:
-        if file.path in kept:
+        if file.path in kept_lengths:
             continue
         path, bucket = directory / file.path, _bucket(file.path)
         length = path.stat().st_size
@@ -109,7 +109,7 @@ def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: boo
         right = min(length, file.length) if is_believed else _right_bytes(path, file)
         if right == file.length and (is_own or length == right):
             continue
-        kept[file.path] = right
+        kept_lengths[file.path] = right
         if is_own and length > file.length:
             longer.add(file.path)
         elif length > right:
@@ -118,28 +118,28 @@ def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: boo
                 cuts.append(Cut(file.path, right))
     removed = sorted(
         path
-        for path in found
+        for path in local_paths
         # What an operator has put there is for the service that opens the log.
         if tree.get(path) is None and not (is_own and path.endswith(f"/{LOSS_ACCEPTED_NAME}"))
     )
     if not is_own:
         # Whether a log that is gone had only rows of the journal cannot be told any more.
         given_up.update(_bucket(path) for path in removed if path.endswith(_LOG))
-        given_up.update(_buckets_without_logs(directory, found))
+        given_up.update(_buckets_without_logs(directory, local_paths))
     return LocalCopy(
         cuts=tuple(cuts),
         keys_given_up=frozenset(given_up),
         trees_removed=tuple(_trees_removed(directory, tree)),
         files_removed=tuple(removed),
-        kept=kept,
+        kept=kept_lengths,
         longer=frozenset(longer),
     )
 
 
 def bucket_identity(bucket: str) -> LogIdentity | None:
     """Return whose log is in a directory, if the directory is that of a table's bucket."""
-    found = _BUCKET.fullmatch(bucket)
-    return found and LogIdentity(int(found[1]), int(found[2]))
+    match = _BUCKET.fullmatch(bucket)
+    return match and LogIdentity(int(match[1]), int(match[2]))
 
 
 def _is_mark_of(directory: Path, oldest: TreeFile | None) -> bool:
@@ -169,8 +169,8 @@ def _bucket(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def _buckets_without_logs(directory: Path, found: Iterable[str]) -> Iterator[str]:
-    with_logs = {_bucket(path) for path in found if path.endswith(_LOG)}
+def _buckets_without_logs(directory: Path, local_paths: Iterable[str]) -> Iterator[str]:
+    with_logs = {_bucket(path) for path in local_paths if path.endswith(_LOG)}
     for rows in sorted((directory / "tables").glob("*/bucket-*/kv")):
         bucket = rows.parent.relative_to(directory).as_posix()
         if bucket not in with_logs:
@@ -208,8 +208,8 @@ def _right_bytes(path: Path, file: TreeFile) -> int:
     right = 0
     with path.open("rb", buffering=0) as opened:
         for piece in file.pieces:
-            found = check_next(opened, piece.length)
-            if isinstance(piece, Local | Held) or found != (piece.crc32c, piece.length):
+            checked = check_next(opened, piece.length)
+            if isinstance(piece, Local | Held) or checked != (piece.crc32c, piece.length):
                 break
             right += piece.length
     return right

@@ -74,7 +74,7 @@ def _whole_end(directory: Path, folder: str, names: list[str]) -> dict[str, int]
         header = decode_segment_header(view[:FILE_HEADER_BYTES], identity=identity)
     except MalformedError:
         return {}
-    found = scan_frames(
+    scan = scan_frames(
         view,
         base_offset=header.base_offset,
         timestamp_us=header.created_timestamp_us,
@@ -83,9 +83,9 @@ def _whole_end(directory: Path, folder: str, names: list[str]) -> dict[str, int]
     )
     mark = DurableMark.read(directory / folder, identity=identity, filesystem=filesystem)
     proven = mark.durable_offset if mark else 0
-    if found.problem:
-        after = durable_offset_after(view, found.end_position, offset_min=found.end_offset)
-        proven = max(proven, after)
-    if proven > found.end_offset:
+    if scan.problem:
+        durable_offset = durable_offset_after(view, scan.end_position, offset_min=scan.end_offset)
+        proven = max(proven, durable_offset)
+    if proven > scan.end_offset:
         return {}
-    return {f"{folder}/{path.name}": found.end_position}
+    return {f"{folder}/{path.name}": scan.end_position}

@@ -150,7 +150,7 @@ class _Restorer:
             self._filesystem.make_directory(self._directory / path)
 
     def make_files(
-        self, state: JournalledState, kept: Mapping[str, int], longer: frozenset[str]
+        self, state: JournalledState, kept_lengths: Mapping[str, int], longer: frozenset[str]
     ) -> None:
         """Give every file of `kept` the bytes it lacks after its first ones.
 
@@ -158,7 +158,7 @@ class _Restorer:
         """
         packed: list[_Want] = []
         journalled: dict[tuple[int, int], list[tuple[Journalled, _Target]]] = defaultdict(list)
-        for path, right in sorted(kept.items()):
+        for path, right in sorted(kept_lengths.items()):
             file, position, target = state.tree.get(path), 0, self._directory / path
             assert file is not None, "only files of the tree are made"
             if path in longer:
@@ -186,24 +186,26 @@ class _Restorer:
 
         With `may_lack` those of which bytes are damaged are left out.
         """
-        wanted = [
+        missing_rows = [
             rows
             for rows in key_rows
             if rows.bucket in state.tree.directories
             and not (self._directory / rows.bucket / _KEYS).exists()
         ]
-        packed = {rows.bucket: self._begin_keys(rows) for rows in wanted}
+        packed = {rows.bucket: self._begin_keys(rows) for rows in missing_rows}
         if may_lack:
-            wanted = [rows for rows in wanted if self._has_keys(rows.bucket, packed[rows.bucket])]
+            missing_rows = [
+                rows for rows in missing_rows if self._has_keys(rows.bucket, packed[rows.bucket])
+            ]
         else:
             self._fetch([want for wants in packed.values() for want in wants], {})
         self._sync_files()
-        for rows in wanted:
+        for rows in missing_rows:
             bucket = self._directory / rows.bucket
             self._filesystem.sync_directory(bucket / _STAGED_KEYS)
             self._filesystem.move_directory(bucket / _STAGED_KEYS, bucket / _KEYS)
             self._filesystem.sync_directory(bucket)
-        return tuple(rows.bucket for rows in wanted)
+        return tuple(rows.bucket for rows in missing_rows)
 
     def _begin_keys(self, rows: KeyRows) -> list[_Want]:
         staged = self._directory / rows.bucket / _STAGED_KEYS
@@ -275,9 +277,9 @@ class _Restorer:
                 for run in _runs(packed):
                     under_way = self._with_room(under_way)
                     under_way.add(threads.submit(self._fetch_run, run))
-                for (epoch, seq), wanted in sorted(journalled.items()):
+                for (epoch, seq), fetches in sorted(journalled.items()):
                     under_way = self._with_room(under_way)
-                    under_way.add(threads.submit(self._fetch_object, Place(epoch, seq), wanted))
+                    under_way.add(threads.submit(self._fetch_object, Place(epoch, seq), fetches))
                 self.fetched += sum(future.result() for future in under_way)
             except BaseException:
                 for future in under_way:
@@ -287,16 +289,16 @@ class _Restorer:
     def _with_room(self, under_way: set[Future[int]]) -> set[Future[int]]:
         if len(under_way) < _THREADS:
             return under_way
-        done, rest = wait(under_way, return_when=FIRST_COMPLETED)
-        self.fetched += sum(future.result() for future in done)
-        return set(rest)
+        finished, running = wait(under_way, return_when=FIRST_COMPLETED)
+        self.fetched += sum(future.result() for future in finished)
+        return set(running)
 
     def _fetch_run(self, run: Sequence[_Want]) -> int:
-        found = read_packed(self._store, self._names, [piece for piece, _ in run])
-        self._write(zip((target for _, target in run), found, strict=True))
-        return sum(map(len, found))
+        buffers = read_packed(self._store, self._names, [piece for piece, _ in run])
+        self._write(zip((target for _, target in run), buffers, strict=True))
+        return sum(map(len, buffers))
 
-    def _fetch_object(self, place: Place, wanted: Sequence[tuple[Journalled, _Target]]) -> int:
+    def _fetch_object(self, place: Place, fetches: Sequence[tuple[Journalled, _Target]]) -> int:
         key = self._names.object(place)
         try:
             data = self._store.get(key, bytes_max=OBJECT_BYTES_MAX)
@@ -304,7 +306,7 @@ class _Restorer:
             raise CorruptDataError(f"object {key} of the journal is missing") from error
         operations = decode_object(data, key=key, place=place).operations
         parts: list[tuple[_Target, Buffer]] = []
-        for piece, target in wanted:
+        for piece, target in fetches:
             operation = operations[piece.index] if piece.index < len(operations) else None
             if not isinstance(operation, Append | Replace) or not _is_of(piece, operation.data):
                 raise CorruptDataError(f"object {key} of the journal changed while it was read")
@@ -326,11 +328,11 @@ def _is_of(piece: Piece, data: Buffer) -> bool:
     return len(data) == piece.length and crc32c(data) == piece.crc32c
 
 
-def _runs(wanted: Iterable[_Want]) -> list[list[_Want]]:
+def _runs(fetches: Iterable[_Want]) -> list[list[_Want]]:
     """Return what lies close together in a pack as one run, in order."""
     runs: list[list[_Want]] = []
     end = 0
-    for want in sorted(wanted, key=lambda want: (want[0].pack, want[0].offset)):
+    for want in sorted(fetches, key=lambda want: (want[0].pack, want[0].offset)):
         piece = want[0]
         last = runs[-1] if runs else None
         if (

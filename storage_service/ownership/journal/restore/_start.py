@@ -107,11 +107,11 @@ class JournalStart:
 
         A copy of the directory, or its disk in another machine, says nothing of that process.
         """
-        known = self._file
+        file = self._file
         return (
-            known is not None
-            and known.was_opened_at(self._opener(epoch), self._place)
-            and self._is_own(known, epoch + 1)
+            file is not None
+            and file.was_opened_at(self._opener(epoch), self._place)
+            and self._is_own(file, epoch + 1)
         )
 
     def disown(self) -> None:
@@ -125,9 +125,9 @@ class JournalStart:
         Raises `InvalidRequestError` for a directory and a journal that do not belong together, and
         `CorruptDataError` for one that has lost objects: before anybody is fenced.
         """
-        known = self._file
+        file = self._file
         opened = self._opened(1)
-        if known is None:
+        if file is None:
             has_files = next(local_files(self._directory), None) is not None
             if has_files and opened is not None:
                 raise InvalidRequestError(
@@ -135,7 +135,7 @@ class JournalStart:
                     " a service: use an empty --data-dir to go on with that one, or another"
                     " --journal to begin one"
                 )
-            known = JournalFile(
+            file = JournalFile(
                 service_id="",
                 shard=self._names.shard,
                 epoch=0,
@@ -143,9 +143,9 @@ class JournalStart:
                 places=(),
                 phase=Phase.UPLOADING if has_files else Phase.RESTORING,
             )
-        self._check(known, opened)
+        self._check(file, opened)
         check_newest_epoch(self._store, self._names)
-        self._save(known.with_nonce(nonce, self._place))
+        self._save(file.with_nonce(nonce, self._place))
 
     def begin(self, *, epoch: int, service_id: str) -> Begun:
         """Make the directory what the journal says before `epoch`, which is open.
@@ -154,29 +154,29 @@ class JournalStart:
         together, `CorruptDataError` if the journal cannot say it, what the store raises, and
         `OSError`.
         """
-        known = self._known()
-        if known.service_id not in ("", service_id):
+        file = self._known()
+        if file.service_id not in ("", service_id):
             raise self._is_of_another()
-        is_own = self._is_own(known, epoch + 1)
-        if known.phase == Phase.UPLOADING and not self._has_checkpoint(epoch):
+        is_own = self._is_own(file, epoch + 1)
+        if file.phase == Phase.UPLOADING and not self._has_checkpoint(epoch):
             if not is_own:
                 raise CorruptDataError(
                     f"the journal {self._store.url} has begun without what {self._directory} has:"
                     " use another --journal, or another --data-dir"
                 )
-            return self._upload(known, service_id)
+            return self._upload(file, service_id)
         state = read_state(self._store, self._names, epoch=epoch, service_id=service_id)
-        known = replace(known, service_id=service_id)
-        if is_own and known.phase != Phase.UPLOADING:
+        file = replace(file, service_id=service_id)
+        if is_own and file.phase != Phase.UPLOADING:
             # However often it ends before it serves, it stays its own.
-            known = replace(known.with_last_nonce(), epoch=epoch)
+            file = replace(file.with_last_nonce(), epoch=epoch)
         # What is on the disk says so from the first change on; whoever begins again must know, too.
-        self._file = replace(known, phase=Phase.RESTORING)
-        state, restored = self._restored(state, known, is_own=is_own)
+        self._file = replace(file, phase=Phase.RESTORING)
+        state, restored = self._restored(state, file, is_own=is_own)
         return Begun(tree=state.tree, manifest=state.manifest, restored=restored)
 
     def _restored(
-        self, newest: JournalledState, own: JournalFile, *, is_own: bool
+        self, newest: JournalledState, file: JournalFile, *, is_own: bool
     ) -> tuple[JournalledState, Restored]:
         """Make the directory of the newest checkpoint of which every byte is right.
 
@@ -186,7 +186,7 @@ class JournalStart:
         state: JournalledState | None = newest
         while state is not None:
             try:
-                return state, self._restore(state, own, is_own=is_own)
+                return state, self._restore(state, file, is_own=is_own)
             except CorruptDataError as error:
                 if state.manifest is None:
                     break
@@ -196,14 +196,14 @@ class JournalStart:
                     error.message,
                 )
                 # Some of it may be on the disk by now.
-                own = replace(own, phase=Phase.RESTORING)
+                file = replace(file, phase=Phase.RESTORING)
                 state = self._older(state, newest)
-        return newest, self._restore(newest, own, is_own=is_own, may_lack_keys=True)
+        return newest, self._restore(newest, file, is_own=is_own, may_lack_keys=True)
 
     def _restore(
         self,
         state: JournalledState,
-        own: JournalFile,
+        file: JournalFile,
         *,
         is_own: bool,
         may_lack_keys: bool = False,
@@ -211,7 +211,7 @@ class JournalStart:
         return restore_directory(
             self._directory,
             state,
-            own=own,
+            own=file,
             is_own=is_own,
             store=self._store,
             names=self._names,
@@ -235,38 +235,38 @@ class JournalStart:
 
     def finish(self, *, epoch: int, service_id: str) -> None:
         """Say that the directory is what the journal says, and served in `epoch` from now on."""
-        known = self._known()
+        file = self._known()
         self._save(
             replace(
-                known.with_last_nonce(),
+                file.with_last_nonce(),
                 service_id=service_id,
                 epoch=epoch,
                 phase=Phase.READY,
             )
         )
 
-    def _upload(self, known: JournalFile, service_id: str) -> Begun:
-        self._save(replace(known, service_id=service_id))
+    def _upload(self, file: JournalFile, service_id: str) -> Begun:
+        self._save(replace(file, service_id=service_id))
         tree = read_local_tree(self._directory)
-        file = tree.get(_SERVICE_FILE)
-        if file is None:
+        service_file = tree.get(_SERVICE_FILE)
+        if service_file is None:
             raise CorruptDataError(f"{self._directory} has no {_SERVICE_FILE}")
         # Whoever read the journal without the checkpoint would meet this first, and stop.
-        first = Append(_SERVICE_FILE, file.length, b"")
+        first = Append(_SERVICE_FILE, service_file.length, b"")
         return Begun(tree=tree, is_upload=True, first_operation=first)
 
     def _has_checkpoint(self, epoch: int) -> bool:
         places = list_checkpoints(self._store, self._names)
         return any(place < Place(epoch, 0) for place in places)
 
-    def _is_own(self, known: JournalFile, epoch: int) -> bool:
+    def _is_own(self, file: JournalFile, epoch: int) -> bool:
         """Whether every epoch after the directory's own was opened by a process of this one."""
-        later = range(known.epoch + 1, epoch)
-        if known.epoch:
+        later = range(file.epoch + 1, epoch)
+        if file.epoch:
             # The process that served last went on in epochs without a gap, perhaps thousands.
-            served = known.nonces[0]
-            later = later[bisect_left(later, True, key=lambda one: self._opener(one) != served) :]
-        return all(self._opener(one) in known.nonces for one in later)
+            served = file.nonces[0]
+            later = later[bisect_left(later, True, key=lambda e: self._opener(e) != served) :]
+        return all(self._opener(later_epoch) in file.nonces for later_epoch in later)
 
     def _opener(self, epoch: int) -> str:
         opened = self._opened(epoch)
@@ -281,21 +281,21 @@ class JournalStart:
             return None
         return decode_object(data, key=key, place=place)
 
-    def _check(self, known: JournalFile, opened: JournalObject | None) -> None:
-        if known.shard != self._names.shard:
+    def _check(self, file: JournalFile, opened: JournalObject | None) -> None:
+        if file.shard != self._names.shard:
             raise InvalidRequestError(
-                f"{self._directory} is of shard '{known.shard}', not of '{self._names.shard}'"
+                f"{self._directory} is of shard '{file.shard}', not of '{self._names.shard}'"
             )
         if opened is None:
-            if known.epoch or known.service_id:
+            if file.epoch or file.service_id:
                 raise InvalidRequestError(
                     f"the journal {self._store.url} is empty, but {self._directory} had one: use"
                     " the --journal that it had"
                 )
             return
         facts = open_facts(opened, key=self._names.object(opened.place))
-        is_other = known.service_id not in ("", facts.service_id)
-        if is_other or (known.phase == Phase.UPLOADING and opened.nonce.hex() not in known.nonces):
+        is_other = file.service_id not in ("", facts.service_id)
+        if is_other or (file.phase == Phase.UPLOADING and opened.nonce.hex() not in file.nonces):
             raise self._is_of_another()
 
     def _is_of_another(self) -> InvalidRequestError:
@@ -308,7 +308,7 @@ class JournalStart:
         assert self._file is not None, "prepare comes first"
         return self._file
 
-    def _save(self, known: JournalFile) -> JournalFile:
-        known.save(self._directory, self._filesystem)
-        self._file = known
-        return known
+    def _save(self, file: JournalFile) -> JournalFile:
+        file.save(self._directory, self._filesystem)
+        self._file = file
+        return file

@@ -57,8 +57,8 @@ class JournalFile:
     phase: str
 
     def __post_init__(self) -> None:
-        known = (Phase.READY, Phase.RESTORING, Phase.UPLOADING)
-        is_known = self.phase in known and all(map(_NONCE.fullmatch, self.nonces))
+        phases = (Phase.READY, Phase.RESTORING, Phase.UPLOADING)
+        is_known = self.phase in phases and all(map(_NONCE.fullmatch, self.nonces))
         is_known &= len(self.places) == len(self.nonces)
         is_known &= all(isinstance(place, str) for place in self.places)
         if not is_known or self.epoch < 0 or not self.shard:
@@ -78,7 +78,7 @@ class JournalFile:
         return self._with([])
 
     def _with(self, opened: Sequence[tuple[str, str]]) -> JournalFile:
-        nonces, places = (tuple(one[index] for one in opened) for index in range(2))
+        nonces, places = (tuple(epoch[index] for epoch in opened) for index in range(2))
         return replace(self, nonces=nonces, places=places)
 
     def was_opened_at(self, nonce: str, place: str) -> bool:
@@ -139,8 +139,8 @@ def refuse_without_journal(directory: Path) -> None:
 
 def refuse_half_made(directory: Path) -> None:
     """Raise `InvalidRequestError` if a directory is being made what its journal says."""
-    known = JournalFile.load(directory)
-    if known is not None and known.phase == Phase.RESTORING:
+    file = JournalFile.load(directory)
+    if file is not None and file.phase == Phase.RESTORING:
         raise InvalidRequestError(
             f"{directory} is not what its journal says yet: a restore of it was broken off, or it"
             " was a standby's. Start the service on it with its --journal first, or use the"

@@ -81,22 +81,28 @@ class Replay:
         self.start = self.end = manifest.place if manifest else _FIRST
         self._applied = manifest.applied if manifest else 0
 
-    def apply(self, found: JournalObject) -> None:
+    def apply(self, journal_object: JournalObject) -> None:
         """Apply the next object; raises `CorruptDataError`."""
         # A seal stands where the next operations would have been.
-        self.end = found.place if found.kind is ObjectKind.SEAL else found.place.following
-        applied = self._applied if found.place == self.start else 0
-        if applied > len(found.operations):
+        self.end = (
+            journal_object.place
+            if journal_object.kind is ObjectKind.SEAL
+            else journal_object.place.following
+        )
+        applied = self._applied if journal_object.place == self.start else 0
+        if applied > len(journal_object.operations):
             raise CorruptDataError(f"object {self.start} has not the operations of its checkpoint")
-        for index, operation in enumerate(found.operations):
+        for index, operation in enumerate(journal_object.operations):
             if index >= applied:
-                self.tree.apply(operation, place=(found.place.epoch, found.place.seq, index))
+                self.tree.apply(
+                    operation, place=(journal_object.place.epoch, journal_object.place.seq, index)
+                )
 
 
 def list_checkpoints(store: ObjectStore, names: ShardNames) -> list[Place]:
     """Return the places of all manifests, in order."""
-    found = (names.place_of_checkpoint(entry.key) for entry in list_all(store, names.checkpoints))
-    return sorted(place for place in found if place is not None)
+    places = (names.place_of_checkpoint(entry.key) for entry in list_all(store, names.checkpoints))
+    return sorted(place for place in places if place is not None)
 
 
 def check_newest_epoch(store: ObjectStore, names: ShardNames) -> None:
@@ -116,8 +122,8 @@ def check_newest_epoch(store: ObjectStore, names: ShardNames) -> None:
     last = decode_object(store.get(key, bytes_max=SEAL_BYTES_MAX), key=key, place=places[-1])
     is_owners = last.facts.get("reason") in (SealReason.STOPPED, SealReason.ROLLED)
     if last.kind is ObjectKind.SEAL and is_owners:
-        found = {place.seq for place in places}
-        gone = next(seq for seq in range(places[-1].seq) if seq not in found)
+        seqs = {place.seq for place in places}
+        gone = next(seq for seq in range(places[-1].seq) if seq not in seqs)
         raise CorruptDataError(
             f"object {names.object(Place(newest, gone))} of the journal {store.url} is missing: it"
             " was stored before its epoch was sealed; put it back"
@@ -200,8 +206,8 @@ def read_state(
 def pack_lengths(store: ObjectStore, names: ShardNames) -> dict[str, int]:
     """Return how long each pack in the store is, by name."""
     entries = list_all(store, names.packs)
-    found = ((names.name_of_pack(entry.key), entry.size_bytes) for entry in entries)
-    return {name: size_bytes for name, size_bytes in found if name is not None}
+    packs = ((names.name_of_pack(entry.key), entry.size_bytes) for entry in entries)
+    return {name: size_bytes for name, size_bytes in packs if name is not None}
 
 
 def check_manifest(manifest: Manifest, packs: Mapping[str, int], *, service_id: str) -> None:
@@ -212,11 +218,11 @@ def check_manifest(manifest: Manifest, packs: Mapping[str, int], *, service_id: 
             f" {service_id}"
         )
     for name, length in manifest.packs.items():
-        found = packs.get(name)
-        if found != length:
+        stored_length = packs.get(name)
+        if stored_length != length:
             raise CorruptDataError(
                 f"checkpoint {manifest.place} names pack {name} of {length} bytes, but it is"
-                f" {'missing' if found is None else f'{found} bytes long'}"
+                f" {'missing' if stored_length is None else f'{stored_length} bytes long'}"
             )
 
 
@@ -233,8 +239,8 @@ def _replay(
     journal = journal_identity(service_id, names.shard)
     reader = JournalReader(store, names, start=replay.start, journal=journal, ahead=READ_AHEAD)
     try:
-        for found in reader.read_to(epoch):
-            replay.apply(found)
+        for journal_object in reader.read_to(epoch):
+            replay.apply(journal_object)
     finally:
         reader.close()
     replay.tree.check_whole()

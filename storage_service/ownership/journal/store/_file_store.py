@@ -94,26 +94,26 @@ class FileObjectStore:
     def get_range(self, key: str, *, start: int, length: int) -> memoryview:
         """See `ObjectStore.get_range`."""
         with self._errors(key), self._path(key).open("rb") as file:
-            found = os.pread(file.fileno(), length, start)
-        if len(found) != length:
+            data = os.pread(file.fileno(), length, start)
+        if len(data) != length:
             raise ObjectNotFoundError(f"{key} has no bytes {start} to {start + length}")
-        return memoryview(found)
+        return memoryview(data)
 
     def list_objects(
         self, folder: str, *, start_after: str = "", count_max: int = LIST_COUNT_MAX
     ) -> list[ObjectEntry]:
         """See `ObjectStore.list_objects`."""
-        found: list[ObjectEntry] = []
+        entries: list[ObjectEntry] = []
         with self._errors(folder):
             for key, path in self._walk(self._path(folder.rstrip("/")), folder, start_after):
                 try:
                     size_bytes = path.stat().st_size
                 except FileNotFoundError:
                     continue
-                found.append(ObjectEntry(key, size_bytes))
-                if len(found) == count_max:
+                entries.append(ObjectEntry(key, size_bytes))
+                if len(entries) == count_max:
                     break
-        return found
+        return entries
 
     def delete(self, keys: Sequence[str]) -> None:
         """See `ObjectStore.delete`."""

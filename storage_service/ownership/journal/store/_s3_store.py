@@ -111,20 +111,20 @@ class S3ObjectStore:
     def get(self, key: str, *, bytes_max: int) -> memoryview:
         """See `ObjectStore.get`."""
         with self._errors(key):
-            found = obstore.get(self._store, self._prefix + key)
-            if (size := found.meta["size"]) > bytes_max:
+            result = obstore.get(self._store, self._prefix + key)
+            if (size := result.meta["size"]) > bytes_max:
                 raise ObjectTooLargeError(f"{key} has {size} bytes, more than {bytes_max}")
-            return memoryview(found.bytes())
+            return memoryview(result.bytes())
 
     def get_range(self, key: str, *, start: int, length: int) -> memoryview:
         """See `ObjectStore.get_range`."""
         if length == 0:
             return memoryview(b"")
         with self._errors(key):
-            found = obstore.get(
+            result = obstore.get(
                 self._store, self._prefix + key, options={"range": (start, start + length)}
             )
-            data = memoryview(found.bytes())
+            data = memoryview(result.bytes())
         if len(data) != length:
             raise ObjectNotFoundError(f"{key} has no bytes {start} to {start + length}")
         return data
@@ -133,7 +133,7 @@ class S3ObjectStore:
         self, folder: str, *, start_after: str = "", count_max: int = LIST_COUNT_MAX
     ) -> list[ObjectEntry]:
         """See `ObjectStore.list_objects`."""
-        found: list[ObjectEntry] = []
+        entries: list[ObjectEntry] = []
         with self._errors(folder):
             pages = obstore.list(
                 self._store,
@@ -144,13 +144,13 @@ class S3ObjectStore:
             for page in pages:
                 for entry in page:
                     key = entry["path"].removeprefix(self._prefix)
-                    found.append(ObjectEntry(key, entry["size"]))
-                if len(found) >= count_max:
+                    entries.append(ObjectEntry(key, entry["size"]))
+                if len(entries) >= count_max:
                     break
-        keys = [start_after, *(entry.key for entry in found)]
-        if any(one >= other for one, other in itertools.pairwise(keys)):
+        keys = [start_after, *(entry.key for entry in entries)]
+        if any(key >= next_key for key, next_key in itertools.pairwise(keys)):
             raise StoreRefusedError(f"{self._url} does not list its objects in order")
-        return found[:count_max]
+        return entries[:count_max]
 
     def delete(self, keys: Sequence[str]) -> None:
         """See `ObjectStore.delete`."""
@@ -254,10 +254,10 @@ def _sentence(error: exceptions.BaseError) -> str:
     text = str(error)
     answered = _ANSWERED.search(text)
     if answered is not None:
-        said = [f"it answers {answered[1]} {answered[2]}".rstrip()]
-        said += [found[1] for pattern in _SAID if (found := pattern.search(text))]
+        parts = [f"it answers {answered[1]} {answered[2]}".rstrip()]
+        parts += [match[1] for pattern in _SAID if (match := pattern.search(text))]
     else:
         first, _, details = text.partition("\n")
-        why = [found[1] for pattern in _WHY if (found := pattern.search(details))]
-        said = [first.rpartition(" - ")[2], *why[:1]]
-    return " ".join(": ".join(said).split())[:_SENTENCE_CHARACTERS_MAX]
+        why = [match[1] for pattern in _WHY if (match := pattern.search(details))]
+        parts = [first.rpartition(" - ")[2], *why[:1]]
+    return " ".join(": ".join(parts).split())[:_SENTENCE_CHARACTERS_MAX]

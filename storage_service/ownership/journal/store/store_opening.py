@@ -86,7 +86,7 @@ def probe(store: ObjectStore) -> None:
         with ThreadPoolExecutor(_RIVALS, thread_name_prefix="journal-probe") as rivals:
             won = list(rivals.map(attempt, bodies))
         won.append(attempt(b"late"))
-        found = bytes(store.get(key, bytes_max=1 << 10))
+        data = bytes(store.get(key, bytes_max=1 << 10))
         listed = [entry.key for entry in store.list_objects("probe/")]
         store.delete([key])
     except ObjectNotFoundError as error:
@@ -99,7 +99,7 @@ def probe(store: ObjectStore) -> None:
         raise InvalidRequestError(
             f"the journal's store {store.url} cannot be used: {error}"
         ) from error
-    if won.count(True) != 1 or found != bodies[won.index(True)]:
+    if won.count(True) != 1 or data != bodies[won.index(True)]:
         raise InvalidRequestError(
             f"the journal's store {store.url} let {won.count(True)} of {len(won)} create one object"
             " (If-None-Match: * must let exactly one); two services could own the same data"
