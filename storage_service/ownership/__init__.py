@@ -1,1 +1,1 @@
-"""Who owns a data directory: its journal, its shards, the roles of its processes."""
+"""Ownership: journals in an object store, shards of services, and roles of a process."""

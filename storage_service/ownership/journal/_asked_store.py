@@ -1,9 +1,9 @@
-"""An object store that is asked in another way: each call until it is answered, or no more.
+"""Object stores around another store: one retries each call, one can be stopped.
 
-A start reads thousands of objects. If one answer in a hundred fails, who begins the whole of it
-anew after a failure never comes to its end; who repeats the one call does (`PatientStore`). And it
-may take hours, but may be broken off between any two requests (`StoppableStore`): it is begun
-again, and gives the same.
+A start reads thousands of objects. With one failure in a hundred requests, restarting everything
+after a failure would never end; retrying the failed call does (`PatientStore`). A start may also
+take hours, and can be stopped between any two requests (`StoppableStore`): a restart gives the same
+result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 class _AskedStore(ABC):
-    """`ObjectStore` that is another one; `_ask` makes each call of it."""
+    """`ObjectStore` around another store; `_ask` makes each call."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -73,10 +73,10 @@ class _AskedStore(ABC):
 
 
 class PatientStore(_AskedStore):
-    """Repeats what fails while `store` is away or refuses.
+    """Retries failed calls while `store` is unavailable or refuses.
 
-    `pause` waits so many seconds and says whether to go on; if not, the last error is raised.
-    `failed` is told each error. Both are called from the threads of those who ask.
+    `pause` waits the seconds and returns whether to go on; if not, the last error is raised.
+    `failed` gets each error. Both run on the callers' threads.
     """
 
     def __init__(

@@ -9,18 +9,18 @@ from crc32c import crc32c
 __all__ = ["READ_BYTES", "Checked", "check_next"]
 
 READ_BYTES: Final = 4 << 20
-"""So much of a file is in memory at once."""
+"""The most bytes of a file in memory at once."""
 
 
 class Checked(NamedTuple):
-    """The checksum of what was read, and how many bytes that were."""
+    """The checksum and the number of the bytes read."""
 
     crc32c: int
     length: int
 
 
 def check_next(file: BinaryIO, length: int) -> Checked:
-    """Return the checksum of the next `length` bytes of a file, or of what there is."""
+    """Return the checksum of the next `length` bytes of a file, or of fewer at its end."""
     crc, remaining_bytes = 0, length
     while remaining_bytes and (data := file.read(min(remaining_bytes, READ_BYTES))):
         crc, remaining_bytes = crc32c(data, crc), remaining_bytes - len(data)

@@ -1,13 +1,12 @@
-"""A data directory that nobody serves, to which a journal's operations are applied in order.
+"""An unserved data directory to which a journal's operations are applied in order.
 
 Invariants:
-- after every operation the directory has the files that a tree of the same operations has
-- what does not follow from what is there raises `CorruptDataError` and changes nothing: then the
-  directory has to be made anew
-- nothing is durable before `sync` returns; a crash before leaves what has to be made anew
+- after every operation the directory has the same files as a tree of the same operations
+- an inconsistent operation raises `CorruptDataError` and changes nothing: the directory must be
+  restored
+- nothing is durable before `sync` returns; after an earlier crash the directory must be restored
 
-What is not journalled (`kv`, `LOCK`) lies between the files and goes only with its directory. One
-thread at a time.
+Other files (`kv`, `LOCK`) are moved and removed only with their directory. One thread at a time.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from streamhouse.storage_service.ownership.journal.tree import JournalTree
 
 __all__ = ["FollowedDirectory"]
 
-# Logs that are written to in turn; opening one costs more than writing a frame.
+# Logs are written in turn; opening a log costs more than writing a frame.
 _OPEN_LOGS_MAX: Final = 256
 
 
@@ -51,14 +50,14 @@ class FollowedDirectory:
         self._leave = leave
         self._filesystem = LocalFilesystem()
         self._logs: OrderedDict[str, tuple[WritableFile, int]] = OrderedDict()
-        """Open logs and how long they are, the one written to last at the end."""
+        """Open logs and their lengths, the last written log at the end."""
         self._unsynced: set[str] = set()
         self._unsynced_directories: set[Path] = set()
 
     def apply(self, operations: Sequence[Operation]) -> set[str]:
-        """Apply operations; return the paths of the files that have changed and are there.
+        """Apply operations; return the paths of changed, existing files.
 
-        Raises `OSError` if the disk does not let us, and `CorruptDataError`.
+        Raises `OSError` if the disk refuses, and `CorruptDataError`.
         """
         changed: set[str] = set()
         for operation in operations:
@@ -86,7 +85,7 @@ class FollowedDirectory:
         return changed
 
     def sync(self) -> None:
-        """Return when all that was applied is durable; raises `OSError`."""
+        """Return once all applied operations are durable; raises `OSError`."""
         for path in sorted(self._unsynced):
             self._sync_file(path)
         for directory in sorted(self._unsynced_directories):
@@ -96,9 +95,9 @@ class FollowedDirectory:
         self._unsynced_directories.clear()
 
     def check(self, tree: JournalTree) -> None:
-        """Raise `CorruptDataError` unless the files of a tree are there, as long as they must be.
+        """Raise `CorruptDataError` unless all files of a tree exist with the right lengths.
 
-        What somebody removed meanwhile was written on without a name, as long as it was open.
+        A file removed by a stranger was still written through its open descriptor.
         """
         for file in tree:
             try:
@@ -111,7 +110,7 @@ class FollowedDirectory:
                 )
 
     def close(self) -> None:
-        """Close the files; what was not synced may be lost in a crash."""
+        """Close the files; unsynced bytes may be lost in a crash."""
         for path in list(self._logs):
             self._close_log(path)
 
@@ -168,7 +167,7 @@ class FollowedDirectory:
         self._unsynced_directories.add((self._root / path).parent)
 
     def _forget_below(self, directory: str) -> None:
-        """Close and sync what is in a directory, which will not be found by its name any more."""
+        """Close and sync the files in a directory before the directory loses its name."""
         for path in [path for path in self._logs if _is_below(path, directory)]:
             self._close_log(path)
         below = [path for path in self._unsynced if _is_below(path, directory)]

@@ -1,15 +1,16 @@
-"""A `Filesystem` that records every durable change of a data directory in its journal.
+"""A `Filesystem` recording every durable change of a data directory in its journal.
 
-Order of the local disk and the journal, by what is done (decision 0020 says why):
-- bytes of a `.log` file: synced here, then recorded. What is taken back was never recorded
+Order of the local disk and the journal (decision 0020 has the reasons):
+- bytes of a `.log` file: synced here, then recorded. Truncated bytes were never recorded
 - any other file, as a whole: written as `X.tmp` and synced, recorded, stored, and only then `X`
 - a file or a directory removed, a directory made: recorded, then done
 - a directory moved: stored, then done
-So a file here is never ahead of the journal, but for the ends of `.log` files and the slots of
-`durable.mark` that are overwritten in place. What cannot be done here once it is stored ends the
-process: the next start makes it as the journal says.
 
-What is no file of the journal (`operations.is_journalled`) is changed as if there were none.
+So a file here is never ahead of the journal, except the ends of `.log` files and the slots of
+`durable.mark`, overwritten in place. A local failure after the journal stored a change ends the
+process: the next start applies the journal.
+
+Files outside of the journal (`operations.is_journalled`) are changed without a record.
 """
 
 from __future__ import annotations
@@ -56,19 +57,19 @@ _LOG: Final = ".log"
 
 
 class Journal(Replica, Protocol):
-    """Where operations are recorded, to be stored in this order. Safe to call from any thread."""
+    """Records operations, stored in the same order. Safe to call from any thread."""
 
     def record(self, operation: Operation) -> int:
-        """Take an operation; return the position after it. It does not wait for the store.
+        """Record an operation; return the position after. Does not wait for the store.
 
-        Its data does not change any more. Raises `NotOwnerError` once another process took over.
+        The data must not change any more. Raises `NotOwnerError` after a takeover.
         """
 
 
 class JournaledFilesystem:
-    """See the module. `log_bytes` are the lengths that `.log` files have in the journal so far.
+    """See the module. `log_bytes` are the journalled lengths of `.log` files.
 
-    `on_failure` is told why the process has to end; it does not return.
+    `on_failure` gets the reason to end the process, and does not return.
     """
 
     def __init__(
@@ -86,12 +87,12 @@ class JournaledFilesystem:
         self._on_failure = on_failure
         self._log_bytes = dict(log_bytes)
         self._written: dict[str, list[Buffer]] = {}
-        """What was written to temporary files, by the path they are to get."""
+        """The contents of temporary files, by their final path."""
         self._open_logs = WeakValueDictionary[str, JournaledLogFile]()
-        # Held while something is recorded: what a file is called does not change meanwhile.
+        # Held while recording, so that a file's name does not change meanwhile.
         self._lock = threading.Lock()
 
-    # -- what is only read -----------------------------------------------------------------------
+    # -- reads ------------------------------------------------------------------------------------
 
     def list_names(self, directory: Path) -> list[str]:
         """See `Filesystem.list_names`."""
@@ -138,7 +139,7 @@ class JournaledFilesystem:
         return _TemporaryFile(file, written)
 
     def open(self, path: Path) -> WritableFile:
-        """See `Filesystem.open`; only logs and marks are written after that."""
+        """See `Filesystem.open`; only logs and marks are written afterwards."""
         name = self._name(path)
         if not is_journalled(name) or path.name == MARK_NAME:
             return self._inner.open(path)
@@ -164,7 +165,7 @@ class JournaledFilesystem:
 
     def _record_append(self, file: JournaledLogFile, data: Buffer) -> None:
         with self._lock:
-            # A file that was removed while it was open has no name.
+            # A file removed while open has no name.
             if file.name:
                 self._journal.record(Append(file.name, file.journalled_bytes, data))
                 self._log_bytes[file.name] = file.journalled_bytes + len(data)
@@ -182,9 +183,9 @@ class JournaledFilesystem:
         self._do_stored(name, self._inner.rename, source, target)
 
     def rename_in_order(self, renames: Sequence[tuple[Path, Path]]) -> None:
-        """See `Filesystem.rename_in_order`: the contents of all are stored first, in this order.
+        """See `Filesystem.rename_in_order`: all contents are stored first, in this order.
 
-        It waits for the store once.
+        Waits for the store once.
         """
         names = [self._name(target) for _, target in renames]
         if not all(map(is_journalled, names)):
@@ -195,7 +196,7 @@ class JournaledFilesystem:
         self._do_stored(names[-1], self._inner.rename_in_order, renames)
 
     def _record_replaced(self, former: str, name: str) -> int:
-        """Record that what was written to `former` is `name`; return the position after it."""
+        """Record the contents written to `former` as `name`; return the position after."""
         with self._lock:
             written = self._written.pop(name, None)
             if written is None or former != name + _TEMPORARY:
@@ -210,7 +211,7 @@ class JournaledFilesystem:
         """See `Filesystem.remove`."""
         name = self._name(path)
         if is_journalled(name):
-            # One that is not there raises, and says nothing to the journal.
+            # A missing file raises before anything is recorded.
             self._inner.size_bytes(path)
             self._record(Remove(name))
         elif name.endswith(_TEMPORARY):
@@ -249,7 +250,7 @@ class JournaledFilesystem:
     # -- inside ----------------------------------------------------------------------------------
 
     def _name(self, path: Path) -> str:
-        """Return a path as the journal calls it; one outside of the directory as it is."""
+        """Return a path relative to the data directory; empty for a path outside."""
         return path.relative_to(self._root).as_posix() if path.is_relative_to(self._root) else ""
 
     def _record(self, operation: Operation) -> int:
@@ -272,7 +273,7 @@ class JournaledFilesystem:
         return [name for name in self._log_bytes if name.startswith(directory + "/")]
 
     def _follow(self, log: str, target: str | None) -> None:
-        """Know what a log is called from now on, if it is one; None: it is gone."""
+        """Rename a log in the bookkeeping, or forget the log if `target` is None."""
         length, file = self._log_bytes.pop(log, None), self._open_logs.pop(log, None)
         if length is not None and target is not None:
             self._log_bytes[target] = length
@@ -285,7 +286,7 @@ class JournaledFilesystem:
         try:
             self._journal.wait_stored(position)
         except NotOwnerError as error:
-            # It was on its way: the next owner has it, or it has not.
+            # The operation was in flight: the next owner may have the operation or not.
             raise UnknownOutcomeError(
                 f"{name}: another process took over before the journal answered: {error.message}"
             ) from error
@@ -302,7 +303,7 @@ class JournaledFilesystem:
 
 
 class JournaledLogFile:
-    """`WritableFile` of a log: what a sync made durable is recorded, in order and once."""
+    """`WritableFile` of a log: bytes made durable by a sync are recorded, in order and once."""
 
     def __init__(
         self,
@@ -316,12 +317,12 @@ class JournaledLogFile:
     ) -> None:
         self._inner = inner
         self.name = name
-        """What the journal calls the file; empty once it was removed."""
+        """The file's name in the journal; empty after its removal."""
         self.journalled_bytes = journalled_bytes
         self._read = read
         self._record = record
         self._end = size_bytes
-        # What was written since the last sync, if that is all that is not recorded.
+        # Bytes written since the last sync; None if other bytes are unrecorded, too.
         self._unsynced: list[bytes] | None = None if size_bytes > journalled_bytes else []
 
     def write(self, buffers: Sequence[Buffer], *, position: int) -> None:
@@ -331,7 +332,7 @@ class JournaledLogFile:
         # Joined once, for the disk and for the journal.
         data = b"".join(buffers)
         self._inner.write([data], position=position)
-        # After a refused write the end stays: what it left is nobody's.
+        # After a refused write the end stays: bytes behind the end have no meaning.
         self._end = position + len(data)
         if self._unsynced is not None:
             self._unsynced.append(data)
@@ -351,10 +352,10 @@ class JournaledLogFile:
         self._unsynced = []
 
     def truncate(self, size_bytes: int) -> None:
-        """See `WritableFile.truncate`; what is journalled cannot be taken back."""
+        """See `WritableFile.truncate`; journalled bytes cannot be truncated."""
         if size_bytes < self.journalled_bytes:
             raise _cut_off(self.name, size_bytes, self.journalled_bytes)
-        # Even if it cannot be cut off here: nobody may meet it elsewhere.
+        # Also if the local truncation fails: the bytes must not reach the journal.
         self._end = size_bytes
         self._unsynced = None if size_bytes > self.journalled_bytes else []
         self._inner.truncate(size_bytes)
@@ -365,7 +366,7 @@ class JournaledLogFile:
 
 
 class _TemporaryFile:
-    """`WritableFile` that remembers what was written, from its beginning on."""
+    """`WritableFile` remembering its contents from the beginning on."""
 
     def __init__(self, inner: WritableFile, written: list[Buffer]) -> None:
         self._inner = inner
@@ -390,7 +391,7 @@ class _TemporaryFile:
 
 
 class _WholeFile:
-    """`WritableFile` of a file that is only ever replaced as a whole, opened to be synced."""
+    """`WritableFile` of a file replaced only as a whole; opened to be synced."""
 
     def __init__(self, inner: WritableFile, name: str) -> None:
         self._inner = inner

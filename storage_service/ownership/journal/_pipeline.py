@@ -1,11 +1,11 @@
-"""What an owner puts into its epoch: objects in order, several on their way, complete in order.
+"""An owner's objects in its epoch: in order, several in flight, complete in order.
 
-Plain values and steps; `writer.py` has the threads, the model check has every order of them.
-Positions count the operations that were recorded since the start.
+Plain values and steps; `writer.py` has the threads, the model check runs every order of the steps.
+Positions count the operations recorded since the start.
 
 Invariants:
-- places are given out in order, fewer than `IN_FLIGHT_MAX` ahead of what is complete
-- a position is stored once the object with it and all objects before it are stored and ours
+- places are assigned in order, fewer than `IN_FLIGHT_MAX` ahead of the complete objects
+- a position is stored once its object and all objects before are stored and belong to this owner
 - nothing is put behind a seal; the next epoch opens once the seal is complete
 """
 
@@ -36,17 +36,17 @@ from streamhouse.storage_service.ownership.journal.steps import Create, Steps, g
 
 __all__ = ["Fenced", "Pipeline", "Sent"]
 
-# Checkpoints ask soon after something was stored where it is.
+# Checkpoints ask for the place of an operation soon after the operation was stored.
 _PLACES_KEPT: Final = 1 << 16
 
 
 class Fenced(Exception):
-    """Another process has sealed our epoch: nothing further is stored."""
+    """Another process has sealed this owner's epoch: nothing further is stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """An object on its way. Before `end_position` is what it and all before it have."""
+    """An object in flight; `end_position` is the position after its operations."""
 
     place: Place
     key: str
@@ -59,7 +59,7 @@ class Sent:
         return sum(map(len, self.buffers))
 
     def steps(self) -> Steps[None]:
-        """Store it. Raises `Fenced`."""
+        """Store the object. Raises `Fenced`."""
         foreign_object = yield from stored(
             Create(self.key, self.buffers), is_same_as(list(self.buffers))
         )
@@ -83,32 +83,32 @@ class Pipeline:
 
     @property
     def tenure(self) -> Tenure:
-        """The epoch that is written to."""
+        """The current epoch."""
         return self._tenure
 
     @property
     def next_place(self) -> Place:
-        """Where the next object goes."""
+        """The place of the next object."""
         return Place(self._tenure.epoch, self._next_seq)
 
     @property
     def sent_position(self) -> int:
-        """All before it is stored or on its way."""
+        """All operations before are stored or in flight."""
         return self._sent_position
 
     @property
     def stored_position(self) -> int:
-        """All before it is stored."""
+        """All operations before are stored."""
         return self._stored_position
 
     @property
     def in_flight(self) -> int:
-        """How many objects are not complete."""
+        """The number of incomplete objects."""
         return len(self._in_flight)
 
     @property
     def ended_for(self) -> str | None:
-        """Why the epoch ended, once it has and all of it is stored."""
+        """The reason of the epoch's end, once all of the epoch is stored."""
         return self._seal.reason if self._seal is not None and not self._in_flight else None
 
     @property
@@ -117,7 +117,7 @@ class Pipeline:
         return self._seal is None and len(self._in_flight) < IN_FLIGHT_MAX - 1
 
     def send(self, operations: Sequence[Operation]) -> Sent:
-        """Return the next object, of these operations, to be stored by `Sent.steps`."""
+        """Return the next object with these operations, for `Sent.steps`."""
         assert self.has_room
         place = self.next_place
         buffers = encode_operations(
@@ -133,7 +133,7 @@ class Pipeline:
         return self._put(place, buffers)
 
     def seal(self, reason: str) -> Sent:
-        """Return the epoch's seal, to be stored as any object."""
+        """Return the epoch's seal, to be stored like any object."""
         assert self._seal is None
         place = self.next_place
         self._seal, buffers = new_seal(
@@ -147,7 +147,7 @@ class Pipeline:
         return self._put(place, buffers)
 
     def stored(self, sent: Sent) -> None:
-        """Take note that an object is stored, in whatever order."""
+        """Note a stored object, in any order."""
         self._complete[sent.place] = sent
         for place in list(self._in_flight):
             if place not in self._complete:
@@ -156,7 +156,7 @@ class Pipeline:
             self._stored_position = self._complete.pop(place).end_position
 
     def next_epoch(self) -> Steps[Tenure]:
-        """Open the epoch after ours, whose seal is complete. Raises `TakenByOtherError`."""
+        """Open the epoch after the sealed, complete epoch. Raises `TakenByOtherError`."""
         assert self._seal is not None
         assert not self._in_flight
         facts = {
@@ -175,16 +175,16 @@ class Pipeline:
         self._next_seq, self._checksum = 1, tenure.checksum
 
     def look(self) -> Steps[None]:
-        """Raise `Fenced` if something is at our next place while nothing of ours is on its way."""
+        """Raise `Fenced` for an object at the next place while nothing is in flight."""
         key = self._tenure.names.object(self.next_place)
         if (yield from get_or_none(key)) is not None:
             raise Fenced(f"{key} was stored by another process")
 
     def place_of(self, position: int) -> tuple[Place, int]:
-        """Return the object with the operation at a sent position, and its number in it.
+        """Return the object of the operation at a sent position, and the operation's number.
 
-        That of the object to come if it was not sent yet: the seal, where the epoch has one. Only
-        of the last objects.
+        For an operation not sent yet: the next object, or the epoch's seal. Only recent objects are
+        remembered.
         """
         for end, place, start in reversed(self._ends):
             if position >= end:

@@ -1,14 +1,14 @@
-"""Operations go to the journal: in groups, several on their way, complete in order.
+"""Writes operations to the journal: in groups, several in flight, complete in order.
 
-Promises, beside those of `pipeline.py`:
-- what somebody waits for is sent at once if nothing is on its way, else together with what comes
-  within `linger_ms`; what nobody waits for lingers 50 ms at least, but not so long that it would
-  be `lag_ms_max` behind. What is large goes at once
-- a store that is away is tried for as long as it takes; meanwhile little is held, then `record`
-  waits. A process that is fenced is told so exactly once
+Promises, besides those of `pipeline.py`:
+- awaited operations are sent at once if nothing is in flight, else together with operations
+  arriving within `linger_ms`; other operations linger 50 ms at least, but within `lag_ms_max`.
+  Large groups are sent at once
+- an unavailable store is retried without limit; meanwhile little is buffered, then `record` waits.
+  A fenced process gets one call of `on_fenced`
 
-Threads: any may record; `in_flight_max` threads send, and one looks whether somebody took over
-while nothing is sent. Callbacks run on the threads that send, one after the other.
+Threads: any thread may record; `in_flight_max` threads send, and one thread looks for a new owner
+while nothing is sent. Callbacks run on the sending threads, one after the other.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ __all__ = ["JournalWriter", "WriterOptions"]
 _logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S: Final = 1.0
-# So much does not linger: an object of it costs little for its bytes.
+# Groups of this size do not linger: the cost of an object is small for its bytes.
 _SEND_BYTES: Final = 1 << 20
-# What nobody waits for: fewer objects are less work for us and for the store.
+# Without waiters: fewer objects are less work for the process and the store.
 _UNWANTED_SEND_BYTES: Final = 4 << 20
 _UNWANTED_LINGER_MS_MIN: Final = 50.0
 _WARN_EVERY_S: Final = 10.0
@@ -59,7 +59,7 @@ _WARN_EVERY_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterOptions:
-    """How much is sent together and held, and how far behind the journal may be by choice."""
+    """Limits of groups and buffers, and the allowed lag of the journal."""
 
     linger_ms: float = 5.0
     lag_ms_max: float = math.inf
@@ -85,14 +85,14 @@ class JournalWriter:
         options: WriterOptions | None = None,
         put_took: Callable[[float], None] | None = None,
     ) -> None:
-        """`put_took` is told how many seconds each object took to be stored."""
+        """`put_took` gets the seconds taken to store each object."""
         self._store = store
         self._options = options or WriterOptions()
         self._on_fenced = on_fenced
         self._put_took = put_took
         self._pipeline = Pipeline(tenure)
         self._lock = threading.Lock()
-        # One for each who waits, so that nobody is woken for what is another's.
+        # One condition for each kind of waiter, to avoid needless wake-ups.
         self._work = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
         self._progress = threading.Condition(self._lock)
@@ -100,13 +100,13 @@ class JournalWriter:
         self._waiting_bytes = 0
         self._sent_bytes = 0
         self._recorded = 0
-        # When what is not stored was recorded: (position after it, time), oldest first.
+        # Record times of operations not stored yet: (position after, time), oldest first.
         self._unstored: deque[tuple[int, float]] = deque()
-        # Somebody waits for all before it.
+        # The highest awaited position.
         self._wanted = 0
-        # When a thread looks for work by itself, at the latest; one is enough.
+        # The next time a thread looks for work by itself; one thread is enough.
         self._looks_s = math.inf
-        # Whether a thread was told to look for work, and has not done so yet.
+        # Whether a thread was notified of work, and has not looked yet.
         self._is_told = False
         self._callbacks: list[tuple[int, int, Callable[[], None]]] = []
         self._callback_ids = itertools.count()
@@ -127,18 +127,18 @@ class JournalWriter:
         for thread in self._threads:
             thread.start()
 
-    # -- what is recorded ------------------------------------------------------------------------
+    # -- recording --------------------------------------------------------------------------------
 
     def record(self, operation: Operation) -> int:
-        """Take an operation; return the position after it. Its data must not change any more.
+        """Record an operation; return the position after. Its data must not change any more.
 
-        Waits while too much waits to be stored, but never on a thread that stores (in a
-        callback). Raises `NotOwnerError` once the process is fenced or has stopped.
+        Waits while the buffer is full, but never on a sending thread (in a callback). Raises
+        `NotOwnerError` once the process is fenced or has stopped.
         """
         return self.record_all((operation,))
 
     def record_all(self, operations: Sequence[Operation]) -> int:
-        """Take operations that belong together; return the position after them."""
+        """Record a group of operations; return the position after the group."""
         sizes = [encoded_bytes(operation) for operation in operations]
         for operation in operations:
             check_path(operation)
@@ -169,29 +169,29 @@ class JournalWriter:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is written to; it grows when the writer rolls."""
+        """The current epoch; a roll increases the number."""
         return self._pipeline.tenure.epoch
 
     @property
     def is_opening(self) -> bool:
-        """Whether the next epoch may be open already, and this process does not know it yet."""
+        """Whether the next epoch may be open already, unknown to this process."""
         with self._lock:
             return self._pipeline.ended_for is not None
 
     @property
     def in_flight(self) -> int:
-        """How many objects are on their way."""
+        """The number of objects in flight."""
         return self._pipeline.in_flight
 
     @property
     def lag_ms(self) -> float:
-        """How long the oldest operation that is not stored has waited; 0 if there is none."""
+        """The age of the oldest operation not stored; 0 without one."""
         with self._lock:
             return 1e3 * self._lag_s()
 
     @property
     def lag_bytes(self) -> int:
-        """The bytes that are not stored."""
+        """The bytes not stored."""
         return self._waiting_bytes + self._sent_bytes
 
     def when_stored(self, position: int, then: Callable[[], None]) -> None:
@@ -205,7 +205,7 @@ class JournalWriter:
         """See `Replica.wait_stored`. Raises `NotOwnerError` once the process is fenced."""
         with self._lock:
             self._want(position)
-            # Even if it was wanted before: this may be the thread that would have sent it next.
+            # Also if awaited before: this may be the very thread about to send.
             self._tell()
             while self._pipeline.stored_position < position:
                 if self._is_over.is_set():
@@ -213,7 +213,7 @@ class JournalWriter:
                 self._progress.wait()
 
     def gather(self) -> None:
-        """See `Replica.gather`: as long as what is recorded would linger, at most."""
+        """See `Replica.gather`: waits `linger_ms` at most."""
         end_s = time.monotonic() + self._options.linger_ms / 1e3
         with self._lock:
             while self._pipeline.in_flight and not self._is_over.is_set():
@@ -223,17 +223,17 @@ class JournalWriter:
                 self._progress.wait(left_s)
 
     def place_of(self, position: int) -> tuple[Place, int]:
-        """Return the object with the operation at a stored position, and its number in it.
+        """Return the object of the operation at a stored position, and the operation's number.
 
-        That of the object to come if nothing was recorded from there on.
+        Without later operations the result is the next object.
         """
         with self._lock:
             return self._pipeline.place_of(position)
 
     def roll(self, *, is_empty_left: bool = False) -> None:
-        """Go on in a new epoch, soon: only what lies before the newest epoch may be trimmed.
+        """Go on in a new epoch, soon: only objects before the newest epoch may be trimmed.
 
-        Not from one that has nothing yet, unless `is_empty_left`: a lease that ran out never holds
+        An epoch without objects is not rolled, unless `is_empty_left`: an expired lease never holds
         again in its epoch.
         """
         with self._lock:
@@ -242,7 +242,7 @@ class JournalWriter:
                 self._tell()
 
     def stop(self, *, timeout_s: float) -> bool:
-        """Store everything, seal the epoch, end. False if that took too long: not sealed."""
+        """Store everything, seal the epoch, end. False after a timeout: not sealed."""
         with self._lock:
             self._is_stopping = True
             self._work.notify_all()
@@ -251,7 +251,7 @@ class JournalWriter:
         return is_sealed
 
     def abandon(self) -> None:
-        """End as if the process was killed: nothing further is sent, nothing is sealed."""
+        """End like a killed process: nothing is sent or sealed any more."""
         self._end(None)
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -271,7 +271,7 @@ class JournalWriter:
                 self._end(f"the journal cannot be written: {error!r}")
 
     def _next(self) -> Sent | None:
-        """Wait until something is to be sent, and return it; None at the end."""
+        """Wait for the next object to send, and return the object; None at the end."""
         with self._lock:
             while not self._is_over.is_set():
                 self._is_told = False
@@ -279,7 +279,7 @@ class JournalWriter:
                 if due_s <= now_s:
                     sent = self._sent()
                     self._sent_bytes += sent.size_bytes
-                    # What is left may be due, too, or somebody has to wait until it is.
+                    # Remaining operations may be due, too, or another thread has to wait for them.
                     self._tell()
                     return sent
                 if due_s >= self._looks_s:
@@ -287,29 +287,29 @@ class JournalWriter:
                     continue
                 self._looks_s = due_s
                 self._work.wait(due_s - now_s)
-                # Unless another one looks earlier by now.
+                # Unless another thread looks earlier by now.
                 if self._looks_s == due_s:
                     self._looks_s = math.inf
             return None
 
     def _want(self, position: int) -> None:
-        """Let what lies before a position be sent without more delay."""
+        """Send operations before a position without more delay."""
         if position > self._wanted:
             self._wanted = position
             self._tell()
 
     def _tell(self) -> None:
-        """Wake one thread if there is work that none will find in time."""
+        """Wake one thread if no thread would look for the work in time."""
         if not self._is_told and self._due_s() < self._looks_s:
             self._is_told = True
             self._work.notify()
 
     def _due_s(self) -> float:
-        """Return when something is to be sent, infinity while that is not known."""
+        """Return the time of the next send, infinity while unknown."""
         if not self._pipeline.has_room:
             return math.inf
         if self._roll_wanted or self._is_stopping:
-            # A gap before an owner's own seal is a loss: the seal comes once all else is stored.
+            # A gap before an owner's own seal is a loss: the seal comes after all other objects.
             is_seal_next = not (self._is_stopping and self._waiting)
             return math.inf if is_seal_next and self._pipeline.in_flight else -math.inf
         if not self._waiting:
@@ -320,7 +320,7 @@ class JournalWriter:
             return -math.inf
         linger_ms = self._options.linger_ms
         if not is_wanted:
-            # Acknowledged or not, it goes with its machine: most of that time is for the store.
+            # These operations are lost with the machine: most of the lag is reserved for the store.
             linger_ms = min(max(linger_ms, _UNWANTED_LINGER_MS_MIN), self._options.lag_ms_max / 4)
         return self._waiting[0][2] + linger_ms / 1e3
 
@@ -353,12 +353,12 @@ class JournalWriter:
             self.objects_stored += 1
             self.bytes_stored += sent.size_bytes
             self._sent_bytes -= sent.size_bytes
-            # Only the last of an epoch's objects to be stored finds it so.
+            # Set only once the last object of an epoch is stored.
             reason = self._pipeline.ended_for
             self._progress.notify_all()
             self._room.notify_all()
         self._call()
-        # This thread looks for work next: to wake another one for it would cost more.
+        # This thread looks for work next: waking another thread would cost more.
         if reason == SealReason.STOPPED:
             self._end(None)
         elif reason is not None:
@@ -401,10 +401,10 @@ class JournalWriter:
             except ObjectStoreError as error:
                 self._note_failure(error)
 
-    # -- what others learn -----------------------------------------------------------------------
+    # -- callbacks and the end --------------------------------------------------------------------
 
     def _call(self) -> None:
-        """Call what waits for positions that are stored; one thread at a time does."""
+        """Call the callbacks of stored positions; one thread at a time."""
         with self._lock:
             if self._is_calling:
                 return
@@ -425,7 +425,7 @@ class JournalWriter:
             return heapq.heappop(self._callbacks)[2]
 
     def _end(self, fenced: str | None) -> None:
-        """End all threads; the first reason to be fenced is told."""
+        """End all threads; only the first reason counts."""
         with self._lock:
             if self._is_over.is_set():
                 return

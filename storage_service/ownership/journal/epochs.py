@@ -1,13 +1,14 @@
-"""Who may write: epochs, taken in order and ended by a seal, all by creating what is not there.
+"""Epochs: who may write the journal.
 
-Promises, whatever the store delays, reorders, loses or lists late (only `create` is trusted):
-- an epoch ends at its first seal; what lies behind it was never acknowledged
+Epochs are opened in order and ended by a seal; every step is a create-if-absent. Promises, whatever
+the store delays, reorders, loses or lists late (only `create` is trusted):
+- an epoch ends at its first seal; objects behind the seal were never acknowledged
 - epoch E + 1 is opened once, by one owner, and only after E has a seal
-- a taker seals the first place without an object; it never passes one
+- a taker seals the first place without an object, and never passes an empty place
 
-What this needs of trimming (`trim.py`): an epoch loses objects only once a *later* epoch is open,
-and never its open object nor its seal. So the newest epoch has no holes that trimming made, and an
-owner who lives on opens a new epoch (`JournalWriter.roll`) before it trims.
+Requirements for trimming (`trim.py`): an epoch loses objects only once a *later* epoch is open, and
+keeps its open object and its seal. So trimming makes no holes in the newest epoch. A running owner
+opens a new epoch (`JournalWriter.roll`) before trimming.
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ __all__ = [
 ]
 
 IN_FLIGHT_MAX: Final = 64
-"""No owner has so many objects in flight: behind a first gap there are fewer."""
+"""An owner has fewer objects in flight, so fewer objects lie behind a first gap."""
 _CHASES: Final = 3
 _LISTED: Final = 1_000
 
 
 class TakenByOtherError(Exception):
-    """Another process opened the epoch: this one owns nothing. Look at who, then try again."""
+    """Another process opened the epoch. Find the owner, then try again."""
 
 
 class SealReason:
@@ -83,7 +84,7 @@ class SealReason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenFacts:
-    """What the open object of an epoch says. Epoch 1 follows epoch 0, which never was."""
+    """The content of an epoch's open object. Epoch 1 follows a fictitious epoch 0."""
 
     service_id: str
     endpoint: str
@@ -107,7 +108,7 @@ class Seal:
 
     @classmethod
     def met(cls, seal_object: JournalObject, facts: OpenFacts) -> Seal:
-        """Return the seal that was found in an epoch that `facts` open."""
+        """Return the seal of the epoch opened with `facts`, as read from the store."""
         return cls(
             seal_object.place,
             seal_object.checksum,
@@ -125,7 +126,7 @@ def new_seal(
     nonce: bytes,
     previous_checksum: int,
 ) -> tuple[Seal, list[Any]]:
-    """Return a seal of the epoch that `facts` open, and its object, which is to be stored."""
+    """Return a seal of the epoch opened with `facts`, and the seal's object to store."""
     buffers = encode_facts(
         ObjectKind.SEAL,
         {"reason": reason},
@@ -139,18 +140,18 @@ def new_seal(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenure:
-    """One's own epoch. `nonce` is of the process: it stays when the process rolls its epoch."""
+    """An epoch of this process. `nonce` identifies the process and survives a roll."""
 
     names: ShardNames
     epoch: int
     nonce: bytes = field(repr=False)
     facts: OpenFacts
     checksum: int
-    """That of the open object."""
+    """The open object's checksum."""
 
     @property
     def journal(self) -> bytes:
-        """What all objects of this journal say of whose they are."""
+        """The journal's identity in all its objects."""
         return journal_identity(self.facts.service_id, self.names.shard)
 
 
@@ -171,13 +172,13 @@ def open_facts(open_object: JournalObject, *, key: str) -> OpenFacts:
 
 
 def read_open(names: ShardNames, epoch: int) -> Steps[OpenFacts]:
-    """Return what opens an epoch that was listed. Raises `CorruptDataError`."""
+    """Return the facts of a listed epoch's open object. Raises `CorruptDataError`."""
     opened = yield from _opened(names, epoch)
     return open_facts(opened, key=names.object(opened.place))
 
 
 def newest_epoch(names: ShardNames, *, at_least: int = 0) -> Steps[int]:
-    """Return the newest epoch that is listed, 0 if there is none. It may be older than the newest.
+    """Return the newest listed epoch, 0 without epochs; a stale list gives an older one.
 
     The number of lists grows with the logarithm of the epochs.
     """
@@ -202,8 +203,8 @@ def seal_epoch(
 ) -> Steps[Seal]:
     """Seal an epoch at its first place without an object, or find its seal.
 
-    An owner who goes on meanwhile is met by a seal further on, so this ends.
-    Raises `TakenByOtherError` if a later epoch is open.
+    A seal placed further on stops an owner still writing, so the search ends. Raises
+    `TakenByOtherError` if a later epoch is open.
     """
     yield from _check_newest(names, epoch)
     opened = yield from _opened(names, epoch)
@@ -234,14 +235,14 @@ def seal_epoch(
 
 
 def find_seal(names: ShardNames, epoch: int) -> Steps[Seal | None]:
-    """Return the seal of an epoch, or None if it has none, as far as is listed."""
+    """Return the seal of an epoch, or None if no seal is listed."""
     opened = yield from _read(names, Place(epoch, 0), None)
     if opened is None:
         return None
     try:
         met = yield from _end(names, opened)
     except TakenByOtherError:
-        # It was trimmed meanwhile: it is not the newest, which is what was asked for.
+        # The epoch was trimmed meanwhile, so a later epoch exists.
         return None
     if met.kind is not ObjectKind.SEAL:
         return None
@@ -292,10 +293,10 @@ def take(
     lease_ms: int,
     nonce: bytes | None = None,
 ) -> Steps[Tenure]:
-    """Become the owner of the epoch after `after`, which ends; 0 if there is none.
+    """End epoch `after` and own the next epoch; `after` is 0 for a new journal.
 
-    The owner of `after` is fenced: call this only when that is wanted. Raises
-    `TakenByOtherError` if somebody else was quicker, or `after` is not the newest.
+    This fences the owner of `after`. Raises `TakenByOtherError` if another process was faster, or
+    `after` is not the newest epoch.
     """
     nonce = secrets.token_bytes(NONCE_BYTES) if nonce is None else nonce
     seal = (yield from seal_epoch(names, after, nonce=nonce)) if after else None
@@ -304,12 +305,12 @@ def take(
 
 
 def is_same_as(buffers: list[Any]) -> Callable[[memoryview], bool]:
-    """Return what tells whether an object is this one: by all its bytes."""
+    """Return a predicate for objects with exactly these bytes."""
     return lambda data: data == b"".join(buffers)
 
 
 def _greatest(low: int, maximum: int, next_after: Callable[[int], Steps[int]]) -> Steps[int]:
-    """Return the greatest number there is, at least `low`, if `after` says which follows one."""
+    """Return the greatest existing number from `low` on; `next_after` finds the next."""
     high, step = maximum, 1
     while low < high:
         probed = low + step - 1 if step and low + step <= high else (low + high) // 2
@@ -322,10 +323,10 @@ def _greatest(low: int, maximum: int, next_after: Callable[[int], Steps[int]]) -
 
 
 def _end(names: ShardNames, opened: JournalObject) -> Steps[JournalObject]:
-    """Return the epoch's seal, or the object before its first gap, as far as is listed.
+    """Return the epoch's seal, or the object before its first gap, as far as listed.
 
-    Behind a gap or a seal an owner had fewer than `IN_FLIGHT_MAX` objects. So a run of as many
-    operations has neither before it, and only the last places have to be looked at.
+    Fewer than `IN_FLIGHT_MAX` objects lie behind a gap or a seal. So a run of as many operations
+    has no gap and no seal before, and reading the last places is enough.
     """
     epoch = opened.place.epoch
 
@@ -344,7 +345,7 @@ def _end(names: ShardNames, opened: JournalObject) -> Steps[JournalObject]:
         return seal
     end_object = (yield from _read(names, Place(epoch, end), opened.journal)) if end else opened
     if end_object is None:
-        # Trimmed since it was listed: only an epoch that has a later one is.
+        # The object was trimmed after the list, so a later epoch must exist.
         yield from _check_newest(names, epoch)
         raise CorruptDataError(f"{names.object(Place(epoch, end))} was listed and is gone")
     return end_object
@@ -358,7 +359,7 @@ def _check_newest(names: ShardNames, epoch: int) -> Steps[None]:
 def _end_of_run(
     names: ShardNames, opened: JournalObject, first: int
 ) -> Steps[tuple[int, JournalObject | None]]:
-    """Return the last seq of those that follow `first` without a gap, and the seal after it."""
+    """Return the last seq without a gap after `first`, and the seal after this seq."""
     seq = first
     while True:
         page = yield from _listed(names, Place(opened.place.epoch, seq), _LISTED)
@@ -396,7 +397,7 @@ def _read(names: ShardNames, place: Place, journal: bytes | None) -> Steps[Journ
 
 
 def _bar(names: ShardNames, place: Place, journal: bytes, nonce: bytes) -> Steps[None]:
-    """Put a seal ahead of an owner that is as quick as we are: it has the places up to there."""
+    """Put a seal ahead of an owner as fast as this process; the owner keeps the places before."""
     while True:
         place = Place(place.epoch, place.seq + IN_FLIGHT_MAX)
         buffers = encode_facts(

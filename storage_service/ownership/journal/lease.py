@@ -1,15 +1,15 @@
-"""The lease: when somebody else may take over, and until when an owner may answer reads.
+"""The lease: when another process may take over, and until when an owner may answer reads.
 
-The owner of an epoch replaces its lease object every third of `lease_ms`; nobody else writes it.
-Opening the epoch counts as the first renewal. A lease holds for `lease_ms` from before the renewal
-was sent, by the owner's clock. A watcher asks until it was answered the same for one lease time, by
-its own clock, and then may seal the epoch, however late. Time without answers does not count.
+The owner of an epoch replaces its lease object every third of `lease_ms`; only the owner writes the
+object. Opening the epoch counts as the first renewal. A lease holds for `lease_ms` from before the
+renewal was sent, by the owner's clock. A watcher may seal the epoch once all answers were equal for
+one lease time by its own clock, however late. Time without answers does not count.
 
-So a lease that ran out never holds again: a watcher may have decided already. Its owner rolls
-(`JournalWriter.roll`), and whoever opens the next epoch has the lease of that. From when the owner
-asks the store for the next epoch, watchers may look at that one alone: renewing the lease of the
-epoch before proves nothing. Hence no owner answers a read once another has taken over because of
-the lease. Who takes over is decided by the journal alone.
+An expired lease never holds again, because a watcher may have decided already. The owner rolls
+(`JournalWriter.roll`), and the process opening the next epoch has the next lease. From the owner's
+request for the next epoch on, watchers may look at the next epoch alone: renewing the old lease
+proves nothing. Hence no owner answers a read after a takeover caused by its lease. The journal
+alone decides who takes over.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ _logger = logging.getLogger(__name__)
 
 LEASE_MS_MAX: Final = 3_600_000
 OWNER_URL: Final = re.compile(r"https?://[A-Za-z0-9_.:\[\]-]{1,260}", re.ASCII)
-"""What an owner may say of where it answers."""
+"""The form of an owner's endpoint."""
 _RENEWALS: Final = 3
-# One renewal that fails, after half of the time that there is for it, is tried again so soon.
+# A renewal fails after half of its period; the retry follows after this part of the period.
 _RETRIES: Final = 4
 _WARN_EVERY_S: Final = 10.0
-# Clocks of two machines differ by less in how long a lease is.
+# Clocks of two machines disagree by less than this share over one lease.
 _CLOCK_SHARE: Final = 0.99
 _LEASE_BYTES_MAX: Final = 4 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class SeenLease:
-    """What a lease object says: `counter` grows with each renewal."""
+    """A lease object's content: `counter` grows with each renewal."""
 
     endpoint: str
     counter: int
@@ -66,17 +66,16 @@ class SeenLease:
 
     @property
     def owner(self) -> str | None:
-        """The endpoint if it is a plain URL of a host and a port: anything else is shown nobody."""
+        """The endpoint if it is a plain URL of a host and a port; None hides anything else."""
         return self.endpoint if OWNER_URL.fullmatch(self.endpoint) else None
 
 
 class LeaseKeeper:
-    """Renews an owner's lease on a thread of its own, until it is closed.
+    """Renews an owner's lease on a thread of its own, until `close`.
 
-    `epoch` and `is_opening` are asked before each renewal, in the other order: a writer that rolls
-    has a new epoch, and is opening it from before it asks the store for it until it knows that it
-    has it. `opened_s` is a time of the clock before the first one was opened. `on_lapse` asks for a
-    roll.
+    Before each renewal `is_opening` is called, then `epoch`: a rolling writer reports `is_opening`
+    from before its request to the store until the answer. `opened_s` is a time of the clock before
+    the first epoch was opened. `on_lapse` asks for a roll.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class LeaseKeeper:
         self._clock = clock
         self._counter = 0
         self._renewed_epoch = epoch()
-        # When the next epoch was not asked for, for sure.
+        # The last time known to be before a request for the next epoch.
         self._looked_s = opened_s
         self._valid_until_s = self._until(opened_s)
         self._pause_s = 0.0
@@ -113,25 +112,25 @@ class LeaseKeeper:
 
     @property
     def is_valid(self) -> bool:
-        """Whether nobody has taken over because of the lease, up to now."""
+        """Whether no takeover because of the lease is possible up to now."""
         return self._clock() < self._valid_until_s
 
     @property
     def valid_ms(self) -> float:
-        """For how long the lease holds, as of now; not above 0 if it does not."""
+        """The remaining time of the lease; not above 0 after its end."""
         return 1e3 * (self._valid_until_s - self._clock())
 
     def start(self) -> None:
-        """Renew from now on. The first time may fail: opening the epoch was a renewal."""
+        """Start renewals. The first renewal may fail: opening the epoch was a renewal."""
         self._try()
         self._thread.start()
 
     def renew(self) -> None:
-        """Renew once. Raises what the store raises; whether it is renewed is not known then."""
+        """Renew once. Raises store errors; the outcome of the renewal is unknown after an error."""
         sent_s = self._clock()
         is_opening = self._is_opening()
         if (epoch := self._epoch()) != self._renewed_epoch:
-            # It was opened after the last look, which counts as its first renewal.
+            # The epoch was opened after the last look, and opening counts as the first renewal.
             self._renewed_epoch = epoch
             self._valid_until_s = max(self._valid_until_s, self._until(self._looked_s))
         if not is_opening:
@@ -144,7 +143,7 @@ class LeaseKeeper:
         }
         self._store.replace(self._names.lease(epoch), json.dumps(lease).encode())
         if is_opening:
-            # For those who have not seen the next epoch: they need not take over.
+            # For watchers without sight of the next epoch: no takeover is needed.
             return
         if self.is_valid:
             self._valid_until_s = self._until(sent_s)
@@ -153,7 +152,7 @@ class LeaseKeeper:
             self._on_lapse()
 
     def close(self) -> None:
-        """Renew no more; the lease runs out."""
+        """Stop renewals; the lease expires."""
         self._is_over.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
@@ -180,11 +179,11 @@ class LeaseKeeper:
 
 
 class LeaseWatch:
-    """Says when the lease of the newest epoch has run out, by the watcher's own clock alone.
+    """Decides when the lease of the newest epoch has expired, by the watcher's own clock alone.
 
-    What the store answers is given to `seen`, again and again; the owner lives while it changes.
-    Between two answers only so much time counts as an owner takes to renew: while the store is away
-    nobody can, and when it is back all owners would be taken for dead at once.
+    `seen` gets each answer of the store; the owner lives while answers change. Between two answers
+    at most one renewal period counts: without the store nobody can renew, and after an outage all
+    owners would look dead at once.
     """
 
     def __init__(self, *, lease_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -197,7 +196,7 @@ class LeaseWatch:
         self._asked_s = 0.0
 
     def look(self, store: ObjectStore, names: ShardNames) -> None:
-        """Ask the store for the newest epoch and its lease. Raises what the store raises."""
+        """Read the newest epoch and its lease. Raises store errors."""
         asked_s = self._clock()
         epoch = run_on(store, newest_epoch(names, at_least=self.epoch))
         if not epoch:
@@ -208,13 +207,13 @@ class LeaseWatch:
         self.seen(epoch, lease, asked_s=asked_s, owner_ms=self._owner_ms)
 
     def seen(self, epoch: int, lease: SeenLease | None, *, asked_s: float, owner_ms: int) -> None:
-        """Take note of the newest epoch and its lease, asked for at that time of the clock.
+        """Record the newest epoch and its lease, requested at `asked_s` of the clock.
 
-        `owner_ms` is the lease time that its open object names.
+        `owner_ms` is the lease time from the open object.
         """
         self._owner_ms = owner_ms
         if self._last != (epoch, lease):
-            # It may have changed at any time before the answer, not only before the question.
+            # The change may have happened up to the answer, not only before the request.
             self._last, self._since_s = (epoch, lease), self._clock()
         else:
             counted_s = self._lease_ms / 1e3 / _RENEWALS
@@ -223,19 +222,19 @@ class LeaseWatch:
 
     @property
     def epoch(self) -> int:
-        """The newest epoch that was seen; 0 if there was none."""
+        """The newest epoch seen; 0 without epochs."""
         return self._last[0] if self._last else 0
 
     @property
     def lease(self) -> SeenLease | None:
-        """What its lease said."""
+        """The content of the newest epoch's lease."""
         return self._last[1] if self._last else None
 
     @property
     def remaining_ms(self) -> float:
-        """For how long the owner may live after the last question; not above 0: no longer.
+        """The owner's remaining time after the last request; not above 0: expired.
 
-        An owner's lease time is believed up to an hour, and counts if it is the longer one.
+        The owner's lease time counts if longer than the watcher's, up to an hour.
         """
         return self._lease_ms - 1e3 * (self._asked_s - self._since_s)
 
@@ -250,14 +249,14 @@ class LeaseWatch:
 
 
 def renewal_timeout_s(lease_ms: int) -> float:
-    """Return when a renewal is given up: there must be time for another, on another connection."""
+    """Return the timeout of a renewal: a second attempt must fit into the period."""
     return lease_ms / 1e3 / _RENEWALS / 2
 
 
 def read_lease(store: ObjectStore, names: ShardNames, epoch: int) -> SeenLease | None:
-    """Return what the lease of an epoch says; None if there is none, or none that makes sense.
+    """Return the lease of an epoch; None for a missing or invalid object.
 
-    The endpoint is what somebody wrote there: it is for messages. Raises what the store raises.
+    The endpoint is unchecked text, for messages only. Raises store errors.
     """
     try:
         data = store.get(names.lease(epoch), bytes_max=_LEASE_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""Where what lies in the store: the keys of journal, leases, checkpoints, packs and directory.
+"""The store's keys: journal, leases, checkpoints, packs and directory.
 
 ```
 shards/<shard>/journal/<epoch:08d>/<seq:012d>
@@ -8,7 +8,7 @@ shards/<shard>/packs/<name>
 directory/...
 ```
 
-Keys are read back strictly: who reads a name of another form takes it for somebody else's.
+Keys are parsed strictly: a name of another form counts as foreign and is ignored.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _logger = logging.getLogger(__name__)
 
 DEFAULT_SHARD: Final = "0"
 DIRECTORY: Final = "directory/"
-"""Which shard has which table: all keys of the directory begin with it."""
+"""The prefix of all keys of the directory of tables."""
 SHARDS: Final = "shards/"
-"""All keys of a shard begin with it and the shard's name."""
+"""The prefix of all shards' keys; the shard's name follows."""
 EPOCH_MAX: Final = 10**8 - 1
 SEQ_MAX: Final = 10**12 - 1
 _SHARD: Final = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62})")
@@ -40,7 +40,7 @@ _CHECKPOINT: Final = re.compile(r"([0-9]{8})-([0-9]{12})")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """A place of the journal: an object of it, and what its object follows."""
+    """A place of the journal: the position of one object."""
 
     epoch: int
     seq: int
@@ -88,7 +88,7 @@ class ShardNames:
 
     @property
     def packs(self) -> str:
-        """The folder of what manifests name."""
+        """The folder of packs."""
         return f"{SHARDS}{self.shard}/packs/"
 
     def epoch(self, epoch: int) -> str:
@@ -104,25 +104,25 @@ class ShardNames:
         return f"{self.leases}{epoch:08d}"
 
     def checkpoint(self, place: Place) -> str:
-        """The manifest of every file as of a place: of what all objects before it say."""
+        """The manifest of every file at a place, after all objects before."""
         return f"{self.checkpoints}{place}"
 
     def pack(self, name: str) -> str:
-        """An object of bytes that manifests name."""
+        """The key of a pack."""
         if not _PACK.fullmatch(name):
             raise InvalidNameError(f"no pack can be called '{name:.200}'")
         return f"{self.packs}{name}"
 
     def place_of_object(self, key: str) -> Place | None:
-        """Return the place that a journal's key names, or None if it is a foreign name."""
+        """Return the place in a journal object's key, or None for a foreign name."""
         return self._place(_JOURNAL.fullmatch(self._below(self.journal, key)), key)
 
     def place_of_checkpoint(self, key: str) -> Place | None:
-        """Return the place that a manifest's key names, or None if it is a foreign name."""
+        """Return the place in a manifest's key, or None for a foreign name."""
         return self._place(_CHECKPOINT.fullmatch(self._below(self.checkpoints, key)), key)
 
     def epoch_of_lease(self, key: str) -> int | None:
-        """Return the epoch that a lease's key names, or None if it is a foreign name."""
+        """Return the epoch in a lease's key, or None for a foreign name."""
         match = _LEASE.fullmatch(self._below(self.leases, key))
         if match is None:
             _say_foreign(key)
@@ -130,7 +130,7 @@ class ShardNames:
         return int(match[0])
 
     def name_of_pack(self, key: str) -> str | None:
-        """Return the pack that a key names, or None if it is a foreign name."""
+        """Return the name in a pack's key, or None for a foreign name."""
         match = _PACK.fullmatch(self._below(self.packs, key))
         if match is None:
             _say_foreign(key)

@@ -20,7 +20,7 @@ Header (little endian, 88 bytes):
 | 4 | crc32c of all of the header before: the object's *checksum*, as it covers the body's |
 
 An operation is 24 bytes (kind, zero, bytes of path, of target, zero, position, bytes of data),
-then path, target and data. Nothing in an object is believed before it is checked.
+then path, target and data. All fields are checked before use.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ __all__ = [
 ]
 
 BODY_BYTES_MAX: Final = 8 << 20
-"""Operations are put into one object up to this, one that is larger alone."""
+"""The most bytes of a group of operations; a larger operation is alone in its object."""
 OBJECT_BYTES_MAX: Final = 2 << 30
 """No object is larger: an operation is at most a frame of a log."""
 NONCE_BYTES: Final = 16
 SEAL_BYTES_MAX: Final = 120
-"""A seal is not larger, and an object with operations hardly ever as small."""
+"""The most bytes of a seal; objects with operations are hardly ever as small."""
 _MAGIC: Final = b"SHJ1"
 _VERSION: Final = 1
 _HEADER: Final = struct.Struct("<4sBBHQQ16s16sIIQI8x")
@@ -82,7 +82,7 @@ _APPEND, _REPLACE, _REMOVE, _MAKE_DIRECTORY, _MOVE, _REMOVE_TREE = range(1, 7)
 
 
 class ObjectKind(enum.IntEnum):
-    """What an object is for."""
+    """The kind of an object."""
 
     OPEN = 1
     OPERATIONS = 2
@@ -91,7 +91,7 @@ class ObjectKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalObject:
-    """One object, checked. `facts` of an open object or a seal, `operations` of the others."""
+    """One checked object. `facts` of an open object or a seal, else `operations`."""
 
     kind: ObjectKind
     place: Place
@@ -105,12 +105,12 @@ class JournalObject:
 
 
 def journal_identity(service_id: str, shard: str) -> bytes:
-    """Return the 16 bytes that say whose journal an object belongs to."""
+    """Return the 16 bytes identifying a journal by service and shard."""
     return hashlib.sha256(f"{service_id}/{shard}".encode()).digest()[:16]
 
 
 def encoded_bytes(operation: Operation) -> int:
-    """Return how many bytes an operation takes in a body."""
+    """Return the number of bytes of an operation in a body."""
     match operation:
         case Append(path, _, data) | Replace(path, data):
             return _OPERATION.size + len(path) + len(data)
@@ -128,7 +128,7 @@ def encode_operations(
     nonce: bytes,
     previous_checksum: int,
 ) -> list[Buffer]:
-    """Return the buffers of an object, the operations' data among them as they are."""
+    """Return the buffers of an object; the operations' data is not copied."""
     body: list[Buffer] = []
     for operation in operations:
         body.extend(_encode(operation))
@@ -147,7 +147,7 @@ def encode_facts(
     nonce: bytes,
     previous_checksum: int,
 ) -> list[Buffer]:
-    """Return the buffers of an object that opens or seals an epoch."""
+    """Return the buffers of an object opening or sealing an epoch."""
     assert kind is not ObjectKind.OPERATIONS
     body = json.dumps(facts, sort_keys=True).encode()
     assert len(body) <= _FACTS_BYTES_MAX
@@ -156,7 +156,7 @@ def encode_facts(
 
 
 def checksum_of(buffers: Sequence[Buffer]) -> int:
-    """Return the checksum of an object that was encoded here."""
+    """Return the checksum of an object encoded here."""
     checksum: int = _CHECKSUM.unpack_from(buffers[0], _HEADER.size)[0]
     return checksum
 
@@ -164,9 +164,9 @@ def checksum_of(buffers: Sequence[Buffer]) -> int:
 def decode_object(
     data: Buffer, *, key: str, place: Place, journal: bytes | None = None
 ) -> JournalObject:
-    """Return what an object says. Its operations' data are views of `data`.
+    """Return a decoded object. Its operations' data are views of `data`.
 
-    `journal` is None before it is known whose the journal is. Raises `CorruptDataError`.
+    `journal` is None while the journal's identity is unknown. Raises `CorruptDataError`.
     """
     where = f"object {key} of the journal"
     view = memoryview(data).toreadonly()
@@ -284,7 +284,7 @@ def _decode(body: memoryview, count: int, where: str) -> Iterator[Operation]:
 def _operation(
     kind: int, path: str, target: str, position: int, data: memoryview
 ) -> Operation | None:
-    """Return the operation, or None if it has what its kind does not take."""
+    """Return the operation, or None for fields foreign to its kind."""
     has_data, is_move = kind in (_APPEND, _REPLACE), kind == _MOVE
     if (data and not has_data) or bool(target) != is_move or (position and kind != _APPEND):
         return None

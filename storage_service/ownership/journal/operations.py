@@ -1,7 +1,7 @@
-"""What is journalled: operations on the files of a data directory, and which paths there are.
+"""Journalled operations on the files of a data directory, and the valid paths.
 
-Applied in order over the tree of an earlier moment they give the tree of a later one; applying some
-of them twice changes nothing. Paths are relative to the data directory, with `/` between names.
+Operations applied in order to an earlier tree give the later tree; applying some operations twice
+changes nothing. Paths are relative to the data directory, with `/` between names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NUMBER: Final = r"(?:0|[1-9][0-9]{0,18})"
 _TABLE: Final = rf"tables/{_NUMBER}"
 _TREE: Final = rf"{_TABLE}(?:\.dropped|\.given-up)?"
 _BUCKET: Final = rf"{_TREE}/bucket-{_NUMBER}"
-# What transactions are called is checked where they begin: no separator, no leading dot.
+# Names of transactions are checked at their begin: no separator, no leading dot.
 _TRANSACTION_FILE: Final = rf"{_TREE}/transactions/[A-Za-z0-9_-][A-Za-z0-9_.-]{{0,250}}"
 _DIRECTORY: Final = re.compile(rf"{_TREE}|{_BUCKET}|{_TREE}/transactions|tables")
 _MOVED: Final = re.compile(_TREE)
@@ -44,7 +44,7 @@ _FILE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """`data` follows what a `.log` file has, whose length is `position` before."""
+    """`data` is appended to a `.log` file with the length `position`."""
 
     path: str
     position: int
@@ -53,7 +53,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """The file has this content, whether or not it was there."""
+    """The file gets this content, whether new or existing."""
 
     path: str
     data: Buffer
@@ -61,24 +61,24 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """The file is gone, whether or not it was there."""
+    """The file is removed, if existing."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class MakeDirectory:
-    """The directory is there, as its parents are."""
+    """The directory is created, with its parents."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The directory `source` is called `target`, with all that is in it; what was there is gone.
+    """The directory `source` is renamed to `target`, replacing an existing `target`.
 
-    They are two names that tables' directories may have. Nothing happens where there is no
-    `source`: it was done before.
+    Both are names of tables' directories. Without `source` nothing happens: the move was done
+    before.
     """
 
     source: str
@@ -87,7 +87,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class RemoveTree:
-    """The directory is gone, with all that is in it."""
+    """The directory is removed, with its contents."""
 
     path: str
 
@@ -98,26 +98,26 @@ Operation: TypeAlias = Append | Replace | Remove | MakeDirectory | Move | Remove
 # The same few files are written to again and again, and each operation is checked several times.
 @functools.lru_cache(maxsize=4_096)
 def is_journalled(path: str) -> bool:
-    """Whether a file of this path, relative to the data directory, is in the journal."""
+    """Whether the journal has the file at this path, relative to the data directory."""
     return not path.endswith(".tmp") and _FILE.fullmatch(path) is not None
 
 
 def is_journalled_directory(path: str) -> bool:
-    """Whether a directory of this path, relative to the data directory, is in the journal."""
+    """Whether the journal has the directory at this path, relative to the data directory."""
     return _DIRECTORY.fullmatch(path) is not None
 
 
 def is_movable(source: str, target: str) -> bool:
-    """Whether the journal can follow a directory of one name to the other.
+    """Whether the journal can follow this rename of a directory.
 
-    Only a table's directory is moved: neither name lies in the other, and all that is in it has
-    names of the journal's there, too.
+    Only a table's directory is moved: neither name lies within the other, and all its contents keep
+    journalled names.
     """
     return source != target and all(map(_MOVED.fullmatch, (source, target)))
 
 
 def check_path(operation: Operation) -> None:
-    """Raise `CorruptDataError` for a path that no data directory has, or a move that none makes."""
+    """Raise `CorruptDataError` for a path or a move foreign to data directories."""
     match operation:
         case Append(path) | Replace(path) | Remove(path):
             is_known = is_journalled(path)

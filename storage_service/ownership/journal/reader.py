@@ -1,9 +1,9 @@
 """Reading a journal in order, epoch by epoch, each to its seal.
 
 Promises:
-- objects come as they were acknowledged: nothing left out, nothing that lies behind a seal
-- each is of the owner who opened its epoch and follows the one before by its checksum; an epoch
-  follows the seal of the one before. What does not is `CorruptDataError`
+- objects come as acknowledged: none left out, none from behind a seal
+- each object belongs to the owner of its epoch and follows the previous object by its checksum; an
+  epoch follows the seal of the previous epoch. Anything else is a `CorruptDataError`
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ _AHEAD_MAX: Final = 8
 
 
 class TrimmedError(Exception):
-    """What was to be read next has been deleted: begin again from a newer checkpoint."""
+    """The next object has been deleted: begin again from a newer checkpoint."""
 
 
 class JournalReader:
     """Reads from a place on; follows the journal as it grows. Not safe from several threads.
 
-    `start` is where an epoch opens, or behind an object of it. With `ahead` so many objects are
-    fetched before they are asked for: to restore, not to follow. `journal` is known from then on.
+    `start` is an epoch's open object, or a place behind an object of the epoch. `ahead` is the
+    number of objects fetched in advance: to restore, not to follow. `journal` is the expected
+    identity, if known.
     """
 
     def __init__(
@@ -64,21 +65,21 @@ class JournalReader:
 
     @property
     def place(self) -> Place:
-        """What `next` returns next."""
+        """The place of the next object."""
         return self._place
 
     def next(self) -> JournalObject | None:
-        """Return the next object, of whatever kind, or None if it is not there yet.
+        """Return the next object of any kind, or None if missing so far.
 
-        Raises `TrimmedError`, `CorruptDataError`, and what the store raises.
+        Raises `TrimmedError`, `CorruptDataError`, and store errors.
         """
         data = self._fetch(self._place)
         if data is None and self._pool is not None:
-            # It was asked for a while ago.
+            # The request was sent a while ago.
             self._fetched.clear()
             data = self._get(self._place)
         if data is None:
-            # Whoever has a successor was sealed, so all of it was there.
+            # An epoch with a successor was sealed, so all its objects existed.
             if self._get(Place(self._place.epoch + 1, 0)) is None:
                 return None
             if (data := self._get(self._place)) is None:
@@ -88,7 +89,7 @@ class JournalReader:
         return self._checked(data)
 
     def read_to(self, epoch: int) -> Iterator[JournalObject]:
-        """Yield all objects before the one that opens `epoch`, which is open."""
+        """Yield all objects before the open object of `epoch`."""
         while self._place < Place(epoch, 0):
             journal_object = self.next()
             if journal_object is None:
@@ -106,7 +107,7 @@ class JournalReader:
         is_open = journal_object.kind is ObjectKind.OPEN
         if is_open != (self._place.seq == 0):
             raise CorruptDataError(f"object {key} of the journal is not of the kind for its place")
-        # A seal that was put ahead of a quick owner does not know what it follows.
+        # A seal put ahead of a quick owner has no checksum of the object before.
         is_barrier = (
             journal_object.kind is ObjectKind.SEAL and journal_object.previous_checksum == 0
         )
@@ -131,7 +132,7 @@ class JournalReader:
         return journal_object
 
     def _owner(self, journal_object: JournalObject) -> bytes:
-        """Return the nonce of an epoch's owner; its open object is never deleted."""
+        """Return the nonce of an epoch's owner; the open object is never deleted."""
         place = Place(journal_object.place.epoch, 0)
         key = self._names.object(place)
         if (data := self._get(place)) is None:

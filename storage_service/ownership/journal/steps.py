@@ -1,7 +1,7 @@
-"""A protocol as steps: a generator yields what it asks of the store and is sent the answer.
+"""A protocol as steps: a generator yields requests to the store and receives the answers.
 
-So one and the same protocol runs over a real store (`run`) and, in tests, in every order of the
-steps of several owners. What a step raises is raised at its `yield`.
+So the same protocol runs over a real store (`run`) and, in tests, in every order of the steps of
+several owners. Errors of a step are raised at its `yield`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ Steps: TypeAlias = Generator[Step, Any, _T]
 
 
 def do(store: ObjectStore, step: Step) -> Any:
-    """Take one step. Raises what the store raises."""
+    """Take one step. Raises store errors."""
     match step:
         case Create(key, buffers):
             store.create(key, buffers)
@@ -88,9 +88,9 @@ def keep_trying(
     pause: Callable[[float], bool],
     failed: Callable[[ObjectStoreError], None],
 ) -> _T:
-    """Ask the store once, again and again while it is away or refuses; return its answer.
+    """Repeat a request while the store is unavailable or refuses; return the answer.
 
-    `pause` waits so many seconds and says whether to go on; if not, the last error is raised.
+    `pause` waits the seconds and returns whether to go on; if not, the last error is raised.
     """
     failures = 0
     while True:
@@ -104,7 +104,7 @@ def keep_trying(
 
 
 def run(steps: Steps[_T], take: Callable[[Step], Any]) -> _T:
-    """Take all steps, each by `take`, and return what the last one leads to."""
+    """Take all steps, each by `take`, and return the generator's result."""
     try:
         step = next(steps)
         while True:
@@ -120,15 +120,15 @@ def run(steps: Steps[_T], take: Callable[[Step], Any]) -> _T:
 
 
 def run_on(store: ObjectStore, steps: Steps[_T]) -> _T:
-    """Take all steps on a store, each once, and return what the last one leads to."""
+    """Take all steps on a store, each once, and return the generator's result."""
     return run(steps, functools.partial(do, store))
 
 
 def stored(step: Create, is_ours: Callable[[memoryview], bool]) -> Steps[memoryview | None]:
-    """Create an object; return None once it is stored as ours, or what another stored there.
+    """Create an object; return None once stored as this process's, else the foreign object.
 
-    An attempt whose answer was lost may be what exists; what cannot be read was a race, which is
-    run again.
+    An existing object may come from an earlier attempt with a lost answer. An unreadable object
+    means a race, and the attempt is repeated.
     """
     while True:
         try:
@@ -142,7 +142,7 @@ def stored(step: Create, is_ours: Callable[[memoryview], bool]) -> Steps[memoryv
 
 
 def get_or_none(key: str) -> Steps[memoryview | None]:
-    """Return an object, or None if there is none."""
+    """Return an object, or None if missing."""
     try:
         data: memoryview = yield Get(key)
     except ObjectNotFoundError:

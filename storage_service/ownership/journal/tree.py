@@ -1,14 +1,14 @@
 """The files of a data directory as the operations of its journal made them.
 
-A tree knows of each file how long it is, its checksum and where its bytes are, but has none of
-them. The owner of a data directory keeps one beside what it records; a checkpoint is a copy of it
-at one place of the journal; a restore makes one of a checkpoint and the operations after it.
+A tree has each file's length, checksum and the location of its bytes, not the bytes. The owner of a
+data directory keeps a tree of the recorded operations; a checkpoint is a copy of the tree at one
+place of the journal; a restore builds a tree from a checkpoint and the later operations.
 
 Invariants:
-- the same operations in the same order give the same tree, whoever applies them
+- the same operations in the same order give the same tree
 - bytes are appended exactly at the end of a file, or `CorruptDataError` is raised
-- a checkpoint may leave out files that were replaced, moved over or removed after its place: a
-  later operation says what became of each. `check_whole` raises unless one did
+- a checkpoint may leave out files replaced, moved over or removed after its place, because a later
+  operation decides about each. `check_whole` raises if such an operation is missing
 
 Not safe to call from several threads.
 """
@@ -50,7 +50,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """`length` bytes from `offset` on of the pack with this name."""
+    """`length` bytes of a pack, from `offset` on."""
 
     pack: str
     offset: int
@@ -75,35 +75,35 @@ class Journalled:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """`length` bytes that are on the local disk of whoever keeps the tree."""
+    """`length` bytes on the local disk of the tree's process."""
 
     length: int
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A few bytes that are in memory: those of a file that is later overwritten in its place."""
+    """A few bytes in memory, of a file overwritten in place later."""
 
     data: bytes
 
     @property
     def length(self) -> int:
-        """How many bytes there are."""
+        """The number of bytes."""
         return len(self.data)
 
 
 Piece: TypeAlias = Packed | Journalled | Local | Held
 
-# So end the paths of files whose bytes a tree has: what is written into them is not journalled.
+# A tree holds the bytes of files with this suffix: overwrites in place are not journalled.
 _HELD: Final = f"/{MARK_NAME}"
 
 
 @dataclass(slots=True, eq=False)
 class TreeFile:
-    """One file. It stays the same object while it is appended to, replaced or moved.
+    """One file. Appends, replacements and moves keep the same object.
 
-    `version` counts how often it was replaced. `path` is empty once the file is gone. A file that
-    `is_left_out` is known by name only.
+    `version` counts replacements. `path` is empty once the file is gone. A file with `is_left_out`
+    has a name, but no contents.
     """
 
     path: str
@@ -113,15 +113,15 @@ class TreeFile:
     version: int = 0
     is_left_out: bool = False
     packed_length: int = 0
-    """How many of the first bytes are in packs, and their checksum."""
+    """The number of first bytes in packs, and their checksum."""
     packed_crc32c: int = 0
 
     def copy(self) -> TreeFile:
-        """Return the file as it is now."""
+        """Return a copy of the file's current state."""
         return replace(self, pieces=list(self.pieces))
 
     def add(self, piece: Piece, crc: int) -> None:
-        """Let `piece` follow what the file has; its checksum with that is `crc` then."""
+        """Append `piece`; `crc` is the checksum of the whole file afterwards."""
         if piece.length:
             last = self.pieces[-1] if self.pieces else None
             if isinstance(last, Local) and isinstance(piece, Local):
@@ -132,7 +132,7 @@ class TreeFile:
         self.crc32c = crc
 
     def pack(self, pieces: Sequence[Packed], crc: int) -> None:
-        """Let the first bytes be in packs; `crc` is their checksum."""
+        """Replace the first bytes by `pieces` of packs; `crc` is the checksum of these bytes."""
         length = remaining_bytes = sum(piece.length for piece in pieces)
         later_pieces = list(self.pieces)
         while remaining_bytes:
@@ -148,7 +148,7 @@ class TreeFile:
 
 @dataclass(frozen=True, slots=True)
 class FileAtPlace:
-    """A file of a tree that goes on changing, as it was at one place of the journal."""
+    """A file at one place of the journal, while its tree goes on changing."""
 
     file: TreeFile
     path: str
@@ -161,7 +161,7 @@ class FileAtPlace:
 
     @classmethod
     def of(cls, file: TreeFile) -> FileAtPlace:
-        """Return the file as it is now."""
+        """Return the file's current state."""
         return cls(
             file,
             file.path,
@@ -175,14 +175,14 @@ class FileAtPlace:
 
     @property
     def is_there(self) -> bool:
-        """Whether the first `length` bytes of the file are still those of then.
+        """Whether the first `length` bytes of `file.path` are unchanged since then.
 
-        They lie at `file.path` now. Where this is False a later operation replaced or removed it.
+        False means: a later operation replaced or removed the file.
         """
         return bool(self.file.path) and self.file.version == self.version
 
     def left_out(self) -> TreeFile:
-        """Return the file as a checkpoint names it whose contents it does not have."""
+        """Return the entry for a checkpoint without the file's contents."""
         return TreeFile(self.path, is_left_out=True)
 
 
@@ -193,18 +193,18 @@ class JournalTree:
         self._files: dict[str, TreeFile] = {}
         self._directories: set[str] = set()
         self._by_table: dict[str, set[str]] = {}
-        """Files and directories of each table: to drop one of many looks at no other."""
+        """The paths of each table, so that dropping a table visits no other table's paths."""
 
     @property
     def directories(self) -> frozenset[str]:
-        """Every directory but the data directory itself."""
+        """Every directory below the data directory."""
         return frozenset(self._directories)
 
     def __len__(self) -> int:
         return len(self._files)
 
     def __iter__(self) -> Iterator[TreeFile]:
-        """Go through the files in the order of their paths."""
+        """Iterate over the files in the order of their paths."""
         return iter([self._files[path] for path in sorted(self._files)])
 
     def get(self, path: str) -> TreeFile | None:
@@ -212,7 +212,7 @@ class JournalTree:
         return self._files.get(path)
 
     def copy(self) -> JournalTree:
-        """Return the tree as it is now; the files in it are others, with the same contents."""
+        """Return an independent copy of the tree."""
         tree = JournalTree()
         tree._files = {path: file.copy() for path, file in self._files.items()}
         tree._directories = set(self._directories)
@@ -220,20 +220,20 @@ class JournalTree:
         return tree
 
     def add_directory(self, path: str) -> None:
-        """Let there be a directory, and those it lies in."""
+        """Add a directory and its parents."""
         while path and path not in self._directories:
             self._directories.add(path)
             self._note(path)
             path = path.rpartition("/")[0]
 
     def check_and_add_directory(self, path: str) -> None:
-        """As `add_directory`; raises `CorruptDataError` for one that no data directory has."""
+        """As `add_directory`; raises `CorruptDataError` for a path foreign to data directories."""
         self.apply(MakeDirectory(path))
 
     def add_file(self, file: TreeFile) -> None:
-        """Let there be a file, as a checkpoint or the local disk has it.
+        """Add a file from a checkpoint or the local disk.
 
-        Raises `CorruptDataError` for a path that cannot be or is there, or lengths that differ.
+        Raises `CorruptDataError` for an invalid or duplicate path, and for inconsistent lengths.
         """
         if not is_journalled(file.path) or file.path in self._files:
             raise CorruptDataError(f"a file that cannot be, or is there twice: {file.path!r:.200}")
@@ -248,10 +248,11 @@ class JournalTree:
     def apply(
         self, operation: Operation, *, place: tuple[int, int, int] | None = None
     ) -> TreeFile | None:
-        """Apply one operation; return the file that it appended to or replaced.
+        """Apply one operation; return the file appended to or replaced.
 
-        `place` is its epoch, object and number in it; without, its data is on the local disk.
-        Raises `CorruptDataError` for one that does not follow the operations before it.
+        `place` is the operation's epoch, object and number; without `place` the data is on the
+        local disk. Raises `CorruptDataError` for an operation inconsistent with the operations
+        before.
         """
         check_path(operation)
         match operation:
@@ -270,11 +271,11 @@ class JournalTree:
         return None
 
     def facts(self) -> list[tuple[str, int, int]]:
-        """Return path, length and checksum of every file: two trees with the same are the same."""
+        """Return path, length and checksum of every file; equal facts mean equal trees."""
         return [(file.path, file.length, file.crc32c) for file in self]
 
     def check_whole(self) -> None:
-        """Raise `CorruptDataError` if the contents of a file are not known."""
+        """Raise `CorruptDataError` if the contents of a file are missing."""
         for file in self._files.values():
             if file.is_left_out:
                 raise CorruptDataError(
@@ -289,7 +290,7 @@ class JournalTree:
         if file is None:
             raise CorruptDataError(f"the journal appends to {path}, which it never made")
         if file.is_left_out:
-            # It is replaced or removed by a later operation.
+            # A later operation replaces or removes the file.
             return file
         if position != file.length:
             raise CorruptDataError(
@@ -337,7 +338,7 @@ class JournalTree:
         self._by_table.setdefault(_table_of(path), set()).add(path)
 
     def _leave(self, paths: Iterable[str]) -> None:
-        """Let there be no file and no directory of these paths."""
+        """Remove files and directories by their paths."""
         for path in paths:
             self._files.pop(path, None)
             self._directories.discard(path)
@@ -348,7 +349,7 @@ class JournalTree:
                 del self._by_table[table]
 
     def _of_table(self, directory: str) -> list[str]:
-        """Return the paths that may lie in a directory."""
+        """Return the candidate paths below a directory."""
         table = _table_of(directory)
         if table:
             return list(self._by_table.get(table, ()))
@@ -373,7 +374,7 @@ def _parent(path: str) -> str:
 
 
 def _table_of(path: str) -> str:
-    """Return the directory of a table that a path is or lies in; empty for others."""
+    """Return the table's directory of a path; empty for a path outside of tables."""
     table = "/".join(path.split("/", 2)[:2])
     return table if table.startswith("tables/") else ""
 

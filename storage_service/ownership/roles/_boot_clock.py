@@ -1,4 +1,4 @@
-"""The clock that leases are measured by."""
+"""The clock for leases."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ __all__ = ["boot_clock_s"]
 
 
 def boot_clock_s() -> float:
-    """Return seconds of a clock that goes on while the machine sleeps, unlike `time.monotonic`.
+    """Return seconds of a clock running during a machine's sleep, unlike `time.monotonic`.
 
-    A lease that was measured without the sleep would still hold when another owner has long begun.
+    A lease measured without the sleep would still hold long after a takeover.
     """
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -1,4 +1,4 @@
-"""What an owner's journal tells Prometheus: how far behind it is, how quick, how long owned."""
+"""Prometheus metrics of an owner's journal: its lag, its speed, and the lease."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DAMAGED_SHOWN_MAX: Final = 10
 
 
 class WriterFigures(Protocol):
-    """What is read of `journal/writer.py` `JournalWriter`."""
+    """The figures of `journal/writer.py` `JournalWriter`."""
 
     objects_stored: int
     bytes_stored: int
@@ -25,24 +25,24 @@ class WriterFigures(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The epoch that is written to."""
+        """The current epoch."""
 
     @property
     def in_flight(self) -> int:
-        """Objects on their way."""
+        """Objects in flight."""
 
     @property
     def lag_ms(self) -> float:
-        """How long the oldest operation that is not stored has waited."""
+        """The age of the oldest operation not stored."""
 
     @property
     def lag_bytes(self) -> int:
-        """The bytes that are not stored."""
+        """The bytes not stored."""
 
 
 @dataclass
 class JournalMetrics:
-    """The figures of one owner. `put_seconds` is told of every object, by any thread."""
+    """The figures of one owner. `put_took` may be called by any thread."""
 
     writer: WriterFigures | None = None
     lease_left_ms: Callable[[], float] = lambda: 0.0
@@ -58,7 +58,7 @@ class JournalMetrics:
         )
 
     def figures(self) -> dict[str, Any] | None:
-        """Return how the journal is, for people; None before there is a writer."""
+        """Return the journal's state for people; None without a writer."""
         if self.writer is None:
             return None
         return {
@@ -71,11 +71,11 @@ class JournalMetrics:
         }
 
     def put_took(self, seconds: float) -> None:
-        """Count one object that was stored."""
+        """Count one stored object."""
         self._put_seconds.observe(seconds)
 
     def read(self) -> Iterable[Metric]:
-        """Return all of it; nothing before there is a writer."""
+        """Return all metrics; nothing without a writer."""
         writer = self.writer
         if writer is None:
             return []

@@ -1,8 +1,8 @@
-"""A shard that this process owns: what its directory records, its lease, and how that ends.
+"""A shard owned by this process: its recorded changes, its lease, and its end.
 
-Order: the lease is renewed from the moment the epoch is taken, so that others see that somebody is
-alive; the directory records from the moment it is opened; the seal comes after everything else is
-stored, when nothing is answered any more. Blocking.
+Order: the lease is renewed from the moment the epoch is taken, as a sign of life for watchers; the
+directory records from the moment it is opened; the seal comes after all other objects, when
+requests are no longer answered. Blocking.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _CHECKPOINT_LOOK_S: Final = 1.0
 
 
 class OwnedShard:
-    """See the module. `check` is that of `http_exchange.Tenure`."""
+    """See the module. `check` implements `http_exchange.Tenure.check`."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class OwnedShard:
         endpoint: str,
         standing: Standing,
     ) -> None:
-        """Write the epoch that was just taken, and renew its lease from now on.
+        """Start writing the taken epoch and renewing its lease.
 
-        `opened_s` is a time before the epoch was opened; `lease_store` is the same store, of which
-        a request must not take long.
+        `opened_s` is a time before the epoch was opened; `lease_store` is the same store with a
+        short timeout.
         """
         self.service_id: Final = tenure.facts.service_id
         self.epoch: Final = tenure.epoch
@@ -105,16 +105,16 @@ class OwnedShard:
             raise self._standing.not_owner()
 
     def check_write(self) -> None:
-        """Raise `NotOwnerError` unless the lease still holds, if the journal is not waited for.
+        """Raise `NotOwnerError` after the lease expired, if writes do not wait for the journal.
 
-        Otherwise a process that was paused would acknowledge rows that its own disk alone has,
-        until it meets the seal of who has taken over.
+        Otherwise a paused process would acknowledge rows present on its own disk alone, until the
+        process meets its successor's seal.
         """
         if self._config.journal_ack != "journal":
             self.check()
 
     def record(self, directory: DataDirectory, begun: Begun) -> Replication:
-        """Let the directory, which is what `begun` says, record what changes from now on."""
+        """Record the directory's changes from now on; `begun` is its current state."""
         if begun.first_operation is not None:
             self._writer.record(begun.first_operation)
         self._begun = begun
@@ -133,7 +133,7 @@ class OwnedShard:
         )
 
     def begin_checkpoints(self, directory: DataDirectory, copy_keys: CopyKeys) -> None:
-        """Take checkpoints from now on, the first at once if the journal lacks what was there."""
+        """Take checkpoints from now on, the first at once after an upload."""
         manifest = self._begun.manifest
         taker = CheckpointTaker(
             directory=directory.path,
@@ -156,7 +156,7 @@ class OwnedShard:
         self._standing.journal.damaged_files = lambda: sorted(taker.damaged)
 
     def close(self, *, timeout_s: float) -> bool:
-        """Store everything and seal the epoch, so that anybody may go on at once; False if not."""
+        """Store everything and seal the epoch for the next owner; False without a seal."""
         if self._checkpoints is not None:
             self._checkpoints.stop()
         is_sealed = self._writer.stop(timeout_s=timeout_s)
@@ -165,10 +165,10 @@ class OwnedShard:
 
 
 class CheckpointThread:
-    """Takes checkpoints when they are due; what fails is tried again.
+    """Takes due checkpoints; after a failure the next attempt follows.
 
-    The process does not wait for one that is under way when it ends: what is uploaded then is used
-    by nobody, and trimmed.
+    The process ends without waiting for a running checkpoint: its packs stay unused, and are
+    trimmed.
     """
 
     def __init__(self, job: CheckpointJob) -> None:
@@ -177,7 +177,7 @@ class CheckpointThread:
         threading.Thread(target=self._run, name="journal-checkpoint", daemon=True).start()
 
     def stop(self) -> None:
-        """Begin no further one."""
+        """Start no further checkpoint."""
         self._is_over.set()
 
     def _run(self) -> None:

@@ -1,6 +1,6 @@
-"""How a process ends that must not do anything any more: at once, from any thread.
+"""The immediate end of a process that lost its shard or its disk, from any thread.
 
-Nothing is closed and nobody is answered: whatever is on its way is no longer this process's to do.
+Nothing is closed and no request is answered: requests in flight are no longer this process's.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ NOT_STORED_EXIT_CODE: Final = 1
 FENCED_EXIT_CODE: Final = 3
 """Another process owns the shard."""
 JOURNAL_FAILED_EXIT_CODE: Final = 4
-"""What is in the journal could not be done on the disk; the next start does it."""
+"""The disk refused a change stored in the journal; the next start repeats the change."""
 
 
 def end_at_once(event: str, why: str, *, exit_code: int) -> NoReturn:
-    """Say why in one line, and end the process."""
+    """Log the reason in one line, and end the process."""
     try:
         _logger.critical("event=%s why=%r exit_code=%d", event, why, exit_code)
         for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,4 @@
-"""What a process with a journal is to its shard, and what it knows of the one that owns it.
+"""A process's role for a shard, and the shard's owner.
 
     waiting ----.
                 v
@@ -6,8 +6,7 @@
        ^          |
        '----------'   another process was quicker
 
-Everything here is read and changed on the event loop, but for `lag`, which is one value that
-whoever follows the journal replaces.
+Everything here is used on the event loop, except `lag`: one value replaced by the following thread.
 """
 
 from __future__ import annotations
@@ -28,46 +27,46 @@ class Role(enum.StrEnum):
     """Only an owner answers about the data."""
 
     WAITING = "waiting"
-    """Somebody else owned the shard a moment ago, and this process sees whether they are alive."""
+    """Another process owned the shard a moment ago; this process checks for signs of life."""
     STANDBY = "standby"
-    """Somebody else owns it; this process follows, to take over when they are gone."""
+    """Another process owns the shard; this process follows, to take over."""
     RESTORING = "restoring"
     """This process has taken the shard, and completes its directory."""
     OWNER = "owner"
-    """It answers about the data, until it stops or ends at once because somebody took the shard."""
+    """This process answers about the data, until it stops or another process takes the shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """How far behind the journal a standby is, as far as it has seen the journal."""
+    """A standby's lag behind the journal, as far as seen."""
 
     objects: int = 0
-    """Stored and not applied; each is a group of operations."""
+    """Objects stored and not applied; each is a group of operations."""
     since_s: float | None = None
-    """When the journal was last seen to its end, by `boot_clock_s`; None: it is not followed."""
+    """The time of `boot_clock_s` when all was last applied; None without following."""
 
     @property
     def ms(self) -> int:
-        """How long ago that was. It grows by itself: a standby that is stuck cannot say so."""
+        """Milliseconds since then. The value grows by itself: a stuck standby cannot report."""
         return 0 if self.since_s is None else round(1_000 * (boot_clock_s() - self.since_s))
 
 
 class Standing:
-    """The role of this process at the moment."""
+    """The current role of this process."""
 
     def __init__(self, shard: str) -> None:
         self.shard = shard
         self.role = Role.WAITING
         self.owner: str | None = None
-        """Where the owner answers, if it is another process and has said so."""
+        """The other owner's endpoint, if known."""
         self.service_id: str | None = None
-        """Of which service the shard is, once that was read."""
+        """The id of the shard's service, once read."""
         self.lag = Lag()
         self.journal = JournalMetrics()
-        """Of the owner's own journal."""
+        """Metrics of the owner's own journal."""
 
     def not_owner(self) -> NotOwnerError:
-        """Return what everybody is told who asks about the data."""
+        """Return the error for requests about the data."""
         if self.role is Role.OWNER:
             return NotOwnerError(
                 f"the lease of this process on shard '{self.shard}' has run out: another process"

@@ -1,10 +1,10 @@
-"""The steps by which a process comes to own a shard, as decision 0020 orders them: take, then read.
+"""The steps by which a process comes to own a shard: take, then read (decision 0020).
 
-Who may take: anybody if nobody ever had the shard or its owner sealed its last epoch; a process
-whose own directory served it last, because it has the lock that the other one had, which a copy of
-the directory has not; and anybody once the owner's lease has not changed for its lease time. That
-only says when it is worth trying: who owns the shard is decided in the journal. Blocking; one
-thread at a time.
+These processes may try to take a shard: any process if the shard was never owned, or its owner
+sealed the last epoch; the process whose directory served the shard last, because its directory's
+lock proves the previous process dead (a copy of the directory proves nothing); and any process once
+the owner's lease was unchanged for its lease time. The journal alone decides who owns the shard.
+Blocking; one thread at a time.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _T = TypeVar("_T")
 
 
 class ShardStart:
-    """See the module. `stop` ends waits for a store that is away.
+    """See the module. `stop` ends waits for an unavailable store.
 
-    What reads much waits for each object on its own; `look` raises what the store raises.
+    Long reads retry each object; `look` raises store errors.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ShardStart:
         self.store: Final = (open_journal or _opened_journal)(config)
         self._lease_store = (open_journal or _opened_for_lease)(config)
         self.reading: Final = StoppableStore(self.store, stop)
-        """The same store, for what takes many requests before anything is served."""
+        """The same store, for the many requests of a start."""
         self._patient = PatientStore(
             self.reading, pause=lambda s: not stop.wait(s), failed=_note_failure
         )
@@ -89,43 +89,43 @@ class ShardStart:
 
     @property
     def newest_epoch(self) -> int:
-        """The newest epoch that was seen; 0 if nobody ever owned the shard."""
+        """The newest epoch seen; 0 if the shard was never owned."""
         return self._watch.epoch
 
     @property
     def was_last(self) -> bool:
-        """Whether the newest epoch that was seen was this directory's. Asks the store."""
+        """Whether the newest epoch seen was this directory's. Asks the store."""
         return self._watch.epoch > 0 and self._start.was_last(self._watch.epoch)
 
     @property
     def was_last_here(self) -> bool:
-        """Whether that process is known to be gone, besides. Asks the store."""
+        """As `was_last`, and the process of this epoch is dead. Asks the store."""
         return self._watch.epoch > 0 and self._start.was_last_here(self._watch.epoch)
 
     @property
     def has_run_out(self) -> bool:
-        """Whether nobody has shown for a lease time that it owns the shard."""
+        """Whether no owner renewed a lease for a lease time."""
         if self._watch.epoch == 0:
             return boot_clock_s() - self._begun_s > self._config.lease_ms / 1_000
         return self._watch.has_run_out
 
     @property
     def sign_of_life(self) -> tuple[int, SeenLease | None]:
-        """What changes whenever an owner shows that it is alive."""
+        """A value changed by every renewal of the owner."""
         return self._watch.epoch, self._watch.lease
 
     def look(self) -> None:
-        """See who owns the shard. Raises what the store raises."""
+        """Read the shard's owner. Raises store errors."""
         self._watch.look(self.store, self.names)
         lease = self._watch.lease
         self._standing.owner = None if lease is None else lease.owner
         if self._standing.service_id is None:
-            # What a start asks of the directory says what is wrong with it.
+            # A later step of the start reports errors of the directory.
             with contextlib.suppress(StreamhouseError):
                 self._standing.service_id = known_service_id(DirectoryObjects(self.store))
 
     def note_whose_it_was(self) -> None:
-        """Log why a directory that served the shard last is not served at once."""
+        """Log why a directory with the last epoch is not served at once."""
         if self.was_last and not self.was_last_here:
             _logger.warning(
                 "event=lease_waited_for shard=%s why='%s was copied, or is in another machine, or"
@@ -135,16 +135,16 @@ class ShardStart:
             )
 
     def may_take_now(self) -> bool:
-        """Whether nobody has to be waited for."""
+        """Whether the shard can be taken without waiting."""
         epoch = self._watch.epoch
         if epoch == 0 or self._start.was_last_here(epoch):
             return True
         seal = self._do(find_seal(self.names, epoch))
-        # Whoever rolls goes on in the next epoch.
+        # A rolling owner goes on in the next epoch.
         return seal is not None and seal.reason != SealReason.ROLLED
 
     def owned_elsewhere(self) -> UnavailableError:
-        """Return why a process that is no standby ends."""
+        """Return the error of a non-standby process refused by a live owner."""
         owner = self._standing.owner
         return UnavailableError(
             f"shard '{self.names.shard}' of {self.store.url} is owned by"
@@ -153,17 +153,17 @@ class ShardStart:
         )
 
     def disown(self) -> None:
-        """Note that the owner is alive: the directory is a copy of its."""
+        """Note a live owner: this directory is a copy of the owner's."""
         self._start.disown()
 
     def prepare(self) -> None:
-        """Note in the directory that this process may take the shard."""
+        """Note in the directory: this process may take the shard."""
         self._start.prepare(self._nonce)
 
     def take(self, *, after: int) -> OwnedShard:
-        """Become the owner of the epoch after the one that is known to have ended or run out.
+        """Become the owner of the epoch after `after`, known as ended or expired.
 
-        Raises `TakenByOtherError` if another process was quicker: a newer owner is never fenced.
+        Raises `TakenByOtherError` if another process was faster: a newer owner is never fenced.
         """
         opened_s = boot_clock_s()
         tenure = self._do(
@@ -187,11 +187,11 @@ class ShardStart:
         )
 
     def begin(self, *, epoch: int, service_id: str) -> Begun:
-        """Make the directory what the journal says before `epoch`, which is open."""
+        """Restore the directory from the journal before `epoch`, which is open."""
         return self._start.begin(epoch=epoch, service_id=service_id)
 
     def finish(self, shard: OwnedShard) -> None:
-        """Note that the directory is what the journal says, and is served from now on."""
+        """Note the directory as restored and served from now on."""
         self._start.finish(epoch=shard.epoch, service_id=shard.service_id)
 
     def _do(self, steps: Steps[_T]) -> _T:
@@ -203,7 +203,7 @@ def _note_failure(error: ObjectStoreError) -> None:
 
 
 def _opened_journal(config: ServiceConfig) -> ObjectStore:
-    """Open the store and try it; raises `InvalidRequestError` for one that cannot be used."""
+    """Open and probe the store; raises `InvalidRequestError` for an unusable store."""
     assert config.journal_url is not None
     refuse_within(config.journal_url, config.data_dir)
     store = _store(config)
@@ -212,7 +212,7 @@ def _opened_journal(config: ServiceConfig) -> ObjectStore:
 
 
 def _opened_for_lease(config: ServiceConfig) -> ObjectStore:
-    """Open it for renewals alone: one connection that hangs must not cost the lease."""
+    """Open the store for renewals alone: a hanging connection must not cost the lease."""
     return _store(config, timeout_s=renewal_timeout_s(config.lease_ms))
 
 

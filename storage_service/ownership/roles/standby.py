@@ -1,9 +1,9 @@
-"""A process that follows the owner of its shard, ready to take over.
+"""A standby: a process following the owner of its shard, ready to take over.
 
-It applies what the journal says to its own directory as it appears, and keeps the rows by key warm.
-`journal.json` says `restoring` meanwhile: after a crash every file is compared with the journal.
-What cannot be followed any more, because it was trimmed or does not fit, is made anew from the
-newest checkpoint. Blocking; one thread at a time.
+The standby applies new objects of the journal to its own directory, and keeps the rows by key warm.
+Meanwhile `journal.json` says `restoring`: after a crash every file is compared with the journal.
+After a trimmed or inconsistent object the standby restores the directory from the newest
+checkpoint. Blocking; one thread at a time.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ __all__ = ["Standby", "TakenOver"]
 
 _logger = logging.getLogger(__name__)
 
-# What is applied at once before somebody looks whether there is anything else to do.
+# Objects applied in one call; the caller has other duties in between.
 _OBJECTS_AT_ONCE: Final = 50
 _SYNC_EVERY_S: Final = 1.0
 _GIVE_BACK_S: Final = 5.0
-# So often the lease must have changed before the owner of this very directory is taken for alive:
-# one that died may have left a renewal on its way.
+# The lease must have changed this often before the owner of this very directory counts as alive:
+# a dead owner's renewal may still have been in flight.
 _SIGNS_OF_LIFE: Final = 3
 _BEGIN_ANEW: Final = Backoff(first_s=0.1, most_s=30.0)
 
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """A shard that was taken, and its directory, which is what the journal says."""
+    """A taken shard, and its directory, equal to the journal."""
 
     shard: OwnedShard
     begun: Begun
@@ -60,14 +60,14 @@ class TakenOver:
 
 @dataclass(slots=True)
 class _Followed:
-    """What is followed: one directory from one place of the journal on."""
+    """One directory following the journal from one place on."""
 
     tree: FollowedTree
     directory: FollowedDirectory
     warm: WarmRows
     reader: JournalReader
     sealed_for: str | None = None
-    """Why the last epoch that was read has ended, if none follows yet."""
+    """The reason in the last seal read, until the next epoch opens."""
 
     def apply(self, journal_object: JournalObject) -> None:
         """Apply one object of the journal."""
@@ -79,7 +79,7 @@ class _Followed:
         self.warm.follow(changed)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close directory, rows and reader."""
         self.directory.close()
         self.warm.close()
         self.reader.close()
@@ -95,11 +95,11 @@ class Standby:
     _followed: _Followed | None = field(default=None, init=False)
     _shard: OwnedShard | None = field(default=None, init=False)
     _own_epoch: int = field(default=0, init=False)
-    """The last that was this directory's, if it was the newest when that was looked at."""
+    """This directory's last epoch, if the epoch was the newest when last checked."""
     _is_owner_gone: bool = field(default=False, init=False)
-    """Whether the process of that epoch had the lock that this one has."""
+    """Whether the process of this epoch is dead: the lock is now this process's."""
     _signs_of_life: list[object] = field(default_factory=list, init=False)
-    """What the lease said meanwhile."""
+    """The different leases seen meanwhile."""
     _is_caught_up: bool = field(default=False, init=False)
     _failures: int = field(default=0, init=False)
     _begins_s: float = field(default=float("-inf"), init=False)
@@ -108,9 +108,9 @@ class Standby:
 
     @property
     def may_take_now(self) -> bool:
-        """Whether the owner said that it is gone, or had the lock that this process has.
+        """Whether the owner stopped, or is dead because this process has its lock.
 
-        Else its lease has to run out.
+        Otherwise the owner's lease has to expire.
         """
         is_own = 0 < self._own_epoch == self.start.newest_epoch
         return (
@@ -121,16 +121,16 @@ class Standby:
 
     @property
     def _ended_epoch(self) -> int | None:
-        """The epoch that its owner, or who wanted to follow it, has ended, as far as was read."""
+        """The last epoch read, if sealed by its owner or a successor."""
         followed = self._followed
         if followed is None or followed.sealed_for in (None, SealReason.ROLLED):
             return None
         return followed.reader.place.epoch - 1
 
     def follow(self) -> bool:
-        """Apply what there is, or a part of it; return whether there may be more at once.
+        """Apply new objects, up to a limit; return whether more objects may be ready.
 
-        Raises what the store raises, and `OSError`.
+        Raises store errors and `OSError`.
         """
         try:
             is_early = boot_clock_s() < self._begins_s
@@ -143,12 +143,12 @@ class Standby:
 
     @property
     def caught_up_lag(self) -> Lag | None:
-        """The lag, if all that there was when it was last followed is applied."""
+        """The lag, if all objects seen by the last `follow` are applied."""
         is_caught_up = self._followed is not None and self._is_caught_up
         return Lag(since_s=self._caught_up_s) if is_caught_up else None
 
     def lag(self) -> Lag:
-        """Return how far behind the journal this is; asks the store."""
+        """Return the lag behind the journal; asks the store."""
         followed = self._followed
         if followed is None:
             # Nothing is applied yet, not even the object that opens the epoch.
@@ -159,14 +159,14 @@ class Standby:
         return Lag(objects=len(behind), since_s=self._caught_up_s)
 
     def take(self) -> TakenOver:
-        """Take the shard, or go on where the store was away the last time.
+        """Take the shard, or go on after a failure of the store.
 
-        Raises `TakenByOtherError` if another process was quicker, and what the store raises.
+        Raises `TakenByOtherError` if another process was faster, and store errors.
         """
         if self._shard is None:
             if self._followed is None:
                 self.start.prepare()
-            # The newest epoch that was seen may be another one, whose owner is alive.
+            # The newest epoch seen may be a later epoch, with a live owner.
             ended = self._ended_epoch
             self._shard = self.start.take(after=self.start.newest_epoch if ended is None else ended)
         shard = self._shard
@@ -190,14 +190,14 @@ class Standby:
         return TakenOver(shard, begun)
 
     def _begun(self, followed: _Followed, shard: OwnedShard) -> Begun:
-        """Return what the journal has of the directory, by the newest checkpoint's packs."""
+        """Return the directory's journalled state, with bytes in the newest checkpoint's packs."""
         manifest = newest_manifest(
             self.start.reading, self.start.names, epoch=shard.epoch, service_id=shard.service_id
         )
         return Begun(tree=followed.tree.on(manifest, self.directory.path), manifest=manifest)
 
     def close(self) -> None:
-        """Follow no more; a shard that was taken and is not served is given back."""
+        """Stop following; a shard taken but not served is released."""
         shard, self._shard = self._shard, None
         if shard is not None:
             shard.close(timeout_s=_GIVE_BACK_S)
@@ -207,7 +207,7 @@ class Standby:
             followed.close()
 
     def _give_up(self, why: Exception) -> None:
-        """Begin anew, after a while: it may be met again."""
+        """Start again after a pause, because the same error may return."""
         self._failures += 1
         self._begins_s = boot_clock_s() + _BEGIN_ANEW.jittered_after(self._failures)
         _logger.warning("event=standby_begins_anew failures=%d why=%r", self._failures, str(why))
@@ -216,11 +216,11 @@ class Standby:
             followed.close()
 
     def _begin(self) -> bool:
-        """Make the directory what it was when the newest epoch began; False if there is none.
+        """Restore the directory as of the start of the newest epoch; False without an epoch.
 
-        Nor is there anything to follow in an epoch that was this directory's own: nobody has gone
-        on since, and what its disk has beyond the journal has to stay. Unless its owner is alive:
-        then the directory is a copy.
+        Also False if the newest epoch was this directory's own: no other process has gone on since,
+        and bytes on its disk beyond the journal have to stay. If the owner is alive, the directory
+        is a copy and is restored.
         """
         epoch = self.start.newest_epoch
         if epoch == 0:
@@ -233,7 +233,7 @@ class Standby:
             _logger.warning("event=standby_on_a_copy path='%s'", self.directory.path)
             self.start.disown()
         self.start.prepare()
-        # Whose journal it is, says every object that opens an epoch.
+        # Every epoch's open object has the service's id.
         service_id = run_on(self.start.store, read_open(self.start.names, epoch)).service_id
         begun = self.start.begin(epoch=epoch, service_id=service_id)
         if begun.is_upload:

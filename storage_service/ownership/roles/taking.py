@@ -1,4 +1,4 @@
-"""How a process waits for its shard and takes it; on the event loop, what blocks on one thread."""
+"""Waiting for a shard and taking the shard, on the event loop and one thread."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _AWAY_S: Final = 1.0
 
 
 class ShardTaker:
-    """Waits, follows and takes; `close` lets go of what is followed."""
+    """Waits, follows and takes; `close` ends the following."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class ShardTaker:
         self._standby: Standby | None = None
 
     async def take(self) -> tuple[ShardStart, TakenOver]:
-        """Return once the shard is this process's and the directory is what the journal says.
+        """Return once this process owns the shard and the directory equals the journal.
 
-        Raises `UnavailableError` if somebody else owns it and this process is no standby.
+        Raises `UnavailableError` if another process owns the shard and this process is no standby.
         """
         try:
             if self._config.is_standby:
-                # It is there for what goes wrong with others: a full store is no reason to end.
+                # A standby survives failures of other processes: a full store is no reason to end.
                 self._standing.role = Role.STANDBY
                 start = await self._while_away(self._opened)
                 return start, await self._take_over(start)
@@ -79,7 +79,7 @@ class ShardTaker:
             ) from error
 
     async def close(self) -> None:
-        """Wait for nothing any more; called when `take` has ended or was cancelled. Idempotent."""
+        """Stop waiting; called after `take` has ended or was cancelled. Idempotent."""
         self._stop.set()
         standby, self._standby = self._standby, None
         if standby is not None:
@@ -119,7 +119,7 @@ class ShardTaker:
     async def _take_over(self, start: ShardStart) -> TakenOver:
         standing = self._standing
         self._standby = standby = Standby(self._config, self._directory, start)
-        # What it is to follow may take minutes to make.
+        # The first restore may take minutes.
         standing.lag = standby.lag()
         await self._while_away(start.look)
         self._on_standby()
@@ -129,7 +129,7 @@ class ShardTaker:
             is_more = await self._while_away(standby.follow)
             if looking.done():
                 await self._while_away(start.look)
-                # Who has just found nothing more need not ask for that again.
+                # A standby without new objects needs no further request for its lag.
                 lag = standby.caught_up_lag
                 standing.lag = await self._while_away(standby.lag) if lag is None else lag
                 looking = asyncio.ensure_future(asyncio.sleep(self._look_s))
@@ -154,7 +154,7 @@ class ShardTaker:
             return None
 
     async def _while_away(self, function: Callable[[], _T]) -> _T:
-        """Do something as often as it takes until the store answers."""
+        """Repeat a call until the store answers."""
         while True:
             try:
                 return await self._run(function)

@@ -1,9 +1,9 @@
-"""Names whose newest version counts, over a store of which only create-if-absent is trusted.
+"""Names with versions, over a store trusted for create-if-absent only; the newest counts.
 
 Invariants:
-- version n+1 is made by one writer, who has read version n; no version is ever changed or deleted
-- a version that was read never changes: it is read from the store once
-- a listing may be old, and an answer may be lost: neither leads to a wrong version
+- version n+1 is made by one writer after reading version n; no version is changed or deleted
+- a version is read from the store once, because versions are immutable
+- stale listings and lost answers never lead to a wrong version
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ _OBJECT_BYTES_MAX: Final = 64 << 10
 
 
 class DirectoryStore(Protocol):
-    """What the directory asks of an object store. Keys are below its prefix. Blocking.
+    """The directory's view of an object store. Keys are below its prefix. Blocking.
 
-    Each raises a `StreamhouseError` when it is not known what happened, or nothing did.
+    Each call raises a `StreamhouseError` if nothing happened or the outcome is unknown.
     """
 
     def create(self, key: str, data: bytes) -> bool:
-        """Store an object unless there is one under this key; return whether it was stored."""
+        """Store an object unless the key exists; return whether the object was stored."""
 
     def replace(self, key: str, data: bytes) -> None:
-        """Store an object, whether or not there is one."""
+        """Store an object under a new or an existing key."""
 
     def get(self, key: str) -> bytes | None:
-        """Return an object, None where there is none."""
+        """Return an object, None if missing."""
 
     def list(self, prefix: str) -> Iterable[str]:
-        """Return the keys below `prefix`, which ends with `/`; the newest ones may be missing."""
+        """Return the keys below `prefix`, ending with `/`; the newest keys may be missing."""
 
 
 class Each(Protocol):
-    """Does the same to each of some values, as `map` does, or side by side on threads."""
+    """Applies a function to values, as `map` does, or in parallel on threads."""
 
     def __call__(self, function: Callable[[_In], _Out], values: Iterable[_In], /) -> Iterable[_Out]:
-        """Return what `function` makes of each, in order."""
+        """Return the results of `function`, in order."""
 
 
 class DirectoryObjects:
@@ -114,7 +114,7 @@ class DirectoryObjects:
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Say what the store says as errors of the service, which a caller may be told."""
+    """Translate the store's errors to errors of the service for callers."""
     try:
         yield
     except (ObjectExistsError, ObjectNotFoundError):
@@ -131,7 +131,7 @@ def _errors() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What a name is from its version `number` on; a name without a version has number 0."""
+    """A name's content at version `number`; a name without versions has number 0."""
 
     number: int
     content: Mapping[str, Any] | None
@@ -153,7 +153,7 @@ class Chains:
         self._newest: dict[str, Version] = {}
 
     def head(self, name: str, *, at_least: int = 0) -> Version:
-        """Return the newest version of a name that is seen; one of `at_least` is known to be."""
+        """Return the newest visible version of a name; `at_least` is known to exist."""
         numbers = [_number(name, key) for key in self._store.list(f"{name}/")]
         return self._read(name, max(at_least, self._known(name).number, *numbers, 0))
 
@@ -164,10 +164,10 @@ class Chains:
         is_wanted: Callable[[str], bool] = lambda _: True,
         passed_over: Callable[[CorruptDataError], object] | None = None,
     ) -> dict[str, Version]:
-        """Return the newest version of every name that begins with `prefix`, by name.
+        """Return the newest version of every name beginning with `prefix`, by name.
 
-        Those that are not wanted are listed and not read. One that is damaged is an error, unless
-        `passed_over` is told of it.
+        Unwanted names are listed and not read. A damaged version is an error, unless `passed_over`
+        accepts the error.
         """
         numbers = self._numbers(prefix)
 
@@ -187,7 +187,7 @@ class Chains:
         return {name: version for (name, _), version in versions if version is not None}
 
     def names(self, prefix: str) -> list[str]:
-        """Return every name that begins with `prefix`; none of them is read."""
+        """Return every name beginning with `prefix`; no version is read."""
         return sorted(self._numbers(prefix))
 
     def _numbers(self, prefix: str) -> dict[str, int]:
@@ -202,19 +202,19 @@ class Chains:
         return numbers
 
     def advance(self, name: str, seen: Version, content: Mapping[str, Any]) -> Version | None:
-        """Make the version after `seen`; None if somebody else has made it.
+        """Make the version after `seen`; None if another writer was faster.
 
-        Raises a `StreamhouseError` if the store does not answer: then it may have been made.
+        Raises a `StreamhouseError` if the store does not answer: the version may exist afterwards.
         """
         number = seen.number + 1
         if not self.create(version_key(name, number), content):
-            # Whatever it is, it is there: the next look begins at it.
+            # The other writer's version exists: the next `head` begins there.
             self._read(name, number)
             return None
         return self._remember(name, Version(number, content))
 
     def create(self, key: str, content: Mapping[str, Any]) -> bool:
-        """Make one object that must not be there; return whether it is this call's."""
+        """Create one object; return whether the object is this call's."""
         data = seal(key, content, nonce=secrets.token_hex(8))
         for attempt in range(1, _ATTEMPTS + 1):
             try:
@@ -226,21 +226,21 @@ class Chains:
                     raise
                 self._sleep(_BACKOFF.after(attempt))
                 continue
-            # It may be of an attempt before, also of the store's client, whose answer was lost.
+            # The object may come from an earlier attempt (also the client's) with a lost answer.
             stored_data = self._store.get(key)
             if stored_data is not None:
                 return stored_data == data
-            # Who was refused because of a race has lost to nobody.
+            # The store refused because of a race, but no object exists.
             self._sleep(_BACKOFF.after(attempt))
         raise UnavailableError(f"the store refuses to create {key}, which it does not have")
 
     def content(self, key: str) -> dict[str, Any] | None:
-        """Return the content of one object, None where there is none."""
+        """Return the content of one object, None if missing."""
         data = self._store.get(key)
         return None if data is None else unseal(key, data)
 
     def _read(self, name: str, number: int) -> Version:
-        """Return a version that is there, or a later one that is known."""
+        """Return an existing version, or a later cached version."""
         cached = self._known(name)
         if number <= cached.number:
             return cached
@@ -268,6 +268,6 @@ def version_key(name: str, number: int) -> str:
 
 
 def _number(name: str, key: str) -> int:
-    """Return which version of `name` an object is; 0 for what is none."""
+    """Return the version in an object's key; 0 for a foreign key."""
     digits = key.removeprefix(f"{name}/")
     return int(digits) if len(digits) == _DIGITS and digits.isascii() and digits.isdecimal() else 0

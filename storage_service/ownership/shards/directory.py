@@ -1,12 +1,12 @@
-"""The directory of one service: its id, its tables' ids, and which shard has which table.
+"""The directory of one service: its id, the ids of tables, and the shard of each table.
 
 Invariants (decision 0021):
-- a name is held by one shard at a time, and only that shard makes it free
-- an id is in one block, and a block is of one shard; a shard's process uses an id once
-- who holds a name for no table is found by the shard itself: at its start, and when it wants it
+- a name is held by one shard at a time; only the holder frees the name
+- an id belongs to one block, a block to one shard; a shard's process uses an id once
+- a shard finds its names without tables itself: at its start, and before a hold
 
-What is said for a shard is believed to be its own words: whether the process that speaks owns the
-shard is decided by the shard's journal, in which a table exists or not.
+The directory trusts a shard's process without proof of ownership. The shard's journal proves
+ownership, because a table exists only in the journal.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ _TABLES: Final = Folder.TABLES
 _DATABASES: Final = Folder.DATABASES
 _SHARDS: Final = Folder.SHARDS
 _HELD: Final = Folder.HELD
-# Each means that somebody else has changed the same name in between.
+# Each race means a concurrent change of the same name.
 _RACES_MAX: Final = 100
 _BLOCK_MAX: Final = 10**8 - 1
 
 
 class IdBlock(NamedTuple):
-    """Ids that one shard may give to its tables, once each."""
+    """Ids for the tables of one shard, each used once."""
 
     first: int
     end: int
@@ -75,7 +75,7 @@ class IdBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRecord:
-    """What a shard says of itself: load in thousandths of a core, and its tables."""
+    """A shard's report: load in thousandths of a core, and its tables."""
 
     shard: str
     load_millicores: int = 0
@@ -93,7 +93,7 @@ class ShardRecord:
 class ShardDirectory:
     """The directory, as one shard uses it. Thread-safe, blocking.
 
-    `each` reads many objects: `map` of a pool of threads, which nothing else waits for.
+    `each` reads many objects: `map` of a pool of threads reserved for these reads.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class ShardDirectory:
     def join(self, service_id: str | None, *, next_table_id: int = 1) -> tuple[str, IdBlock | None]:
         """Return the service's id; `service_id` is the data directory's, None for a new one.
 
-        The first shard says it, and has a block of ids from its `next_table_id` on, which nobody
-        has to claim: ids below are its own, too. Raises `InvalidRequestError` for a data directory
-        of another service.
+        The first shard sets the id, and gets the block of ids from its `next_table_id` on without a
+        claim: the ids below belong to this shard, too. Raises `InvalidRequestError` for a data
+        directory of another service.
         """
         proposed = service_id or uuid.uuid4().hex
         first_block = -(-next_table_id // BLOCK_IDS)
@@ -143,7 +143,7 @@ class ShardDirectory:
             raise CorruptDataError("the directory in the store names no service") from error
 
     def claim_ids(self, *, above: int = 0) -> IdBlock:
-        """Return ids, all above one, that nobody else uses and that no call returns again."""
+        """Return unused ids above `above`, exclusively for this call."""
         numbers = [_block_number(key) for key in self._store.list(f"{_IDS}/")]
         block = max(int(self._service()["first_block"]), above // BLOCK_IDS + 1, *numbers, 0)
         for number in range(block, min(block + _RACES_MAX, _BLOCK_MAX)):
@@ -152,10 +152,7 @@ class ShardDirectory:
         raise OverloadedError("too many shards claim ids at the same time; try again later")
 
     def last_id_elsewhere(self, path: TablePath, *, since: int) -> int:
-        """Return an id that no table of a name has exceeded in another shard, 0 if none may have.
-
-        Only ids from `since` on count, the end of this shard's own.
-        """
+        """Return an upper bound of the ids of a name's tables in other shards, or 0."""
         last = 0
         for key in self._store.list(f"{_IDS}/"):
             number = _block_number(key)
@@ -171,22 +168,22 @@ class ShardDirectory:
     # -- tables ----------------------------------------------------------------------------------
 
     def entry(self, path: TablePath) -> NameEntry:
-        """Return what a name is now."""
+        """Return a name's current entry."""
         return self._entry(path, self._chains.head(_table(path)))
 
     def entries(self, database: str | None = None) -> dict[TablePath, NameEntry]:
-        """Return every name that is not free, of one database or of all."""
+        """Return every name except the free ones, of one database or of all."""
         prefix = f"{_TABLES}/" if database is None else f"{_TABLES}/{database}/"
         entries = self._entries_of(self._chains.heads(prefix, is_wanted=_is_of_table))
         return {path: entry for path, entry in entries.items() if entry.state is not NameState.FREE}
 
     def names(self) -> set[TablePath]:
-        """Return every name that is not free, and some that are: one listing, and no reads."""
+        """Return every held or assigned name and some free ones: one listing, and no reads."""
         paths = (_path_of(name) for name in self._chains.names(f"{_TABLES}/"))
         return {path for path in paths if path is not None}
 
     def readable_entries(self) -> dict[TablePath, NameEntry]:
-        """Return `entries` without the names that are damaged: to show, never to decide by."""
+        """Return `entries` without damaged names: for display, not for decisions."""
         heads = self._chains.heads(
             f"{_TABLES}/", is_wanted=_is_of_table, passed_over=_warn_of_damage
         )
@@ -203,9 +200,9 @@ class ShardDirectory:
         return {path: self._entry(path, heads[name]) for name, path in paths.items()}
 
     def assign(self, path: TablePath, shard: str, *, is_live: Callable[[str], bool]) -> str:
-        """Return where a new table of this name is to be made: in `shard`, unless that is decided.
+        """Return the shard for a new table of this name: an earlier assignment, else `shard`.
 
-        Raises `TableExistsError` if the name is held.
+        An assignment to a dead shard is replaced. Raises `TableExistsError` if the name is held.
         """
 
         def decide(entry: NameEntry) -> NameEntry | None:
@@ -224,18 +221,18 @@ class ShardDirectory:
             raise _exists(path, entry)
 
     def hold(self, path: TablePath, table_id: int) -> None:
-        """Make a name this shard's, for a table under `table_id`; the shard has none of this name.
+        """Hold a name for this shard's table `table_id`; the shard must have no table of this name.
 
-        Raises `TableExistsError` if another shard has it, and `DatabaseNotFoundError` if its
+        Raises `TableExistsError` if another shard has the name, and `DatabaseNotFoundError` if the
         database was dropped in the meantime.
         """
         try:
             self._hold(path, table_id)
-            # After that, not before: who drops the database looks into it after dropping it.
+            # Checked after the hold: dropping a database reads its names after marking the drop.
             if self.has_database(path.database, besides=path):
                 return
         except UnknownOutcomeError as error:
-            # A name too many does no harm: this shard clears it.
+            # A superfluous name is harmless: this shard clears it.
             raise UnavailableError(
                 f"the directory of shards did not answer, so table '{path}' was not created:"
                 f" {error.message}"
@@ -251,12 +248,12 @@ class ShardDirectory:
                 raise _exists(path, entry)
             return None if entry == held_entry else held_entry
 
-        # Before the name is held: a start of this shard reads these names and no others.
+        # Before the name is held: a start of this shard reads only these names.
         self._chains.create(f"{_HELD}/{self.shard}/{path}", {})
         self._change(path, decide)
 
     def release(self, path: TablePath, table_id: int) -> None:
-        """Make a name free that this shard holds for a table under `table_id`, which is no more."""
+        """Free a name held by this shard for the removed table `table_id`."""
         held_entry = self._held(table_id)
         self._change(path, lambda entry: FREE if entry == held_entry else None)
 
@@ -267,15 +264,14 @@ class ShardDirectory:
         arriving: Container[int] = (),
         confirm: Callable[[], object],
     ) -> dict[TablePath, str]:
-        """Make this shard's names those of its tables; for its start.
+        """Make this shard's names match its tables; for its start.
 
-        Names under the ids `arriving` are left alone: tables that may just be coming here.
-        `confirm` returns only if the shard was this process's until it was called. What a name was
-        read as before that no successor has made, and a successor that changes it makes the next
-        version itself: so a process that was passed over releases nothing of its successor.
+        Names under the ids `arriving` stay: these tables may be moving here. `confirm` returns only
+        if this process owned the shard until the call. A successor changes a name by writing the
+        next version, so a stale process cannot release a name of its successor.
 
-        Returns, for each table whose name another shard has, a sentence that says so. Reads only
-        names that this shard has, or has held: many shards start at once, when a zone fails.
+        Returns a sentence for each table whose name another shard has. Reads only names held by
+        this shard now or earlier, because many shards start at once when a zone fails.
         """
         ever_held = f"{_HELD}/{self.shard}/"
         keys = self._store.list(ever_held)
@@ -306,11 +302,11 @@ class ShardDirectory:
     # -- moves: from this shard, or to it ---------------------------------------------------------
 
     def begin_move(self, path: TablePath, table_id: int, *, target: str) -> MoveTicket:
-        """Return how a table of this shard may move to another; it is held here, as before."""
+        """Return the ticket for a move of this shard's table; this shard still holds the name."""
         try:
             self._hold(path, table_id)
         except TableExistsError as error:
-            # By an old list: this shard has the table.
+            # The list was stale: this shard has the table.
             raise UnavailableError(f"{error.message}; try again later") from error
         version = self._chains.head(_table(path))
         if self._entry(path, version) != self._held(table_id):
@@ -325,9 +321,9 @@ class ShardDirectory:
         )
 
     def expect_move(self, ticket: MoveTicket) -> None:
-        """Note that this shard may soon hold a name: its start looks at it then.
+        """Note a possible arrival, so that this shard's start checks the name.
 
-        Raises `UnavailableError` unless the source has it.
+        Raises `UnavailableError` unless the source holds the name.
         """
         entry = self.entry(ticket.path)
         if (entry.shard, entry.table_id) != (ticket.source, ticket.table_id):
@@ -337,20 +333,20 @@ class ShardDirectory:
         self._chains.create(f"{_HELD}/{self.shard}/{ticket.path}", {})
 
     def decide_move(self, ticket: MoveTicket) -> str:
-        """Give the name to the target, unless that was decided; return which shard has it.
+        """Give the name to the target, unless the move was decided; return the shard with the name.
 
-        After an error it may be either, until `end_move` returns.
+        After an error either shard may have the name, until `end_move` returns.
         """
         return self._decide(ticket, ticket.target)
 
     def end_move(self, ticket: MoveTicket) -> str:
-        """Keep the name, unless the move was decided; return which shard has it, for good."""
+        """Keep the name, unless the move was decided; return the shard with the name, for good."""
         return self._decide(ticket, ticket.source)
 
     def _decide(self, ticket: MoveTicket, shard: str) -> str:
         assert self.shard == ticket.source, ticket
         entry = NameEntry(state=NameState.HELD, shard=shard, table_id=ticket.table_id)
-        # Of all who were ever the source's process, one makes this version.
+        # Only one of all the source's processes can create this version.
         seen = Version(ticket.version, None)
         content = {**entry.to_json(), "move": ticket.move_id}
         self._chains.advance(_table(ticket.path), seen, content)
@@ -359,14 +355,14 @@ class ShardDirectory:
         return decided
 
     def decided(self, ticket: MoveTicket) -> str | None:
-        """Return which shard has the table after this move; None while that is open."""
+        """Return the shard with the table after this move; None while the move is undecided."""
         key = _deciding(ticket)
         content = self._chains.content(key)
         if content is None:
             return None
         entry = NameEntry.from_json(content, where=f"{key} in the store")
         moved = NameEntry(state=NameState.HELD, shard=ticket.target, table_id=ticket.table_id)
-        # By the id of the move: one of before may have led to the same entry.
+        # Compared by the move's id: an earlier move may have led to the same entry.
         is_moved = entry == moved and content.get("move") == ticket.move_id
         return ticket.target if is_moved else ticket.source
 
@@ -376,7 +372,7 @@ class ShardDirectory:
     def _change(
         self, path: TablePath, decide: Callable[[NameEntry], NameEntry | None]
     ) -> NameEntry:
-        """Make a name what `decide` makes of what it is; None leaves it. Returns what it is."""
+        """Replace a name's entry by `decide(entry)`; None keeps the entry. Return the entry."""
         name, at_least = _table(path), 0
         for _ in range(_RACES_MAX):
             version = self._chains.head(name, at_least=at_least)
@@ -397,7 +393,7 @@ class ShardDirectory:
     # -- databases -------------------------------------------------------------------------------
 
     def databases(self) -> set[str]:
-        """Return the names of all databases; one with a table in it is one."""
+        """Return the names of all databases; a table makes its database exist."""
         heads = self._chains.heads(f"{_DATABASES}/", passed_over=_warn_of_damage)
         names = {name.rpartition("/")[2] for name, version in heads.items() if _is_there(version)}
         with_tables = {
@@ -408,7 +404,7 @@ class ShardDirectory:
         return {DEFAULT_DATABASE, *names, *with_tables}
 
     def has_database(self, name: str, *, besides: TablePath | None = None) -> bool:
-        """Whether there is a database; a table in it shows it, but not the one `besides`."""
+        """Whether a database exists: created, or with a table in it other than `besides`."""
         if name == DEFAULT_DATABASE or _is_there(self._chains.head(_database(name))):
             return True
         return any(
@@ -427,7 +423,7 @@ class ShardDirectory:
         raise OverloadedError(f"database '{name}' changes all the time; try again later")
 
     def enter_database(self, name: str) -> None:
-        """Make it known that a data directory has a database."""
+        """Register a data directory's database."""
         try:
             self.create_database(name)
         except DatabaseExistsError:
@@ -436,7 +432,8 @@ class ShardDirectory:
     def drop_database(self, name: str) -> None:
         """Drop a database without tables; raises `DatabaseNotEmptyError`.
 
-        It is gone before it is looked into: whoever makes a table in it looks at it afterwards.
+        The database is marked as dropped before its tables are read. A shard holding a new name
+        checks the database afterwards, so a race is always detected.
         """
         seen = self._chains.head(_database(name))
         if not _is_there(seen):
@@ -461,19 +458,19 @@ class ShardDirectory:
     # -- shards ----------------------------------------------------------------------------------
 
     def record(self, record: ShardRecord) -> None:
-        """Say how this shard is."""
+        """Publish this shard's load and table count."""
         key = f"{_SHARDS}/{self.shard}"
         self._store.replace(key, seal(key, record.to_json(), nonce=""))
 
     def records(self) -> dict[str, ShardRecord]:
-        """Return what every shard has said of itself last."""
+        """Return the last record of every shard."""
         records = {}
         keys = sorted(self._store.list(f"{_SHARDS}/"))
         for key, data in zip(keys, self._each(self._store.get, keys), strict=True):
             try:
                 record = None if data is None else _record(unseal(key, data), where=key)
             except CorruptDataError as error:
-                # Its owner makes it anew, and nothing is decided by it.
+                # The owner writes a new record soon, and no decision depends on it.
                 _logger.warning("event=shard_record_damaged why=%r", error.message)
                 continue
             if record is not None and key == f"{_SHARDS}/{record.shard}":
@@ -494,7 +491,7 @@ def _deciding(ticket: MoveTicket) -> str:
 
 
 def _path_of(name: str) -> TablePath | None:
-    """Return the table whose name it is, None for what somebody else has put there."""
+    """Return the table of a name, None for a foreign object."""
     try:
         return TablePath(*name.split("/")[1:])
     except (TypeError, InvalidNameError):
@@ -539,6 +536,6 @@ def _record(content: Mapping[str, Any], *, where: str) -> ShardRecord:
 
 
 def known_service_id(store: DirectoryStore) -> str | None:
-    """Return the id of the service whose shards a store has; None before the first one said it."""
+    """Return the id of the service in this store; None before its first shard joined."""
     data = store.get(_SERVICE)
     return None if data is None else str(unseal(_SERVICE, data)["service_id"])

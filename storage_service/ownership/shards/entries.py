@@ -1,7 +1,7 @@
-"""What the directory says of a table's name: plain values, and the sealed objects they are in.
+"""The directory's entries for tables' names: plain values, and their sealed objects.
 
-An object says which key it was made under and has a checksum; what is read elsewhere, or otherwise
-than it was written, is a `CorruptDataError`.
+An object has its own key and a checksum; an object under another key, or with other bytes than
+written, is a `CorruptDataError`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def check_shard_name(name: str) -> None:
 
 
 class Folder(enum.StrEnum):
-    """Where what lies below the directory's prefix; `SERVICE` is one object."""
+    """The folders below the directory's prefix; `SERVICE` is one object."""
 
     SERVICE = "service"
     IDS = "ids"
@@ -44,7 +44,7 @@ class Folder(enum.StrEnum):
 
 
 class NameState(enum.StrEnum):
-    """What a name is; see decision 0021."""
+    """The state of a name; see decision 0021."""
 
     FREE = "free"
     ASSIGNED = "assigned"
@@ -53,7 +53,7 @@ class NameState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameEntry:
-    """One version of a name. A free one has no shard, and only a held one has an id."""
+    """One version of a name. A free name has no shard, and only a held name has an id."""
 
     state: NameState
     shard: str = ""
@@ -85,11 +85,11 @@ class NameEntry:
 
 
 FREE: Final = NameEntry(state=NameState.FREE)
-"""The name of no table, after one that was dropped."""
+"""A name without a table, after a drop."""
 
 
 def seal(key: str, content: Mapping[str, Any], *, nonce: str) -> bytes:
-    """Return the bytes of an object of the directory; `nonce` tells its maker from all others."""
+    """Return the bytes of a directory object; `nonce` identifies the writer."""
     body = {"content": content, "key": key, "nonce": nonce}
     return json.dumps({**body, "crc32c": _checksum(body)}, sort_keys=True).encode()
 

@@ -1,15 +1,15 @@
-"""The files of one table in the store, on their way from a shard to another.
+"""The files of one table in the store, while the table moves from a shard to another.
 
 ```
 moves/<source shard>/<move id>/<round:04d>/<part:06d>-<piece:06d>   some bytes of a file
 moves/<source shard>/<move id>/<round:04d>/parts                     which bytes of which files
 ```
 
-All rounds but the last are made while the table is open: they have what never changes any more, the
-durable bytes of its logs and a copy of its rows by key. The last one has the rest, and says which
-files there are. Only the source writes and deletes them. What the destination reads it checks:
-path, place, length and checksum; and it writes the files by its own `Filesystem`, so that its
-journal has them, but for rows by key, which are in no journal.
+All rounds but the last run while the table is open and send immutable bytes only: the durable bytes
+of logs and a copy of the rows by key. The last round has the remaining bytes, and the list of
+files. Only the source writes and deletes these objects. The destination checks all it reads: path,
+place, length and checksum. The destination writes the files through its `Filesystem`, and hence its
+journal; only rows by key are in no journal.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _PARTS_BYTES_MAX: Final = 64 << 20
 _FILE_BYTES_MAX: Final = 1 << 40
 _LOG: Final = ".log"
 _NEVER_CHANGE: Final = {".index", ".writers"}
-# Of a bucket's RocksDB; what it may be called is what it may be called in a checkpoint.
+# A bucket's RocksDB file; checkpoints allow the same names.
 _KEY_FILE: Final = re.compile(
     r"tables/[0-9]{1,19}/bucket-[0-9]{1,19}/kv/[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 )
@@ -60,7 +60,7 @@ _BACKOFF: Final = Backoff(first_s=0.05, most_s=2.0)
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Bytes of a file that follow its first `position` ones; 0: the file is new, or replaced.
+    """Bytes of a file after its first `position` bytes; 0: the file is new, or replaced.
 
     `path` is relative to the data directory.
     """
@@ -72,7 +72,7 @@ class _Part:
 
 
 class MoveSet:
-    """What the store has of one move. Blocking."""
+    """The objects of one move in the store. Blocking."""
 
     def __init__(
         self,
@@ -90,13 +90,13 @@ class MoveSet:
         self._sleep = sleep
 
     def delete(self) -> None:
-        """Delete all of it. Nothing there is fine."""
+        """Delete all objects of the move. Without objects nothing happens."""
         _delete_below(self._store, self._folder)
 
     # -- the source --------------------------------------------------------------------------------
 
     def put(self, number: int, part: int, data: Iterator[bytes]) -> tuple[int, int]:
-        """Store the bytes of a part of a round; return how many they are, and their checksum."""
+        """Store the bytes of a part of a round; return their number and checksum."""
         size_bytes, checksum = 0, 0
         for piece, some in enumerate(data):
             self._create(self._piece(number, part, piece), some)
@@ -107,7 +107,7 @@ class MoveSet:
     def end_round(
         self, number: int, parts: Sequence[_Part], whole: Mapping[str, int] | None
     ) -> None:
-        """Say which parts a round has; with `whole` it is the last one, and these are all files."""
+        """Store the parts of a round; `whole` has all files, in the last round only."""
         key = self._parts(number)
         content = {
             "ticket": self._ticket.to_json(),
@@ -132,7 +132,7 @@ class MoveSet:
             try:
                 self._store.create(key, [data])
             except ObjectExistsError:
-                # Nobody else knows the move's id: an answer was lost, or there was a race.
+                # Only this process knows the move's id: an answer was lost, or a race happened.
                 try:
                     self._store.get_range(key, start=0, length=len(data))
                 except ObjectNotFoundError as error:
@@ -143,9 +143,9 @@ class MoveSet:
     # -- the destination ---------------------------------------------------------------------------
 
     def download(self, number: int, root: Path, filesystem: Filesystem) -> bool:
-        """Do a round, durably; return whether it was the last one.
+        """Apply a round, durably; return whether the round was the last.
 
-        Rounds are done in order, each once. Raises `CorruptDataError`, `OSError`.
+        Rounds are applied in order, each once. Raises `CorruptDataError`, `OSError`.
         """
         parts, whole = self._read_parts(number)
         if number == 0:
@@ -175,7 +175,7 @@ class MoveSet:
         if not path.name.endswith(_LOG):
             replace_durably(filesystem, path, list(pieces))
             return
-        # A log may be larger than an object of a journal should be: it grows, as logs do.
+        # A log may be too large for one object of a journal, so the file is appended to in pieces.
         position = part.position
         if position == 0:
             first = next(pieces, b"")
@@ -187,7 +187,7 @@ class MoveSet:
             _write(filesystem.open(path), pieces, position)
 
     def _pieces(self, part: _Part, number: int, place: int) -> Iterator[bytes]:
-        """Return the bytes of a part; the last ones only if all of them are right."""
+        """Yield the bytes of a part; the last piece only after checking the part's checksum."""
         remaining_bytes, checksum = part.size_bytes, 0
         for piece in range(-(-remaining_bytes // self._piece_bytes)):
             key = self._piece(number, place, piece)
@@ -202,7 +202,7 @@ class MoveSet:
             yield data
 
     def _check_whole(self, whole: Mapping[str, int], root: Path, filesystem: Filesystem) -> None:
-        """Remove what is gone at the source; raise if anything else is not what that has."""
+        """Remove files deleted at the source; raise for any other difference."""
         local_sizes = {}
         for path in sorted((root / self._table).rglob("*")):
             name = path.relative_to(root).as_posix()
@@ -268,7 +268,7 @@ class MoveSet:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What the rounds so far have of a file."""
+    """A file's state after the rounds so far."""
 
     inode: int
     size_bytes: int
@@ -276,7 +276,7 @@ class _Sent:
 
 
 class SentFiles:
-    """The source's side of a move: which bytes of which files its rounds have. Blocking."""
+    """The source's side of a move: the bytes of each file in its rounds. Blocking."""
 
     def __init__(self, moves: MoveSet, root: Path, table_id: int) -> None:
         self._moves = moves
@@ -285,13 +285,13 @@ class SentFiles:
         self._sent: dict[str, _Sent] = {}
         self._parts: list[_Part] = []
         self.rounds = 0
-        """How many the store has, whole."""
+        """The number of complete rounds in the store."""
 
     def send_stable(self, logs: Sequence[tuple[Path, int]], rows: Mapping[str, Path]) -> int:
-        """Store a round of a table that is open; return how many bytes it has.
+        """Store a round of an open table; return the number of bytes.
 
-        `logs` says how many bytes of which never change any more, `rows` where copies of rows by
-        key are, by bucket. What is removed meanwhile is left out: the last round says what is gone.
+        `logs` has the immutable length of each log, `rows` the copies of rows by key, by bucket.
+        Files removed meanwhile are skipped: the last round has the final list.
         """
         for path, size_bytes in logs:
             with contextlib.suppress(FileNotFoundError):
@@ -307,7 +307,7 @@ class SentFiles:
         return self._end_round(None)
 
     def send_rest(self) -> int:
-        """Store the last round: all that a journal has of a table whose files nobody changes."""
+        """Store the last round: all journalled files of a table closed for changes."""
         whole: dict[str, int] = {}
         for path in sorted(self._folder.rglob("*")):
             name = self._name(path)
@@ -355,7 +355,7 @@ class SentFiles:
 
 
 def clear_moves(store: ObjectStore, shard: str) -> None:
-    """Delete what moves from `shard` have left, none of which is under way."""
+    """Delete the leftovers of moves from `shard`; no move may be running."""
     check_shard_name(shard)
     _delete_below(store, f"{_FOLDER}/{shard}/")
 
@@ -370,7 +370,7 @@ def _delete_below(store: ObjectStore, folder: str) -> None:
 
 
 def _write(file: WritableFile, pieces: Iterator[bytes], position: int) -> None:
-    """Write what follows the first `position` bytes of a file, durably; closes it."""
+    """Write `pieces` behind the first `position` bytes of a file, durably; closes the file."""
     try:
         for piece in pieces:
             file.write([piece], position=position)

@@ -1,7 +1,7 @@
-"""Who owns each shard, as the leases in the store say.
+"""The owner of each shard, as the leases in the store say.
 
-A lease says where the owner answers and, by whether it changes, that it lives: nothing is decided
-by it. What it names is followed only if it is a plain URL of a host and a port.
+A lease has the owner's endpoint and, by its changes, shows that the owner lives: no decision
+depends on a lease. Only a plain URL of a host and a port is followed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from streamhouse.storage_service.ownership.journal.store.object_store import (
 
 __all__ = ["LeaseOwners", "Owner"]
 
-# Who asks many times a second would read the same lease each time.
+# Callers ask many times a second, and would read the same lease each time.
 _KEPT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who owns a shard: where it answers, under which epoch, and whether its lease was renewed."""
+    """A shard's owner: endpoint, epoch, and whether the lease was renewed."""
 
     endpoint: str | None
     epoch: int
@@ -38,7 +38,7 @@ class Owner:
 class LeaseOwners:
     """The owners of all shards of one store. Thread-safe, blocking.
 
-    A shard that is looked at for the first time counts as live for one lease time.
+    A new shard counts as live for one lease time.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class LeaseOwners:
         self._shards: dict[str, _Shard] = {}
 
     def of(self, shard: str) -> Owner | None:
-        """Return who owns a shard, or did last; None if nobody ever did."""
+        """Return a shard's current or last owner; None if the shard was never owned."""
         with self._lock:
             seen = self._shards.setdefault(
                 shard, _Shard(LeaseWatch(lease_ms=self._lease_ms, clock=self._clock))
             )
-        # Who asks at the same time waits for the one answer.
+        # Concurrent callers share a single request.
         with seen.lock:
             if self._clock() - seen.at_s < _KEPT_S:
                 return seen.owner
@@ -85,10 +85,10 @@ class _Shard:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, asked_s: float, *, lease_s: float) -> None:
-        """Take in what the watch has seen.
+        """Record the watch's answer.
 
-        Nobody takes over because of it, so unlike a standby it counts all time between two looks:
-        who is asked once an hour must see at the second look that an owner is gone.
+        Nobody takes over because of this answer, so unlike a standby all time between two looks
+        counts: a caller asking once an hour must notice a dead owner at the second look.
         """
         watch, self.at_s = self.watch, asked_s
         if not watch.epoch:

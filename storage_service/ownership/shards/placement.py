@@ -15,7 +15,7 @@ _LOAD_STEP_MILLICORES: Final = 100
 
 
 def table_counts(entries: Iterable[NameEntry]) -> dict[str, int]:
-    """Return how many names each shard has; those of tables to come count as well."""
+    """Return the number of names of each shard, assigned names included."""
     counts: dict[str, int] = {}
     for entry in entries:
         if entry.state is not NameState.FREE:
@@ -30,10 +30,9 @@ def least_loaded(
     tables: Mapping[str, int],
     own: str,
 ) -> str:
-    """Return the shard for a new table; `own` if no other is live or better.
+    """Return the shard for a new table; `own` if no live shard is better.
 
-    Load is compared in tenths of a core, then the number of tables, then who was asked: a table
-    that may as well be made here is made here.
+    Compared in order: load in tenths of a core, the number of tables, then `own` first.
     """
 
     def rank(shard: str) -> tuple[int, int, bool, str]:

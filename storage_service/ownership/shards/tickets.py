@@ -1,4 +1,4 @@
-"""What is agreed on one table's move from a shard to another: a plain value, in both journals."""
+"""The agreement on one table's move between shards: a plain value, in both journals."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _VERSION_MAX: Final = 10**8 - 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveTicket:
-    """One attempt to move a table. `version` is that of its name, which says `source`.
+    """One attempt to move a table. `version` is the name's version with `source`.
 
-    The version after it decides, and is made by the source alone.
+    The next version decides, and only the source creates the next version.
     """
 
     move_id: str
@@ -71,7 +71,7 @@ class MoveTicket:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A table that may come to this shard; with `is_ready` all its files are here."""
+    """A table that may come to this shard; with `is_ready` all its files have arrived."""
 
     ticket: MoveTicket
     is_ready: bool = False

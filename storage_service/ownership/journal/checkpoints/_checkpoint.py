@@ -1,17 +1,17 @@
 """Taking a checkpoint: every file at one place of the journal, while the service goes on.
 
-Order: rows by key are linked aside; the place is chosen and the tree copied; files are read and
-what no pack has is uploaded; the journal is waited for; the manifest is written. Broken off at any
-step it leaves at most packs that no manifest names, which `trim.py` deletes.
+Order: link rows by key aside; choose the place and copy the tree; read files and upload bytes
+missing from packs; wait for the journal; write the manifest. A failed attempt leaves at most packs
+without a manifest, and `trim.py` deletes them.
 
 Promises:
-- what a manifest says of a file is exactly what was journalled: every byte that is read is checked
-  by the checksum that the tree has, so a damaged disk never becomes the truth
-- a file that the disk has lost or changed is taken from the store, which has what was journalled:
-  it is named, and holds no checkpoint up
-- a file that was replaced or removed since is left out by name: an operation after the place has it
-- bytes that a sound pack has are neither read nor uploaded again
-- memory is bounded by a few packs, whatever the files are
+- a manifest describes a file exactly as journalled: every byte read is compared with the tree's
+  checksum, so a damaged disk never spreads to the store
+- a file lost or changed on the disk is read from the store instead; the damage is logged, and does
+  not block the checkpoint
+- a file replaced or removed after the place is left out: a later operation describes the file
+- bytes in a sound pack are neither read nor uploaded again
+- memory is bounded by a few packs, for any file size
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ __all__ = ["STAGING", "CheckpointTaker", "RecordedFiles", "TreeAtPlace"]
 _logger = logging.getLogger(__name__)
 
 STAGING: Final = "checkpoint.staged"
-"""The directory, within the data directory, where rows by key are linked to."""
+"""The directory, within the data directory, for links to rows by key."""
 
-# A rename may follow the operation that announced it by as long as a disk stalls.
+# A rename may follow its journal operation late, while the disk stalls.
 _LOOKS: Final = 100
 _LOOK_EVERY_S: Final = 0.1
-# A pack is written again when less of it is needed, or when there are many small ones.
+# A pack is rewritten when a smaller share is still needed, or with too many small packs.
 _NEEDED_SHARE: Final = 0.5
 _SMALL_PACK_BYTES: Final = 4 << 20
 _SMALL_PACKS_MAX: Final = 32
 
 
 class TreeAtPlace(NamedTuple):
-    """What was recorded before `position`: files and directories."""
+    """The files and directories recorded before `position`."""
 
     position: int
     files: Sequence[FileAtPlace]
@@ -85,34 +85,34 @@ class TreeAtPlace(NamedTuple):
 
 
 class RecordedFiles(Protocol):
-    """The tree that the owner keeps of what it records, and how far that is stored."""
+    """The owner's tree of recorded operations, and the journal's stored position."""
 
     def at_place(self) -> TreeAtPlace:
-        """Return the tree as it is now."""
+        """Return the current tree."""
 
     def packed(self, files: Iterable[tuple[FileAtPlace, Sequence[Packed]]]) -> None:
-        """Note which packs have what the files had at their place."""
+        """Note the packs of the files' bytes at their place."""
 
     @property
     def recorded_position(self) -> int:
-        """The position after all that was recorded so far."""
+        """The position after all recorded operations."""
 
     def wait_stored(self, position: int) -> None:
         """Return once everything before `position` is stored. Blocking."""
 
     def place_of(self, position: int) -> tuple[Place, int]:
-        """Return the object with the operation at a stored position, and its number in it.
+        """Return the object of the operation at a stored position, and the operation's number.
 
-        That of the object to come if nothing was recorded from there on.
+        Without later operations the result is the next object.
         """
 
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointTaker:
-    """Takes the checkpoints of one owner, one at a time, on whatever thread.
+    """Takes the checkpoints of one owner, one at a time, on any thread.
 
-    `copy_keys` puts copies of all rows by key below the directory it is given, but for those
-    that are still at the offset that the bucket has in the mapping.
+    `copy_keys` copies all rows by key below a directory, except buckets still at the offset in the
+    mapping.
     """
 
     directory: Path
@@ -123,21 +123,21 @@ class CheckpointTaker:
     recorded: RecordedFiles
     copy_keys: Callable[[Path, Mapping[str, int]], Sequence[KeyCopy]]
     packs: dict[str, int] = field(default_factory=dict)
-    """The packs of the manifest before, and their lengths."""
+    """The packs of the previous manifest, and their lengths."""
     keys: KeyPacker = field(default_factory=KeyPacker)
     before: Place | None = None
-    """Where the checkpoint is that `packs` are of."""
+    """The place of the checkpoint with these `packs`."""
     damaged: dict[str, int] = field(default_factory=dict)
-    """The files that the local disk does not have as they were written, by path, and versions."""
+    """Files damaged on the local disk: path and version."""
     sleep: Callable[[float], None] = time.sleep
     pack_bytes_max: int = PACK_BYTES_MAX
     _next_number: int = 0
     _last_place: Place | None = None
 
     def take(self) -> Manifest | None:
-        """Take a checkpoint; None if there is nothing new since the last.
+        """Take a checkpoint; None without changes since the last.
 
-        Raises what the store raises, or `StorageFailedError`; then there is no manifest.
+        Raises store errors or `StorageFailedError`; no manifest is written then.
         """
         staging = self.directory / STAGING
         shutil.rmtree(staging, ignore_errors=True)
@@ -178,14 +178,14 @@ class CheckpointTaker:
                 keys = [self.keys.pack(copy, writer, sound) for copy in copies]
                 writer.finish()
         except BaseException:
-            # The next attempt may fail, too, and the one after it: nothing would be trimmed.
+            # Further attempts may fail, too, and trimming runs only after a success.
             writer.take_back()
             raise
         finally:
             # Packs of an attempt that failed are never written again.
             self._next_number = writer.next_number + 1
         lengths = {**self.packs, **writer.lengths}
-        # What the files were read as was recorded before now, and no rows by key are beyond it.
+        # All bytes read were recorded before now, and rows by key do not exceed this position.
         until = self.recorded.recorded_position
         self.recorded.wait_stored(until)
         manifest = self._manifest(
@@ -237,14 +237,14 @@ class CheckpointTaker:
         try:
             self.store.create(key, [data])
         except ObjectExistsError:
-            # An answer that was lost: no other owner of this epoch writes it.
+            # An answer was lost: only this owner writes manifests of this epoch.
             if bytes(self.store.get(key, bytes_max=len(data))) != data:
                 raise
 
     def _sound_packs(
         self, files: Sequence[FileAtPlace], copies: Sequence[SeenCopy]
     ) -> frozenset[str]:
-        """Return the packs that are kept: much of each is needed, and few are small."""
+        """Return the packs to keep: a large share is needed, and few packs are small."""
         needed: Counter[str] = Counter()
         for at in files:
             for piece in at.pieces:
@@ -261,7 +261,7 @@ class CheckpointTaker:
         small = {name for name in sound if self.packs[name] < _SMALL_PACK_BYTES}
         if len(small) > _SMALL_PACKS_MAX:
             sound -= small
-        # Of rows that were not copied again nothing is there to upload.
+        # Unchanged rows were not copied, so their packs must stay.
         unchanged = (rows for copy in copies if (rows := copy.unchanged))
         unchanged_packs = {
             piece.pack for rows in unchanged for file in rows.files for piece in file.pieces
@@ -271,7 +271,7 @@ class CheckpointTaker:
     def _pack_file(
         self, at: FileAtPlace, writer: PackWriter, sound: frozenset[str], stored: StoredTree
     ) -> list[Packed] | None:
-        """Return the pieces that have a file as it was, or None if it was replaced since."""
+        """Return the pieces of a file at its place, or None if the file was replaced since."""
         packed = [piece for piece in at.pieces if isinstance(piece, Packed)]
         if at.packed_length == at.length and all(piece.pack in sound for piece in packed):
             return packed
@@ -283,11 +283,11 @@ class CheckpointTaker:
                 return None
             try:
                 if look and not self._is_right(at):
-                    # What is read to be packed is uploaded, right or not: once is enough.
+                    # Reading for a pack uploads the bytes, right or wrong: once is enough.
                     continue
                 pieces = self._read_file(at, packed, writer, sound)
             except (FileNotFoundError, IsADirectoryError):
-                # It was moved or removed, or gets its name only now.
+                # The file was moved or removed, or is just being renamed.
                 continue
             except OSError as error:
                 if error.errno != errno.EIO:
@@ -300,7 +300,7 @@ class CheckpointTaker:
         return self._pack_stored(at, writer, stored)
 
     def _pack_stored(self, at: FileAtPlace, writer: PackWriter, stored: StoredTree) -> list[Packed]:
-        """Return the pieces of a file that the disk does not have any more, but the store."""
+        """Return the pieces of a file damaged on the disk, from the store."""
         damaged = f"{self.directory / at.file.path} is not what was written to it"
         if self.damaged.get(at.path) != at.version:
             self.damaged[at.path] = at.version
@@ -326,7 +326,7 @@ class CheckpointTaker:
         self.damaged = {p: v for p, v in self.damaged.items() if versions.get(p) == v}
 
     def _is_right(self, at: FileAtPlace) -> bool:
-        """Whether a file has what was journalled."""
+        """Whether the file's bytes are the journalled bytes."""
         with (self.directory / at.file.path).open("rb", buffering=0) as file:
             return check_next(file, at.length) == (at.crc32c, at.length)
 
@@ -337,12 +337,12 @@ class CheckpointTaker:
         writer: PackWriter,
         sound: frozenset[str],
     ) -> list[Packed] | None:
-        """Return the pieces of a file, None if it is not what it was."""
+        """Return the pieces of a file, None if its bytes changed."""
         held_data = [piece.data for piece in at.pieces if isinstance(piece, Held)]
         if held_data:
             return [writer.add(data) for data in held_data if data]
         if at.path.endswith(f"/{MARK_NAME}") and packed:
-            # It is overwritten in its place: here it may be ahead of what was journalled.
+            # The mark is overwritten in place: the local file may be ahead of the journal.
             return [
                 writer.add(data)
                 for piece in packed
@@ -368,14 +368,14 @@ class CheckpointTaker:
 
 
 class _Stream:
-    """What comes in pieces, read as a file is."""
+    """A file-like reader of pieces."""
 
     def __init__(self, pieces: Iterator[Buffer]) -> None:
         self._pieces = pieces
         self._left = memoryview(b"")
 
     def read(self, size: int, /) -> bytes:
-        """Return some of the next bytes, nothing at the end."""
+        """Return some of the next bytes, empty at the end."""
         while not len(self._left):
             piece = next(self._pieces, None)
             if piece is None:

@@ -1,7 +1,8 @@
-"""When an owner takes a checkpoint, and what it does after one.
+"""When an owner takes a checkpoint, and the work afterwards.
 
-A restart reads what was journalled since: so one is taken after so many bytes. Old objects are kept
-until two were taken: so one is taken after so much time, if anything was recorded.
+A restart reads the journal since the last checkpoint, so a checkpoint is taken after a number of
+bytes. Old objects stay until two checkpoints later, so a checkpoint is also taken after some time
+with changes.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ _EVERY_BYTES: Final = 512 << 20
 
 
 class RollingJournal(Protocol):
-    """The journal of an owner; `writer.JournalWriter` is one."""
+    """The journal of an owner, such as `writer.JournalWriter`."""
 
     bytes_stored: int
 
     @property
     def epoch(self) -> int:
-        """The epoch that is written to."""
+        """The current epoch."""
 
     @property
     def recorded_position(self) -> int:
-        """The position after all that was recorded so far."""
+        """The position after all recorded operations."""
 
     def roll(self) -> None:
         """Go on in a new epoch, soon."""
@@ -44,7 +45,7 @@ class RollingJournal(Protocol):
 
 @dataclass
 class CheckpointJob:
-    """Takes checkpoints one at a time, whoever asks. `before` is the manifest of the start."""
+    """Takes checkpoints one at a time, for any caller. `before` is the manifest of the start."""
 
     taker: CheckpointTaker
     trimmer: Trimmer
@@ -64,20 +65,20 @@ class CheckpointJob:
 
     @property
     def age_s(self) -> float:
-        """The time since the last checkpoint was begun, or since the start."""
+        """The time since the last checkpoint began, or since the start."""
         return self.monotonic_s() - self._at_s
 
     def look(self) -> bool:
-        """Take a checkpoint if one is due; say whether one was taken. Blocking."""
+        """Take a due checkpoint; return whether a checkpoint was taken. Blocking."""
         grown = self.journal.bytes_stored - self._at_bytes
         waited_s = self.monotonic_s() - self._at_s
         is_old = waited_s >= self.every_s and self.journal.recorded_position > self._at_position
         return self.take() if is_old or grown >= self.every_bytes else False
 
     def take(self) -> bool:
-        """Take a checkpoint, and delete what two of them do not need any more. Blocking.
+        """Take a checkpoint, and trim objects needed by neither of the last two. Blocking.
 
-        Raises what `CheckpointTaker.take` raises, and what the store raises.
+        Raises the errors of `CheckpointTaker.take` and of the store.
         """
         with self._taking:
             at_s, at_bytes = self.monotonic_s(), self.journal.bytes_stored
@@ -91,6 +92,6 @@ class CheckpointJob:
             older, self._last = self._last, Kept.of(manifest)
             if older is not None and older.place < self._last.place:
                 self.trimmer.trim(older, self._last, epoch=self.journal.epoch)
-            # Only what lies before the newest epoch may be trimmed the next time.
+            # Only epochs before the newest may be trimmed the next time.
             self.journal.roll()
             return True

@@ -1,7 +1,7 @@
-"""What the owner of a data directory records, with the tree that it makes beside it.
+"""An owner's recorded operations, applied to a tree as well.
 
-The tree follows every operation in the order of the journal: a checkpoint copies it instead of
-reading the journal again. Safe to call from any thread.
+The tree follows every operation in the order of the journal: a checkpoint copies the tree instead
+of reading the journal again. Safe to call from any thread.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ __all__ = ["PlacedJournal", "TreeRecorder"]
 
 
 class PlacedJournal(Replica, Protocol):
-    """A journal that knows in which object an operation is; `writer.JournalWriter` is one."""
+    """A journal with the place of each operation, such as `writer.JournalWriter`."""
 
     def record(self, operation: Operation) -> int:
-        """Take an operation; return the position after it."""
+        """Record an operation; return the position after."""
 
     def place_of(self, position: int) -> tuple[Place, int]:
-        """Return the object with the operation at a stored position, and its number in it."""
+        """Return the object of the operation at a stored position, and the operation's number."""
 
 
 class TreeRecorder:
-    """A journal that keeps `tree`, which is that of all that was recorded before."""
+    """A journal keeping `tree` equal to all recorded operations."""
 
     def __init__(self, journal: PlacedJournal, tree: JournalTree) -> None:
         self._journal = journal
@@ -84,6 +84,6 @@ class TreeRecorder:
                     at.file.pack(pieces, at.crc32c)
 
     def log_bytes(self) -> dict[str, int]:
-        """Return how long the journalled logs are, by path."""
+        """Return the length of each journalled log, by path."""
         with self._lock:
             return {file.path: file.length for file in self._tree if file.path.endswith(".log")}

@@ -1,7 +1,7 @@
-"""What the store has of files at one place of the journal, without the local disk.
+"""The files at one place of the journal, read from the store without the local disk.
 
-It is the newest checkpoint with what was journalled since. A checkpoint takes from it what its own
-disk has lost or changed; what it gives was checked on the way, piece by piece.
+The tree is the newest checkpoint with the later operations. A checkpoint reads files lost or
+damaged on its own disk from here; every piece read is checked.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _FIRST: Final = Place(1, 0)
 
 
 class StoredTree:
-    """The tree of all before `place` and of the first `applied` operations there.
+    """The tree before `place`, with the first `applied` operations at `place`.
 
-    `checkpoint` is where the newest one is, if there is any. The journal is read when a file is
-    first asked for.
+    `checkpoint` is the place of the newest checkpoint, if any. The journal is read at the first
+    `read`.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class StoredTree:
         self._last: JournalObject | None = None
 
     def read(self, path: str, *, length: int, crc: int) -> Iterator[Buffer]:
-        """Yield the bytes of a file, which must have this length and checksum.
+        """Yield the bytes of a file with this length and checksum.
 
-        Raises `CorruptDataError` if the store does not have them, and what the store raises.
+        Raises `CorruptDataError` if the store lacks the bytes, and store errors.
         """
         file = self._replayed().get(path)
         if file is None or (file.length, file.crc32c) != (length, crc):

@@ -1,11 +1,11 @@
-"""Deleting what nobody needs any more: what lies before the older of two checkpoints.
+"""Trimming: deleting objects needed by neither of two checkpoints.
 
 Promises:
-- of the journal the object that opens an epoch and its seal stay for ever, and so does all of the
-  newest epoch: a stalled process must never find a place free that was taken
-- two checkpoints stay, with every pack that one of them names
-- a pack is deleted only if it is older than both: one that is being uploaded is not
-- nothing is deleted because something else is missing
+- an epoch's open object and seal stay for ever, and all of the newest epoch stays: a stalled
+  process must never see a free place that was taken
+- two checkpoints stay, with all their packs
+- a pack is deleted only if older than both checkpoints: a pack being uploaded stays
+- a missing object never causes a deletion
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def list_all(store: ObjectStore, folder: str, *, last_key: str = "") -> Iterator
 
 
 class Kept(NamedTuple):
-    """What trimming has to know of a checkpoint."""
+    """The facts of a checkpoint needed for trimming."""
 
     place: Place
     packs: frozenset[str]
@@ -52,7 +52,7 @@ class Kept(NamedTuple):
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        """Return it of a manifest that is stored."""
+        """Return the facts of a stored manifest."""
         return cls(manifest.place, frozenset(manifest.packs), manifest.next_pack)
 
 
@@ -65,9 +65,9 @@ class Trimmer:
     _trimmed_epoch: int = 0
 
     def trim(self, older: Kept, newer: Kept, *, epoch: int) -> int:
-        """Delete what neither checkpoint needs; return how many objects.
+        """Delete objects needed by neither checkpoint; return their number.
 
-        `epoch` is the newest, which is open and ours. Raises what the store raises.
+        `epoch` is the newest, open and owned by this process. Raises store errors.
         """
         assert older.place < newer.place
         deleted = self._delete(self._old_checkpoints(older))
@@ -103,12 +103,12 @@ class Trimmer:
             if place.epoch not in seals:
                 seals[place.epoch] = self._seal_of(place.epoch)
             seal = seals[place.epoch]
-            # What lies behind a seal was never acknowledged, and is itself one, or nothing.
+            # Objects behind a seal were never acknowledged: they are seals or nothing.
             if seal is not None and place.seq < seal:
                 yield entry.key
 
     def _seal_of(self, epoch: int) -> int | None:
-        """Return where an epoch ends, as the one after it says; None if that cannot be read."""
+        """Return the end of an epoch from the next open object; None if unreadable."""
         try:
             return run_on(self.store, read_open(self.names, epoch + 1)).previous_seal_seq
         except CorruptDataError as error:

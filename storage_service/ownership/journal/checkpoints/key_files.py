@@ -1,8 +1,8 @@
-"""RocksDB's files in packs: which of a copy a pack has, and uploading the others.
+"""RocksDB's files in packs: known files are reused, new files are uploaded.
 
-A file of rows never changes once it is written, and a copy of RocksDB shares it with the original:
-so long as it is the same file on the disk it is neither read nor uploaded twice. After a restart it
-is read once, and taken for the one in a pack only if name, length and checksum agree.
+A file of rows is immutable, and a copy of RocksDB shares the file with the original: the same file
+on the disk is neither read nor uploaded twice. After a restart the file is read once, and matches a
+packed file only if name, length and checksum agree.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["KeyCopy", "KeyPacker", "SeenCopy"]
 class KeyCopy(NamedTuple):
     """A copy of one bucket's RocksDB, in a directory of its own.
 
-    Without a directory the rows are those of the copy before.
+    Without a directory the rows are unchanged since the previous copy.
     """
 
     bucket: str
@@ -33,7 +33,7 @@ class KeyCopy(NamedTuple):
 
 
 class _Sight(NamedTuple):
-    """What says that a file on the disk is still the same."""
+    """The identity of an unchanged file on the disk."""
 
     bucket: str
     name: str
@@ -44,7 +44,7 @@ class _Sight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SeenCopy:
-    """A copy, and of each of its files the one that packs have, if that is known."""
+    """A copy, and for each of its files the packed file, if known."""
 
     copy: KeyCopy
     files: tuple[tuple[_Sight, KeyFile | None], ...] = ()
@@ -52,7 +52,7 @@ class SeenCopy:
 
     @property
     def packed_pieces(self) -> Iterator[Packed]:
-        """Every piece that may be needed again."""
+        """Every packed piece possibly needed again."""
         for file in self.unchanged.files if self.unchanged else ():
             yield from file.pieces
         for _, packed in self.files:
@@ -60,10 +60,10 @@ class SeenCopy:
 
 
 class KeyPacker:
-    """Knows which of RocksDB's files are in packs. One thread at a time."""
+    """The packed files of RocksDB. One thread at a time."""
 
     def __init__(self, known: Iterable[KeyRows] = ()) -> None:
-        """`known` is what the manifest has that the owner began with."""
+        """`known` has the rows of the owner's first manifest."""
         self._rows = {rows.bucket: rows for rows in known}
         self._known = {
             (rows.bucket, file.name, file.length): file
@@ -74,15 +74,15 @@ class KeyPacker:
 
     @property
     def applied_offsets(self) -> dict[str, int]:
-        """Up to which offsets the rows are that packs have, by bucket."""
+        """The applied offset of each bucket's packed rows."""
         return {bucket: rows.applied_offset for bucket, rows in self._rows.items()}
 
     def packed(self, key_rows: Sequence[KeyRows]) -> None:
-        """Note what a manifest has that is stored."""
+        """Note the rows of a stored manifest."""
         self._rows = {rows.bucket: rows for rows in key_rows}
 
     def look(self, copies: Sequence[KeyCopy]) -> list[SeenCopy]:
-        """Say of every file which one in a pack it is; all others are forgotten."""
+        """Find the packed file of every file of `copies`; other sights are forgotten."""
         seen, self._seen = self._seen, {}
         seen_copies: list[SeenCopy] = []
         for copy in copies:
@@ -107,7 +107,7 @@ class KeyPacker:
         return seen_copies
 
     def pack(self, seen: SeenCopy, writer: PackWriter, sound: frozenset[str]) -> KeyRows:
-        """Return a copy's files as a manifest names them; add those that no sound pack has."""
+        """Return a copy's files for a manifest; add the files missing from sound packs."""
         if seen.unchanged is not None:
             return seen.unchanged
         assert seen.copy.directory is not None

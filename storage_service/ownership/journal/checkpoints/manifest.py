@@ -1,8 +1,8 @@
 """A checkpoint's manifest: every file of a data directory at one place of its journal.
 
-It names the packs that the bytes are in. What it says of a file is exact at its place, or the file
-is left out because an operation between its place and `stored_until` replaced or removed it. Rows
-by key are copies of RocksDB's files; none is beyond `stored_until`.
+The manifest names the packs with the bytes. A file's entry is exact at the place; a file is left
+out if an operation between the place and `stored_until` replaced or removed the file. Rows by key
+are copies of RocksDB's files, never beyond `stored_until`.
 
     magic "SHJM" | version: u16 | zero: u16 | crc32c of what follows: u32 | bytes unpacked: u64
     then the content as JSON, packed by zlib                                    (little endian)
@@ -30,24 +30,24 @@ __all__ = ["KeyFile", "KeyRows", "Manifest", "decode_manifest", "encode_manifest
 _HEADER: Final = struct.Struct("<4sHHIQ")
 _MAGIC: Final = b"SHJM"
 _VERSION: Final = 1
-# A million files are less; a manifest that claims more was not written by us.
+# A million files need less; a larger manifest is not Streamhouse's.
 _CONTENT_BYTES_MAX: Final = 1 << 30
-# So many files are text at the same time.
+# The number of files encoded at the same time.
 _PART_COUNT: Final = 1_000
-# What reading JSON of another shape raises.
+# The errors of reading JSON of another shape.
 _NOT_OURS: Final = (
     *(KeyError, TypeError, ValueError, IndexError, AttributeError),
     *(OverflowError, RecursionError),
 )
 _PACK_NAME: Final = re.compile(r"[0-9]{8}-[0-9]{12}")
 _BUCKET: Final = re.compile(r"tables/[0-9]{1,19}/bucket-[0-9]{1,19}")
-# What RocksDB calls its files; never a path.
+# RocksDB's file names; never a path.
 _KEY_FILE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """One of RocksDB's files, and where its bytes are."""
+    """One of RocksDB's files, and the packs with its bytes."""
 
     name: str
     length: int
@@ -74,11 +74,11 @@ class KeyRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint has. `packs` are the lengths of those that it names.
+    """The content of a checkpoint. `packs` has the lengths of the named packs.
 
-    Its tree is that of all objects before `place` and of the first `applied` operations of the one
-    there. What was read for it was recorded before `stored_until`. `next_pack` is the name that its
-    owner's next pack had when it began.
+    The tree is the state after all objects before `place` and the first `applied` operations of the
+    object at `place`. All bytes read for the checkpoint were recorded before `stored_until`.
+    `next_pack` is the name of the owner's next pack when the checkpoint began.
     """
 
     service_id: str
@@ -92,7 +92,7 @@ class Manifest:
     key_rows: tuple[KeyRows, ...] = ()
 
     def check_packs(self) -> None:
-        """Raise `CorruptDataError` if a piece lies outside of the packs that are named."""
+        """Raise `CorruptDataError` if a piece lies outside of the named packs."""
         pieces: Iterator[Piece] = itertools.chain(
             (piece for file in self.tree for piece in file.pieces),
             (piece for rows in self.key_rows for file in rows.files for piece in file.pieces),
@@ -105,7 +105,7 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the bytes of a manifest; of its text there is never more than a part."""
+    """Return the bytes of a manifest; only a part of its text is in memory at once."""
     manifest.check_packs()
     packing = zlib.compressobj(1)
     body, length = bytearray(), 0
@@ -162,7 +162,7 @@ def _key_rows_to_json(rows: KeyRows, numbers: Mapping[str, int]) -> dict[str, An
 
 
 def decode_manifest(data: bytes, *, where: str) -> Manifest:
-    """Read a manifest; raises `CorruptDataError`, which says `where` it was."""
+    """Read a manifest; raises `CorruptDataError` naming `where`."""
     if len(data) >= _HEADER.size:
         magic, version, *_ = _HEADER.unpack_from(data)
         if magic == _MAGIC and version != _VERSION:

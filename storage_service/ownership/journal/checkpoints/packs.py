@@ -1,7 +1,7 @@
-"""Packs: objects that have the bytes of many files, or a part of those of a large one.
+"""Packs: objects with the bytes of many files, or a part of a large file.
 
-A pack is called by the epoch of its writer and a number: two owners never write the same one. Its
-bytes are believed only where a manifest's checksums agree with them.
+A pack's name has the epoch of its writer and a number, so two owners never write the same pack. Its
+bytes count only if a manifest's checksums agree.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from streamhouse.storage_service.ownership.journal.tree import Packed
 __all__ = ["PACK_BYTES_MAX", "Added", "PackWriter", "pack_name", "read_packed"]
 
 PACK_BYTES_MAX: Final = 32 << 20
-"""A pack ends with the piece that reaches this; pieces are at most as large."""
+"""The most bytes of a pack, and of a piece."""
 _IN_FLIGHT: Final = 3
 _DELETED_AT_ONCE: Final = 500
 
 
 def pack_name(epoch: int, number: int) -> str:
-    """Return what a pack is called; the names of one owner's packs are in order."""
+    """Return a pack's name; the names of one owner's packs are in order."""
     return f"{epoch:08d}-{number:012d}"
 
 
@@ -43,7 +43,7 @@ class _Readable(Protocol):
 
 
 class Added(NamedTuple):
-    """Where the bytes of a file went, how many there were, and the checksum with them."""
+    """The pieces with a file's bytes, their length, and the checksum including them."""
 
     pieces: list[Packed]
     length: int
@@ -51,9 +51,9 @@ class Added(NamedTuple):
 
 
 class PackWriter:
-    """Puts bytes one after the other into packs and uploads them, a few at a time.
+    """Appends bytes to packs and uploads the packs, a few at a time.
 
-    One thread adds. What was added is in the store once `finish` has returned. At most
+    One thread adds. All added bytes are in the store once `finish` has returned. At most
     `_IN_FLIGHT + 1` packs are in memory.
     """
 
@@ -71,9 +71,9 @@ class PackWriter:
         self._names = names
         self._epoch = epoch
         self.next_number = number
-        """The number that no pack has yet."""
+        """The number of the next pack."""
         self.lengths: dict[str, int] = {}
-        """Every pack that was begun, and how long it is."""
+        """The length of every pack begun."""
         self._buffers: list[Buffer] = []
         self._length = 0
         self._room = threading.Semaphore(_IN_FLIGHT)
@@ -87,7 +87,7 @@ class PackWriter:
         self._threads.shutdown(cancel_futures=True)
 
     def add(self, data: Buffer) -> Packed:
-        """Let `data` follow what the pack has."""
+        """Append `data` to the current pack."""
         assert 0 < len(data) <= self._pack_bytes_max
         if self._length + len(data) > self._pack_bytes_max:
             self._upload()
@@ -100,7 +100,7 @@ class PackWriter:
         return piece
 
     def add_from(self, file: _Readable, length: int, *, crc: int = 0) -> Added:
-        """Add the next `length` bytes of a file, or what there is; `crc` goes on with them."""
+        """Add the next `length` bytes of a file, or fewer at its end; `crc` continues with them."""
         pieces: list[Packed] = []
         remaining_bytes = length
         while remaining_bytes:
@@ -118,13 +118,13 @@ class PackWriter:
         return Added(pieces, length - remaining_bytes, crc)
 
     def finish(self) -> None:
-        """Return once all is in the store; raises what the store raised."""
+        """Return once all packs are in the store; raises the store's error."""
         self._upload()
         for upload in self._uploads:
             upload.result()
 
     def take_back(self) -> None:
-        """Delete what was uploaded, if the store answers. Nobody names it, or ever will."""
+        """Delete the uploaded packs, if the store answers. No manifest names them."""
         keys = [self._names.pack(name) for name in self.lengths]
         with contextlib.suppress(ObjectStoreError):
             for start in range(0, len(keys), _DELETED_AT_ONCE):
@@ -142,16 +142,16 @@ class PackWriter:
 
     def _put(self, key: str, data: bytes) -> None:
         try:
-            # Nobody else writes it; who does not know whether it is there writes it again.
+            # Only this process writes the pack, so a repeated write is harmless.
             self._store.replace(key, data)
         finally:
             self._room.release()
 
 
 def read_packed(store: ObjectStore, names: ShardNames, pieces: Sequence[Packed]) -> list[Buffer]:
-    """Return the bytes of pieces that lie one after the other in one pack, each of them checked.
+    """Return the bytes of consecutive pieces of one pack, each checked.
 
-    Raises `CorruptDataError` for bytes that are missing or others.
+    Raises `CorruptDataError` for missing or different bytes.
     """
     first, last = pieces[0], pieces[-1]
     key = names.pack(first.pack)

@@ -1,9 +1,8 @@
-"""The tree of a directory that follows a journal, and which packs have the bytes of its files.
+"""The tree of a directory following a journal, and the packs with the bytes of its files.
 
-A tree knows packs of the checkpoint that it was made of. The owner who is followed takes others
-meanwhile, and deletes packs that these do not need. So whoever goes on from here takes its packs
-from the newest checkpoint, and only for files that are surely the same: nothing has replaced or
-moved them since. The others are read from the disk again.
+The tree has the packs of its first checkpoint. Meanwhile the owner takes further checkpoints, and
+deletes unneeded packs. So a takeover uses the packs of the newest checkpoint, for files neither
+replaced nor moved since. All other files are read from the disk again.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ __all__ = ["FollowedTree"]
 
 
 class FollowedTree:
-    """See the module. `tree` is that of all before `start`, made of the checkpoint `manifest`."""
+    """See the module. `tree` is the state before `start`, based on the checkpoint `manifest`."""
 
     def __init__(self, tree: JournalTree, *, start: Place, manifest: Manifest | None) -> None:
         self._tree: Final = tree
         self._start = (start, 0)
         self._manifest = manifest
         self._since: dict[str, tuple[Place, int]] = {}
-        """After which operation each file is the same, if that is not the start."""
+        """The last operation replacing or moving each file, if after the start."""
 
     @property
     def tree(self) -> JournalTree:
-        """All that was applied."""
+        """The tree of all applied operations."""
         return self._tree
 
     def apply(self, journal_object: JournalObject) -> None:
@@ -75,7 +74,7 @@ class FollowedTree:
         return tree
 
     def _packed(self, file: TreeFile, manifest: Manifest | None) -> TreeFile | None:
-        """Return the file with the manifest's packs, if it is surely the same there."""
+        """Return the file with the manifest's packs, if surely unchanged."""
         if manifest is None:
             return None
         packed_file = manifest.tree.get(file.path)
@@ -102,7 +101,7 @@ class FollowedTree:
 
 def _unpacked(file: TreeFile, directory: Path) -> TreeFile:
     if file.path.endswith(f"/{MARK_NAME}"):
-        # It is overwritten in its place once it is served: only memory has what was journalled.
+        # A served mark is overwritten in place, so the journalled bytes are kept in memory.
         held_piece = Held((directory / file.path).read_bytes())
         return TreeFile(file.path, file.length, file.crc32c, [held_piece])
     pieces = [Local(file.length)] if file.length else []

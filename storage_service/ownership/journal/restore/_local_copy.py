@@ -1,15 +1,16 @@
-"""How much of a local data directory is what the journal says, and what has to change.
+"""Compares a local data directory with the journal, and lists the necessary changes.
 
-A decision per file and per bucket, from the tree and what lies on the disk; nothing is changed.
+One decision per file and per bucket, from the tree and the local disk; nothing is changed here.
 
-- The directory's own process came last (`is_own`): what is beyond the journal's end of a log was
-  written after it, and stays to be journalled. So does a durable mark, which is ahead in its place.
-- Another process came after it: logs are kept up to where their bytes are the journal's. Rows by
-  key of a bucket that had others are given up.
-- With `is_trusted` (its own process came last, and no restore was broken off) the earlier logs of
-  a bucket are believed by their length, if all else is what the journal says. What is not may be of
-  an older copy of the directory, such as a snapshot of its disk: then all bytes are compared by
-  their checksums. Those of a bucket's newest log always are: whoever opens it reads it, too.
+- The directory's own process was the last writer (`is_own`): bytes of a log beyond the journal's
+  end were written afterwards, and stay to be journalled. A durable mark, ahead in place, stays,
+  too.
+- Another process was the last writer: logs are kept up to the first byte different from the
+  journal. Rows by key of a bucket with other bytes are given up.
+- With `is_trusted` (own process last, no interrupted restore) a bucket's earlier logs are trusted
+  by length, if everything else equals the journal. Otherwise the directory may be an older copy,
+  such as a snapshot of its disk: then all bytes are compared by checksum. A bucket's newest log
+  always is compared, because opening the log reads all of it anyway.
 """
 
 from __future__ import annotations
@@ -51,21 +52,21 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalCopy:
-    """What has to change, in this order: rows by key given up, trees and files removed, made."""
+    """The changes in order: rows by key given up, trees and files removed, files completed."""
 
     cuts: tuple[Cut, ...] = ()
     keys_given_up: frozenset[str] = frozenset()
-    """Buckets whose rows by key may have rows that the journal does not have."""
+    """Buckets whose rows by key may have rows missing from the journal."""
     trees_removed: tuple[str, ...] = ()
     files_removed: tuple[str, ...] = ()
     kept: dict[str, int] = field(default_factory=dict)
-    """Of the files that are not right as they are: how many of their first bytes are."""
+    """The number of correct first bytes of each incomplete or wrong file."""
     longer: frozenset[str] = frozenset()
-    """Those of them that keep what they have beyond the journal."""
+    """The files keeping their bytes beyond the journal."""
 
 
 def local_files(directory: Path) -> Iterator[str]:
-    """Yield the paths of the journal's kind that a data directory has."""
+    """Yield the paths of a data directory's files eligible for the journal."""
     if (directory / "service.json").is_file():
         yield "service.json"
     for folder, _, names in os.walk(directory / "tables"):
@@ -75,7 +76,7 @@ def local_files(directory: Path) -> Iterator[str]:
 
 
 def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: bool) -> LocalCopy:
-    """Say what has to change for the directory to be what the tree says."""
+    """Return the changes needed to make the directory equal to the tree."""
     local_paths = set(local_files(directory))
     logs = [file for file in tree if file.path.endswith(_LOG)]
     oldest: dict[str, TreeFile] = {}
@@ -119,7 +120,7 @@ def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: boo
     removed = sorted(
         path
         for path in local_paths
-        # What an operator has put there is for the service that opens the log.
+        # An operator's file is meant for the service opening the log.
         if tree.get(path) is None and not (is_own and path.endswith(f"/{LOSS_ACCEPTED_NAME}"))
     )
     if not is_own:
@@ -137,15 +138,15 @@ def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: boo
 
 
 def bucket_identity(bucket: str) -> LogIdentity | None:
-    """Return whose log is in a directory, if the directory is that of a table's bucket."""
+    """Return the log identity of a table's bucket directory; None for another directory."""
     match = _BUCKET.fullmatch(bucket)
     return match and LogIdentity(int(match[1]), int(match[2]))
 
 
 def _is_mark_of(directory: Path, oldest: TreeFile | None) -> bool:
-    """Whether a bucket's mark can be read and says why its log begins with the file `oldest`.
+    """Whether a bucket's mark is readable and explains why its log begins with `oldest`.
 
-    That of an older copy does not if retention has removed segments since.
+    The mark of an older copy does not, if retention has removed segments since.
     """
     if oldest is None:
         return False
@@ -158,7 +159,7 @@ def _is_mark_of(directory: Path, oldest: TreeFile | None) -> bool:
 
 
 def _is_short(directory: Path, file: TreeFile) -> bool:
-    """Whether a log lacks bytes that its own process had synced before they were journalled."""
+    """Whether a log lacks bytes synced by its own process before they were journalled."""
     try:
         return (directory / file.path).stat().st_size < file.length
     except FileNotFoundError:
@@ -178,7 +179,7 @@ def _buckets_without_logs(directory: Path, local_paths: Iterable[str]) -> Iterat
 
 
 def _trees_removed(directory: Path, tree: JournalTree) -> Iterator[str]:
-    """Yield directories that the journal does not have, the outermost of each."""
+    """Yield the outermost directories missing from the journal."""
     gone: list[str] = []
     for path in sorted((directory / "tables").rglob("*")):
         name = path.relative_to(directory).as_posix()
@@ -192,19 +193,19 @@ def _is_whole(path: Path, file: TreeFile) -> bool:
     if path.stat().st_size != file.length:
         return False
     if all(isinstance(piece, Held) for piece in file.pieces):
-        # The checksum of what ends with its own checksum, as a mark does, is always the same.
+        # Bytes ending with their own checksum, such as a mark, always have the same checksum.
         return path.read_bytes() == b"".join(
             piece.data for piece in file.pieces if isinstance(piece, Held)
         )
     if path.name == MARK_NAME:
-        # Its bytes are in a pack: to fetch them is as quick as to compare them.
+        # Its bytes are in a pack: fetching is as quick as comparing.
         return False
     with path.open("rb", buffering=0) as opened:
         return check_next(opened, file.length) == (file.crc32c, file.length)
 
 
 def _right_bytes(path: Path, file: TreeFile) -> int:
-    """Return how many of the first bytes are those of the file's first pieces."""
+    """Return the number of first bytes equal to the file's first pieces."""
     right = 0
     with path.open("rb", buffering=0) as opened:
         for piece in file.pieces:

@@ -1,8 +1,8 @@
-"""The tree of a directory that never had a journal, read from the disk.
+"""The tree of a directory without a journal, read from the disk.
 
-A log ends with its last whole frame: what follows was never acknowledged, and the service cuts it
-off when it opens the log. Where the log says that more was durable it is damaged, and taken as it
-is: then nobody serves it.
+A log ends with its last whole frame: later bytes were never acknowledged, and the service truncates
+them when opening the log. If the log proves more durable rows, the log is damaged, and copied
+unchanged: no service opens such a log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["read_local_tree"]
 
 
 def read_local_tree(directory: Path) -> JournalTree:
-    """Return the tree of a directory that nobody changes meanwhile; raises `OSError`."""
+    """Return the tree of a directory without concurrent changes; raises `OSError`."""
     tree = JournalTree()
     paths = sorted(local_files(directory))
     for path in (directory / "tables").rglob("*"):
@@ -44,7 +44,9 @@ def read_local_tree(directory: Path) -> JournalTree:
     for name in paths:
         folder, _, last = name.rpartition("/")
         names.setdefault(folder, []).append(last)
-    ends = {folder: _whole_end(directory, folder, found) for folder, found in names.items()}
+    ends = {
+        folder: _whole_end(directory, folder, file_names) for folder, file_names in names.items()
+    }
     for name in paths:
         tree.add_file(_read(directory, name, ends[name.rpartition("/")[0]].get(name)))
     return tree
@@ -62,7 +64,7 @@ def _read(directory: Path, name: str, length: int | None) -> TreeFile:
 
 
 def _whole_end(directory: Path, folder: str, names: list[str]) -> dict[str, int]:
-    """Return where the newest log of a bucket ends, by its path; nothing if it is not served."""
+    """Return the end of a bucket's newest log, by its path; nothing for a damaged log."""
     identity = bucket_identity(folder)
     bases = offsets_of(names, ".log")
     if identity is None or not bases:

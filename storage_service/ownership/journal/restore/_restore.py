@@ -1,9 +1,9 @@
-"""Making a data directory what its journal says: an empty one, an old one, one that went astray.
+"""Restoring a data directory from the journal: an empty, an old, or a diverged directory.
 
-Every byte that is fetched is checked by the checksum that the journal or a checkpoint has of it;
-downloads go on in parallel, a few packs in memory. `journal.json` says `restoring` from the first
-change to the last: broken off anywhere and run again, it compares every file by its checksum and
-gives the same directory.
+Every fetched byte is checked by the checksum in the journal or a checkpoint; downloads run in
+parallel, with a few packs in memory. `journal.json` says `restoring` from the first change to the
+last: after an interruption the next run compares every file by its checksum and gives the same
+directory.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["Restored", "restore_directory"]
 _logger = logging.getLogger(__name__)
 
 _THREADS: Final = 6
-# Neighbours in a pack are fetched together up to this, over gaps of what is not needed.
+# Neighbours in a pack are fetched together up to this size, over unneeded gaps.
 _RUN_BYTES: Final = 8 << 20
 _GAP_BYTES: Final = 64 << 10
 _STAGED_KEYS: Final = "kv.restored"
@@ -56,7 +56,7 @@ _KEYS: Final = "kv"
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was done. `cuts` are the local logs that had other bytes than the journal."""
+    """The result of a restore. `cuts` are local logs diverging from the journal."""
 
     cuts: tuple[Cut, ...]
     files_made: int
@@ -67,7 +67,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where bytes belong: a file, from `position` on."""
+    """The target of bytes: a file, from `position` on."""
 
     path: Path
     position: int
@@ -86,13 +86,12 @@ def restore_directory(
     names: ShardNames,
     may_lack_keys: bool = False,
 ) -> Restored:
-    """Make the directory what the journal says; `own` is what its `journal.json` says.
+    """Make the directory equal to the journal; `own` is the content of its `journal.json`.
 
-    With `is_own` its process was the last that wrote the journal. On return `journal.json` says
-    `restoring`, still: the caller saves what comes next once the epoch is served. With
-    `may_lack_keys` rows by key that are damaged in the store are left out: the engine makes them
-    again of the lake or the changelog. Raises
-    `CorruptDataError`, what the store raises, and `OSError`.
+    With `is_own` the directory's process was the journal's last writer. On return `journal.json`
+    still says `restoring`: the caller saves the next phase once the epoch is served. With
+    `may_lack_keys` damaged rows by key are left out: the engine rebuilds them from the lake or the
+    changelog. Raises `CorruptDataError`, store errors, and `OSError`.
     """
     filesystem = LocalFilesystem()
     is_trusted = is_own and own.phase == Phase.READY
@@ -129,7 +128,7 @@ class _Restorer:
         self._written: set[Path] = set()
 
     def give_up_keys(self, buckets: Iterable[str]) -> None:
-        """Remove rows by key, durably, before the log is cut that says why."""
+        """Remove rows by key, durably, before truncating the log with the evidence."""
         for bucket in sorted(buckets):
             for name in (_KEYS, _STAGED_KEYS, "kv.dropped"):
                 self._filesystem.remove_tree(self._directory / bucket / name)
@@ -137,7 +136,7 @@ class _Restorer:
                 self._filesystem.sync_directory(self._directory / bucket)
 
     def remove(self, local: LocalCopy) -> None:
-        """Remove what the journal does not have."""
+        """Remove files and directories missing from the journal."""
         for path in local.files_removed:
             with contextlib.suppress(FileNotFoundError):
                 self._filesystem.remove(self._directory / path)
@@ -152,9 +151,9 @@ class _Restorer:
     def make_files(
         self, state: JournalledState, kept_lengths: Mapping[str, int], longer: frozenset[str]
     ) -> None:
-        """Give every file of `kept` the bytes it lacks after its first ones.
+        """Complete every file of `kept_lengths` after its first, correct bytes.
 
-        Those of `longer` have more than the journal, and keep it.
+        Files in `longer` keep their bytes beyond the journal.
         """
         packed: list[_Want] = []
         journalled: dict[tuple[int, int], list[tuple[Journalled, _Target]]] = defaultdict(list)
@@ -182,9 +181,9 @@ class _Restorer:
     def make_keys(
         self, key_rows: Sequence[KeyRows], state: JournalledState, *, may_lack: bool
     ) -> tuple[str, ...]:
-        """Put rows by key in place where there are none; return of which buckets.
+        """Put missing rows by key in place; return their buckets.
 
-        With `may_lack` those of which bytes are damaged are left out.
+        With `may_lack` damaged rows are left out.
         """
         missing_rows = [
             rows
@@ -221,7 +220,7 @@ class _Restorer:
         return packed
 
     def _has_keys(self, bucket: str, packed: Sequence[_Want]) -> bool:
-        """Fetch the rows by key of one bucket; return whether the store has them whole."""
+        """Fetch the rows by key of one bucket; return whether the store has all of them."""
         try:
             self._fetch(packed, {})
         except CorruptDataError as error:
@@ -238,14 +237,14 @@ class _Restorer:
         return True
 
     def sync(self, directories: Iterable[str]) -> None:
-        """Return when all of it is durable."""
+        """Return when all changes are durable."""
         self._sync_files()
         for path in sorted(directories):
             self._filesystem.sync_directory(self._directory / path)
         self._filesystem.sync_directory(self._directory)
 
     def _begin(self, path: Path, length: int) -> None:
-        """Let there be a file of its first `length` bytes."""
+        """Create the file, or truncate the file to its first `length` bytes."""
         file = self._filesystem.open(path) if length else self._filesystem.create(path)
         try:
             file.truncate(length)
@@ -270,7 +269,7 @@ class _Restorer:
         packed: Sequence[_Want],
         journalled: Mapping[tuple[int, int], Sequence[tuple[Journalled, _Target]]],
     ) -> None:
-        """Fetch and write bytes, a few runs at a time; raises what the first that failed raised."""
+        """Fetch and write bytes, a few runs at a time; raises the first failure."""
         under_way: set[Future[int]] = set()
         with ThreadPoolExecutor(_THREADS, "journal-restore") as threads:
             try:
@@ -329,7 +328,7 @@ def _is_of(piece: Piece, data: Buffer) -> bool:
 
 
 def _runs(fetches: Iterable[_Want]) -> list[list[_Want]]:
-    """Return what lies close together in a pack as one run, in order."""
+    """Group neighbours in a pack as runs, in order."""
     runs: list[list[_Want]] = []
     end = 0
     for want in sorted(fetches, key=lambda want: (want[0].pack, want[0].offset)):

@@ -1,4 +1,4 @@
-"""How a data directory and its journal come together when a process starts.
+"""A process's start: the steps for a data directory and its journal.
 
     prepare      the directory notes the nonce with which the process will take an epoch
     (take)       the epoch is taken: nobody else writes the journal any more
@@ -8,7 +8,7 @@
                  acknowledged
     finish       the directory says that it is what the journal says
 
-Broken off anywhere it is begun again, and gives the same.
+After an interruption the next start repeats the steps, with the same result.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ _SERVICE_FILE: Final = "service.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """A directory that may be opened. `tree` is what the journal has of it.
+    """A directory ready to be opened. `tree` is the directory's journalled state.
 
-    With `is_upload` the journal has nothing of it: `first_operation` is to be recorded before any
-    other, and a checkpoint to be stored before anything is acknowledged.
+    With `is_upload` the journal has nothing of the directory: record `first_operation` before any
+    other operation, and store a checkpoint before acknowledging anything.
     """
 
     tree: JournalTree
@@ -82,9 +82,9 @@ class JournalStart:
         *,
         place: str = "",
     ) -> None:
-        """The directory is locked by this process, and no engine has opened it.
+        """The directory is locked by this process, and no engine has opened the directory.
 
-        `place` is the directory's, empty if that is not known.
+        `place` is the directory's place, empty if unknown.
         """
         self._directory = directory
         self._place = place
@@ -103,9 +103,9 @@ class JournalStart:
         return self._file is not None and self._is_own(self._file, epoch + 1)
 
     def was_last_here(self, epoch: int) -> bool:
-        """Whether, besides, the process of `epoch` is gone: it had the lock that this one has.
+        """As `was_last`, and the process of `epoch` is dead: its lock is now this process's.
 
-        A copy of the directory, or its disk in another machine, says nothing of that process.
+        A copy of the directory, or its disk in another machine, proves nothing about the process.
         """
         file = self._file
         return (
@@ -115,15 +115,15 @@ class JournalStart:
         )
 
     def disown(self) -> None:
-        """Note that the owner is alive elsewhere: this is a copy, and has nothing of its own."""
+        """Note a live owner elsewhere: this directory is a copy, without bytes of its own."""
         if self._file is not None:
             self._save(replace(self._file.of_nobody(), epoch=0))
 
     def prepare(self, nonce: bytes) -> None:
-        """Note the nonce that is about to open an epoch.
+        """Note the nonce about to open an epoch.
 
-        Raises `InvalidRequestError` for a directory and a journal that do not belong together, and
-        `CorruptDataError` for one that has lost objects: before anybody is fenced.
+        Raises `InvalidRequestError` if directory and journal do not belong together, and
+        `CorruptDataError` for a journal with lost objects: before another owner is fenced.
         """
         file = self._file
         opened = self._opened(1)
@@ -148,11 +148,10 @@ class JournalStart:
         self._save(file.with_nonce(nonce, self._place))
 
     def begin(self, *, epoch: int, service_id: str) -> Begun:
-        """Make the directory what the journal says before `epoch`, which is open.
+        """Restore the directory from the journal before the open `epoch`.
 
-        `service_id` is that of the journal. Raises `InvalidRequestError` if they do not belong
-        together, `CorruptDataError` if the journal cannot say it, what the store raises, and
-        `OSError`.
+        `service_id` is the journal's. Raises `InvalidRequestError` if directory and journal do not
+        belong together, `CorruptDataError` for an unreadable journal, store errors, and `OSError`.
         """
         file = self._known()
         if file.service_id not in ("", service_id):
@@ -168,9 +167,9 @@ class JournalStart:
         state = read_state(self._store, self._names, epoch=epoch, service_id=service_id)
         file = replace(file, service_id=service_id)
         if is_own and file.phase != Phase.UPLOADING:
-            # However often it ends before it serves, it stays its own.
+            # The directory stays the last writer's, however often the process ends before serving.
             file = replace(file.with_last_nonce(), epoch=epoch)
-        # What is on the disk says so from the first change on; whoever begins again must know, too.
+        # The disk says `restoring` from the first change on; a repeated begin needs the same phase.
         self._file = replace(file, phase=Phase.RESTORING)
         state, restored = self._restored(state, file, is_own=is_own)
         return Begun(tree=state.tree, manifest=state.manifest, restored=restored)
@@ -178,10 +177,10 @@ class JournalStart:
     def _restored(
         self, newest: JournalledState, file: JournalFile, *, is_own: bool
     ) -> tuple[JournalledState, Restored]:
-        """Make the directory of the newest checkpoint of which every byte is right.
+        """Restore the directory from the newest undamaged checkpoint.
 
-        If none has all, of the newest without rows by key that are damaged: they are in lake or
-        changelog, too. Raises `CorruptDataError` if a file is damaged.
+        Without an undamaged one, use the newest without its damaged rows by key: lake and changelog
+        have these rows, too. Raises `CorruptDataError` if a file is damaged.
         """
         state: JournalledState | None = newest
         while state is not None:
@@ -219,7 +218,7 @@ class JournalStart:
         )
 
     def _older(self, state: JournalledState, newest: JournalledState) -> JournalledState | None:
-        """Return the same files by the checkpoint before that of `state`; None if none has them."""
+        """Return the same files by the checkpoint before `state`'s; None without one."""
         assert state.manifest is not None
         try:
             older = read_state(
@@ -234,7 +233,7 @@ class JournalStart:
         return older if older.tree.facts() == newest.tree.facts() else None
 
     def finish(self, *, epoch: int, service_id: str) -> None:
-        """Say that the directory is what the journal says, and served in `epoch` from now on."""
+        """Save the directory's state as restored, and served in `epoch` from now on."""
         file = self._known()
         self._save(
             replace(
@@ -251,7 +250,7 @@ class JournalStart:
         service_file = tree.get(_SERVICE_FILE)
         if service_file is None:
             raise CorruptDataError(f"{self._directory} has no {_SERVICE_FILE}")
-        # Whoever read the journal without the checkpoint would meet this first, and stop.
+        # A reader of the journal without the checkpoint would fail at this operation first.
         first = Append(_SERVICE_FILE, service_file.length, b"")
         return Begun(tree=tree, is_upload=True, first_operation=first)
 
@@ -260,7 +259,7 @@ class JournalStart:
         return any(place < Place(epoch, 0) for place in places)
 
     def _is_own(self, file: JournalFile, epoch: int) -> bool:
-        """Whether every epoch after the directory's own was opened by a process of this one."""
+        """Whether this directory's processes opened every epoch after its own."""
         later = range(file.epoch + 1, epoch)
         if file.epoch:
             # The process that served last went on in epochs without a gap, perhaps thousands.

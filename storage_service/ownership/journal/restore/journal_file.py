@@ -1,11 +1,10 @@
-"""`journal.json`: what a data directory knows of the journal it belongs to.
+"""`journal.json`: a data directory's knowledge of its journal.
 
-It is written before an epoch is taken, with the nonce that will open it, and when the directory has
-become what the journal says. So a start that was broken off anywhere still finds that it was this
-directory's own process that came last.
+The file is written before an epoch is taken, with the nonce for opening the epoch, and again after
+the restore. So an interrupted start still recognises the last process as this directory's own.
 
-Beside each nonce it says where its process ran (`DataDirectory.place`). Who has the lock in the
-same place knows that this process is gone; who has a copy of the directory does not.
+Each nonce has the place of its process (`DataDirectory.place`). Holding the lock in the same place
+proves the process dead; a copy of the directory proves nothing.
 """
 
 from __future__ import annotations
@@ -27,26 +26,26 @@ __all__ = ["JOURNAL_FILE", "JournalFile", "Phase", "refuse_half_made", "refuse_w
 JOURNAL_FILE: Final = "journal.json"
 _FORMAT: Final = 1
 _NONCE: Final = re.compile(r"[0-9a-f]{32}")
-# More starts in a row than this that never came to serve are taken for somebody else's.
+# After more unsuccessful starts in a row, the oldest count as foreign.
 _NONCES_MAX: Final = 64
 
 
 class Phase:
-    """How far the directory is."""
+    """The progress of the directory."""
 
     READY = "ready"
-    """It is what the journal says, but for what its own process did since."""
+    """Restored; only the directory's own process has changed files since."""
     RESTORING = "restoring"
-    """It is being made what the journal says: no file in it is believed without its checksum."""
+    """A restore is running: files are trusted only after comparing checksums."""
     UPLOADING = "uploading"
-    """Its first checkpoint is not stored yet: the journal cannot say what it is."""
+    """The first checkpoint is not stored yet: the journal lacks the directory's files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalFile:
-    """`epoch` is the last that this directory owned, and it owned all since it served.
+    """`epoch` is the last epoch owned by this directory, without gaps since it served.
 
-    `nonces` opened that epoch, or later ones; `places` say where the process of each ran.
+    `nonces` opened this epoch, or later ones; `places` are the places of their processes.
     """
 
     service_id: str
@@ -65,16 +64,16 @@ class JournalFile:
             raise CorruptDataError(f"not what a directory knows of its journal: {self!r:.300}")
 
     def with_nonce(self, nonce: bytes, place: str) -> JournalFile:
-        """Return it with one more process that may take an epoch for this directory."""
+        """Return a copy with a further process about to take an epoch for this directory."""
         opened = {**dict(zip(self.nonces, self.places, strict=True)), nonce.hex(): place}
         return self._with(list(opened.items())[-_NONCES_MAX:])
 
     def with_last_nonce(self) -> JournalFile:
-        """Return it with the process alone that was noted last."""
+        """Return a copy with only the last noted process."""
         return replace(self, nonces=self.nonces[-1:], places=self.places[-1:])
 
     def of_nobody(self) -> JournalFile:
-        """Return it without its processes: what its disk has is nothing that others lack."""
+        """Return a copy without processes: every byte of the disk is also in the journal."""
         return self._with([])
 
     def _with(self, opened: Sequence[tuple[str, str]]) -> JournalFile:
@@ -82,12 +81,12 @@ class JournalFile:
         return replace(self, nonces=nonces, places=places)
 
     def was_opened_at(self, nonce: str, place: str) -> bool:
-        """Whether the process that had a nonce is known to have run in this place."""
+        """Whether the process with a nonce is known to have run in this place."""
         return bool(place) and (nonce, place) in zip(self.nonces, self.places, strict=True)
 
     @staticmethod
     def load(directory: Path) -> JournalFile | None:
-        """Return what the directory knows; None if it never had a journal."""
+        """Return the directory's file; None for a directory without a journal."""
         path = directory / JOURNAL_FILE
         try:
             data = path.read_bytes()
@@ -114,7 +113,7 @@ class JournalFile:
             ) from error
 
     def save(self, directory: Path, filesystem: Filesystem) -> None:
-        """Make this what the directory knows, durably."""
+        """Write the directory's file, durably."""
         content = {name: getattr(self, name) for name in self.__slots__} | {"format": _FORMAT}
         sealed = {"content": content, "crc32c": crc32c(_text(content))}
         replace_durably(filesystem, directory / JOURNAL_FILE, [json.dumps(sealed).encode()])
@@ -138,7 +137,7 @@ def refuse_without_journal(directory: Path) -> None:
 
 
 def refuse_half_made(directory: Path) -> None:
-    """Raise `InvalidRequestError` if a directory is being made what its journal says."""
+    """Raise `InvalidRequestError` for a directory in the middle of a restore."""
     file = JournalFile.load(directory)
     if file is not None and file.phase == Phase.RESTORING:
         raise InvalidRequestError(

@@ -1,9 +1,9 @@
-"""What the journal says a data directory is: the newest usable checkpoint and what came after it.
+"""A data directory's state in the journal: the newest usable checkpoint and the later operations.
 
-A checkpoint that is damaged, or of which a pack is missing, is passed over with a warning for the
-one before it: the journal reaches back to that one. Without any, the journal must begin with an
-empty directory. What fits nothing of this is damage and refused: a part of the rows is never taken
-for all of them.
+A damaged checkpoint, or one with a missing pack, is skipped with a warning, and the previous
+checkpoint is used: the journal reaches back to both. Without checkpoints the journal must begin
+with an empty directory. Anything else is damage and refused: a part of the rows never counts as all
+of them.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ _logger = logging.getLogger(__name__)
 
 _MANIFEST_BYTES_MAX: Final = 1 << 30
 READ_AHEAD: Final = 8
-"""So many objects of a journal are fetched before they are asked for, to restore or check it."""
+"""The number of objects fetched ahead, to restore or check a journal."""
 _FIRST: Final = Place(1, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class JournalledState:
-    """The tree at the end of the journal, and the checkpoint that it was made of, if any.
+    """The tree at the end of the journal, and its checkpoint, if any.
 
-    `epoch` is the one that is being opened: everything before it is in the tree.
+    `epoch` is the epoch being opened: the tree includes everything before.
     """
 
     tree: JournalTree
@@ -71,9 +71,9 @@ class JournalledState:
 
 
 class Replay:
-    """`tree` is that of a checkpoint, or of nothing, with what came after it.
+    """`tree` is a checkpoint's tree, or an empty one, with the later operations.
 
-    `start` is where the journal is read from, `end` the place after the last object applied.
+    `start` is the first place read, `end` the place after the last object applied.
     """
 
     def __init__(self, manifest: Manifest | None) -> None:
@@ -106,10 +106,10 @@ def list_checkpoints(store: ObjectStore, names: ShardNames) -> list[Place]:
 
 
 def check_newest_epoch(store: ObjectStore, names: ShardNames) -> None:
-    """Raise `CorruptDataError` if an epoch that its owner sealed has lost objects.
+    """Raise `CorruptDataError` if an epoch sealed by its owner has lost objects.
 
-    Who takes over seals an epoch at its first gap: what lies behind one was never acknowledged. But
-    an owner seals when everything is stored, so that gap would be a loss.
+    A taker seals an epoch at its first gap, because objects behind a gap were never acknowledged.
+    An owner seals after storing everything, so a gap before an owner's seal is a loss.
     """
     newest = run_on(store, newest_epoch(names))
     if not newest:
@@ -131,7 +131,7 @@ def check_newest_epoch(store: ObjectStore, names: ShardNames) -> None:
 
 
 def load_manifest(store: ObjectStore, names: ShardNames, place: Place) -> Manifest:
-    """Return the manifest of a place; raises `CorruptDataError` for one that is not as it was."""
+    """Return the manifest of a place; raises `CorruptDataError` for a damaged or foreign one."""
     key = names.checkpoint(place)
     try:
         data = store.get(key, bytes_max=_MANIFEST_BYTES_MAX)
@@ -146,7 +146,7 @@ def load_manifest(store: ObjectStore, names: ShardNames, place: Place) -> Manife
 def newest_manifest(
     store: ObjectStore, names: ShardNames, *, epoch: int, service_id: str
 ) -> Manifest | None:
-    """Return the newest checkpoint before `epoch`, which is open, that has all its packs."""
+    """Return the newest checkpoint before the open `epoch` with all its packs."""
     places = [place for place in list_checkpoints(store, names) if place < Place(epoch, 0)]
     packs = pack_lengths(store, names) if places else {}
     for place in reversed(places):
@@ -168,15 +168,15 @@ def read_state(
     service_id: str,
     before: Place | None = None,
 ) -> JournalledState:
-    """Return what the journal says at the end of the epoch before `epoch`, which is open.
+    """Return the journalled state at the end of the epoch before the open `epoch`.
 
-    With `before` it is made of a checkpoint before that place, or of none.
-    Raises `CorruptDataError` with what is missing or damaged.
+    With `before` only checkpoints before this place count. Raises `CorruptDataError` naming the
+    missing or damaged objects.
     """
     why: list[str] = []
     places = [place for place in list_checkpoints(store, names) if place < Place(epoch, 0)]
     packs = pack_lengths(store, names) if places else {}
-    # The journal was stored up to there, even if the checkpoint itself cannot be read any more.
+    # The journal was stored up to there, even if the checkpoint itself is unreadable now.
     end_min = max(places, default=_FIRST)
     for place in reversed(places):
         if before is not None and place >= before:
@@ -204,14 +204,14 @@ def read_state(
 
 
 def pack_lengths(store: ObjectStore, names: ShardNames) -> dict[str, int]:
-    """Return how long each pack in the store is, by name."""
+    """Return the length of each pack in the store, by name."""
     entries = list_all(store, names.packs)
     packs = ((names.name_of_pack(entry.key), entry.size_bytes) for entry in entries)
     return {name: size_bytes for name, size_bytes in packs if name is not None}
 
 
 def check_manifest(manifest: Manifest, packs: Mapping[str, int], *, service_id: str) -> None:
-    """Raise `CorruptDataError` for one of another service, or with a pack that is not there."""
+    """Raise `CorruptDataError` for another service's manifest, or a missing pack."""
     if manifest.service_id != service_id:
         raise CorruptDataError(
             f"checkpoint {manifest.place} belongs to service {manifest.service_id}, not"
@@ -234,7 +234,7 @@ def _replay(
     epoch: int,
     service_id: str,
 ) -> Replay:
-    """Return the tree of a checkpoint, or of nothing, with all operations before `epoch`."""
+    """Return the tree of a checkpoint, or an empty tree, with all operations before `epoch`."""
     replay = Replay(manifest)
     journal = journal_identity(service_id, names.shard)
     reader = JournalReader(store, names, start=replay.start, journal=journal, ahead=READ_AHEAD)
@@ -248,7 +248,7 @@ def _replay(
 
 
 def _check_end(replayed: Replay, end_min: Place, store: ObjectStore) -> None:
-    """Refuse a journal that has lost what it had: no older checkpoint brings that back."""
+    """Refuse a journal with lost objects: no older checkpoint restores them."""
     if replayed.end < end_min:
         raise CorruptDataError(
             f"the journal {store.url} ends at {replayed.end}, but it had reached {end_min} when a"

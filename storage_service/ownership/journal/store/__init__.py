@@ -1,2 +1,4 @@
-"""The object stores that a journal can lie in: directory or bucket, opened and tried; begin at
-`object_store.py`."""
+"""Object stores for a journal: directory or bucket, opened and probed.
+
+Begin at `object_store.py`.
+"""

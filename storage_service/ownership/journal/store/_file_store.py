@@ -1,11 +1,9 @@
-"""Objects as files of a directory: for tests, one machine, and file systems that are shared.
+"""Objects as files of a directory: for tests, one machine, and shared file systems.
 
-An object appears whole and at once: it is written and synced without a name or, where the file
-system has no such files, under another name; then it is linked (`create`) or renamed (`replace`),
-and its directory synced. So the directory must be of a file system whose hard links are atomic for
-all who mount it, as NFS version 4 promises.
-
-What is made is its owner's alone, as a data directory is: it has the same rows.
+An object appears whole and at once: written and synced without a name or, if the file system lacks
+unnamed files, under another name; then linked (`create`) or renamed (`replace`), and its directory
+synced. So the file system needs atomic hard links for all its mounts, as NFS version 4 promises.
+Files are readable by their owner only, like a data directory with the same rows.
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ from streamhouse.storage_service.ownership.journal.store.object_store import (
 
 __all__ = ["FileObjectStore"]
 
-# No key has it: names that are being written.
+# Marks names being written; no key contains this character.
 _STAGED: Final = "#"
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# A file without a name, which only Linux has; NFS, for one, answers that it has none.
+# Unnamed files exist on Linux only; NFS, for example, lacks unnamed files.
 _UNNAMED: Final = getattr(os, "O_TMPFILE", 0)
 _HAS_NO_UNNAMED: Final = {
     errno.EINVAL,
@@ -48,7 +46,7 @@ _HAS_NO_UNNAMED: Final = {
 
 
 class FileObjectStore:
-    """`ObjectStore` of a directory, which is made with the first object."""
+    """`ObjectStore` of a directory, created with the first object."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -68,7 +66,7 @@ class FileObjectStore:
                     with self._staged(path, buffers) as staged:
                         os.link(staged, path)
             except FileExistsError as error:
-                # Whoever finds it depends on it: it may have been linked a moment ago.
+                # The caller depends on the existing object, perhaps linked only a moment ago.
                 os.fsync(directory)
                 raise ObjectExistsError(f"{key} exists") from error
             os.fsync(directory)
@@ -127,10 +125,10 @@ class FileObjectStore:
         return self._root.joinpath(*parts)
 
     def _walk(self, directory: Path, folder: str, start_after: str) -> Iterator[tuple[str, Path]]:
-        """Yield the keys after `start_after`, in order; subtrees before it are not opened."""
+        """Yield the keys after `start_after`, in order; earlier subtrees are not opened."""
         try:
             with os.scandir(directory) as entries:
-                # A directory stands where its keys do: with the `/` that follows its name.
+                # A directory sorts like its keys: by its name with a trailing `/`.
                 names = sorted(
                     entry.name + "/" if entry.is_dir() else entry.name
                     for entry in entries
@@ -147,7 +145,7 @@ class FileObjectStore:
                 yield from self._walk(directory / name[:-1], key, start_after)
 
     def _create_unnamed(self, directory: int, name: str, buffers: Sequence[Buffer]) -> bool:
-        """Write an object and link it; False if the file system wants a name from the start."""
+        """Write an object and link the file; False if the file system lacks unnamed files."""
         try:
             file = os.open(".", _UNNAMED | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=directory)
         except OSError as error:
@@ -157,7 +155,7 @@ class FileObjectStore:
             os.fsync(file)
             source = f"/proc/self/fd/{file}"
             try:
-                # The place of a link is followed only where directories are given.
+                # The link in /proc is followed only with directory descriptors.
                 os.link(source, name, src_dir_fd=directory, dst_dir_fd=directory)
             except FileExistsError:
                 raise
@@ -189,7 +187,7 @@ class FileObjectStore:
 
     @contextmanager
     def _opened(self, directory: Path) -> Iterator[int]:
-        """Give a directory, which is made where it is not there."""
+        """Yield a directory's descriptor, after creating a missing directory."""
         try:
             descriptor = os.open(directory, _DIRECTORY)
         except FileNotFoundError:
@@ -210,7 +208,7 @@ class FileObjectStore:
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
-        """Translate what the operating system says."""
+        """Translate the errors of the operating system."""
         try:
             yield
         except FileNotFoundError as error:

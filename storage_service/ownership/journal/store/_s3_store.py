@@ -1,7 +1,7 @@
-"""Objects of a bucket that speaks S3, through obstore: its only door.
+"""Objects of an S3 bucket, through obstore; only this module uses obstore.
 
-A create is `PUT` with `If-None-Match: *`. obstore repeats a request that failed on the way, so
-`ObjectExistsError` may mean an attempt of our own; a conflict answer (409) looks the same.
+A create is `PUT` with `If-None-Match: *`. obstore retries failed requests, so `ObjectExistsError`
+may mean an earlier attempt of this process; a conflict answer (409) looks the same.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ __all__ = ["S3ObjectStore"]
 _ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _REGION_VARIABLES: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _CONNECT_TIMEOUT_S: Final = 3.0
-# Of a request with its body: 8 MiB at 300 KiB/s.
+# The time of a request with its body: 8 MiB at 300 KiB/s.
 _REQUEST_TIMEOUT_S: Final = 30.0
-# Those who call repeat for as long as they need.
+# Callers retry for as long as necessary.
 _RETRIES: Final[RetryConfig] = {
     "max_retries": 2,
     "retry_timeout": timedelta(seconds=10),
@@ -55,11 +55,11 @@ _RETRIES: Final[RetryConfig] = {
 }
 _LOOPBACK: Final = {"127.0.0.1", "::1", "localhost"}
 _DELETED_AT_ONCE: Final = 1_000
-# Of a range that begins behind an object's end, which no repetition changes.
+# The answer to a range behind an object's end; a retry changes nothing.
 _OUTSIDE: Final = "status code: 416"
 _SENTENCE_CHARACTERS_MAX: Final = 300
 _ANSWERED: Final = re.compile(r"non-2xx status code: ([0-9]{3}) ?([A-Za-z -]{0,40})")
-# obstore knows them for the requests about one object, not for a list.
+# obstore accepts these for requests of one object, not for lists.
 _REFUSALS: Final = ("401", "403")
 _SAID: Final = (
     re.compile(r"<Code>([A-Za-z0-9._-]{1,80})</Code>"),
@@ -82,7 +82,7 @@ class S3ObjectStore:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """With `timeout_s` no request takes longer, and none is repeated."""
+        """With `timeout_s` each request is limited to this time, and not retried."""
         self._url = f"s3://{bucket}/{prefix}"
         self._prefix = f"{prefix}/" if prefix else ""
         config, options = _settings(properties, timeout_s or float("inf"))
@@ -164,7 +164,7 @@ class S3ObjectStore:
 
     @contextmanager
     def _errors(self, key: str, *, missing: ObjectStoreError | None = None) -> Iterator[None]:
-        """Translate what obstore raises; its texts go on with details after the first line."""
+        """Translate obstore's errors; only the first line of their texts is short."""
         try:
             yield
         except exceptions.AlreadyExistsError as error:
@@ -214,13 +214,13 @@ def _settings(properties: Mapping[str, str], timeout_s_max: float) -> tuple[S3Co
 
 
 def _is_private(endpoint: str | None) -> bool:
-    """Whether nobody between us and the store can change a request; AWS's own speaks TLS."""
+    """Whether nobody on the network path can change a request; AWS's own endpoint uses TLS."""
     url = urlsplit(endpoint or "https:")
     return url.scheme == "https" or url.hostname in _LOOPBACK
 
 
 def _checked_endpoint(text: str) -> str:
-    """Return the store's address; obstore would end in a panic for what is none."""
+    """Return the store's address; obstore would panic at an invalid address."""
     try:
         parts = urlsplit(text)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -250,7 +250,7 @@ def _seconds(properties: Mapping[str, str], key: str, default: float) -> float:
 
 
 def _sentence(error: exceptions.BaseError) -> str:
-    """Return what the store answered, else why it did not: the text has that behind a long URL."""
+    """Return the store's answer, else the cause; the error's text has both behind a long URL."""
     text = str(error)
     answered = _ANSWERED.search(text)
     if answered is not None:

@@ -1,11 +1,11 @@
-"""What the journal asks of an object store; `store_opening.py` opens one.
+"""The journal's interface to an object store; `store_opening.py` opens a store.
 
-The one thing trusted is `create`: of all who create one key, one succeeds, and who reads the key
-after that gets what the one wrote. `store_opening.probe` tries it before anything depends on it.
-Lists may be stale; a write whose answer was lost may take effect at any later time.
+Only `create` is trusted: of all creators of one key exactly one succeeds, and later readers get
+this creator's bytes. `store_opening.probe` tests `create` before first use. Lists may be stale; a
+write with a lost answer may take effect at any later time.
 
 All calls block, each for a bounded time, and are safe from any thread. Keys are relative to the
-store's URL, of plain characters (`names.py`).
+store's URL, with plain characters (`names.py`).
 """
 
 from __future__ import annotations
@@ -29,36 +29,39 @@ __all__ = [
 ]
 
 LIST_COUNT_MAX: Final = 1_000
-"""The most objects that one list answers, as of S3."""
+"""The most objects in one list, as in S3."""
 
 
 class ObjectStoreError(Exception):
-    """Root of what a store raises. The text names the store and the key, never a secret."""
+    """Root of a store's errors. The text names the store and the key, never a secret."""
 
 
 class StoreUnavailableError(ObjectStoreError):
-    """No answer, or one that says to try again: whether a write took effect is not known."""
+    """No answer, or a temporary refusal: the effect of a write is unknown."""
 
 
 class ObjectExistsError(ObjectStoreError):
-    """The key is taken: by another, by a lost attempt of ours, or there was a race. Read it."""
+    """The key exists: a foreign object, a lost attempt of this process, or a race.
+
+    Read the object to find out.
+    """
 
 
 class ObjectNotFoundError(ObjectStoreError):
-    """There is no object of this key."""
+    """No object has this key."""
 
 
 class ObjectTooLargeError(ObjectStoreError):
-    """The object has more bytes than the caller takes."""
+    """The object has more bytes than allowed by the caller."""
 
 
 class StoreRefusedError(ObjectStoreError):
-    """The store does not let us: credentials, rights, a bucket that is not there."""
+    """The store refuses: credentials, rights, a missing bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectEntry:
-    """An object as a list shows it."""
+    """An object in a list."""
 
     key: str
     size_bytes: int
@@ -72,30 +75,30 @@ class ObjectStore(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it is, for messages; without secrets."""
+        """The store's URL for messages; without secrets."""
 
     def create(self, key: str, buffers: Sequence[Buffer]) -> None:
-        """Store an object of these bytes, joined, where there is none. Durable on return.
+        """Store an object of these bytes, joined, under a new key. Durable on return.
 
-        Raises `ObjectExistsError`, also if it was an earlier attempt of the caller that succeeded.
+        Raises `ObjectExistsError`, also after a successful earlier attempt of the caller.
         """
 
     def replace(self, key: str, data: Buffer) -> None:
-        """Store the object, whatever was there. Durable on return."""
+        """Store the object under a new or an existing key. Durable on return."""
 
     def get(self, key: str, *, bytes_max: int) -> memoryview:
         """Return the object. Raises `ObjectNotFoundError`, `ObjectTooLargeError`."""
 
     def get_range(self, key: str, *, start: int, length: int) -> memoryview:
-        """Return exactly these bytes. Raises `ObjectNotFoundError`, also if it has fewer."""
+        """Return exactly these bytes. Raises `ObjectNotFoundError`, also for a shorter object."""
 
     def list_objects(
         self, folder: str, *, start_after: str = "", count_max: int = LIST_COUNT_MAX
     ) -> list[ObjectEntry]:
-        """Return the first objects below `folder`, which ends with `/`, in order of their keys.
+        """Return the first objects below `folder`, ending with `/`, in order of their keys.
 
-        Only keys greater than `start_after`. Fewer than `count_max` of them: there are no more.
+        Only keys greater than `start_after`. Fewer than `count_max` objects mean the end.
         """
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete the objects, in any order; those that are not there count as deleted."""
+        """Delete the objects, in any order; missing objects count as deleted."""

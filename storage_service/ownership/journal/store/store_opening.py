@@ -1,4 +1,4 @@
-"""An object store is opened by its URL, and tried before anything depends on it."""
+"""Opening an object store by its URL, and probing the store before first use."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _RIVALS: Final = 4
 def open_store(
     url: str, *, properties: Mapping[str, str] | None = None, timeout_s: float | None = None
 ) -> ObjectStore:
-    """Open `s3://bucket/prefix` or `file:///directory`, without asking it anything.
+    """Open `s3://bucket/prefix` or `file:///directory`, without a request.
 
-    `properties` are named as the lake's: `s3.endpoint`, `s3.region`, `s3.access-key-id` and so on.
-    What they leave out comes from the environment (`AWS_*`). With `timeout_s` no request of it
-    takes longer, and none is repeated; it shares no connection with other stores.
-    Raises `InvalidRequestError`.
+    `properties` are named like the lake's: `s3.endpoint`, `s3.region`, `s3.access-key-id` and more.
+    Missing properties come from the environment (`AWS_*`). With `timeout_s` each request is
+    limited, and not retried; no connection is shared with other stores. Raises
+    `InvalidRequestError`.
     """
     parts = urlsplit(url)
     if parts.query or parts.fragment or "@" in parts.netloc:
@@ -50,9 +50,9 @@ def open_store(
 
 
 def refuse_within(url: str, data_dir: Path) -> None:
-    """Raise `InvalidRequestError` if a `file://` journal and a data directory lie in one another.
+    """Raise `InvalidRequestError` if a `file://` journal and a data directory contain each other.
 
-    Then whatever loses or clears the directory takes the journal with it, or the other way round.
+    Losing or clearing the directory would take the journal along, or the other way round.
     """
     parts = urlsplit(url)
     if parts.scheme != "file":
@@ -66,11 +66,11 @@ def refuse_within(url: str, data_dir: Path) -> None:
 
 
 def probe(store: ObjectStore) -> None:
-    """Raise `InvalidRequestError` if the store does not keep what the journal depends on.
+    """Raise `InvalidRequestError` if the store breaks the journal's assumptions.
 
-    Of several who create one key at once exactly one must succeed, later ones must fail, and all
-    must read and list what the one wrote. Raises `StoreUnavailableError` for a store that is away
-    or full now: that says nothing about what it keeps.
+    Of several concurrent creators of one key exactly one must succeed, later ones must fail, and
+    all must read and list the winner's bytes. Raises `StoreUnavailableError` for a store
+    unavailable or full now, because this proves nothing about its guarantees.
     """
     key = f"probe/{secrets.token_hex(16)}"
     bodies = [secrets.token_bytes(64) for _ in range(_RIVALS)]
