@@ -393,7 +393,7 @@ class FakeService:
             )
             for bucket, end in table.lake.expired_offsets.items():
                 assert end <= ends[bucket]
-            table.debt = report.debt.after(table.debt) if report.debt else table.debt
+            table.debt = report.debt.completed_by(table.debt) if report.debt else table.debt
             if not report.keep_lease:
                 table.holder = ""
             table.completions += 1

@@ -137,10 +137,10 @@ def is_installed(extra: str) -> bool:
 
 def _missing(extra: str) -> str | None:
     packages = EXTRAS[extra].packages() if extra else ()
-    return next((module for module in packages if not _is_there(module)), None)
+    return next((module for module in packages if not _is_importable(module)), None)
 
 
-def _is_there(module: str) -> bool:
+def _is_importable(module: str) -> bool:
     # A loaded module, or a module marked absent, needs no search.
     if module in sys.modules:
         return sys.modules[module] is not None

@@ -328,7 +328,7 @@ class TieringCoordinator:
             )
             await self.record(table, lake)
             state.failures, state.paused_until_s, state.last_error = 0, 0.0, ""
-            state.debt = report.debt.after(state.debt) if report.debt else state.debt
+            state.debt = report.debt.completed_by(state.debt) if report.debt else state.debt
             self._count_round(table, state)
             if report.keep_lease:
                 self._renew(state)

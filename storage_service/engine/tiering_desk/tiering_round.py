@@ -132,7 +132,7 @@ class TieringRound:
             "last_round_ms": self.last_round_ms,
             "round_ms": int((now_s - self.started_at_s) * 1000) if self.worker_id else 0,
             "progress": self.progress.to_json() if self.worker_id else None,
-            "maintenance_debt": None if self.debt is None else self.debt.told(),
+            "maintenance_debt": None if self.debt is None else self.debt.status_json(),
         }
 
 

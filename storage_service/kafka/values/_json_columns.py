@@ -62,7 +62,7 @@ def json_columns(
             check=bounds.check_bytes,
             unreadable=lambda _, reason: f"the {record_part} {reason}",
             what=bounds.what,
-            whose=owner,
+            owner=owner,
         )
         for first, _, run in reader.runs():
             runs.append(run.rows)

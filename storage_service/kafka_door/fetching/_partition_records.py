@@ -184,7 +184,7 @@ class RecordsWriter:
         `write_log`.
         """
         earlier = self.pending_rows or replaced_row
-        older = older if earlier is None else earlier.then(older)
+        older = older if earlier is None else earlier.followed_by(older)
         rows, offsets, end = older.rows, older.offsets, older.next_offset
         row = int(np.searchsorted(offsets, self.next_offset))
         stop = rows.num_rows

@@ -205,7 +205,7 @@ class LogReader:
             rows = decode_payload(frame.payload, self._schema)
         else:
             rows = read_stored(
-                frame.payload, info, stored_as=frame.schema_id, wanted=self._schema_id
+                frame.payload, info, stored_as=frame.schema_id, read_as=self._schema_id
             )
         return rows if self._columns is None else rows.select(list(self._columns))
 

@@ -237,7 +237,7 @@ def _divided_by(
         nested = sum(nested_bytes(row, types) for row in rows)
         DividedText(bounds).check(0, empty_bytes + nested)
         return divide_rows(
-            table, rows, whose=bounds.whose, given=lambda at: plain_values(rows[at], types)
+            table, rows, owner=bounds.owner, original=lambda at: plain_values(rows[at], types)
         )
     if write.form is not Body.ROWS:
         return (divide_csv if write.form is Body.CSV else divide_ndjson)(body, table, bounds)

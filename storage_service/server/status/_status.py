@@ -189,7 +189,7 @@ class StatusSampler:
             "failures": last_round.failures,
             "diverged": table.lake.diverged[:_ERROR_CHARACTERS_MAX],
             "last_error": last_round.last_error[:_ERROR_CHARACTERS_MAX],
-            "maintenance_debt": debt.told() if debt and has_much_debt(debt) else None,
+            "maintenance_debt": debt.status_json() if debt and has_much_debt(debt) else None,
         }
         return {
             "table": str(table.path),

@@ -84,7 +84,9 @@ def _rows(frame: SegmentFrame, table: TableInfo, offset: int) -> Iterable[str]:
     if not frame.is_checksum_right:
         return
     try:
-        batch = read_stored(frame.payload, table, stored_as=frame.schema_id, wanted=frame.schema_id)
+        batch = read_stored(
+            frame.payload, table, stored_as=frame.schema_id, read_as=frame.schema_id
+        )
     except CorruptDataError as error:
         raise CorruptDataError(
             f"the batch at offset {frame.base_offset}: {error.message}"

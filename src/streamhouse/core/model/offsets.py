@@ -97,7 +97,7 @@ def table_of_offsets(offsets: Iterable[object], *, what: str) -> int | None:
 def check_positions(
     offsets: Mapping[int, int],
     *,
-    said: int | None,
+    stated_id: int | None,
     table: str,
     table_id: int,
     adopted_from: Mapping[int, Mapping[int, int]] = MappingProxyType({}),
@@ -106,7 +106,7 @@ def check_positions(
 ) -> None:
     """Raise unless bucket -> offset are positions in the table with the name `table`.
 
-    `said` is the table id of the offsets. An offset 0 needs no table id, because no row is below 0.
+    `stated_id` is the table id of the offsets. Offset 0 needs no table id: no row is below 0.
     `adopted_from` is the field of the table: offsets of an adopted table count as far as its rows
     were adopted. `since` and `remedy` are words for the error message.
 
@@ -115,9 +115,9 @@ def check_positions(
         OffsetOutOfRangeError: rows below an offset were not adopted.
         InvalidRequestError: the offsets have no table id.
     """
-    if said == table_id:
+    if stated_id == table_id:
         return
-    if said is None:
+    if stated_id is None:
         for bucket, offset in offsets.items():
             if offset > 0:
                 raise InvalidRequestError(
@@ -127,11 +127,11 @@ def check_positions(
                     " is older than this service"
                 )
         return
-    ends = adopted_from.get(said)
+    ends = adopted_from.get(stated_id)
     if ends is None:
         raise TableNotFoundError(
-            f"table '{table}' was dropped and created again since {since} (table id {said}, now"
-            f" {table_id}); {remedy}"
+            f"table '{table}' was dropped and created again since {since} (table id {stated_id},"
+            f" now {table_id}); {remedy}"
         )
     for bucket, offset in sorted(offsets.items()):
         if offset > ends.get(bucket, 0):

@@ -114,9 +114,9 @@ def replace_columns(info: TableInfo, descriptor: TableDescriptor) -> TableInfo:
 
 
 def read_stored(
-    payload: memoryview, info: TableInfo, *, stored_as: int, wanted: int | None = None
+    payload: memoryview, info: TableInfo, *, stored_as: int, read_as: int | None = None
 ) -> pa.RecordBatch:
-    """Return the log rows of a stored record batch in version `wanted`, by default the current.
+    """Return the log rows of a stored record batch in version `read_as`, by default the current.
 
     `stored_as` is the version of the stored rows. Raises `CorruptDataError`, and the errors of
     `convert_rows`.
@@ -125,10 +125,10 @@ def read_stored(
         rows = pa.ipc.read_record_batch(pa.py_buffer(payload), info.log_schema_of(stored_as))
     except (pa.ArrowException, OSError) as error:
         raise CorruptDataError(f"a stored record batch is unreadable: {error}") from error
-    wanted = info.schema_id if wanted is None else wanted
-    if stored_as == wanted:
+    read_as = info.schema_id if read_as is None else read_as
+    if stored_as == read_as:
         return rows
-    versions = info.schema_version(stored_as), info.schema_version(wanted)
+    versions = info.schema_version(stored_as), info.schema_version(read_as)
     return convert_rows(rows, *versions, table=str(info.path))
 
 

@@ -399,7 +399,7 @@ class TableInfo:
         if table_id != self.table_id and (table_id is not None or any(offsets.values())):
             check_positions(
                 offsets,
-                said=table_id,
+                stated_id=table_id,
                 table=str(self.path),
                 table_id=self.table_id,
                 adopted_from=self.adopted_from,

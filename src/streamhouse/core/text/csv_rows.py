@@ -104,7 +104,7 @@ def _header(body: bytes, table: TableInfo, bounds: TextBounds) -> Sequence[str]:
             continue
         if bounds.key and name not in bounds.key:
             raise UnknownColumnError(
-                f"{what}: line 1: {bounds.whose} has no column '{name[:100]}';"
+                f"{what}: line 1: {bounds.owner} has no column '{name[:100]}';"
                 f" {nothing_done(is_delete=True)}"
             )
         column = table.schema.column(name, table=str(table.path))

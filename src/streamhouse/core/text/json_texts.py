@@ -190,12 +190,12 @@ class JsonRun:
     """The rows of a run of texts, one per text.
 
     `bad` maps the position of a text that is not a row to its column and reason; the row is null in
-    `rows`. `given` returns the values of an object if the texts were read one by one.
+    `rows`. `original` returns the values of an object if the texts were read one by one.
     """
 
     rows: pa.RecordBatch
     bad: Mapping[int, tuple[str | None, str]]
-    given: Callable[[int], Mapping[str, Any]] | None = None
+    original: Callable[[int], Mapping[str, Any]] | None = None
 
 
 class _Unreadable(Protocol):
@@ -210,7 +210,7 @@ class RowReader:
         check: receives the number of rows and bytes before reading, and raises above a limit.
         unreadable: decides about a text that is not a JSON object.
         what: the beginning of error messages.
-        whose: the owner of the columns, for error messages.
+        owner: the owner of the columns, for error messages.
         defaults: texts in place of nulls, by column.
     """
 
@@ -222,7 +222,7 @@ class RowReader:
         check: Callable[[int, int], None],
         unreadable: _Unreadable,
         what: str,
-        whose: str = "the table",
+        owner: str = "the table",
         defaults: Mapping[str, str] | None = None,
     ) -> None:
         self._texts = texts
@@ -230,7 +230,7 @@ class RowReader:
         self._check = check
         self._unreadable = unreadable
         self._what = what
-        self._whose = whose
+        self._owner = owner
         self._defaults = defaults or {}
         self._width = width_of(types.values())
         self._read_as: pa.Schema | None = None
@@ -285,7 +285,7 @@ class RowReader:
             objects.append(row)
         self._check(end - first, sum(nested_bytes(row, self._types) for row in objects))
         columns: Arranged = arranged(
-            self._types, objects, whose=self._whose, defaults=self._defaults
+            self._types, objects, owner=self._owner, defaults=self._defaults
         )
         return JsonRun(
             columns.rows,

@@ -42,14 +42,14 @@ def divide_ndjson(body: bytes, table: TableInfo, bounds: TextBounds) -> Divided:
         check=result.check,
         unreadable=lines.refuse,
         what=bounds.what,
-        whose=bounds.whose,
+        owner=bounds.owner,
         defaults={CHANGE_TYPE_COLUMN: "+U"},
     )
     for first, end, run in reader.runs():
-        if run.given is None:
+        if run.original is None:
             divided = divide(table, run.rows.schema, [run.rows])
         else:
-            divided = divide_arranged(table, Arranged(run.rows, run.bad), run.given)
+            divided = divide_arranged(table, Arranged(run.rows, run.bad), run.original)
         if divided.bad and not bounds.is_rejecting:
             number, bad = divided.bad[0]
             line = lines.number(first + number + bad[0].position)

@@ -50,7 +50,7 @@ class TextBounds:
     """The key columns of a delete, whose rows have no other columns."""
 
     @property
-    def whose(self) -> str:
+    def owner(self) -> str:
         """The owner of the columns, for error messages."""
         return f"the key ({', '.join(self.key)})" if self.key else "the table"
 

@@ -22,7 +22,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import DecimalType, DoubleType, IcebergType, LongType, NestedField
 
 from streamhouse.core.errors import FencedError, ForbiddenError, UnsupportedError
-from streamhouse.core.model.lake.coverage import CoveredOffsets, offsets_said_by
+from streamhouse.core.model.lake.coverage import CoveredOffsets, offsets_of_properties
 from streamhouse.core.model.lake.facts import (
     EXPIRED_OFFSETS_PROPERTY,
     LAKE_SYSTEM_FIELDS,
@@ -313,4 +313,4 @@ def _covered(metadata: TableMetadata, live: LiveTable) -> CoveredOffsets | None:
 def _read(properties: Mapping[str, str], live: LiveTable) -> CoveredOffsets | None:
     if owner_of(properties) != live.info.table_id:
         return None
-    return offsets_said_by(properties)
+    return offsets_of_properties(properties)

@@ -28,7 +28,7 @@ from streamhouse.core.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from streamhouse.core.model.lake.coverage import CoveredOffsets, offsets_said_by
+from streamhouse.core.model.lake.coverage import CoveredOffsets, offsets_of_properties
 from streamhouse.core.model.lake.facts import (
     LAKE_SYSTEM_FIELDS,
     SERVICE_ID_PROPERTY,
@@ -99,7 +99,7 @@ class AdoptableLake:
         found = []
         for snapshot in ancestors_of(self.rows.metadata):
             properties = facts_of(snapshot).properties
-            said = offsets_said_by(properties)
+            said = offsets_of_properties(properties)
             if said is not None and properties.get(TABLE_ID_PROPERTY) == str(table_id):
                 found.append(said)
         return found
@@ -310,7 +310,7 @@ def _sides(
 
 def _last_round(metadata: TableMetadata) -> tuple[CoveredOffsets, Snapshot] | None:
     for snapshot in ancestors_of(metadata):
-        said = offsets_said_by(facts_of(snapshot).properties)
+        said = offsets_of_properties(facts_of(snapshot).properties)
         if said is not None:
             return said, snapshot
     return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamhouse.core.errors import CorruptDataError, SnapshotNotFoundError
-from streamhouse.core.model.lake.coverage import CoveredOffsets, offsets_said_by
+from streamhouse.core.model.lake.coverage import CoveredOffsets, offsets_of_properties
 from streamhouse.core.model.lake.facts import (
     TIERED_OFFSETS_PROPERTY,
     LakeCatalog,
@@ -114,7 +114,7 @@ class LakeTable:
         Those of another owner, from before it was adopted, are left out.
         """
         found = (
-            offsets_said_by(snapshot.properties)
+            offsets_of_properties(snapshot.properties)
             for snapshot in self._table.lineage(self._table.snapshot_id)
             if snapshot.properties.get(role.owner_property) == str(table_id)
         )

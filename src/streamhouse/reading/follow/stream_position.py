@@ -173,7 +173,7 @@ class StreamPosition:
             return replace(found, table_id=table_id, fingerprints={})
         check_positions(
             found.offsets,
-            said=found.table_id,
+            stated_id=found.table_id,
             table=table,
             table_id=table_id,
             since="the stream's checkpoint was made",

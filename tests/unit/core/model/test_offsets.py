@@ -81,7 +81,7 @@ def test_who_may_go_on_in_a_table(
         refusal = OffsetOutOfRangeError if is_beyond else None
 
     try:
-        check_positions(offsets, said=said, table="t", table_id=own, adopted_from=adopted)
+        check_positions(offsets, stated_id=said, table="t", table_id=own, adopted_from=adopted)
         found: type[StreamhouseError] | None = None
     except StreamhouseError as error:
         found = type(error)

@@ -19,7 +19,7 @@ from streamhouse.core.errors import (
     TableNotFoundError,
     UnavailableError,
 )
-from streamhouse.core.model.lake.coverage import offsets_said_by
+from streamhouse.core.model.lake.coverage import offsets_of_properties
 from streamhouse.tiering.round._round import ROUND_STEPS
 from streamhouse.tiering.round._round_planner import PlanLimits
 from streamhouse.tiering.worker.thread_runner import ThreadRunner
@@ -113,7 +113,7 @@ def test_the_snapshot_says_what_it_covers(world: TieringWorld) -> None:
 
 
 def test_what_an_earlier_release_wrote_is_understood() -> None:
-    said = offsets_said_by(json.loads(GOLDEN_OF_FIRST_RELEASE.read_text()))
+    said = offsets_of_properties(json.loads(GOLDEN_OF_FIRST_RELEASE.read_text()))
 
     assert said is not None
     assert (said.tiered_offsets, said.fingerprints) == ({0: 11, 1: 10}, {})

@@ -29,17 +29,17 @@ _WIDE_DIGITS: Final = 76
 
 
 def castings(schema: pa.Schema, table_schema: Schema) -> dict[str, pa.DataType]:
-    """Return the columns of `given` to cast, with their target types.
+    """Return the columns of `schema` to cast, with their target types.
 
     Left out are columns with the right type or one of its layouts, columns without a lossless cast,
-    and columns missing from `wanted`: the later schema check reports the last two.
+    and columns missing from `table_schema`: the later schema check reports the last two.
     """
     types = {column.name: column.type for column in table_schema.columns}
     return {
         field.name: types[field.name]
         for field in schema
         if field.name in types
-        and not _is_left(field.type, types[field.name])
+        and not _is_accepted(field.type, types[field.name])
         and may_fit(field.type, types[field.name])
     }
 
@@ -125,7 +125,7 @@ def _convert_inner(array: pa.Array, target: pa.DataType) -> pa.Array:
     return kernel(array)
 
 
-def _is_left(source: pa.DataType, target: pa.DataType) -> bool:
+def _is_accepted(source: pa.DataType, target: pa.DataType) -> bool:
     """Whether the checks of a write accept `source` for `target` without a cast."""
     if source == target or pa.types.is_null(source):
         return True

@@ -41,7 +41,7 @@ __all__ = [
     "SnapshotFacts",
     "begin_properties",
     "covered_offsets",
-    "offsets_said_by",
+    "offsets_of_properties",
 ]
 
 
@@ -90,17 +90,17 @@ def covered_offsets(
     """
     oldest: SnapshotFacts | None = None
     for snapshot in ancestors:
-        covered = offsets_said_by(snapshot.properties)
+        covered = offsets_of_properties(snapshot.properties)
         if covered is not None:
             return covered if is_owner(snapshot.properties) else None
         oldest = snapshot
     sequence_number = int(table_properties.get(TIERED_SEQUENCE_PROPERTY, "0"))
     if oldest is None or oldest.sequence_number < sequence_number:
         return None
-    return offsets_said_by(table_properties) if is_owner(table_properties) else None
+    return offsets_of_properties(table_properties) if is_owner(table_properties) else None
 
 
-def offsets_said_by(properties: Mapping[str, str]) -> CoveredOffsets | None:
+def offsets_of_properties(properties: Mapping[str, str]) -> CoveredOffsets | None:
     """Return the offsets in the properties of a round; None for properties of any other engine."""
     text = properties.get(TIERED_OFFSETS_PROPERTY)
     if text is None:

@@ -279,7 +279,7 @@ class LakeDebt:
         """Return the JSON form."""
         return {name: getattr(self, name) for name in self.__slots__}
 
-    def told(self) -> dict[str, Any]:
+    def status_json(self) -> dict[str, Any]:
         """Return the JSON form with the derived fields, for people and their programs."""
         return {**self.to_json(), "is_scattered": self.is_scattered}
 
@@ -288,15 +288,17 @@ class LakeDebt:
         """Read the JSON form."""
         return cls(**{name: value[name] for name in cls.__slots__ if name in value})
 
-    def after(self, before: LakeDebt | None) -> LakeDebt:
-        """Return this report, completed with the fields of the report `before`."""
-        if before is None:
+    def completed_by(self, previous: LakeDebt | None) -> LakeDebt:
+        """Return this report, completed with the fields of the `previous` report."""
+        if previous is None:
             return self
         report = self
         if self.maintained_at_us is None:
-            report = replace(report, maintained_at_us=before.maintained_at_us)
+            report = replace(report, maintained_at_us=previous.maintained_at_us)
         if not self.round_files:
-            report = replace(report, round_files=before.round_files, round_rows=before.round_rows)
+            report = replace(
+                report, round_files=previous.round_files, round_rows=previous.round_rows
+            )
         return report
 
 

@@ -49,7 +49,7 @@ class OlderRows(NamedTuple):
             self.rows.slice(row), self.offsets[row:], self.timestamps_us[row:], self.next_offset
         )
 
-    def then(self, following: OlderRows) -> OlderRows:
+    def followed_by(self, following: OlderRows) -> OlderRows:
         """Return these rows, followed by the rows of `following`."""
         return OlderRows(
             pa.concat_batches([self.rows, following.rows]),

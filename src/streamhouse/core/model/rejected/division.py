@@ -89,7 +89,7 @@ def arranged(
     types: Mapping[str, pa.DataType],
     rows: Sequence[Mapping[str, Any]],
     *,
-    whose: str = "the table",
+    owner: str = "the table",
     defaults: Mapping[str, str] | None = None,
 ) -> Arranged:
     """Return rows as columns `types`; a column missing from a row has its default, else null."""
@@ -97,7 +97,7 @@ def arranged(
     for at, row in enumerate(rows):
         if not row.keys() <= types.keys():
             name = next(name for name in row if name not in types)
-            bad[at] = (None, f"{whose} has no column {name[:100]!a}")
+            bad[at] = (None, f"{owner} has no column {name[:100]!a}")
     arrays: dict[str, pa.Array] = {}
     for name, t in types.items():
         default = None if defaults is None else defaults.get(name)
@@ -111,34 +111,34 @@ def divide_rows(
     table: TableInfo,
     rows: Sequence[Mapping[str, Any]],
     *,
-    whose: str = "the table",
-    given: Callable[[int], Mapping[str, Any]] | None = None,
+    owner: str = "the table",
+    original: Callable[[int], Mapping[str, Any]] | None = None,
 ) -> Divided:
     """Divide rows, as one batch.
 
     A column missing from a row is null. Rows of a table with a primary key may have the kind of
-    change in `__change_type`. `whose` names the owner of the columns in the error for an unknown
-    column. `given` returns the original values of a bad row, by default from `rows`.
+    change in `__change_type`. An error for an unknown column names the `owner` of the columns.
+    `original` returns the original values of a bad row, by default from `rows`.
     """
     types = {column.name: column.type for column in table.schema.columns}
     if table.is_primary_key_table and any(CHANGE_TYPE_COLUMN in row for row in rows):
         types[CHANGE_TYPE_COLUMN] = pa.string()
-    columns = arranged(types, rows, whose=whose, defaults={CHANGE_TYPE_COLUMN: "+U"})
-    return divide_arranged(table, columns, given or rows.__getitem__)
+    columns = arranged(types, rows, owner=owner, defaults={CHANGE_TYPE_COLUMN: "+U"})
+    return divide_arranged(table, columns, original or rows.__getitem__)
 
 
 def divide_arranged(
-    table: TableInfo, found: Arranged, given: Callable[[int], Mapping[str, Any]]
+    table: TableInfo, columns: Arranged, original: Callable[[int], Mapping[str, Any]]
 ) -> Divided:
-    """Divide arranged rows, as one batch; `given` returns the original values of a bad row."""
-    batch, bad = found.rows, dict(found.bad)
+    """Divide arranged rows, as one batch; `original` returns the original values of a bad row."""
+    batch, bad = columns.rows, dict(columns.bad)
     positions = [at for at in range(batch.num_rows) if at not in bad]
     if bad:
         batch = batch.take(pa.array(positions, pa.int64()))
     fit, misfits = RowSplitter(table).split(batch)
     bad |= {positions[misfit.position]: (misfit.column, misfit.reason) for misfit in misfits}
     misfitting = [
-        BadRow(position=at, column=why[0], reason=why[1], values=dict(given(at)))
+        BadRow(position=at, column=why[0], reason=why[1], values=dict(original(at)))
         for at, why in sorted(bad.items())
     ]
     return Divided([fit] if fit.num_rows else [], [(0, misfitting)] if bad else [])

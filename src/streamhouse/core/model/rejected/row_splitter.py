@@ -54,7 +54,7 @@ class BadRow:
 
 
 def castable(schema: pa.Schema, table: TableInfo) -> pa.Schema:
-    """Return `given` with the table's types where values may be cast one by one.
+    """Return `schema` with the table's types where values may be cast one by one.
 
     A text may hold any number, date or timestamp; a number may fit a narrower type.
     """
@@ -106,7 +106,7 @@ class RowSplitter:
         self._cast_key = cast_key or self._cast_values
         self._table = table
         self._name = str(table.path)
-        self._wanted = table.schema.to_arrow()
+        self._schema = table.schema.to_arrow()
         self._limits = LakeLimits.of_table(table, table.schema_id)
         self._key = table.descriptor.primary_key
         self._strict = table.schema.strict_columns
@@ -135,12 +135,12 @@ class RowSplitter:
     def _cast(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, _Bad]:
         """Cast each column; a value without a cast becomes null, with a reason."""
         bad: _Bad = {}
-        if rows.schema.equals(self._wanted):
+        if rows.schema.equals(self._schema):
             return rows, bad
         arrays, fields = [], []
         for field, array in zip(rows.schema, rows.columns, strict=True):
-            position = self._wanted.get_field_index(field.name)
-            t = field.type if position < 0 else self._wanted.field(position).type
+            position = self._schema.get_field_index(field.name)
+            t = field.type if position < 0 else self._schema.field(position).type
             cast_values = self._cast_key if field.name in self._key else self._cast_values
             cast, wrong = _cast_array(array, t, cast_values)
             for at, reason in wrong:
@@ -193,10 +193,10 @@ class RowSplitter:
         if (
             self._strict
             and upserts.num_rows
-            and set(self._wanted.names) <= set(upserts.schema.names)
+            and set(self._schema.names) <= set(upserts.schema.names)
         ):
             # Required columns have no nulls by now: this check looks into nested columns.
-            check_nulls(upserts.select(self._wanted.names), self._table.schema, table=self._name)
+            check_nulls(upserts.select(self._schema.names), self._table.schema, table=self._name)
         self._limits.check(upserts, table=self._name)
         byte_count = rows.nbytes
         if byte_count > self._row_bytes_max and rows.num_rows == 1:

@@ -95,22 +95,26 @@ class Zone:
         """Return the offset of the wall clock from UTC at a moment."""
         if self.fixed_us is not None:
             return self.fixed_us
-        self._check_known(moment)
+        self._check_range(moment)
         if self.transitions and moment < self.transitions[-1].moment_us:
             return self.transitions[bisect_right(self.transitions, moment, key=_moment)].before_us
         region = _region(self.id)
-        return _microseconds(region.fromutc(_known(moment).replace(tzinfo=region)).utcoffset())
+        return _microseconds(
+            region.fromutc(_within_python_years(moment).replace(tzinfo=region)).utcoffset()
+        )
 
     def offset_of_wall(self, wall: int) -> int:
         """Return the offset for a wall clock time: before a gap or overlap, the earlier offset."""
         if self.fixed_us is not None:
             return self.fixed_us
-        self._check_known(wall)
+        self._check_range(wall)
         if self.transitions and wall < self.transitions[-1].wall_end_us:
             return self.transitions[bisect_right(self.transitions, wall, key=_wall_end)].before_us
-        return _microseconds(_known(wall).replace(tzinfo=_region(self.id)).utcoffset())
+        return _microseconds(
+            _within_python_years(wall).replace(tzinfo=_region(self.id)).utcoffset()
+        )
 
-    def _check_known(self, time: int) -> None:
+    def _check_range(self, time: int) -> None:
         since, until = self.known_since_us, self.known_until_us
         if (since is None or time >= since) and (until is None or time < until):
             return
@@ -322,7 +326,7 @@ def _first_change(shift: Callable[[int], int], low: int, high: int) -> int:
     return high
 
 
-def _known(microseconds: int) -> datetime.datetime:
+def _within_python_years(microseconds: int) -> datetime.datetime:
     """Return a time within Python's years at which every zone has the same rules."""
     day, time_of_day = divmod(microseconds, DAY_US)
     if day < _FIRST_DAY:

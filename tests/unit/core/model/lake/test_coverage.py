@@ -10,7 +10,7 @@ from streamhouse.core.model.lake.coverage import (
     CoveredOffsets,
     SnapshotFacts,
     covered_offsets,
-    offsets_said_by,
+    offsets_of_properties,
 )
 
 OURS = {"streamhouse.table-id": "7", "streamhouse.tiering-epoch": "3"}
@@ -54,11 +54,11 @@ def test_offsets_of_another_owner_are_none_and_hide_what_is_below() -> None:
 
 @pytest.mark.parametrize("text", ["", "nonsense", "[1]", '{"a": 1}', '{"0": null}', "3"])
 def test_what_no_round_wrote_says_nothing(text: str) -> None:
-    assert offsets_said_by(_round(text).properties) is None
+    assert offsets_of_properties(_round(text).properties) is None
     assert _covered(_round(text), _round('{"1": 2}')) == {1: 2}
 
 
 def test_a_round_says_its_epoch() -> None:
-    said = offsets_said_by(_round('{"1": 2}').properties)
+    said = offsets_of_properties(_round('{"1": 2}').properties)
 
     assert said == CoveredOffsets(tiered_offsets={1: 2}, epoch=3)

@@ -52,12 +52,12 @@ def test_what_a_report_does_not_say_is_as_before() -> None:
         maintained_at_us=5,
     )
     after_maintenance = LakeDebt(data_files=2, delete_files=0, snapshots=3)
-    assert after_maintenance.after(before) == replace(
+    assert after_maintenance.completed_by(before) == replace(
         after_maintenance, round_files=7, round_rows=70, maintained_at_us=5
     )
     after_round = replace(after_maintenance, round_files=3, round_rows=9, maintained_at_us=8)
-    assert after_round.after(before) == after_round
-    assert after_round.after(None) == after_round
+    assert after_round.completed_by(before) == after_round
+    assert after_round.completed_by(None) == after_round
 
 
 def test_what_an_earlier_worker_does_not_say_is_unknown() -> None:
