@@ -35,8 +35,8 @@ def check_known(schema: AvroSchema) -> None:
         write_rows(read_values([_ZEROS], schema), schema)
     except SchemaMismatchError as error:
         raise UnsupportedError(
-            f"the schema is one that the service could not read records by: {error.message}; write"
-            " it with records, arrays, maps, enums and unions of null and one type"
+            f"the service could not read records with this schema: {error.message}; write the"
+            " schema with records, arrays, maps, enums and unions of null and one type"
         ) from error
 
 

@@ -219,13 +219,15 @@ class _Parser:
             plain = "string" if name == "bytes" else name
             return AvroType(plain=plain, arrow=_PRIMITIVES[name])
         if name == "null":
-            raise UnsupportedError(f"Avro schema: {where} is null only, which no column can be")
+            raise UnsupportedError(
+                f"Avro schema: {where} is null only, which is no type of a column"
+            )
         full = name if "." in name or not space else f"{space}.{name}"
         if full not in self._named:
             raise InvalidSchemaError(f"Avro schema: {where} has the unknown type '{full[:80]}'")
         named_type = self._named[full]
         if named_type is None:
-            raise UnsupportedError(f"Avro schema: {where} has itself inside of it")
+            raise UnsupportedError(f"Avro schema: {where} contains itself")
         self._count_again(named_type, where, depth)
         return replace(named_type, plain=named_type.plain["name"])
 
@@ -248,14 +250,14 @@ class _Parser:
         value_branches = [branch for branch in branches if branch != "null"]
         if len(value_branches) != 1 or len(branches) > 2:
             raise UnsupportedError(
-                f"Avro schema: {where} is a union of several types, which no column can be; unions"
-                " of null and one type can"
+                f"Avro schema: {where} is a union of several types; a column can have a union of"
+                " null and one type only"
             )
         value_type = self.type(value_branches[0], where=where, space=space, depth=depth + 1)
         if isinstance(value_type.plain, list):
             raise InvalidSchemaError(
-                f"Avro schema: {where} is a union with a union inside of it, which Avro has not;"
-                " write the types of both into one"
+                f"Avro schema: {where} is a union inside of a union, which Avro forbids; merge both"
+                " unions"
             )
         if len(branches) == 1:
             # Values have one more byte than values of the type alone, without any meaning.

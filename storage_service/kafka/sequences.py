@@ -92,8 +92,8 @@ class ProducerOrder(Generic[_A]):
         self._keep(writer_id, place)
         if sequence.epoch < place.epoch:
             raise FencedError(
-                f"the producer has epoch {place.epoch} by now, not {sequence.epoch}; another one"
-                " goes on in its place"
+                f"the producer has epoch {place.epoch} by now, not {sequence.epoch}; another"
+                " producer has taken its place"
             )
         expected = place.next_base if sequence.epoch == place.epoch else 0
         for answered_sequence, answer in place.answered:

@@ -105,12 +105,12 @@ async def answer_request(exchange: KafkaExchange, data: memoryview) -> list[Piec
 
 async def _parsed(exchange: KafkaExchange, data: memoryview) -> Any:
     try:
-        return _kept(exchange, data, elements_max=_INLINE_ELEMENTS_MAX)
+        return _parsed_request(exchange, data, elements_max=_INLINE_ELEMENTS_MAX)
     except ManyElementsError:
-        return await exchange.service.run_blocking(_kept, exchange, data)
+        return await exchange.service.run_blocking(_parsed_request, exchange, data)
 
 
-def _kept(exchange: KafkaExchange, data: memoryview, **limits: int) -> Any:
+def _parsed_request(exchange: KafkaExchange, data: memoryview, **limits: int) -> Any:
     request = parse_request(exchange.header, data, **limits)
     return request if exchange.api.keep is None else exchange.api.keep(request)
 

@@ -419,7 +419,7 @@ class KafkaConnection(asyncio.Protocol):
         key = await self._read(_API_KEY_BYTES)
         is_large = length > self._config.control_body_bytes_max
         if is_large and not api_of(self._apis, int.from_bytes(key, "big", signed=True)).is_write:
-            raise ConnectionEnded(f"a request of {length} bytes that brings no rows")
+            raise ConnectionEnded(f"a request of {length} bytes without rows is too large")
         parts: list[Piece] = []
         small = bytearray(key)
         remaining_bytes = length - _API_KEY_BYTES

@@ -199,7 +199,7 @@ class KafkaExchange:
         unanswered requests again, in order, and no later request may be stored first.
         """
         if self._turn is not None and not await self._turn:
-            raise ConnectionEnded("a request before this one has ended the connection")
+            raise ConnectionEnded("an earlier request has ended the connection")
 
     def pass_turn(self) -> None:
         """Let the next request hand its rows over; an answer to this request does the same."""

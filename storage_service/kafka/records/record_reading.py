@@ -130,7 +130,7 @@ def _record_ends(records: bytes, record_count: int) -> Numbers:
         ends = np.fromiter(_walk(records, record_count), dtype=np.int64, count=record_count)
     except IndexError:
         raise InvalidRecordsError(
-            f"fewer than the {record_count} records that the batch says"
+            f"fewer than the {record_count} records in the batch's header"
         ) from None
     end = int(ends[-1]) if record_count else 0
     if end != len(records):

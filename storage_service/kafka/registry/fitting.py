@@ -181,8 +181,8 @@ def check_covers_schema(subject: Subject, schema: AvroSchema, newest: AvroSchema
             why = "is left out" if new_type is None else _key_loss(new_type, newest_field.type)
         if why:
             raise SchemaMismatchError(
-                f"field '{newest_field.name}' of the schema {why}, and rows may have what the"
-                f" newest schema of subject '{subject}' says there"
+                f"field '{newest_field.name}' of the schema {why}, and rows may have other values"
+                f" there, by the newest schema of subject '{subject}'"
             )
 
 
@@ -282,8 +282,8 @@ def _column_changes(
     if not may_fit(field_type, widened_type if changes else column.type):
         raise SchemaMismatchError(
             f"field '{column.name}' of the schema is {type_name(field_type)}, and column"
-            f" '{column.name}' of table '{info.path}' is {type_name(column.type)}, which does not"
-            " become that: numbers widen, and fields are added; name the field otherwise"
+            f" '{column.name}' of table '{info.path}' is {type_name(column.type)}, which cannot"
+            " change to that type: numbers widen, and fields are added; rename the field"
         )
     yield from changes
 

@@ -102,7 +102,7 @@ class SchemaSet:
         for number, schema in enumerate(schemas, start=1):
             versions[schema.part] += 1
             if (schema.number, schema.version) != (number, versions[schema.part]):
-                raise ValueError(f"schema {number} says that it is another entry")
+                raise ValueError(f"schema {number} has the number or version of another schema")
         if len(schemas) > SCHEMAS_MAX or len({(o.part, o.canonical) for o in schemas}) < len(
             schemas
         ):
@@ -130,7 +130,7 @@ class SchemaSet:
         """Return the schema with an id; raises `NotFoundError` for an id of another table."""
         table_id, number = divmod(schema_id, _NUMBERS)
         if table_id != self.table_id or not 1 <= number <= len(self.schemas):
-            raise NotFoundError(f"schema {schema_id} is none of this table's")
+            raise NotFoundError(f"schema {schema_id} belongs to another table")
         return self.schemas[number - 1]
 
     def schema(self, schema_id: int, /) -> str:

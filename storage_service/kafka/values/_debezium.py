@@ -57,8 +57,8 @@ _UPDATE: Final = "u"
 _DELETE: Final = "d"
 _OTHER: Final = ("t", "m")
 _TRUNCATED: Final = (
-    "the source's table was truncated, which no row says: empty the table yourself, then produce"
-    " the records behind this one"
+    "the source's table was truncated, which no row can express: empty the table yourself, then"
+    " produce the records after this one"
 )
 _ROW_PARTS: Final = ("before", "after")
 _UNITS: Final = {

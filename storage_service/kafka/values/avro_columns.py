@@ -298,7 +298,7 @@ def avro_records(
             array = to_plain(column_batch.column(0), field.type, where=f"{where}: column '{name}'")
         except pa.ArrowInvalid as error:
             raise SchemaMismatchError(
-                f"{where}: column '{name}' has a value that the schema cannot say: {error};"
+                f"{where}: column '{name}' has a value that the schema cannot express: {error};"
                 f" {_REMEDY}"
             ) from error
         arrays.append(array)
@@ -310,7 +310,7 @@ def avro_records(
         written = write_rows(batch, schema)
     except SchemaMismatchError as error:
         raise SchemaMismatchError(
-            f"{where}: the rows are none of the schema: {error.message}; {_REMEDY}"
+            f"{where}: the rows do not fit the schema: {error.message}; {_REMEDY}"
         ) from error
     head = pa.scalar(_HEAD.pack(0, schema_id), pa.binary())
     return pc.binary_join_element_wise(head, written, pa.scalar(b""))

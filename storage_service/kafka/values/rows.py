@@ -266,7 +266,7 @@ class _Reading:
         for name in self.table.descriptor.primary_key:
             nulls = draft.columns[name].is_null().to_numpy(zero_copy_only=False)
             for at in np.flatnonzero(draft.deletes & nulls):
-                reason = f"the record deletes a row, and its key does not say '{name}'"
+                reason = f"the record deletes a row, but its key lacks '{name}'"
                 draft.bad.setdefault(int(at), (name, reason))
 
     def kept_nbytes(self, draft: Draft) -> int:

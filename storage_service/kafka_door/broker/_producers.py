@@ -81,8 +81,8 @@ class RefusedPlaces:
         first = self._first_refused(path, writer_id)
         if first is not None and first.epoch == sequence.epoch and first.is_before(sequence):
             raise UnavailableError(
-                f"the producer's records from {first.base} on were refused for now, and come before"
-                f" those from {sequence.base} on: send all of them again"
+                f"the producer's records from {first.base} on were temporarily refused, and come"
+                f" before the records from {sequence.base} on: send both again"
             )
 
     def stored(self, path: TablePath, writer_id: int, sequence: RecordSequence) -> None:

@@ -117,6 +117,6 @@ async def ask_shard(
         code, message = value["error"]["code"], value["error"]["message"]
     except (ValueError, KeyError, TypeError) as error:
         raise UnavailableError(
-            f"the shard at {endpoint} answers {answer.status} and no JSON of ours"
+            f"the shard at {endpoint} answers {answer.status} without a JSON error"
         ) from error
     raise error_for_code(code, message)

@@ -54,12 +54,12 @@ class SharedWork(Generic[_I, _R]):
     def _go_on(self) -> None:
         if self._waiting and not self._is_due:
             self._is_due = True
-            self._after(_TURNS)
+            self._schedule_step(_TURNS)
 
-    def _after(self, turns: int) -> None:
+    def _schedule_step(self, turns: int) -> None:
         """Do a step after the next turn and `turns` more turns."""
         if turns:
-            asyncio.get_running_loop().call_soon(self._after, turns - 1)
+            asyncio.get_running_loop().call_soon(self._schedule_step, turns - 1)
         else:
             asyncio.get_running_loop().call_soon(self._step)
 

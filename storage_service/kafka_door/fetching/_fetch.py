@@ -234,7 +234,7 @@ class _Fetch:
         self._bytes_max = max(1, min(request.bytes_max, config.fetch_bytes_max))
         wait_s = max(0.0, min(request.wait_s, config.fetch_wait_ms_max / 1_000))
         self._deadline = asyncio.get_running_loop().time() + wait_s
-        self._wanted = request.places
+        self._places = request.places
         self._states: list[_PartitionState] = []
         self._bytes_ready = 0
         self._is_failed = False
@@ -242,7 +242,7 @@ class _Fetch:
     async def begin(self) -> None:
         """Find the tables of the requested partitions; call this method first."""
         tables: dict[TopicKey, tuple[OpenTable | None, StreamhouseError | None]] = {}
-        async for (topic, partition), place in in_slices(self._wanted.items()):
+        async for (topic, partition), place in in_slices(self._places.items()):
             if topic not in tables:
                 tables[topic] = self._table_of(topic)
             state = _PartitionState(topic, partition, place.offset, place.bytes_max, *tables[topic])
@@ -346,7 +346,7 @@ class _Fetch:
             if state.offset not in offsets:
                 raise OffsetOutOfRangeError(
                     f"table '{table.path}', bucket {state.partition}: offset {state.offset} is"
-                    f" outside those that are readable, {offsets.start} to {offsets.end}"
+                    f" outside the readable offsets {offsets.start} to {offsets.end}"
                 )
         except StreamhouseError as error:
             self._exchange.report(error)

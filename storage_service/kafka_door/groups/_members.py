@@ -93,7 +93,9 @@ async def answer_join_group(exchange: KafkaExchange, request: Any) -> Mapping[st
     if error is None and not exchange.caller.reads_tables():
         # Such a member could read none of its partitions, and groups take memory.
         name = exchange.caller.name
-        exchange.report(ForbiddenError(f"token '{name}' may read no table, so be in no group"))
+        exchange.report(
+            ForbiddenError(f"token '{name}' may read no table, and may therefore join no group")
+        )
         error = ErrorCode.group_authorization_failed
     if error is not None:
         exchange.note(error)

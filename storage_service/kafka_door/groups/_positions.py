@@ -96,7 +96,7 @@ class RemoteTable:
         try:
             return (await self.find_all({group_id}, of_others=False)).get(group_id)
         except NotFoundError as error:
-            raise _has_left(self.path) from error
+            raise _moved_error(self.path) from error
 
     async def find_all(
         self, group_ids: Container[str], *, of_others: bool
@@ -119,7 +119,9 @@ class RemoteTable:
             self.table_id = int(answer["table_id"])
             return positions
         except (ValueError, KeyError, TypeError) as error:
-            raise InternalError(f"another shard answers no list of consumers: {error}") from error
+            raise InternalError(
+                f"the answer of another shard is no list of consumers: {error}"
+            ) from error
 
     async def report(
         self, group_id: str, offsets: Mapping[int, int], *, is_part: bool, is_durable: bool = True
@@ -172,7 +174,7 @@ class TablePositions:
     """The table's epoch, if there are offsets and the epoch is known."""
 
 
-def _has_left(path: TablePath) -> UnavailableError:
+def _moved_error(path: TablePath) -> UnavailableError:
     # The table was there a moment ago: dropped since, or moving again. A retry gets the answer.
     return UnavailableError(f"table '{path}' has left its shard; try again")
 
@@ -188,7 +190,7 @@ async def locate_table(exchange: KafkaExchange, topic: str) -> OpenTable | Remot
             try:
                 info = await remote_table(exchange, topic, path, endpoint)
             except NotFoundError as error:
-                raise _has_left(path) from error
+                raise _moved_error(path) from error
             return RemoteTable(exchange, path, endpoint, table_id=info.table_id)
         # The table may have come to this shard during the lookup.
         return topic_table(exchange, topic, Level.READ)
@@ -301,7 +303,9 @@ async def _report(
     service.check_write()
     present_table = service.table(str(table.path))
     if present_table.info.table_id != table.info.table_id:
-        raise TableNotFoundError(f"table '{table.path}' was made again meanwhile; ask anew")
+        raise TableNotFoundError(
+            f"table '{table.path}' was created again meanwhile; repeat the request"
+        )
     await present_table.consumers.report(
         group_id,
         owner=exchange.caller.name,
@@ -393,7 +397,7 @@ async def all_positions(
     if not positions:
         return positions
     of_others = may_see_all(exchange)
-    async for open_table in in_slices(_readable_here(exchange)):
+    async for open_table in in_slices(_local_tables(exchange)):
         topic = topic_name_of(open_table.path, open_table.info.descriptor.properties)
         # The caller's own group precedes groups of other tokens with the same name.
         for consumer in open_table.readers():
@@ -411,7 +415,7 @@ async def all_positions(
         except (NotFoundError, TableDamagedError):
             return table.path, {}
 
-    answers = await _some_at_once(ask, await _readable_elsewhere(exchange))
+    answers = await _some_at_once(ask, await _remote_tables(exchange))
     remote_positions = {
         path: table_positions for path, table_positions in answers if table_positions
     }
@@ -456,12 +460,12 @@ def may_see_all(exchange: KafkaExchange) -> bool:
     return exchange.caller.may(Level.ADMIN, SERVICE)
 
 
-def _readable_here(exchange: KafkaExchange) -> list[OpenTable]:
+def _local_tables(exchange: KafkaExchange) -> list[OpenTable]:
     tables = exchange.service.manager.open_tables()
     return [table for table in tables if exchange.caller.may(Level.READ, str(table.path))]
 
 
-async def _readable_elsewhere(exchange: KafkaExchange) -> list[RemoteTable]:
+async def _remote_tables(exchange: KafkaExchange) -> list[RemoteTable]:
     shards = exchange.service.shards
     if shards is None:
         return []

@@ -384,17 +384,17 @@ def _sequence(batch: BatchHeader) -> RecordSequence | None:
     if batch.record_count < 1 or not batch.is_dense:
         raise InvalidRecordsError(
             f"{batch.record_count} records up to number {batch.last_offset_delta} are no batch of a"
-            " producer: it has all numbers from 0 on"
+            " producer, which numbers records from 0 on without gaps"
         )
     if batch.producer_id == NO_PRODUCER:
         return None
     if batch.producer_id < 0 or batch.base_sequence < 0:
         raise InvalidRecordsError(
-            f"producer {batch.producer_id} with sequence {batch.base_sequence} is none: both are 0"
-            " or more"
+            f"producer {batch.producer_id} with sequence {batch.base_sequence} is invalid: both"
+            " must be 0 or more"
         )
     if not 0 <= batch.producer_epoch <= EPOCH_MAX:
-        raise InvalidRecordsError(f"{batch.producer_epoch} is no epoch of a producer")
+        raise InvalidRecordsError(f"producer epoch {batch.producer_epoch} is invalid")
     if batch.record_count > RECORDS_MAX:
         raise InvalidRecordsError(
             f"{batch.record_count} records in a batch of an idempotent producer; at most"

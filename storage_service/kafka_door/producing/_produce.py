@@ -145,7 +145,7 @@ async def _decode_all(
     async for part in in_slices(parts):
         _find_table(exchange, request, part)
     readable = [part for part in parts if part.error is None]
-    is_soon_done = await _share_of_all(exchange, readable) <= 1
+    is_small_request = await _share_of_all(exchange, readable) <= 1
     # A lone request, whose predecessor was alone too, waits for no other batch.
     has_others = len(parts) > 1 or exchange.service.open_requests > 1
     has_others = has_others or exchange.broker.decoding.was_shared
@@ -154,10 +154,10 @@ async def _decode_all(
         async for part in in_slices(readable):
             bounds = _bounds(exchange, part)
             inline_max = bounds.bytes_max // len(readable)
-            if not is_soon_done:
+            if not is_small_request:
                 small = bounds._replace(bytes_max=min(bounds.bytes_max, _SMALL_BATCH_BYTES))
-                is_one_of_many = len(parts) > _DECODES_AT_ONCE
-                is_small = is_one_of_many and inline_share(part.records or b"", small) <= 1
+                has_many_parts = len(parts) > _DECODES_AT_ONCE
+                is_small = has_many_parts and inline_share(part.records or b"", small) <= 1
                 inline_max = small.bytes_max if is_small else 0
             if not inline_max:
                 at_once.create_task(_decode(exchange, part, body_memory, inline_max))

@@ -273,7 +273,8 @@ async def _existing_or_new_table(
         service.access.require(exchange, Level.ADMIN, str(subject.path))
     if is_rejecting(subject.path):
         raise InvalidNameError(
-            f"subject '{subject}': its table would have the rejected rows of another one"
+            f"subject '{subject}': the table's name is reserved for the rejected rows of another"
+            " table"
         )
     make = functools.partial(new_table, bucket_count=service.config.kafka_partitions)
     descriptor = await service.run_blocking(make, subject, schema)

@@ -98,13 +98,13 @@ class _Request:
         self._service = service
         self._parameters = parameters
         self._body = body
-        self._path_there: TablePath | None = None
+        self._remote_path: TablePath | None = None
         """The table of the subject's topic, once other shards have answered."""
 
     @property
     def _subject(self) -> Subject:
         subject = Subject.parse(self._parameters["subject"])
-        path = self._path_there or local_path(self._service.manager, subject.topic)
+        path = self._remote_path or local_path(self._service.manager, subject.topic)
         return dataclasses.replace(subject, path=path)
 
     # -- other shards ----------------------------------------------------------------------------
@@ -134,8 +134,8 @@ class _Request:
         """Return the table of the request, if known on this shard."""
         assert self._service.shards is not None
         if "subject" in self._parameters:
-            self._path_there = await self._path_of_topic(self._subject.topic)
-            return self._path_there
+            self._remote_path = await self._path_of_topic(self._subject.topic)
+            return self._remote_path
         if "id" not in self._parameters:
             return None
         table_id = table_id_of(self._schema_id())
@@ -339,8 +339,8 @@ class _Request:
     async def nothing(self) -> Any:
         raise RegistryRefusedError(
             NOT_PERMITTED if self._exchange.method == "DELETE" else 40400,
-            f"{self._exchange.method} {self._exchange.path[:200]} is nothing that the registry"
-            " does; schemas are kept as long as their table",
+            f"{self._exchange.method} {self._exchange.path[:200]} is not supported by the registry;"
+            " schemas are kept as long as their table",
         )
 
 

@@ -70,7 +70,7 @@ async def _coordinator(exchange: KafkaExchange, kind: int, key: str) -> dict[str
                 " idempotent producer (enable.idempotence) stores every record once",
             )
         if kind != _GROUP:
-            raise RefusedError(ErrorCode.invalid_request, f"nobody coordinates kind {kind}")
+            raise RefusedError(ErrorCode.invalid_request, f"key type {kind} has no coordinator")
         if (why := unusable_group_id(key)) is not None:
             raise RefusedError(ErrorCode.invalid_group_id, why)
         broker = await _broker_of(exchange, key)
@@ -95,5 +95,5 @@ async def _broker_of(exchange: KafkaExchange, group_id: str) -> BrokerState:
             return state
     raise RefusedError(
         ErrorCode.coordinator_not_available,
-        f"shard '{shard}' has the group, and it is not known where it serves Kafka clients",
+        f"shard '{shard}' coordinates the group, but the shard's Kafka address is unknown",
     )

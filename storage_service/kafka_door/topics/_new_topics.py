@@ -100,8 +100,8 @@ async def _created(exchange: KafkaExchange, topic: Any, *, is_dry_run: bool) -> 
     if topic.replication_factor < 1 and topic.replication_factor != _DEFAULT_REPLICATION:
         raise RefusedError(
             ErrorCode.invalid_replication_factor,
-            f"topic '{topic.name}': {topic.replication_factor} is no replication factor; give any"
-            " from 1 on, or -1: the service keeps a table in its own way, whatever is asked",
+            f"topic '{topic.name}': {topic.replication_factor} is no replication factor; give 1 or"
+            " more, or -1: the service stores a table in its own way, whatever the factor",
         )
     check_count(topic.name, len(topic.configs))
     configs = {config.name: config.value for config in topic.configs}
@@ -134,7 +134,8 @@ async def _descriptor(
     path = await path_among_shards(exchange, topic, Level.ADMIN)
     if is_rejecting(path):
         raise InvalidNameError(
-            f"topic '{topic}': its table would have the rejected rows of another one; choose"
+            f"topic '{topic}': the table's name is reserved for the rejected rows of another table;"
+            " choose"
             " another name"
         )
     if partitions == _DEFAULT_PARTITIONS:
@@ -255,8 +256,8 @@ async def answer_create_partitions(exchange: KafkaExchange, request: Any) -> Map
                 table_at(exchange, topic.name, path)
             raise RefusedError(
                 ErrorCode.invalid_partitions,
-                f"topic '{topic.name}': the number of a table's buckets is fixed when it is made;"
-                " make another topic with more partitions, and copy this one into it",
+                f"topic '{topic.name}': the number of a table's buckets is fixed at its creation;"
+                " create another topic with more partitions, and copy the records",
             )
         except (StreamhouseError, RefusedError) as error:
             results.append({"name": topic.name, **refusal_of(exchange, error)})

@@ -81,8 +81,8 @@ def check_position(
     is_switch = exchange.client.read_tables.note_read(topic, table.info.table_id, partition)
     if is_switch or is_of_another(table.info.table_id, last_epoch):
         raise OffsetOutOfRangeError(
-            f"table '{table.path}', bucket {partition}: the position is that of an earlier table of"
-            " this name; begin anew"
+            f"table '{table.path}', bucket {partition}: the position belongs to an earlier table of"
+            " this name; reset the position"
         )
 
 

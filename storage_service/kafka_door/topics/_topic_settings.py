@@ -139,8 +139,9 @@ def check_settings(
     if for_ever and not _is_kept(table, is_keyed=is_keyed):
         raise _refused(
             topic,
-            "what leaves the log of its table is not kept in the lake, so nothing is kept for ever:"
-            f" that needs {_LAKE} = true, and with a primary key table.datalake.changelog = true;"
+            "its table does not keep rows in the lake once they leave the log, so nothing is kept"
+            f" for ever: that needs {_LAKE} = true, and with a primary key"
+            " table.datalake.changelog = true;"
             f" else give {RETENTION} in milliseconds",
         )
 

@@ -65,7 +65,7 @@ async def test_a_schema_of_another_table_is_none_of_a_topics(tmp_path: Path) -> 
         answer = await _produce(client, framed(other["id"], _FIRST))
 
         assert answer.error_code is ErrorCode.invalid_record
-        assert "none of this table's" in answer.record_errors[0].batch_index_error_message
+        assert "belongs to another table" in answer.record_errors[0].batch_index_error_message
 
 
 async def test_old_rows_are_read_by_the_newest_schema(tmp_path: Path) -> None:

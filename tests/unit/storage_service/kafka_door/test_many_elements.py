@@ -191,7 +191,7 @@ async def test_long_requests_and_answers_are_read_and_written_on_threads(tmp_pat
 
     assert [one.key for one in found.coordinators] == NAMES
     assert len(few.coordinators) == 400
-    assert on_threads == ["_kept", "answer_body"]
+    assert on_threads == ["_parsed_request", "answer_body"]
 
 
 @pytest.mark.parametrize("version", [1, 5, 9])

@@ -163,7 +163,7 @@ def test_columns_that_the_table_has_not_are_left_out() -> None:
         (_envelope("c", None, ANN | {"sum": "AMg="}), "'AMg=' is no decimal128(10, 2)"),
         (_envelope("c", None, ANN | {"data": "zz"}), "is no binary"),
         (_envelope("c", None, ANN | {"id": None}), "the key 'id' must not be null"),
-        (_envelope("d"), "the record deletes a row, and its key does not say 'id'"),
+        (_envelope("d"), "the record deletes a row, but its key lacks 'id'"),
     ],
 )
 def test_what_is_no_change_is_one_bad_record(envelope: Any, said: str) -> None:

@@ -75,7 +75,7 @@ def test_a_raw_table_with_a_key_takes_tombstones_as_deletes() -> None:
     assert found.rows.column("key").to_pylist() == ["1", "2"]
     assert found.operations is not None
     assert found.operations.tolist() == [OPERATION_UPSERT, OPERATION_DELETE]
-    assert reasons(found) == {2: "the record deletes a row, and its key does not say 'key'"}
+    assert reasons(found) == {2: "the record deletes a row, but its key lacks 'key'"}
 
 
 def test_json_values_are_rows() -> None:
