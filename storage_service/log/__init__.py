@@ -1,5 +1,5 @@
-"""The log: dense offsets in checksummed segment files. Knows bytes only, never Arrow or HTTP.
+"""The log: dense offsets in checksummed segment files, independent of Arrow and HTTP.
 
-The doors are `log_tablet.LogTablet`, the log of one bucket, and `group_commit.GroupCommitter`,
-which appends to many. What is appended is an `append_queue.RoutedBatch`.
+Entry points: `log_tablet.LogTablet`, the log of one bucket, and `group_commit.GroupCommitter`,
+appending to many logs. The unit of an append is an `append_queue.RoutedBatch`.
 """

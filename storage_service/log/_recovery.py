@@ -1,14 +1,17 @@
-"""Opening a log directory: what is whole is kept, what was never acknowledged is cut off.
+"""Opening a log directory: whole frames are kept, unacknowledged bytes are truncated.
 
-The rule, for the bytes of the active segment at which the chain of whole frames ends (offset E):
-- a later whole frame, the durable mark or the caller proves that rows at or after E were durable:
+The rule for the bytes behind the chain of whole frames in the active segment (offset E):
+
+- A later whole frame, the durable mark or the caller proves rows at or after E durable:
   acknowledged rows are damaged. CorruptDataError, and nothing on disk is changed.
-- nothing proves it: the bytes are from a write that was never acknowledged. They are cut off.
-A sealed segment must be whole: it was durable before the next one was created. Its index is
-trusted if it fits the file; otherwise the segment is scanned and the index written again.
-Each segment must begin with the fingerprint with which the one before it ends: one that does not
-is of another copy of the log. A log that an earlier release wrote gets a new segment, with which
-its fingerprints begin.
+- Without a proof the bytes come from an unacknowledged write, and are truncated.
+
+A sealed segment must be whole, because the segment was durable before its successor was created.
+Its index is trusted if consistent with the file; otherwise the segment is scanned and the index
+rewritten. Each segment must begin with the final fingerprint of the previous segment: a different
+fingerprint means another copy of the log. A log written by an earlier release gets a new segment,
+where its fingerprints begin.
+
 Every step can be interrupted and repeated.
 """
 
@@ -64,13 +67,13 @@ _ACCEPTANCE: Final = (
     f"restore the bucket's directory from a copy, or make an empty file {LOSS_ACCEPTED_NAME} in it"
     " to go on with what is there"
 )
-# A snapshot larger than this was not written by us.
+# A larger snapshot is not Streamhouse's.
 _SNAPSHOT_BYTES_MAX: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredLog:
-    """A log that is open for appending; everything in it is durable."""
+    """A log open for appending; all its rows are durable."""
 
     sealed: tuple[SealedSegment, ...]
     active: ActiveSegment
@@ -102,9 +105,9 @@ class LogRecovery:
         self._writers_max = writers_max
 
     def run(self, *, end_offset_min: int, now_us: int) -> RecoveredLog:
-        """Recover the log, or create it. Raises CorruptDataError or OSError.
+        """Recover the log, or create a log. Raises CorruptDataError or OSError.
 
-        `end_offset_min` is an end the caller knows to have been durable, such as a tiered offset.
+        `end_offset_min` is an offset known as durable by the caller, such as a tiered offset.
         """
         if not self._must_exist:
             self._filesystem.make_directory(self._directory)
@@ -134,7 +137,7 @@ class LogRecovery:
         self, sealed: tuple[SealedSegment, ...], active: ActiveSegment, writers: WriterStates
     ) -> RecoveredLog:
         first = sealed[0].base_offset if sealed else active.base_offset
-        # Of a log that came from elsewhere nobody knows why it begins where it does.
+        # For a log from elsewhere the reason of its first offset is unknown.
         facts = MarkFacts(0, first, first) if not self._must_exist else self._facts
         assert facts is not None, "it was looked for"
         mark = DurableMark(
@@ -149,7 +152,7 @@ class LogRecovery:
         return RecoveredLog(sealed=sealed, active=active, writers=writers, mark=mark)
 
     def _read_mark(self, names: list[str]) -> None:
-        """Read the mark; a log that must have one and has none is damaged."""
+        """Read the mark; a missing but required mark is damage."""
         if LOSS_ACCEPTED_NAME in names:
             _logger.warning("event=missing_accepted path=%s", self._directory)
             self._must_exist = False
@@ -200,7 +203,7 @@ class LogRecovery:
         return header
 
     def _whole(self, path: Path) -> memoryview:
-        # A map that is still shared from before may be longer than the file is now.
+        # A shared older map may be longer than the file is now.
         size = self._filesystem.size_bytes(path)
         return self._filesystem.map(path, size)[:size]
 
@@ -275,7 +278,7 @@ class LogRecovery:
     def _restore_writers(
         self, sealed: tuple[SealedSegment, ...], names: list[str], *, active_base: int
     ) -> WriterStates:
-        """Return the state before the active segment: the newest snapshot and what came after."""
+        """Return the writers before the active segment: newest snapshot, later batches."""
         writers, at_offset = self._new_writers(), 0
         for offset in reversed(offsets_of(names, ".writers")):
             path = writers_path(self._directory, offset)
@@ -305,7 +308,7 @@ class LogRecovery:
             if segment.base_offset >= at_offset:
                 self._replay_writers(segment, writers)
         if not is_whole:
-            # From now on it must be there.
+            # From now on the snapshot must exist.
             snapshot = encode_writers(writers, identity=self._identity, offset=active_base)
             path = writers_path(self._directory, active_base)
             replace_durably(self._filesystem, path, [snapshot])
@@ -361,7 +364,7 @@ class LogRecovery:
         try:
             if scan.problem:
                 file.truncate(scan.end_position)
-            # Frames of a killed process may be in the page cache only: not yet for readers.
+            # Frames of a killed process may be in the page cache only, so sync before reads.
             file.sync()
         except OSError:
             file.close()
@@ -386,13 +389,13 @@ class LogRecovery:
     def _begin_fingerprints(
         self, sealed: tuple[SealedSegment, ...], active: ActiveSegment, writers: WriterStates
     ) -> tuple[tuple[SealedSegment, ...], ActiveSegment]:
-        """Put a segment of this release's format behind those of an earlier one's.
+        """Append a segment in this release's format to the segments of an earlier release.
 
-        Frames that are there get no fingerprints: those begin at the log's end. If the disk refuses
-        the segment, they begin with the next one.
+        Existing frames get no fingerprints: fingerprints begin at the log's end. If the disk
+        refuses the segment, fingerprints begin with the next segment.
         """
         if active.is_empty:
-            # In its place: two segments of one base cannot be.
+            # Replaced, because two segments cannot have the same base offset.
             header = SegmentHeader(active.base_offset, active.last_timestamp_us)
             successor = create_segment(
                 self._directory,
@@ -420,7 +423,7 @@ class LogRecovery:
         return sealed, successor
 
     def _remove_orphans(self, names: list[str], bases: list[int]) -> None:
-        """Remove what an interrupted roll or retention left behind."""
+        """Remove leftovers of an interrupted roll or retention."""
         for offset in offsets_of(names, ".index"):
             if offset not in bases[:-1]:
                 self._filesystem.remove(index_path(self._directory, offset))

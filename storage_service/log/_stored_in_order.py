@@ -1,4 +1,4 @@
-"""What commits do about a replica: publish in order as it stores, or wait where it is behind."""
+"""Commits with a replica: publish in order of storage, or wait for a lagging replica."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ class _Waiting:
 
 
 class StoredInOrder:
-    """Does things one after the other, in the order asked for, each once all before is stored.
+    """Runs callbacks in the order of requests, each once all earlier changes are stored.
 
-    One thread asks. They are done on the replica's threads, or at once.
+    One thread makes requests. Callbacks run on the replica's threads, or at once.
     """
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._waiting: deque[_Waiting] = deque()
-        # Held while one is done, so that no other overtakes it.
+        # Held during a callback, so that the order is kept.
         self._changed = threading.Condition()
 
     def when_stored(self, do: Callable[[], None]) -> None:
-        """Do it once all that was recorded so far is stored; it does not block or raise."""
+        """Call `do` once all changes recorded so far are stored; never blocks or raises."""
         waiting = _Waiting(do)
         with self._changed:
             self._waiting.append(waiting)
         self._replica.when_stored(self._replica.recorded_position, lambda: self._do_from(waiting))
 
     def gather(self) -> None:
-        """Wait a little while something is on its way to the replica."""
+        """Wait a little while changes are in flight to the replica."""
         self._replica.gather()
 
     def _do_from(self, waiting: _Waiting) -> None:
@@ -53,28 +53,28 @@ class StoredInOrder:
                 self._changed.notify_all()
 
     def wait_until_none(self) -> None:
-        """Return when nothing waits any more."""
+        """Return when no callback waits any more."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting)
 
 
 class ReplicaLag:
-    """How far a replica is behind that is not waited for. One thread."""
+    """The lag of a replica without waiting commits. One thread."""
 
     def __init__(self, replication: Replication) -> None:
         self._replica = replication.replica
         self._lag_s_max = replication.lag_ms_max / 1_000
-        # What was recorded up to when, oldest first, of what was not stored at the last look.
+        # Positions and times of recorded changes, oldest first, not stored at the last look.
         self._recorded: deque[tuple[int, float]] = deque()
 
     def note(self) -> None:
-        """Take the time of what was recorded since the last call."""
+        """Note the time of changes recorded since the last call."""
         position = self._replica.recorded_position
         if not self._recorded or self._recorded[-1][0] < position:
             self._recorded.append((position, time.monotonic()))
 
     def wait(self) -> None:
-        """Return when nothing that is not stored is older than it may be."""
+        """Return when no unstored change is older than the limit."""
         while self._recorded:
             position, recorded_s = self._recorded[0]
             if position > self._replica.stored_position:

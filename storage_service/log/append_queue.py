@@ -1,4 +1,4 @@
-"""Batches that have their offsets but are not durable yet, and how to take them back."""
+"""Batches with offsets, not durable yet, and how to undo them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ROWS_MAX: Final = (1 << 32) - 1
 
 
 class RoutedBatch(NamedTuple):
-    """Rows on their way into the log of one bucket: one record batch message, as it is stored.
+    """Rows for the log of one bucket: one record batch message, as stored.
 
-    `schema_id` is the version of the table's schema that they have. Without a `writer_id` the batch
-    is never a repetition. `timestamp_us` 0 is the time of its commit.
+    `schema_id` is the version of the table's schema. Without a `writer_id` the batch is never a
+    repetition. `timestamp_us` 0 means the time of the commit.
     """
 
     bucket: int
@@ -38,7 +38,7 @@ class RoutedBatch(NamedTuple):
 
 
 class AppendResult(NamedTuple):
-    """Where rows went. A duplicate was appended before: these are its first offsets."""
+    """The offsets of appended rows; for a duplicate, the offsets of its first append."""
 
     base_offset: int
     end_offset: int
@@ -47,7 +47,7 @@ class AppendResult(NamedTuple):
 
 
 class _Queued(NamedTuple):
-    """One frame, and what was true before it."""
+    """One frame, and the state before its append."""
 
     buffers: list[Buffer]
     frame: WrittenFrame
@@ -80,20 +80,20 @@ class AppendQueue:
         return len(self._queued)
 
     def now_us(self) -> int:
-        """Return the time, never before that of the last batch.
+        """Return the time, never before the last batch's.
 
-        A clock that goes backwards stops time, it never reverses it.
+        A clock going backwards stops the time, but never reverses it.
         """
         return max(self._last_timestamp_us, self._clock_us())
 
     def stamp_us(self, timestamp_us: int) -> int:
-        """Return the stamp for that time, 0 being now; nothing later is stamped earlier."""
+        """Return the timestamp for this time, 0 being now; timestamps never decrease."""
         self._last_timestamp_us = max(timestamp_us or self._clock_us(), self._last_timestamp_us)
         return self._last_timestamp_us
 
     @property
     def last_timestamp_us(self) -> int:
-        """The time of the last batch; of a log without one, when it was made."""
+        """The time of the last batch; without batches, the log's creation time."""
         return self._last_timestamp_us
 
     def find(
@@ -104,7 +104,7 @@ class AppendQueue:
         row_count: int | None = None,
         continuity: Continuity = Continuity.EXACT,
     ) -> AppendResult | None:
-        """Return where the batch is that a writer repeats; see `WriterStates.find`."""
+        """Return the batch repeated by a writer; see `WriterStates.find`."""
         if writer_id in (0, TRANSACTION_WRITER):
             return None
         earlier_append = self._writers.find(
@@ -122,9 +122,9 @@ class AppendQueue:
         durable_offset: int,
         timestamp_us: int = 0,
     ) -> AppendResult:
-        """Queue a batch that `WriterStates.find` does not know; stamped now without a time.
+        """Queue a batch unknown to `WriterStates.find`; stamped now without a time.
 
-        `payload` is the batch's, as `checked_payload` returned it.
+        `payload` is the batch's, as returned by `checked_payload`.
         """
         assert 0 < batch.row_count <= _ROWS_MAX
         base_offset = self._next_offset
@@ -170,7 +170,7 @@ class AppendQueue:
                 self._writers.put_back(queued.writer_id, queued.writer_window_before)
 
     def clear(self) -> None:
-        """Everything queued is durable now."""
+        """Forget all queued batches, durable now."""
         self._queued.clear()
 
 

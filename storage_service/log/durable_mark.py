@@ -1,12 +1,14 @@
-"""A note beside the log of how far it was durable, and of what retention has deleted.
+"""A mark of the log's durable end and of the rows deleted by retention.
 
-Recovery tells loss from a torn tail by it, and segments that are missing from those that expired.
-The mark is overwritten in place after each sync and not synced itself: it costs one small write and
-may lag behind, never run ahead. It is written to one of two slots in turn: a process that is killed
-in the middle of the write, which the kernel then leaves half done, leaves the other slot as it was.
+With the mark recovery distinguishes loss from a torn tail, and missing segments from expired ones.
+The mark is overwritten in place after each sync and not synced itself: the cost is one small write,
+and the mark may lag behind, but never runs ahead. Two slots are written in turn: a process killed
+in the middle of the write leaves one slot half written and the other slot intact.
+
 So after a killed process the mark is exact, or one commit behind; after a power cut its end is as
-old as the last write-back of the page cache. What retention is about to delete is synced before.
-A log that was open once has a mark: one that is missing, or damaged in both slots, is damage.
+old as the last write-back of the page cache. Planned deletions by retention are synced before.
+
+Every log opened once has a mark: a missing mark, or damage in both slots, is damage of the log.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ __all__ = ["LOSS_ACCEPTED_NAME", "MARK_NAME", "DurableMark"]
 
 MARK_NAME: Final = "durable.mark"
 LOSS_ACCEPTED_NAME: Final = "loss.accepted"
-"""An empty file that an operator makes: the log is what is there, whatever the mark says."""
+"""An operator's empty file: accept the existing log, and ignore the mark."""
 
 _SLOTS: Final = 2
 
@@ -39,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 
 class DurableMark:
-    """The open mark of one log. Belongs to whoever holds the log's lock."""
+    """The open mark of one log, guarded by the log's lock."""
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class DurableMark:
         identity: LogIdentity,
         filesystem: Filesystem,
     ) -> None:
-        """Write a fresh mark and keep it open; its name is durable after `sync_directory`."""
+        """Write a fresh mark and keep its file open; the name is durable after `sync_directory`."""
         self._path = directory / MARK_NAME
         self._identity = identity
         self._filesystem = filesystem
@@ -65,9 +67,9 @@ class DurableMark:
 
     @staticmethod
     def read(directory: Path, *, identity: LogIdentity, filesystem: Filesystem) -> MarkFacts | None:
-        """Return what the mark says; None without a readable one.
+        """Return the mark's facts; None without a readable mark.
 
-        Raises `CorruptDataError` for one of another release.
+        Raises `CorruptDataError` for another release's mark.
         """
         path = directory / MARK_NAME
         try:
@@ -75,21 +77,21 @@ class DurableMark:
         except FileNotFoundError:
             return None
         slots: list[MarkFacts] = []
-        # A mark that never was overwritten has one slot.
+        # A mark without overwrites has one slot.
         for start in range(0, max(len(data), 1), FILE_HEADER_BYTES):
             try:
                 slot = data[start : start + FILE_HEADER_BYTES]
                 slots.append(decode_durable_mark(slot, identity=identity))
             except OtherFormatError as error:
-                # No damage: what it says is there for the release that wrote it.
+                # No damage: the release of the mark can read its facts.
                 raise CorruptDataError(f"{path}: {error}") from error
             except MalformedError as error:
                 _logger.warning("event=durable_mark_unreadable path=%s why=%r", path, str(error))
-        # Both are true; the log only grows between two of them.
+        # Both slots are true; the log only grew in between.
         return max(slots, default=None)
 
     def advance(self, durable_offset: int) -> None:
-        """Note that everything below `durable_offset` is durable; call after the sync only."""
+        """Note everything below `durable_offset` as durable; call after the sync only."""
         _, start_offset, forgotten_offset = self.facts
         self.facts = MarkFacts(durable_offset, start_offset, forgotten_offset)
         if self._file is None:
@@ -105,7 +107,10 @@ class DurableMark:
             self._file = None
 
     def begin_at(self, start_offset: int, *, forgotten_offset: int) -> None:
-        """Make it durable that rows below `start_offset` go; raises OSError, and then none may."""
+        """Make a new start durable before rows below are deleted.
+
+        After OSError no row may be deleted.
+        """
         if start_offset <= self.facts.start_offset:
             return
         previous = self.facts
@@ -116,7 +121,7 @@ class DurableMark:
         file, self._file = self._file, None
         if file is not None:
             file.close()
-        # A new file: one that is overwritten may be torn by the disk that refuses it.
+        # A new file, because a refused overwrite may leave a torn mark.
         try:
             self._file = self._fresh()
             self._filesystem.sync_directory(self._path.parent)
@@ -125,7 +130,7 @@ class DurableMark:
             raise
 
     def close(self) -> None:
-        """Make the mark durable as it is and release it; closing twice is harmless."""
+        """Make the mark durable and close its file; closing twice is harmless."""
         if self._file is None:
             return
         file, self._file = self._file, None

@@ -1,9 +1,9 @@
 """The file operations of a data directory, and the local disk behind them.
 
-Every durable change of a data directory passes through one `Filesystem`, and so does every byte the
-log reads: a test puts one in its place that loses what was not synced, a service with a journal one
-that records. A failing operation raises `OSError`; translating it is the caller's job, because only
-the caller knows what was in flight.
+Every durable change of a data directory passes through one `Filesystem`, and so does every byte
+read by the log. Tests replace the filesystem by one losing unsynced bytes, a service with a journal
+by a recording one. A failing operation raises `OSError`; translating the error is the caller's job,
+because only the caller knows the operations in flight.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = [
 
 Buffer: TypeAlias = bytes | memoryview
 
-# What one writev takes on Linux; sysconf would say the same.
+# The most buffers of one writev on Linux, as in sysconf.
 _IOV_MAX: Final = 1024
-# Below this a copy into one buffer is cheaper than a long list of small ones.
+# Below this size a copy into one buffer is cheaper than a long list of small buffers.
 _COALESCE_BYTES_MAX: Final = 256 * 1024
-# A mapped file costs a file descriptor (mmap duplicates it), and those are scarce.
+# A mapped file costs a file descriptor (mmap duplicates it), and descriptors are scarce.
 _MAPPED_FILES_MAX: Final = 256
 
 _EMPTY: Final = memoryview(b"")
@@ -46,15 +46,15 @@ class WritableFile(Protocol):
     """An open file. One thread at a time; nothing is durable before `sync` returns."""
 
     def write(self, buffers: Sequence[Buffer], *, position: int) -> None:
-        """Write all of `buffers`, one after the other, from byte `position` on.
+        """Write all of `buffers`, in order, from byte `position` on.
 
-        After an `OSError` any part of them may have been written.
+        After an `OSError` any part of the buffers may have been written.
         """
 
     def sync(self) -> None:
         """Return only when every byte and the length of this file are durable.
 
-        After an `OSError` nothing is known about bytes written since the last successful sync, and
+        After an `OSError` bytes written since the last successful sync are in an unknown state, and
         a later successful sync proves nothing about them.
         """
 
@@ -69,13 +69,13 @@ class Filesystem(Protocol):
     """Files and directories. Safe to call from any thread; a path has one writer at a time."""
 
     def make_directory(self, directory: Path) -> None:
-        """Create `directory`, and its parents, unless it exists; its entries durably."""
+        """Create `directory` and its missing parents; the new entries are durable."""
 
     def list_names(self, directory: Path) -> list[str]:
-        """Return the names of the files in `directory`, sorted; empty if there is none."""
+        """Return the names of the files in `directory`, sorted; empty for a missing directory."""
 
     def has_directory(self, directory: Path) -> bool:
-        """Whether there is such a directory."""
+        """Whether the directory exists."""
 
     def size_bytes(self, path: Path) -> int:
         """Return the current length of a file."""
@@ -84,7 +84,7 @@ class Filesystem(Protocol):
         """Open `path` for writing, empty; its name is durable after `sync_directory`."""
 
     def open(self, path: Path) -> WritableFile:
-        """Open an existing file for writing, as it is."""
+        """Open an existing file for writing, keeping its contents."""
 
     def read(self, path: Path, *, bytes_max: int) -> bytes:
         """Return the first bytes of a file, at most `bytes_max`."""
@@ -92,8 +92,8 @@ class Filesystem(Protocol):
     def map(self, path: Path, size_bytes: int) -> memoryview:
         """Return a read-only view of at least the first `size_bytes` bytes of a file.
 
-        The view stays valid when the file grows or is removed. It must not be read past what was
-        in the file when it was last written: bytes cut off later are gone under the view's feet.
+        The view stays valid when the file grows or is removed. Reads past the last written end of
+        the file are forbidden: truncated bytes vanish from the view.
         """
 
     def rename(self, source: Path, target: Path) -> None:
@@ -102,32 +102,32 @@ class Filesystem(Protocol):
     def rename_in_order(self, renames: Sequence[tuple[Path, Path]]) -> None:
         """Do each `rename` in turn, all in one directory; durable after `sync_directory`.
 
-        The last name is given only when those before it are durable.
+        The last rename happens only when the earlier ones are durable.
         """
 
     def remove(self, path: Path) -> None:
         """Remove a file; durable after `sync_directory`. Views of it stay valid."""
 
     def move_directory(self, source: Path, target: Path) -> None:
-        """Give a directory another name, with all in it; durable after `sync_directory`."""
+        """Rename a directory with its contents; durable after `sync_directory`."""
 
     def remove_tree(self, directory: Path) -> None:
-        """Remove a directory with all that is in it; what cannot be removed stays."""
+        """Remove a directory with its contents; files refused by the disk stay."""
 
     def forget(self, directory: Path) -> None:
-        """Keep no file in `directory` open for later reads; views that are held stay valid."""
+        """Close cached files in `directory`; existing views stay valid."""
 
     def sync_directory(self, directory: Path) -> None:
-        """Return only when the names in `directory` are durable as they are now."""
+        """Return only when the current names in `directory` are durable."""
 
 
 def replace_durably(
     filesystem: Filesystem, path: Path, buffers: Sequence[Buffer], *, is_synced: bool = True
 ) -> None:
-    """Give `path` these contents as a whole: after a crash it has the old ones or the new.
+    """Replace the contents of `path` as a whole: a crash leaves the old or the new contents.
 
     The contents are durable on return; the name is after the caller's `sync_directory`. Without
-    `is_synced` a power cut may leave the name with some of the contents, until somebody syncs them.
+    `is_synced` a power cut may leave the name with a part of the contents, until a later sync.
     """
     temporary = path.with_name(path.name + _TEMPORARY)
     file = filesystem.create(temporary)
@@ -136,7 +136,7 @@ def replace_durably(
         if is_synced:
             file.sync()
     except OSError:
-        # A disk that is full gets its room back.
+        # A full disk gets its space back.
         with contextlib.suppress(OSError):
             filesystem.remove(temporary)
         raise
@@ -148,9 +148,9 @@ def replace_durably(
 def replace_in_order(
     filesystem: Filesystem, files: Sequence[tuple[Path, Sequence[Buffer]]]
 ) -> None:
-    """Give files of one directory these contents: after a crash the first ones have them, or all.
+    """Replace files of one directory in order: after a crash only the first ones may be new.
 
-    As `replace_durably` each; the last one has them only if all do, also after a power cut.
+    Each as `replace_durably`; the last file is new only if all are, also after a power cut.
     """
     renames: list[tuple[Path, Path]] = []
     try:
@@ -172,7 +172,7 @@ def replace_in_order(
 
 
 def rename_in_order(filesystem: Filesystem, renames: Sequence[tuple[Path, Path]]) -> None:
-    """Do what `Filesystem.rename_in_order` promises by the other methods of a filesystem."""
+    """Implement `Filesystem.rename_in_order` by the other methods of a filesystem."""
     *earlier_renames, (source, target) = renames
     for each in earlier_renames:
         filesystem.rename(*each)
@@ -194,7 +194,7 @@ class LocalWritableFile:
         write_buffers(self._descriptor, buffers, position=position)
 
     def sync(self) -> None:
-        """See `WritableFile.sync`: fdatasync, which includes the length."""
+        """See `WritableFile.sync`: fdatasync, including the length."""
         os.fdatasync(self._descriptor)
 
     def truncate(self, size_bytes: int) -> None:
@@ -209,7 +209,7 @@ class LocalWritableFile:
 
 
 def write_buffers(descriptor: int, buffers: Sequence[Buffer], *, position: int) -> None:
-    """Write all of `buffers`, one after the other, to an open file from byte `position` on."""
+    """Write all of `buffers`, in order, to an open file from byte `position` on."""
     for start in range(0, len(buffers), _IOV_MAX):
         some = list(buffers[start : start + _IOV_MAX])
         remaining_bytes = sum(map(len, some))
@@ -274,7 +274,7 @@ class LocalFilesystem:
             return file.read(bytes_max)
 
     def map(self, path: Path, size_bytes: int) -> memoryview:
-        """See `Filesystem.map`: maps are shared and the least recently used is let go."""
+        """See `Filesystem.map`: maps are shared; the least recently used map is dropped."""
         with self._maps_lock:
             view = self._maps.get(path)
             if view is not None and len(view) >= size_bytes:

@@ -1,19 +1,20 @@
-"""The commit thread of one disk: one write and one sync a log for everything that is queued.
+"""The commit thread of one disk: one write and one sync per log for all queued units.
 
-A unit is what one request appends, to one or several logs. What a caller may rely on:
-- A unit is all or nothing: refused (out of order, too large, disk full) means that none of its rows
-  are stored, in none of its logs, also after a crash.
-- Acknowledged means durable in every log it touches. Its rows, and those of all units that were
-  committed with it, become visible in one step: `CommitGroup.complete`. Only buckets of primary key
-  tables are published by their own writer (key_writer.py), after their rows can be looked up.
-- UnknownOutcomeError means that a disk failed to sync. Rows of the unit in *other* logs are durable
-  and become visible, unacknowledged: taking them back would need another sync of the same kind,
-  and would prove nothing. The rows in the failed log may come back at the next start. Repeating the
-  unit with the same writer id and sequences completes it: each log answers for itself what it has.
-- With a replica that is waited for, durable means stored there, too: groups are published in order
-  as that comes about, while the commit thread goes on with the next ones.
-- A crash between the syncs of two logs can leave a unit in one of them, unacknowledged. The same
-  repetition completes it.
+A unit is the append of one request, to one or several logs. Promises to callers:
+
+- A unit is all or nothing: refused (out of order, too large, disk full) means no row of the unit is
+  stored in any of its logs, also after a crash.
+- Acknowledged means durable in every log of the unit. Rows of all units committed together become
+  visible in one step: `CommitGroup.complete`. Only buckets of primary key tables are published by
+  their own writer (key_writer.py), after their rows can be looked up.
+- UnknownOutcomeError means a disk failed to sync. Rows of the unit in *other* logs are durable and
+  become visible, unacknowledged: a rollback would need another sync of the same kind, and would
+  prove nothing. Rows in the failed log may reappear at the next start. Repeating the unit with the
+  same writer id and sequences completes the unit: each log recognises its own batches.
+- With an awaited replica, durable includes the replica: groups are published in order once stored
+  in the replica, while the commit thread continues with later groups.
+- A crash between the syncs of two logs can leave a unit in only one of them, unacknowledged. The
+  same repetition completes the unit.
 """
 
 from __future__ import annotations
@@ -59,36 +60,36 @@ _logger = logging.getLogger(__name__)
 
 # Beside the commit thread.
 _SYNC_THREADS: Final = 4
-# What waking other threads, which all want the interpreter, costs about.
+# The approximate cost of waking other threads, all in need of the interpreter.
 _SYNCED_ALONE_S: Final = 0.002
-# How fast a disk that was quick once may be found to be slow.
+# How fast the estimate for a once quick disk may grow.
 _SLOWER: Final = 1.25
 
 
 Unit = Sequence[tuple[LogTablet, RoutedBatch]]
-"""Batches that are stored together, each with its log; those without a time get the same one."""
+"""Batches stored together, each with its log; batches without a time get a common time."""
 
 
 class CommitTimes:
-    """When a group was begun, and when it was durable, by `time.perf_counter`."""
+    """The begin of a group's commit and its durability, by `time.perf_counter`."""
 
     __slots__ = ("begun_s", "stored_s", "synced_s")
 
     def __init__(self) -> None:
         self.begun_s = self.synced_s = time.perf_counter()
         self.stored_s: float | None = None
-        """With a replica that is waited for, when it had the group."""
+        """The time when an awaited replica had stored the group."""
 
     @property
     def seconds(self) -> float:
-        """How long writing and syncing took."""
+        """The duration of writing and syncing."""
         return self.synced_s - self.begun_s
 
 
 class CommitOutcome(NamedTuple):
-    """What became of a unit: one result for each of its batches, or the error that refused it.
+    """A unit's outcome: one result for each of its batches, or the error of the refusal.
 
-    `times` are those of its group, if it came so far.
+    `times` belong to the unit's group, if committed.
     """
 
     results: tuple[AppendResult, ...]
@@ -96,7 +97,7 @@ class CommitOutcome(NamedTuple):
     times: CommitTimes | None = None
 
     def tell(self, stages: Stages | None) -> None:
-        """Tell who follows a call, if anybody does, what its rows have waited for."""
+        """Report the commit's timing to the request's trace, if any."""
         if stages is None or self.times is None:
             return
         stages.end("queue", self.times.begun_s)
@@ -111,9 +112,9 @@ Submit = Callable[[Unit, Callable[[CommitOutcome], None]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitLimits:
-    """How much may wait to be published, including what is being committed.
+    """Limits of unpublished units, including the units being committed.
 
-    A unit larger than a limit is taken when nothing else waits.
+    A unit larger than a limit is accepted when nothing else waits.
     """
 
     units_max: int = 10_000
@@ -122,7 +123,7 @@ class CommitLimits:
 
 
 class _Unit:
-    """A submitted unit and what is known about it so far."""
+    """A submitted unit and its state so far."""
 
     __slots__ = ("bytes", "entries", "error", "on_done", "results", "rows", "touched")
 
@@ -135,7 +136,7 @@ class _Unit:
             self.bytes += len(batch.payload)
         self.results: tuple[AppendResult, ...] = ()
         self.error: StreamhouseError | None = None
-        # Logs whose coming sync decides about this unit; those of earlier attempts included.
+        # Logs whose next sync decides about this unit, logs of earlier attempts included.
         self.touched: set[LogTablet] = set()
 
     def outcome(self, times: CommitTimes) -> CommitOutcome:
@@ -143,7 +144,7 @@ class _Unit:
 
 
 class CommitGroup:
-    """Units that were committed together, how far their logs became durable, and when."""
+    """Units committed together, the durable ends of their logs, and the times."""
 
     def __init__(
         self,
@@ -156,11 +157,11 @@ class CommitGroup:
         self.times = times
 
     def complete(self, *, deferred: Container[LogTablet] = ()) -> None:
-        """Move all high watermarks, then tell every unit. Groups are completed in order.
+        """Move all high watermarks, then report every outcome. Groups are completed in order.
 
-        Call it once, on the thread that owns visibility, with nothing else running in between.
-        Logs in `deferred` stay as they are: whoever wrote to them publishes them later, when it has
-        done what else must be done before the rows may be seen.
+        Call once, on the thread owning visibility, with nothing else running in between. Logs in
+        `deferred` stay unchanged: their writer publishes them later, after the remaining steps
+        before visibility.
         """
         # The ends are the group's own: the commit thread may be further on by now, in some logs.
         for tablet, end_offset in self.ends:
@@ -173,10 +174,11 @@ class CommitGroup:
 class GroupCommitter:
     """Owns the commit thread. `submit` from any thread; `publish` is called on the commit thread.
 
-    `publish` gets every group exactly once, in order, and must see to it that `complete` is called;
-    with a replica that is waited for, on the replica's threads.
-    Files of a group are synced at the same time, if one after the other would take longer than
-    waking threads for them.
+    `publish` gets every group exactly once, in order, and must arrange a call of `complete`; with
+    an awaited replica, on the replica's threads.
+
+    Files of a group are synced in parallel, if a sequence of syncs would take longer than waking
+    threads.
     """
 
     def __init__(
@@ -194,7 +196,7 @@ class GroupCommitter:
         self._stored = StoredInOrder(replication.replica) if is_waited_for else None
         self._lag = None if replication.is_waited_for else ReplicaLag(replication)
         self._limits = limits or CommitLimits()
-        # Its own kind of waiting costs a third of a condition's; None is the last that comes.
+        # Waiting on a SimpleQueue costs a third of a condition's wait; None ends the queue.
         self._waiting: SimpleQueue[_Unit | None] = SimpleQueue()
         self._units = 0
         self._rows = 0
@@ -206,24 +208,24 @@ class GroupCommitter:
 
     @property
     def shows_unstored(self) -> bool:
-        """Whether there is a replica, and groups are published before it has them."""
+        """Whether groups are published before the replica has stored them."""
         return self._lag is not None
 
     @property
     def queued_units(self) -> int:
-        """How many units wait, are being committed, or are not published yet."""
+        """The number of unpublished units, including the units being committed."""
         return self._units
 
     @property
     def queued_bytes(self) -> int:
-        """How many payload bytes wait, are being committed, or are not published yet."""
+        """The payload bytes of unpublished units, including the units being committed."""
         return self._bytes
 
     def submit(self, unit: Unit, on_done: Callable[[CommitOutcome], None]) -> None:
-        """Queue a unit; its outcome comes by `on_done`, from `CommitGroup.complete`.
+        """Queue a unit; `on_done` gets its outcome, from `CommitGroup.complete`.
 
-        Raises OverloadedError at once when too much waits, UnavailableError after `stop`; then
-        `on_done` is not called. Payloads must not change before the outcome.
+        Raises OverloadedError at once above a limit, UnavailableError after `stop`; then `on_done`
+        is not called. Payloads must not change before the outcome.
         """
         pending = _Unit(unit, on_done)
         limits = self._limits
@@ -246,7 +248,7 @@ class GroupCommitter:
             self._waiting.put(pending)
 
     def stop(self) -> None:
-        """Take nothing more, commit and publish what is queued, end the thread.
+        """Refuse new units, commit and publish queued units, end the thread.
 
         Stopping twice is harmless.
         """
@@ -264,11 +266,11 @@ class GroupCommitter:
         while not is_last:
             waiting = [self._waiting.get()]
             if self._lag is not None:
-                # Who is not the owner any more is told so by its commit.
+                # A former owner gets the error from its commit.
                 with contextlib.suppress(NotOwnerError):
                     self._lag.wait()
             elif self._stored is not None:
-                # One write, one sync and one object for all that would wait for the replica anyway.
+                # One write, one sync and one object for all units waiting for the replica anyway.
                 self._stored.gather()
             waiting += [self._waiting.get() for _ in range(self._waiting.qsize())]
             units = [unit for unit in waiting if unit is not None]
@@ -284,7 +286,7 @@ class GroupCommitter:
         if self._stored is None:
             self._publish_group(units, group)
         else:
-            # Whatever its outcomes say, a repetition's for instance, may rest on earlier groups.
+            # An outcome may depend on earlier groups, for instance for a repetition.
             self._stored.when_stored(functools.partial(self._publish_stored, units, group))
 
     def _publish_stored(self, units: list[_Unit], group: CommitGroup) -> None:
@@ -310,7 +312,7 @@ class GroupCommitter:
                 "the commit failed; the service's log says why"
             )
             if isinstance(error, NotOwnerError):
-                # Of some logs it may have been taken before.
+                # Ownership of some logs may have been lost before.
                 failed = UnknownOutcomeError(
                     f"{error.message}: the rows may or may not be stored; repeat the request there"
                     " with the same writer id and sequence"
@@ -330,7 +332,7 @@ def _report_bug(work: str, error: Exception) -> None:
 
 
 def _commit(units: list[_Unit], syncs: _Syncs) -> list[tuple[LogTablet, int]]:
-    """Decide about every unit; return the logs that went forward and their durable ends."""
+    """Decide about every unit; return the changed logs and their durable ends."""
     alive = units
     dirty: set[LogTablet] = set()
     while alive:
@@ -341,8 +343,8 @@ def _commit(units: list[_Unit], syncs: _Syncs) -> list[tuple[LogTablet, int]]:
         failed = _write(tablets)
         if not failed:
             break
-        # Everything is taken back, then done again without the units that cannot be stored: no
-        # other unit suffers, and theirs leave nothing behind in logs that could be written.
+        # Everything is rolled back, then repeated without the refused units: no other unit
+        # suffers, and refused units leave nothing in the healthy logs.
         for tablet in tablets:
             tablet.rollback()
             if tablet.is_read_only:
@@ -361,7 +363,7 @@ def _append(unit: _Unit) -> bool:
     results: list[AppendResult] = []
     touched: list[LogTablet] = []
     entries = unit.entries
-    # One time for all, so that no cut by time has a part of a unit; a single batch says its own.
+    # One time for all batches, so that no cut by time splits a unit.
     now_us = max([tablet.now_us() for tablet, _ in entries]) if len(entries) > 1 else 0
     try:
         for tablet, batch in entries:
@@ -369,7 +371,7 @@ def _append(unit: _Unit) -> bool:
                 kept_counts[tablet] = tablet.queued_count
             result = tablet.append(batch, now_us=now_us)
             results.append(result)
-            # A repetition of a batch of this very group is not durable either.
+            # A repetition of a batch in this same group is not durable either.
             if result.end_offset > tablet.log_end_offset:
                 touched.append(tablet)
     except StreamhouseError as error:
@@ -377,7 +379,7 @@ def _append(unit: _Unit) -> bool:
             tablet.take_back(keep=keep)
         unit.error = error
         if unit.touched and isinstance(error, OutOfOrderSequenceError):
-            # It was in order at the first attempt: what came before it has gone.
+            # The sequence was in order at the first attempt: an earlier batch was removed since.
             unit.error = StorageFailedError(
                 "the disk refused an earlier batch of the same writer; nothing was stored"
             )
@@ -406,7 +408,7 @@ def _without_failed(
         if not errors:
             alive.append(unit)
         elif any(tablet.is_read_only for tablet in unit.touched):
-            # What was written could not be cut off: it may come back at the next start.
+            # The written bytes could not be truncated: the rows may reappear at the next start.
             unit.error = UnknownOutcomeError(errors[0].message)
         else:
             unit.error = errors[0]
@@ -414,15 +416,15 @@ def _without_failed(
 
 
 class _Syncs:
-    """Syncs the logs of a group, on the commit thread or on several beside it."""
+    """Syncs the logs of a group, on the commit thread or on several threads."""
 
     def __init__(self, name: str) -> None:
         self._executor = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix=f"{name}-sync")
         self._log_s = 0.0
-        """How long one log takes."""
+        """The estimated time of one sync."""
 
     def run(self, tablets: Collection[LogTablet]) -> dict[LogTablet, UnknownOutcomeError]:
-        """Make what was written durable; return the logs that may have lost it."""
+        """Make written bytes durable; return the logs with a failed sync."""
         if not tablets:
             return {}
         started = time.perf_counter()
@@ -430,8 +432,8 @@ class _Syncs:
         if is_alone:
             errors = list(map(_sync_one, tablets))
         else:
-            # Files of one disk share its journal: syncs that wait together cost little more than
-            # one. This thread does one of them: it would only wait.
+            # Files of one disk share its journal: parallel syncs cost little more than one.
+            # This thread does one sync instead of idling.
             first, *other_tablets = tablets
             futures = [self._executor.submit(_sync_one, tablet) for tablet in other_tablets]
             errors = [_sync_one(first), *(future.result() for future in futures)]
@@ -441,7 +443,7 @@ class _Syncs:
             if error is not None
         }
         seconds = (time.perf_counter() - started) / (len(tablets) if is_alone else 1)
-        # Some of it is waiting for the interpreter: the disk is as quick as it was at its best.
+        # The time includes waiting for the interpreter, so the best time is the disk's.
         self._log_s = min(seconds, self._log_s * _SLOWER) or seconds
         return failed
 

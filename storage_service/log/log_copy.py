@@ -1,8 +1,8 @@
-"""Copying a log's files up to an offset, while it may be appended to.
+"""Copying a log's files up to an offset, during appends.
 
-Sealed segments and writer states never change: they are linked, which costs nothing. The segment
-that holds the end is copied up to it, and a durable mark says that this is all there must be.
-Nothing may delete segments meanwhile (retention); appends and rolls may go on.
+Sealed segments and writer states are immutable: they are linked at no cost. The segment with the
+end is copied up to the end, and a new durable mark declares the copy complete. Retention must not
+run meanwhile; appends and rolls may.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _COPY_BYTES = 8 << 20
 
 
 class CopiedLog(NamedTuple):
-    """Which offsets a copy has."""
+    """The offsets of a copy."""
 
     log_start_offset: int
     log_end_offset: int
 
 
 def copy_log(source: Path, target: Path, *, identity: LogIdentity, end_offset: int) -> CopiedLog:
-    """Copy the log in `source` up to `end_offset`, where a frame ends, into `target`.
+    """Copy the log in `source` into `target`, up to `end_offset`, the end of a frame.
 
-    Raises CorruptDataError if the log does not have that offset, OSError if the disk refuses.
+    Raises CorruptDataError if the log does not have the offset, OSError if the disk refuses.
     """
     target.mkdir(parents=True, exist_ok=True)
     names = [path.name for path in source.iterdir()]
@@ -64,7 +64,7 @@ def copy_log(source: Path, target: Path, *, identity: LogIdentity, end_offset: i
     )
     for offset in offsets_of(names, ".writers"):
         if offset <= end_offset:
-            # Superseded ones are removed at any time; without any, more segments are scanned.
+            # Old snapshots may vanish at any time; without one, more segments are scanned.
             with contextlib.suppress(FileNotFoundError):
                 name = f"{offset:020d}.writers"
                 link_or_copy(source / name, target / name)
@@ -77,13 +77,13 @@ def copy_log(source: Path, target: Path, *, identity: LogIdentity, end_offset: i
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file that never changes a second name; on another file system, copy it."""
+    """Link an immutable file under a second name; on another file system, copy the file."""
     try:
         os.link(source, target)
     except FileNotFoundError:
         raise
     except OSError:
-        # Another file system, or one that has no links.
+        # Another file system, or one without links.
         shutil.copy2(source, target)
 
 
@@ -98,7 +98,7 @@ def _copy_until(source: Path, target: Path, base_offset: int, end_offset: int) -
 
 
 def _position_of(file: BinaryIO, base_offset: int, end_offset: int, path: Path) -> int:
-    """Return where the frame that ends at `end_offset` ends; headers only are read."""
+    """Return the end position of the frame ending at `end_offset`; only headers are read."""
     position, offset = FILE_HEADER_BYTES, base_offset
     while offset < end_offset:
         file.seek(position)

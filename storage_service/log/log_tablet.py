@@ -1,13 +1,13 @@
-"""One bucket's log: segments in offset order, the last of them active.
+"""One bucket's log: segments in offset order, the last segment active.
 
 Invariants:
 - log_start_offset <= high_watermark <= log_end_offset; every row below log_end_offset is durable
-- offsets are dense; an offset is given to a row once and never changes
-- frame timestamps never decrease, whatever the clock does
+- offsets are dense; a row's offset is assigned once and never changes
+- frame timestamps never decrease, even if the clock does
 - sealed segments are durable and whole before the next segment exists
 
 Appending (`append`, `take_back`, `write`, `sync`, `rollback`, `flush`) belongs to one thread, the
-committer. `publish` belongs to whoever makes rows visible. The rest may run on any thread.
+committer. `publish` belongs to the owner of visibility. All else may run on any thread.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class LogOptions:
 
 
 class LogTablet:
-    """See the module. To store: `append` some batches, `flush`, `publish`."""
+    """See the module. To store rows: `append` some batches, `flush`, `publish`."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class LogTablet:
         self._read_only_reason = ""
         self._closed = False
         self._truncated_offset = 0
-        # Held by everything that changes segments or writer state; never by readers.
+        # Held while changing segments or writer state; never by readers.
         self._lock = threading.RLock()
         self._retention_lock = threading.Lock()
 
@@ -113,13 +113,12 @@ class LogTablet:
         end_offset_min: int = 0,
         must_exist: bool = False,
     ) -> LogTablet:
-        """Recover the log in `directory`, or create it; all its rows are durable and visible.
+        """Recover the log in `directory`, or create a log; all its rows are durable and visible.
 
-        `end_offset_min` is an end that is known to have been durable, such as the tiered offset:
-        a log that ends before it has lost acknowledged rows. With `must_exist` the log was open
-        before, and files that it had then are missing if they are not there. Raises
-        CorruptDataError when rows or such files are damaged or missing (the log stays as it is),
-        StorageFailedError when the disk fails.
+        `end_offset_min` is an offset known as durable, such as the tiered offset: a shorter log has
+        lost acknowledged rows. With `must_exist` the log was open before, and all its files must
+        exist. Raises CorruptDataError for damaged or missing rows or files (the log stays
+        unchanged), and StorageFailedError when the disk fails.
         """
         identity = LogIdentity(table_id, bucket)
         recovery = LogRecovery(
@@ -154,7 +153,7 @@ class LogTablet:
 
     @property
     def log_start_offset(self) -> int:
-        """The first offset that readers may ask for."""
+        """The first readable offset."""
         return max(self._truncated_offset, self._chain.segments[0].base_offset)
 
     @property
@@ -164,17 +163,17 @@ class LogTablet:
 
     @property
     def forgotten_offset(self) -> int:
-        """Rows below it may be neither in the log nor in the lake."""
+        """Rows below this offset may be missing from both the log and the lake."""
         return self._mark.facts.forgotten_offset
 
     @property
     def log_end_offset(self) -> int:
-        """The first offset that is not durable yet."""
+        """The first offset not durable yet."""
         return self._active.end_offset
 
     @property
     def high_watermark(self) -> int:
-        """The first offset that readers may not see yet."""
+        """The first offset hidden from readers."""
         return self._high_watermark
 
     @property
@@ -183,14 +182,14 @@ class LogTablet:
         return sum(segment.size_bytes for segment in self._chain.segments)
 
     def bytes_estimate(self, row_count: int) -> int:
-        """Return about how many bytes so many of the rows take."""
+        """Return the approximate number of bytes of `row_count` rows."""
         rows = self.log_end_offset - self.log_start_offset
         return self.size_bytes * row_count // max(rows, 1)
 
     def extent(self, offset: int) -> Extent:
-        """Return what the batch that holds `offset` has at most, with some small ones before it.
+        """Return an upper bound of the batch with `offset`, plus some small batches before.
 
-        However few bytes a read is to have, it is of one batch at least. Reads no row.
+        A read has one batch at least, for any limit of bytes. Reads no row.
         """
         try:
             return self._chain.extent(offset)
@@ -198,34 +197,35 @@ class LogTablet:
             raise StorageFailedError(f"cannot read offset {offset} of {self}: {error}") from error
 
     def durable_files(self) -> list[tuple[Path, int]]:
-        """Return the segments' files, and of each how many bytes are durable: these stay.
+        """Return the segments' files with the number of durable, immutable bytes.
 
-        Retention may remove the oldest of them meanwhile.
+        Retention may remove the oldest files meanwhile.
         """
         return [(segment.path, segment.size_bytes) for segment in self._chain.segments]
 
     @property
     def segment_count(self) -> int:
-        """How many segment files the log has; at least one."""
+        """The number of segment files; at least one."""
         return len(self._chain.segments)
 
     @property
     def queued_count(self) -> int:
-        """How many batches were appended since the last flush."""
+        """The number of batches appended since the last flush."""
         return len(self._queue)
 
     @property
     def is_read_only(self) -> bool:
-        """Whether a failed sync made it unsafe to append until the service restarts."""
+        """Whether a failed sync forbids appends until the service restarts."""
         return bool(self._read_only_reason)
 
     def append(self, batch: RoutedBatch, *, now_us: int = 0) -> AppendResult:
-        """Queue one batch and say where it will be once `flush` has made it durable.
+        """Queue one batch and return its offsets, durable after the next `flush`.
 
-        The payload must not change until then. A batch without a time is stamped `now_us`, or now,
-        but never earlier than the batch before it. With a writer, a repeated sequence is answered
-        with its first offsets and not queued, and one out of order raises OutOfOrderSequenceError.
-        A result that ends above `log_end_offset`, a duplicate's too, depends on the next flush.
+        The payload must not change until the flush. A batch without a time is stamped `now_us`, or
+        now, but never earlier than the previous batch. With a writer, a repeated sequence returns
+        its first offsets without a second append, and a sequence out of order raises
+        OutOfOrderSequenceError. A result ending above `log_end_offset`, also of a duplicate,
+        depends on the next flush.
         """
         payload = checked_payload(batch.payload, bytes_max=self._options.frame_bytes_max, log=self)
         timestamp_us = batch.timestamp_us or now_us
@@ -248,33 +248,33 @@ class LogTablet:
             )
 
     def now_us(self) -> int:
-        """Return the time that a batch appended now would be stamped."""
+        """Return the timestamp of a batch appended now."""
         with self._lock:
             return self._queue.now_us()
 
     def find_batch(
         self, writer_id: int, *, sequence: int, continuity: Continuity = Continuity.EXACT
     ) -> AppendResult | None:
-        """Return where the batch is that `sequence` repeats; else as `WriterStates.find`.
+        """Return the batch repeated by `sequence`; otherwise as `WriterStates.find`.
 
-        For a writer none of whose batches is on its way. It waits for no sync.
+        Only for a writer without batches in flight. Does not wait for a sync.
         """
-        # What is known of a writer is replaced as a whole, and only by its own batches.
+        # A writer's state is replaced as a whole, and only by its own batches.
         return self._queue.find(writer_id, sequence=sequence, continuity=continuity)
 
     def last_sequence(self, writer_id: int, *, since: int) -> int:
-        """Return the sequence of a writer's latest batch, 0 if that begins below offset `since`.
+        """Return the sequence of a writer's latest batch, 0 for a batch below offset `since`.
 
-        For who knows that none of its batches is on its way, as `find_batch`.
+        Only for a writer without batches in flight, as `find_batch`.
         """
         return self._writers.last_sequence(writer_id, since=since)
 
     def last_batch_us(self, writer_id: int) -> int:
-        """Return the time of a writer's latest batch, 0 if it is not remembered."""
+        """Return the time of a writer's latest batch, 0 for a forgotten writer."""
         return self._writers.last_timestamp_us(writer_id)
 
     def change_segment_bytes_max(self, segment_bytes_max: int) -> None:
-        """Start new segments at another size, from the next append on."""
+        """Change the size of new segments, from the next append on."""
         self._options = replace(self._options, segment_bytes_max=segment_bytes_max)
 
     def take_back(self, *, keep: int) -> None:
@@ -284,7 +284,7 @@ class LogTablet:
             self._queue.take_back(keep=keep)
 
     def write(self) -> None:
-        """Hand what is queued to the operating system. Raises StorageFailedError after `rollback`.
+        """Pass queued batches to the operating system. Raises StorageFailedError after `rollback`.
 
         Nothing is durable or visible before `sync`.
         """
@@ -303,10 +303,11 @@ class LogTablet:
                 ) from error
 
     def sync(self) -> None:
-        """Make what `write` or `rollback` did durable; then `log_end_offset` moves.
+        """Make the results of `write` or `rollback` durable, then advance `log_end_offset`.
 
-        Raises UnknownOutcomeError when the disk cannot say what it kept: the rows may come back at
-        the next start. The log is read-only until then, because a later sync could not tell either.
+        Raises UnknownOutcomeError if the disk fails: the rows may reappear after the next start.
+        Until the restart the log is read-only, because a later sync could not prove the rows
+        durable either.
         """
         with self._lock:
             if not self._active.needs_sync:
@@ -327,7 +328,7 @@ class LogTablet:
             self._mark.advance(self._active.end_offset)
 
     def rollback(self) -> None:
-        """Take back what was appended since the last sync, durably at the next; or go read-only."""
+        """Remove batches written since the last sync, durably at the next sync; or go read-only."""
         with self._lock:
             self._queue.take_back(keep=0)
             try:
@@ -336,7 +337,7 @@ class LogTablet:
                 self._make_read_only(f"truncating failed: {error}")
 
     def flush(self) -> None:
-        """Make everything appended durable: one write, one sync, each raising as it does alone."""
+        """Make all appended batches durable: one write, one sync, with the errors of both."""
         try:
             self.write()
         finally:
@@ -344,14 +345,14 @@ class LogTablet:
             self.sync()
 
     def publish(self, end_offset: int | None = None) -> None:
-        """Let readers see rows below `end_offset`; without it, all durable rows."""
+        """Show rows below `end_offset` to readers; without it, all durable rows."""
         durable = self._active.end_offset
         end = durable if end_offset is None else end_offset
         assert end <= durable
         self._high_watermark = max(self._high_watermark, end)
 
     def truncate(self, offset: int) -> None:
-        """Let nobody read rows below `offset` any more; they stay stored until retention."""
+        """Hide rows below `offset` from readers; the rows stay stored until retention."""
         self._truncated_offset = max(self._truncated_offset, offset)
 
     def _check_writable(self) -> None:
@@ -367,7 +368,7 @@ class LogTablet:
 
     def _is_full(self, payload_bytes: int) -> bool:
         active = self._active
-        # A truncation that is not durable yet must be so before the segment is sealed.
+        # A pending truncation must become durable before the segment is sealed.
         return (
             not active.is_empty
             and not active.needs_sync
@@ -375,7 +376,7 @@ class LogTablet:
         )
 
     def _roll(self, *, created_timestamp_us: int) -> None:
-        """Seal the active segment and begin a new one, not after its first batch's time."""
+        """Seal the active segment and create its successor, not after its first batch's time."""
         assert not self._queue
         assert not self._active.needs_sync
         self._writers.expire(self._queue.now_us() - self._options.writer_expiry_us)
@@ -396,13 +397,13 @@ class LogTablet:
     def read(
         self, offset: int, *, bytes_max: int, end_offset: int | None = None
     ) -> list[StoredBatch]:
-        """Return whole batches from the one that holds `offset` on, each checksum verified.
+        """Return whole batches from the batch with `offset` on, each checksum verified.
 
-        Up to `bytes_max` bytes of payload but at least one batch; none beginning at `end_offset` or
-        later, none past the high watermark; none at all at the high watermark itself. Raises
-        OffsetOutOfRangeError, and CorruptDataError once a read begins at a damaged batch.
+        Up to `bytes_max` bytes of payload but at least one batch; no batch beginning at
+        `end_offset` or later, or past the high watermark; nothing at the high watermark itself.
+        Raises OffsetOutOfRangeError, and CorruptDataError once a read begins at a damaged batch.
         """
-        # The watermark is read before the segments: its rows are in whatever is seen afterwards.
+        # The watermark is read before the segments: later reads of the segments include its rows.
         high_watermark = self._high_watermark
         self._check_in_range(offset, high_watermark)
         offset_max = high_watermark if end_offset is None else min(end_offset, high_watermark)
@@ -425,7 +426,7 @@ class LogTablet:
             )
 
     def offset_for_timestamp(self, timestamp_us: int) -> int:
-        """Return the first offset of the first batch stamped so late; else the high watermark."""
+        """Return the first offset with at least this timestamp; else the high watermark."""
         high_watermark = self._high_watermark
         try:
             offset = self._chain.offset_for_timestamp(timestamp_us, offset_max=high_watermark)
@@ -434,17 +435,18 @@ class LogTablet:
         return high_watermark if offset is None else max(offset, self._truncated_offset)
 
     def removed_until_us(self) -> int:
-        """Return a time: every row below `first_stored_offset` was written then or before."""
+        """Return an upper bound of the write times of rows below `first_stored_offset`."""
         try:
             return self._chain.created_us(self._identity)
         except OSError as error:
             raise StorageFailedError(f"cannot read the log of {self}: {error}") from error
 
     def fingerprint(self, offset: int) -> bytes | None:
-        """Return the fingerprint at a durable offset (`segment_format.py`); None if none is known.
+        """Return the fingerprint at a durable offset (`segment_format.py`); None if unknown.
 
-        That is below the log's first segment, above its end, where an earlier release wrote, and
-        behind a damaged frame header in the few that are read. Not for the event loop.
+        Unknown are: offsets below the log's first segment or above its end, offsets written by an
+        earlier release, and offsets behind a damaged frame header among the headers read. Not for
+        the event loop.
         """
         try:
             return self._chain.fingerprint(offset)
@@ -462,13 +464,12 @@ class LogTablet:
     def apply_retention(
         self, *, timestamp_us_before: int, offset_max: int, tiered_offset: int = 0
     ) -> int:
-        """Delete the oldest segments that are older and end at or below `offset_max`; count them.
+        """Delete the oldest, older segments ending at or below `offset_max`; return their number.
 
-        Rows below `tiered_offset` are in the lake. How far the log is deleted is durable before.
-
-        An active segment whose first batch is that old is sealed first, so that rows of a quiet log
-        go too, within twice the age. Readers that hold batches of a deleted segment keep them.
-        Raises StorageFailedError when the disk refuses; the next call goes on from there.
+        Rows below `tiered_offset` are in the lake. The new start is durable before a deletion. An
+        active segment with an equally old first batch is sealed first, so that rows of a quiet log
+        expire, too, within twice the age. Readers keep their batches of a deleted segment. Raises
+        StorageFailedError when the disk refuses; the next call continues.
         """
         with self._retention_lock:
             with self._lock:
@@ -493,11 +494,11 @@ class LogTablet:
         if self._queue or active.needs_sync or active.is_empty or self._read_only_reason:
             return
         if active.first_timestamp_us < timestamp_us:
-            # The next batch may be of a transaction that is decided already, and has its time.
+            # The next batch may belong to a decided transaction, with an earlier time.
             self._roll(created_timestamp_us=self._queue.last_timestamp_us)
 
     def close(self) -> None:
-        """Release the files, once; a flush under way fails, views that readers hold stay valid."""
+        """Release the files, once; a running flush fails, readers' views stay valid."""
         with self._retention_lock, self._lock:
             if self._closed:
                 return

@@ -1,6 +1,6 @@
-"""Where changes that are durable on the local disk become durable elsewhere, in the same order.
+"""A replica makes durable local changes durable elsewhere, in the same order.
 
-Positions count what was recorded since the start; they only grow. Safe to call from any thread.
+Positions count recorded changes since the start; they only grow. Safe to call from any thread.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ __all__ = ["NoReplica", "Replica", "Replication"]
 
 
 class Replica(Protocol):
-    """What is recorded is stored in order, sooner or later."""
+    """Stores recorded changes in order, sooner or later."""
 
     @property
     def recorded_position(self) -> int:
-        """The position after all that was recorded so far."""
+        """The position after all changes recorded so far."""
 
     @property
     def stored_position(self) -> int:
-        """Everything recorded before it is stored."""
+        """The position after all stored changes."""
 
     def when_stored(self, position: int, then: Callable[[], None]) -> None:
-        """Call `then` once everything before `position` is stored; at once if it is.
+        """Call `then` once everything before `position` is stored, perhaps at once.
 
-        Calls are made in the order of their positions, those of one position in the order they were
-        asked for, on any thread. If the owner is fenced they are never made: the process ends.
+        Calls are made in the order of positions, for equal positions in the order of requests, on
+        any thread. After a fence no call is made: the process ends.
         """
 
     def wait_stored(self, position: int) -> None:
         """Return once everything before `position` is stored. Blocking."""
 
     def gather(self) -> None:
-        """Wait a little while something is on its way: what comes meanwhile is stored together.
+        """Wait a little while changes are in flight, so that more changes are stored together.
 
-        For who records next what somebody waits for. Blocking.
+        For a caller about to record awaited changes. Blocking.
         """
 
 
 class NoReplica:
-    """`Replica` of a service whose disk is all it has: the local disk is enough."""
+    """`Replica` of a service without a journal: the local disk is enough."""
 
     recorded_position = 0
     stored_position = 0
@@ -60,10 +60,11 @@ class NoReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replication:
-    """Where what is committed is stored besides the local disk, and who waits for that.
+    """The replica of committed changes, and the waiting rule.
 
-    `is_waited_for`: nothing is acknowledged, shown or applied before it is stored there. Else it
-    follows: writes wait while the oldest that is not stored there is older than `lag_ms_max`.
+    With `is_waited_for` nothing is acknowledged, shown or applied before the replica stored the
+    change. Otherwise the replica follows: writes wait while its oldest missing change is older than
+    `lag_ms_max`.
     """
 
     replica: Replica = field(default_factory=NoReplica)
@@ -72,14 +73,14 @@ class Replication:
 
     @property
     def is_none(self) -> bool:
-        """Whether the local disk is all there is."""
+        """Whether the local disk is the only storage."""
         return isinstance(self.replica, NoReplica)
 
     def wait_for_shown(self) -> None:
-        """Return once all that was shown before is stored. Blocking."""
+        """Return once all changes visible before the call are stored. Blocking."""
         if not self.is_waited_for:
             self.wait_for_recorded()
 
     def wait_for_recorded(self) -> None:
-        """Return once all that was recorded before is stored. Blocking."""
+        """Return once all changes recorded before the call are stored. Blocking."""
         self.replica.wait_stored(self.replica.recorded_position)

@@ -1,4 +1,4 @@
-"""The file of one staged part: rows of a transaction that are durable and that nobody sees.
+"""The file of one staged part: durable, invisible rows of a transaction.
 
 Part file, little endian: a 64-byte header, the Arrow schema message, record batch messages (each
 padded with zeros to a multiple of 8 bytes), the index.
@@ -8,8 +8,9 @@ padded with zeros to a multiple of 8 bytes), the index.
     48 schema message bytes u32 | 52 zero u32 | 56 crc u32 of the index | 60 crc u32 of the header
 
 The index has one entry a batch: bucket u32 | row count u32 | position u64 | bytes u32 | crc u32.
-A file that was cut off fails these checks; it was never acknowledged. Batches of primary key tables
-may have a last column `__operation`: what each row does.
+
+A truncated file fails these checks, and was never acknowledged. Batches of primary key tables may
+have a last column `__operation`: the operation of each row.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def encode_part(
 
 
 class StagedPart:
-    """A part file that was checked, besides its rows, which are checked when they are read."""
+    """A checked part file; its rows are checked when read."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class StagedPart:
         return cls(path, data, list(_ENTRY.iter_unpack(index)), schema, row_count)
 
     def rows_by_bucket(self) -> dict[int, int]:
-        """Return how many rows go to each bucket that gets any."""
+        """Return the number of rows of each bucket with rows."""
         counts: dict[int, int] = {}
         for bucket, row_count, *_ in self._entries:
             counts[bucket] = counts.get(bucket, 0) + row_count

@@ -1,19 +1,17 @@
-"""Which batches of each idempotent writer a bucket remembers, and their snapshot on disk.
+"""The remembered batches of each idempotent writer of a bucket, and their snapshot on disk.
 
-A writer numbers its batches per bucket: 1, 2, 3, ... (0 says that a batch has no sequence). A
-sequence that is still remembered is a repetition and is answered with the offsets it got the first
-time; the one after the last is new; anything else is refused, because accepting it could lose or
-double rows.
+A writer numbers its batches per bucket: 1, 2, 3, ... (0 means no sequence). A remembered sequence
+is a repetition and gets the offsets of the first append; the sequence after the last is new; any
+other sequence is refused, because accepting could lose or duplicate rows.
 
-Sequences that count records (`record_sequence.py`) go on where the last batch ends, or with a
-higher epoch from 0 on, as those of a Kafka producer do on a broker. An unknown writer must begin
-with 0, too: a broker takes any, because its retention forgets producers together with their
-records. Here one is forgotten only when it was idle for long, and it learns that by its error.
+Sequences counting records (`record_sequence.py`) continue at the end of the last batch, or with a
+higher epoch from 0 on, as for a Kafka producer on a broker. An unknown writer must begin with 0,
+too. A broker accepts any begin, because its retention forgets producers together with their
+records. Here only long idle writers are forgotten, and the error tells them. A writer may skip
+buckets if its batches are split over buckets or change nothing: `Continuity` defines the rule for a
+sequence.
 
-A writer may leave out buckets, if its batches are divided over them or change nothing: `Continuity`
-says what is asked of a sequence then.
-
-Snapshot file `<offset, 20 digits>.writers`: the state before the row at that offset.
+Snapshot file `<offset, 20 digits>.writers`: the state before the row at the offset.
 
     0 magic 'SHWS' | 4 version u16 | 6 header bytes u16 | 8 table id u64 | 16 bucket u32
     20 writer count u32 | 24 offset u64 | 32 body bytes u64 | 40 zeros | 56 crc u32 of the body
@@ -55,8 +53,8 @@ __all__ = [
 
 FIRST_SEQUENCE: Final = 1
 TRANSACTION_WRITER: Final = (1 << 64) - 1
-"""Writes what transactions commit. Its sequences are never repetitions: whoever appends under it
-looks at `last_sequence` first, and alone."""
+"""The writer of committed transactions. Its sequences are never repetitions: the single appender
+checks `last_sequence` first."""
 _BATCH: Final = struct.Struct("<QQQq")
 _WRITER: Final = struct.Struct("<QQ")
 _HEADER: Final = struct.Struct("<4sHHQIIQQ16xI")
@@ -64,7 +62,7 @@ _MAGIC: Final = b"SHWS"
 
 
 class RememberedBatch(NamedTuple):
-    """A batch that was appended: where it went and when."""
+    """An appended batch: its offsets and its time."""
 
     sequence: int
     base_offset: int
@@ -73,10 +71,10 @@ class RememberedBatch(NamedTuple):
 
 
 class WriterStates:
-    """The windows of all writers of one bucket. Not thread-safe: the log tablet's lock guards it.
+    """The windows of all writers of one bucket. Not thread-safe: the log tablet's lock guards them.
 
     A window is kept packed, 32 bytes a batch, because a bucket may know tens of thousands of
-    writers. Windows are replaced, never changed, so an undo is putting the old one back.
+    writers. Windows are replaced, never changed, so an undo restores the old window.
     """
 
     def __init__(self, *, window: int, writers_max: int) -> None:
@@ -98,13 +96,13 @@ class WriterStates:
         row_count: int | None = None,
         continuity: Continuity = Continuity.EXACT,
     ) -> RememberedBatch | None:
-        """Return the batch that `sequence` repeats, or None if it is the writer's next one.
+        """Return the batch repeated by `sequence`, or None for the writer's next sequence.
 
-        Another `continuity` than the exact one is for sequences that count records. A repetition of
-        what left nothing here is a batch without rows.
+        A `continuity` other than exact is for sequences counting records. The repetition of an
+        empty append is a batch without rows.
 
-        Raises OutOfOrderSequenceError for everything else, and for a repetition with another
-        `row_count`, if that is given; FencedError for an epoch before the writer's.
+        Raises OutOfOrderSequenceError for any other sequence, and for a repetition with a different
+        `row_count`, if set; FencedError for an epoch before the writer's.
         """
         window = self._windows.get(writer_id)
         if sequence >= RECORD_COUNTED:
@@ -147,7 +145,7 @@ class WriterStates:
                 is_unknown_writer=True,
             )
         batches = [RememberedBatch(*fields) for fields in _BATCH.iter_unpack(window)]
-        # A writer that counts batches does not go on by counting records.
+        # A writer counting batches cannot switch to counting records.
         if batches[-1].sequence < RECORD_COUNTED:
             raise OutOfOrderSequenceError(
                 f"writer {writer_id:x} counts batches here, not records; begin as a new producer"
@@ -173,19 +171,19 @@ class WriterStates:
         is_behind = request.records_until(last.next_base) <= in_flight_max
         if continuity is Continuity.ORDERED or not is_behind:
             return None
-        # The writer's last batch would not be here, had this one not come before it.
+        # The writer's last batch could not exist here without this earlier batch.
         at = batches[-1]._replace(sequence=sequence, end_offset=batches[-1].base_offset)
         return self._same(at, writer_id, row_count)
 
     def last_sequence(self, writer_id: int, *, since: int) -> int:
-        """Return the sequence of a writer's latest batch, 0 if that begins below offset `since`."""
+        """Return the sequence of a writer's latest batch, 0 for a batch below offset `since`."""
         window = self._windows.get(writer_id)
         if window is None or _last(window).base_offset < since:
             return 0
         return _last(window).sequence
 
     def last_timestamp_us(self, writer_id: int) -> int:
-        """Return the time of a writer's latest batch, 0 if it is not known."""
+        """Return the time of a writer's latest batch, 0 for an unknown writer."""
         window = self._windows.get(writer_id)
         return 0 if window is None else _last(window).timestamp_us
 
@@ -199,9 +197,9 @@ class WriterStates:
         return batch
 
     def record(self, writer_id: int, batch: tuple[int, int, int, int]) -> bytes | None:
-        """Remember a batch as the writer's latest; return the window before, for `put_back`.
+        """Remember a batch as the writer's latest; return the previous window, for `put_back`.
 
-        It has the fields of a `RememberedBatch`: one of each frame would be made for nothing.
+        The tuple has the fields of a `RememberedBatch`, without the cost of an object per frame.
         """
         previous = self._windows.pop(writer_id, None)
         window = (previous or b"") + _BATCH.pack(*batch)
@@ -228,7 +226,7 @@ class WriterStates:
             del self._windows[writer_id]
 
     def windows(self) -> dict[int, list[RememberedBatch]]:
-        """Return everything remembered, the longest idle writer first."""
+        """Return all remembered batches, the longest idle writer first."""
         return {
             writer_id: [RememberedBatch(*fields) for fields in _BATCH.iter_unpack(window)]
             for writer_id, window in self._windows.items()
@@ -243,7 +241,7 @@ class WriterStates:
         return parts
 
     def load(self, writer_id: int, window: bytes) -> None:
-        """Take a writer from a snapshot; later ones were active later."""
+        """Add a writer from a snapshot; writers loaded later were active later."""
         self._windows[writer_id] = window[-self._window_bytes :]
         if len(self._windows) > self._writers_max:
             del self._windows[next(iter(self._windows))]
@@ -283,7 +281,7 @@ def encode_writers(writers: WriterStates, *, identity: LogIdentity, offset: int)
 def decode_writers(
     data: bytes, *, identity: LogIdentity, offset: int, window: int, writers_max: int
 ) -> WriterStates:
-    """Read the snapshot that was taken at `offset`; raises MalformedError."""
+    """Read the snapshot taken at `offset`; raises MalformedError."""
     header = unseal_header(data, magic=_MAGIC, what="writer snapshot")
     _, _, _, table_id, bucket, count, at_offset, body_bytes, body_crc = _HEADER.unpack(header)
     body = data[FILE_HEADER_BYTES:]

@@ -1,7 +1,7 @@
 """The segments of one log in offset order: reading across them, and dropping the oldest.
 
-The tuple of segments is replaced as a whole, so readers need no lock; replacing it is the log
-tablet's job, under its own. The files of dropped segments are removed oldest first.
+The tuple of segments is replaced as a whole, so readers need no lock; the log tablet replaces the
+tuple under its lock. The files of dropped segments are removed oldest first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["SegmentChain"]
 
 
 class SegmentChain:
-    """At least one segment; the last one is active, the others are sealed and not empty."""
+    """At least one segment; the last is active, all before are sealed and not empty."""
 
     def __init__(
         self, segments: tuple[Segment, ...], *, directory: Path, filesystem: Filesystem
@@ -33,11 +33,11 @@ class SegmentChain:
         self.segments = segments
         self._directory = directory
         self._filesystem = filesystem
-        # No longer in the log, their files not removed yet; oldest first.
+        # Segments dropped from the log, with files not removed yet; oldest first.
         self._expired: list[Segment] = []
 
     def roll(self, sealed: Segment, active: Segment) -> None:
-        """Put the sealed form of the last segment in its place, and its successor after it."""
+        """Replace the last segment by its sealed form and its successor."""
         assert sealed.end_offset == active.base_offset
         self.segments = (*self.segments[:-1], sealed, active)
 
@@ -81,7 +81,7 @@ class SegmentChain:
         )
 
     def offset_for_timestamp(self, timestamp_us: int, *, offset_max: int) -> int | None:
-        """Return the offset of the first batch below `offset_max` stamped so late, if any."""
+        """Return the first batch's offset with at least this timestamp, below `offset_max`."""
         for segment in self.segments:
             if segment.is_empty or segment.last_timestamp_us < timestamp_us:
                 continue
@@ -90,11 +90,11 @@ class SegmentChain:
             except OSError:
                 if segment in self.segments:
                     raise
-                # Removed by retention meanwhile: what follows is the first that is stored.
+                # Removed by retention meanwhile: the next segment is now the first.
         return None
 
     def created_us(self, identity: LogIdentity) -> int:
-        """Return the time in the first segment's header; no removed row was written after it.
+        """Return the time in the first segment's header; all removed rows are older or equal.
 
         Raises CorruptDataError and OSError.
         """
@@ -107,7 +107,7 @@ class SegmentChain:
         return header.created_timestamp_us
 
     def fingerprint(self, offset: int) -> bytes | None:
-        """Return the fingerprint at an offset, None where none is known; raises as `read`."""
+        """Return the fingerprint at an offset, None if unknown; raises as `read`."""
         segments = self.segments
         number = bisect_right(segments, offset, key=_base_offset) - 1
         if number < 0 or offset > segments[number].end_offset:
@@ -115,7 +115,7 @@ class SegmentChain:
         return segments[number].fingerprint(offset)
 
     def expire(self, *, timestamp_us_before: int, offset_max: int) -> None:
-        """Drop the oldest sealed segments that are older and end at or below `offset_max`."""
+        """Drop the oldest sealed segments, if older and not beyond `offset_max`."""
         kept_segments = self.segments
         while (
             len(kept_segments) > 1
@@ -129,8 +129,8 @@ class SegmentChain:
     def remove_expired(self) -> int:
         """Remove the files of dropped segments and count the segments; raises OSError.
 
-        Each is durably gone before the next is touched, so a crash never leaves a gap. After an
-        error the next call goes on with the same segment.
+        Each removal is durable before the next begins, so a crash never leaves a gap. After an
+        error the next call continues with the same segment.
         """
         removed = 0
         while self._expired:
@@ -145,9 +145,9 @@ class SegmentChain:
         return removed
 
     def let_go(self) -> None:
-        """Keep no file open: one that is removed takes its place on the disk for as long as it is.
+        """Close all cached files: an open, removed file still takes space on the disk.
 
-        Views that readers hold stay valid, and each is let go with its last reader.
+        Readers' views stay valid, and each file is released with its last reader.
         """
         self._filesystem.forget(self._directory)
 

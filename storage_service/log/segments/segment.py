@@ -1,10 +1,11 @@
-"""One segment file of a log: the active one, which grows, and sealed ones, which never change.
+"""One segment file of a log: the growing active segment, and immutable sealed segments.
 
 Invariants:
 - frames follow each other without a gap in bytes or offsets, from the file header on
 - `size_bytes` and `end_offset` cover durable frames only; readers stay below them
-- every frame a read returns had its checksum verified by that read
-- a segment that knows the fingerprint at its base knows that of each of its offsets
+- every frame returned by a read had its checksum verified by the same read
+- a segment with the fingerprint at its base has the fingerprint of each of its offsets
+
 Rolling, retention and the high watermark live in log_tablet.py.
 """
 
@@ -43,15 +44,15 @@ __all__ = ["ActiveSegment", "Extent", "SealedSegment", "Segment", "StoredBatch",
 
 _logger = logging.getLogger(__name__)
 
-# Readers who follow a log that grows by a few rows at a time are given these from memory: mapping
-# the file anew each time takes longer than all the rest of reading it.
+# Readers following a slowly growing log get the last frames from memory: mapping the file
+# again takes longer than the remaining work of a read.
 _TAIL_BYTES_MAX: Final = 8 * 1024
-# Coarser than an index file: it stays in memory until the restart that replaces it.
+# Coarser than an index file: this index stays in memory until a restart writes a file.
 _WALKED_INDEX_INTERVAL_BYTES: Final = 64 * 1024
 
 
 class StoredBatch(NamedTuple):
-    """One stored frame. `payload` is a view of the log's file and stays valid while it is held."""
+    """One stored frame. `payload` is a view of the log's file, valid while referenced."""
 
     base_offset: int
     row_count: int
@@ -66,14 +67,14 @@ class StoredBatch(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """How much batches that follow each other have."""
+    """The size of consecutive batches."""
 
     row_count: int
     byte_count: int
 
 
 class WrittenFrame(NamedTuple):
-    """What a segment has to know about a frame that was handed to it."""
+    """The facts of a frame written to a segment."""
 
     base_offset: int
     end_offset: int
@@ -83,7 +84,7 @@ class WrittenFrame(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """A frame found by walking headers: its chain is right, its checksum is not verified yet."""
+    """A frame read from its header: the chain is checked, the checksum is not."""
 
     position: int
     payload_bytes: int
@@ -95,7 +96,7 @@ class _Frame(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """Frames from `start` on, which has its place in `view`; `size` bytes of that are theirs."""
+    """Frames from `start` on, positioned in `view`; the frames take `size` bytes."""
 
     view: memoryview
     start: FrameStart
@@ -104,7 +105,7 @@ class _Stretch(NamedTuple):
 
 
 class Segment(ABC):
-    """Reading, which is the same for both kinds. Safe from any thread beside one writer."""
+    """Reading, common to both kinds. Safe from any thread during one write."""
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class Segment(ABC):
 
     @abstractmethod
     def index(self) -> SparseIndex:
-        """Return the sparse index; only for a segment that is not empty."""
+        """Return the sparse index; only for a segment with frames."""
 
     @property
     @abstractmethod
@@ -132,21 +133,22 @@ class Segment(ABC):
 
     @property
     def first_timestamp_us(self) -> int:
-        """The timestamp of the first durable frame; only for a segment that is not empty."""
+        """The timestamp of the first durable frame; only for a segment with frames."""
         return self.index().timestamps[0]
 
     @property
     def is_empty(self) -> bool:
-        """Whether no durable frame is in the segment."""
+        """Whether the segment has no durable frame."""
         return self.end_offset == self.base_offset
 
     def read(
         self, *, offset: int, offset_max: int, bytes_max: int, at_least_one: bool
     ) -> list[StoredBatch]:
-        """Return the frames that hold rows of [offset, offset_max), up to `bytes_max` of payload.
+        """Return the frames with rows of [offset, offset_max), up to `bytes_max` of payload.
 
-        With `at_least_one`, the first may be larger. The range is not empty. Damage is raised as
-        CorruptDataError, but only once a read begins at it: good frames before it are returned.
+        With `at_least_one`, the first may be larger. The range is not empty. Damage raises
+        CorruptDataError, but only for a read beginning at the damage: good frames before are
+        returned.
         """
         batches: list[StoredBatch] = []
         bytes_left = bytes_max
@@ -165,20 +167,20 @@ class Segment(ABC):
         return batches
 
     def _stretch(self, offset: int) -> _Stretch:
-        """Return frames among which the one that holds `offset` is."""
+        """Return frames including the frame with `offset`."""
         end_offset, size = self.end_offset, self.size_bytes
         view = self._filesystem.map(self.path, size)
         return _Stretch(view, self.index().at_or_before_offset(offset), size, end_offset)
 
     def extent(self, offset: int) -> Extent:
-        """Return what the batch that holds `offset` has at most, with some small ones before it."""
+        """Return an upper bound of the batch with `offset`, plus some small batches before."""
         index = self.index()
         end = index.after_offset(offset) or FrameStart(self.end_offset, self.size_bytes)
         start = index.at_or_before_offset(offset)
         return Extent(end.offset - start.offset, end.position - start.position)
 
     def offset_for_timestamp(self, timestamp_us: int, *, offset_max: int) -> int | None:
-        """Return the base offset of the first frame below `offset_max` stamped so late, if any."""
+        """Return the first frame's offset with at least this timestamp, below `offset_max`."""
         size = self.size_bytes
         view = self._filesystem.map(self.path, size)
         start = self.index().before_timestamp(timestamp_us)
@@ -188,9 +190,9 @@ class Segment(ABC):
         return None
 
     def fingerprint(self, offset: int) -> bytes | None:
-        """Return the fingerprint at an offset of the segment, its end included; None: no log's.
+        """Return the fingerprint at an offset up to the segment's end; None without fingerprints.
 
-        It is made of frame headers alone: a damaged payload changes nothing.
+        Computed from frame headers alone: a damaged payload changes nothing.
         """
         fingerprint = self.base_fingerprint
         if fingerprint is None or offset == self.base_offset:
@@ -210,7 +212,7 @@ class Segment(ABC):
     def _walk(
         self, view: memoryview, start: FrameStart, *, offset_max: int, size: int
     ) -> Iterator[_Frame]:
-        """Yield frames from `start` on while they begin below `offset_max`, checking the chain."""
+        """Yield frames from `start` on beginning below `offset_max`, checking the chain."""
         expected, position = start
         while expected < offset_max:
             if position + FRAME_HEADER_BYTES > size:
@@ -246,7 +248,7 @@ class Segment(ABC):
 
 
 class SealedSegment(Segment):
-    """A segment that will never change; its index stays on disk and costs no memory."""
+    """An immutable segment; its index stays on disk and costs no memory."""
 
     def __init__(
         self,
@@ -276,9 +278,9 @@ class SealedSegment(Segment):
         return self._facts.last_timestamp_us
 
     def index(self) -> SparseIndex:
-        """See `Segment.index`; its checksum is verified at the first use.
+        """See `Segment.index`; the checksum is verified at the first use.
 
-        A damaged index costs speed, never data: one is made in memory by walking the frames, and
+        A damaged index costs speed, never data: a new index is built in memory from the frames, and
         the next restart writes a new file.
         """
         if self._walked_index is not None:
@@ -312,9 +314,9 @@ class SealedSegment(Segment):
 
 
 class ActiveSegment(Segment):
-    """The segment that frames are appended to. Writing belongs to one thread at a time.
+    """The segment receiving frames. Writing belongs to one thread at a time.
 
-    A frame is first written, then synced; only then do `end_offset` and `size_bytes` cover it.
+    A frame is first written, then synced, and only then covered by `end_offset` and `size_bytes`.
     """
 
     def __init__(
@@ -335,14 +337,14 @@ class ActiveSegment(Segment):
             filesystem=filesystem,
         )
         self.end_fingerprint = base_fingerprint
-        """The fingerprint at `end_offset`; for the thread that writes."""
+        """The fingerprint at `end_offset`; for the writing thread."""
         self._file = file
         self._growing_index = index
         self._last_timestamp_us = created_timestamp_us
         self._unsynced: list[WrittenFrame] = []
         self._unsynced_bytes = b""
         self._needs_sync = False
-        # The frames of the last sync, if they are few and somebody had read since the write before.
+        # The frames of the last sync, if few, and if a reader came since the write before.
         self._tail: _Stretch | None = None
         self._is_followed = False
 
@@ -354,7 +356,7 @@ class ActiveSegment(Segment):
         last_timestamp_us: int,
         end_fingerprint: bytes | None,
     ) -> None:
-        """Take over what recovery found durable in the file; the index already covers it."""
+        """Set the durable end found by recovery; the index covers these frames already."""
         self.end_offset = end_offset
         self.end_fingerprint = end_fingerprint
         self.size_bytes = size_bytes
@@ -362,17 +364,17 @@ class ActiveSegment(Segment):
 
     @property
     def last_timestamp_us(self) -> int:
-        """See `Segment.last_timestamp_us`; of an empty segment, when it was created."""
+        """See `Segment.last_timestamp_us`; for an empty segment, its creation time."""
         return self._last_timestamp_us
 
     @property
     def needs_sync(self) -> bool:
-        """Whether the file was changed, or may have been, since the last sync."""
+        """Whether the file was possibly changed since the last sync."""
         return self._needs_sync
 
     @property
     def unsynced_count(self) -> int:
-        """How many frames were written and wait for `sync`."""
+        """The number of frames written but not synced."""
         return len(self._unsynced)
 
     def index(self) -> SparseIndex:
@@ -381,11 +383,11 @@ class ActiveSegment(Segment):
 
     @property
     def growing_index(self) -> GrowingIndex:
-        """The index as it will be written when the segment is sealed."""
+        """The index to be written when the segment is sealed."""
         return self._growing_index
 
     def _stretch(self, offset: int) -> _Stretch:
-        """See `Segment.read`; mostly the last frames are asked for, which are in memory."""
+        """See `Segment.read`; readers mostly want the last frames, kept in memory."""
         self._is_followed = True
         tail = self._tail
         if tail is not None and tail.start.offset <= offset < tail.end_offset:
@@ -405,7 +407,7 @@ class ActiveSegment(Segment):
         self._file.write(buffers, position=self.size_bytes)
 
     def sync(self) -> None:
-        """Make written frames, or a truncation, durable, then cover them."""
+        """Make written frames, or a truncation, durable, then advance the end."""
         self._file.sync()
         self._needs_sync = False
         position = self.size_bytes
@@ -431,11 +433,11 @@ class ActiveSegment(Segment):
             self._unsynced = []
 
     def rollback(self) -> None:
-        """Cut off what was written since the last sync; durable after the next `sync`."""
+        """Truncate bytes written since the last sync; durable after the next `sync`."""
         if self._unsynced:
             self._unsynced = []
             self._file.truncate(self.size_bytes)
 
     def close(self) -> None:
-        """Release the file; reading goes on working."""
+        """Release the file; reads still work."""
         self._file.close()

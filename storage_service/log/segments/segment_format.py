@@ -1,6 +1,6 @@
 """The files of a log: their names, the bytes of segment, index and durable mark, fingerprints.
 
-Encode and decode, nothing else.
+Encodes and decodes only.
 
 All integers are little endian. Every file starts with a 64-byte header whose last four bytes are
 the CRC-32C of the sixty before them. docs/storage_format.md draws the same tables.
@@ -32,17 +32,17 @@ Durable mark `durable.mark`: the header only, written to the first and the secon
     20 zero u32 | 24 durable offset u64 | 32 start offset u64 | 40 forgotten offset u64 | 48 zeros
     60 crc u32
 
-A name is the base offset in twenty digits and what the file is, so that names sort as offsets.
+A file name is the base offset in twenty digits and the kind, so that names sort as offsets.
 
-The running fingerprint of a log says in 8 bytes which frames lie below an offset. The one after a
-frame is a hash of the one before it and of the frame's header, which has the payload's checksum,
-the offsets, the time and the writer. So two copies of one log have equal fingerprints at an offset
-exactly if they have the same frames below it, however they are cut into segments. An offset within
-a frame has one, too: a hash of both and of how far it is in the frame.
+The running fingerprint of a log identifies in 8 bytes the frames below an offset. The fingerprint
+after a frame is a hash of the fingerprint before and the frame's header (payload's checksum,
+offsets, time, writer). So two copies of one log have equal fingerprints at an offset
+exactly if the frames below are equal, however the logs are cut into segments. An offset within a
+frame has a fingerprint, too: a hash of the fingerprint before, the header and the rows before.
 
-A log that an earlier release began has no fingerprint below the offset at which this release first
-opened it: it begins there, as one that begins at that offset. Segments and indexes of version 1 are
-those of a log without fingerprints.
+A log begun by an earlier release has no fingerprint below the offset of this release's first open:
+fingerprints begin there, as for a log beginning at the offset. Version 1 of segments and indexes
+belongs to logs without fingerprints.
 """
 
 from __future__ import annotations
@@ -95,10 +95,10 @@ __all__ = [
 
 FORMAT_VERSION: Final = 1
 FINGERPRINTED_VERSION: Final = 2
-"""Of segments and indexes of a log that has fingerprints."""
+"""The version of segments and indexes with fingerprints."""
 FILE_HEADER_BYTES: Final = 64
 INDEX_START_BYTES: Final = FILE_HEADER_BYTES + 8
-"""What says everything about an index but its entries."""
+"""The bytes of an index before its entries."""
 FRAME_HEADER_BYTES: Final = 64
 FRAME_VERSION: Final = 1
 FRAME_MAGIC: Final = int.from_bytes(b"SHFR", "little")
@@ -132,15 +132,15 @@ assert sys.byteorder == "little", "Streamhouse stores little-endian data and nee
 
 
 class MalformedError(ValueError):
-    """Bytes break this format. Internal: the caller says in which file, as a CorruptDataError."""
+    """Bytes break this format. Internal: the caller adds the file, as a CorruptDataError."""
 
 
 class OtherFormatError(MalformedError):
-    """A whole header of a version that this release cannot read: no damage."""
+    """A whole header with a version unknown to this release: no damage."""
 
 
 class LogIdentity(NamedTuple):
-    """Whose log a file belongs to; stored in every file header."""
+    """The table and bucket of a log; stored in every file header."""
 
     table_id: int
     bucket: int
@@ -150,7 +150,7 @@ class LogIdentity(NamedTuple):
 
 
 class SegmentHeader(NamedTuple):
-    """The facts of a segment's file header; of a log without fingerprints it has none."""
+    """The facts of a segment's file header; without fingerprints `fingerprint` is None."""
 
     base_offset: int
     created_timestamp_us: int
@@ -158,7 +158,7 @@ class SegmentHeader(NamedTuple):
 
 
 class IndexHeader(NamedTuple):
-    """What an index file says about its sealed segment."""
+    """An index file's facts about its sealed segment."""
 
     entry_count: int
     base_offset: int
@@ -170,7 +170,7 @@ class IndexHeader(NamedTuple):
 
 
 def frame_bytes(payload_bytes: int) -> int:
-    """Return how far the next frame starts after a frame with such a payload."""
+    """Return the distance to the next frame after a frame with this payload."""
     return FRAME_HEADER_BYTES + ((payload_bytes + 7) & ~7)
 
 
@@ -217,7 +217,7 @@ def seal_header(body: bytes) -> bytes:
 def unseal_header(
     header: Buffer, *, magic: bytes, what: str, version_max: int = FORMAT_VERSION
 ) -> bytes:
-    """Return the body of a file header whose length, checksum, magic and version are right."""
+    """Return the body of a file header after checking length, checksum, magic and version."""
     if len(header) < FILE_HEADER_BYTES:
         raise MalformedError(f"{what} header has {len(header)} of {FILE_HEADER_BYTES} bytes")
     body = bytes(header[: FILE_HEADER_BYTES - _HEADER_CRC.size])
@@ -260,7 +260,7 @@ def _version_of(fingerprint: bytes | None) -> int:
 
 
 def identity_of_segment(data: Buffer) -> LogIdentity:
-    """Return whose log a segment file's header says it belongs to; raises MalformedError."""
+    """Return the log identity in a segment file's header; raises MalformedError."""
     _, _, _, table_id, bucket, *_ = _SEGMENT.unpack(_segment_body(data))
     return LogIdentity(table_id, bucket)
 
@@ -280,7 +280,7 @@ def decode_segment_header(data: Buffer, *, identity: LogIdentity) -> SegmentHead
 
 
 def encode_index_header(header: IndexHeader, *, identity: LogIdentity) -> bytes:
-    """Return what an index file has before its entries."""
+    """Return the bytes of an index file before its entries."""
     *facts, end_fingerprint = header
     sealed = seal_header(
         _INDEX.pack(
@@ -310,11 +310,10 @@ def decode_index_header(data: Buffer, *, identity: LogIdentity) -> IndexHeader:
 
 
 class MarkFacts(NamedTuple):
-    """What a durable mark says: rows below `durable_offset` were durable.
+    """The facts of a durable mark: rows below `durable_offset` were durable.
 
-    No row at `start_offset` or above it was ever deleted by retention; those below
-    `forgotten_offset` may have left the log without being in a lake. A mark of a release before
-    that has zeros there.
+    Retention never deleted a row at `start_offset` or above; rows below `forgotten_offset` may be
+    missing from both log and lake. Marks of earlier releases have zeros for both.
     """
 
     durable_offset: int
@@ -346,28 +345,28 @@ def decode_durable_mark(data: Buffer, *, identity: LogIdentity) -> MarkFacts:
 
 
 def segment_path(directory: Path, base_offset: int) -> Path:
-    """Return where the segment starting at `base_offset` lives."""
+    """Return the path of the segment starting at `base_offset`."""
     return directory / f"{base_offset:020d}.log"
 
 
 def index_path(directory: Path, base_offset: int) -> Path:
-    """Return where that segment's index lives once it is sealed."""
+    """Return the path of the sealed segment's index."""
     return directory / f"{base_offset:020d}.index"
 
 
 def writers_path(directory: Path, offset: int) -> Path:
-    """Return where the writer state before `offset` lives."""
+    """Return the path of the writer state before `offset`."""
     return directory / f"{offset:020d}.writers"
 
 
 def offsets_of(names: Iterable[str], suffix: str) -> list[int]:
-    """Return the offsets in the names that end in `suffix`, ascending; other names are ignored."""
+    """Return the offsets in the names ending in `suffix`, ascending; other names are ignored."""
     matches = (_NAME.fullmatch(name) for name in names)
     return sorted(int(match[1]) for match in matches if match and match[2] == suffix)
 
 
 def first_fingerprint(identity: LogIdentity, offset: int) -> bytes:
-    """Return the fingerprint at the offset where a log, or what is known of it, begins."""
+    """Return the fingerprint at the offset where a log, or its known part, begins."""
     beginning = _BEGINNING.pack(b"SHLOGFP1", identity.table_id, identity.bucket, offset)
     return blake2b(beginning, digest_size=FINGERPRINT_BYTES).digest()
 
@@ -378,6 +377,6 @@ def fingerprint_after(before: bytes, header: Buffer) -> bytes:
 
 
 def fingerprint_within(before: bytes, header: bytes, row_count: int) -> bytes:
-    """Return the fingerprint `row_count` rows behind the first of a frame, before its last."""
+    """Return the fingerprint `row_count` rows into a frame, before the frame's end."""
     whole = before + header + _ROWS.pack(row_count)
     return blake2b(whole, digest_size=FINGERPRINT_BYTES).digest()

@@ -1,8 +1,8 @@
-"""The sparse index of a segment: where every so many bytes a frame starts.
+"""The sparse index of a segment: frame starts at a byte interval.
 
-A lookup finds the last entry at or before what is wanted; the caller walks frames from there.
-The first frame of a segment always has an entry. In a log that has fingerprints every entry has
-the one at its offset.
+A lookup returns the last entry at or before the target; the caller walks frames from there. The
+first frame of a segment always has an entry. In a log with fingerprints every entry has the
+fingerprint at its offset.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COLUMN_BYTES = 8
 
 
 class FrameStart(NamedTuple):
-    """Where a frame starts: its base offset and its byte in the segment file."""
+    """The start of a frame: its base offset and its byte in the segment file."""
 
     offset: int
     position: int
@@ -59,19 +59,19 @@ class SparseIndex:
         self.fingerprints = fingerprints
 
     def at_or_before_offset(self, offset: int) -> FrameStart:
-        """Return a frame start at or before `offset`, which is in the segment."""
+        """Return a frame start at or before `offset`; `offset` is in the segment."""
         # The timestamps column grows last, so its length is safe to use beside a writer.
         entry = bisect_right(self.offsets, offset, 0, len(self.timestamps)) - 1
         return FrameStart(self.offsets[entry], self.positions[entry])
 
     def after_offset(self, offset: int) -> FrameStart | None:
-        """Return the first frame start above `offset` that has an entry, if one has."""
+        """Return the first indexed frame start above `offset`, if any."""
         count = len(self.timestamps)
         entry = bisect_right(self.offsets, offset, 0, count)
         return None if entry == count else FrameStart(self.offsets[entry], self.positions[entry])
 
     def fingerprint_at(self, start: FrameStart) -> bytes:
-        """Return the fingerprint at an entry; only of a log that has fingerprints."""
+        """Return the fingerprint at an entry; only in a log with fingerprints."""
         entry = bisect_left(self.offsets, start.offset) * _COLUMN_BYTES
         return bytes(self.fingerprints[entry : entry + _COLUMN_BYTES])
 
@@ -82,7 +82,7 @@ class SparseIndex:
 
 
 class GrowingIndex(SparseIndex):
-    """The index of a segment that is being written or scanned: 32 bytes of memory an entry."""
+    """The index of a segment being written or scanned: 32 bytes of memory an entry."""
 
     __slots__ = (
         "_fingerprints",
@@ -110,9 +110,9 @@ class GrowingIndex(SparseIndex):
     def add(
         self, *, offset: int, position: int, timestamp_us: int, fingerprint: bytes | None = None
     ) -> None:
-        """Tell of the next frame; it gets an entry when the last one is far enough behind.
+        """Add the next frame; frames far enough behind the last entry get an entry.
 
-        `fingerprint` is that at `offset`; every frame of a log has one, or none.
+        `fingerprint` is the fingerprint at `offset`; all frames of a log have one, or none.
         """
         if position >= self._next_position:
             if fingerprint is not None:
@@ -143,7 +143,7 @@ def encode_index(
 ) -> list[Buffer]:
     """Return the contents of the index file of a sealed, non-empty segment.
 
-    The first buffer is all but the entries.
+    The first buffer is everything before the entries.
     """
     assert len(index) > 0
     assert len(index.fingerprints) == (0 if end_fingerprint is None else len(index) * _COLUMN_BYTES)

@@ -1,8 +1,8 @@
 """Ending one segment and beginning the next, so that a crash at any step loses nothing.
 
-Order: the index of the full segment, the writer state after it, their names durable, and only then
-the new segment. Until the new segment has its name, the old one is still the active one and what
-was written for it is ignored or replaced.
+Order: the index of the full segment, the writer state after its last frame, durable names, and only
+then the new segment. Until the new segment has its name, the old segment stays active, and files
+written for the new one are ignored or replaced.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["RollFailedError", "SegmentRoll", "begin_log", "create_segment"]
 
 _logger = logging.getLogger(__name__)
 
-# The newest is what recovery needs; the one before it saves a replay should the newest be damaged.
+# Recovery needs the newest; the previous snapshot saves a replay if the newest is damaged.
 _SNAPSHOTS_KEPT: Final = 2
 
 
@@ -62,8 +62,8 @@ def create_segment(
 ) -> ActiveSegment:
     """Create an empty segment, durable on return.
 
-    It gets its name only once its header is durable, so a `.log` file without a whole header is
-    damage and never a crash in here.
+    The segment gets its name only once its header is durable, so a `.log` file without a whole
+    header is damage and never a crash in this function.
     """
     path, header = segment_path(directory, header.base_offset), _begun(header, identity)
     replace_durably(filesystem, path, [encode_segment_header(header, identity=identity)])
@@ -72,7 +72,7 @@ def create_segment(
 
 
 def _begun(header: SegmentHeader, identity: LogIdentity) -> SegmentHeader:
-    # Where nothing is known of what lies before, the log's fingerprints begin.
+    # Without a fingerprint of earlier frames, the log's fingerprints begin here.
     fingerprint = header.fingerprint or first_fingerprint(identity, header.base_offset)
     return header._replace(fingerprint=fingerprint)
 
@@ -80,7 +80,7 @@ def _begun(header: SegmentHeader, identity: LogIdentity) -> SegmentHeader:
 def _opened(
     path: Path, header: SegmentHeader, filesystem: Filesystem, index_interval_bytes: int
 ) -> ActiveSegment:
-    """Return a segment that was just created."""
+    """Return a segment just created."""
     assert header.fingerprint is not None
     return ActiveSegment(
         path=path,
@@ -101,9 +101,9 @@ def begin_log(
     filesystem: Filesystem,
     now_us: int,
 ) -> None:
-    """Make an empty log that begins at `first_offset`, for `LogTablet.open`; durable on return.
+    """Create an empty log beginning at `first_offset`, for `LogTablet.open`; durable on return.
 
-    Without it a log begins at 0. Raises `OSError`.
+    Otherwise a log begins at 0. Raises `OSError`.
     """
     filesystem.make_directory(directory)
     create_segment(
@@ -135,9 +135,9 @@ class SegmentRoll:
     def run(
         self, active: ActiveSegment, writers: WriterStates, *, timestamp_us: int
     ) -> tuple[SealedSegment, ActiveSegment]:
-        """Seal `active`, which is durable and not empty, and create its successor.
+        """Seal `active`, durable and not empty, and create its successor.
 
-        `writers` is the state after its last frame. Raises RollFailedError.
+        `writers` is the state after the last frame. Raises RollFailedError.
         """
         assert not active.is_empty
         assert not active.needs_sync
@@ -154,7 +154,7 @@ class SegmentRoll:
             (following, [encode_segment_header(header, identity=self.identity)]),
         ]
         try:
-            # With a journal its store is waited for once: this is the commit thread.
+            # With a journal this waits for the store once, because this is the commit thread.
             replace_in_order(self.filesystem, files)
             self.filesystem.sync_directory(self.directory)
             successor = _opened(following, header, self.filesystem, self._index_interval_bytes)

@@ -1,9 +1,10 @@
-"""Reading a segment from its first byte with nothing trusted: what is whole, and what follows.
+"""Reading a segment from its first byte without trust: its whole frames, and the bytes behind.
 
-`scan_frames` stops at the first byte that does not continue the chain of whole, checksummed frames.
-Whether that is a torn tail or damage is decided by `durable_offset_after`: a later frame that says
-"rows below offset D were durable before I was written" proves that everything below D was there.
-`open_segment` shows the frames of one file to whoever looks at files and not at tables.
+`scan_frames` stops at the first byte outside of the chain of whole, checksummed frames. The
+decision between torn tail and damage is `durable_offset_after`: a later frame saying "rows below
+offset D were durable before this frame was written" proves all rows below D existed.
+
+`open_segment` shows the frames of one file to tools for files.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _MAGIC_BYTES = FRAME_MAGIC.to_bytes(4, "little")
 
 
 class ScanResult(NamedTuple):
-    """Where the chain of whole frames ends, and why; `problem` is empty at the end of the file."""
+    """The end of the chain of whole frames; `problem` is empty at the file's end."""
 
     end_offset: int
     end_position: int
@@ -58,8 +59,8 @@ class ScanResult(NamedTuple):
     fingerprint: bytes | None
 
 
-# A frame whose checksum is right: payload bytes, base offset, row count (0 if nothing else can be
-# made of it), timestamp, writer id, sequence, durable offset. A restart makes one of each frame.
+# A frame with a correct checksum: payload bytes, base offset, row count (0 if not readable
+# otherwise), timestamp, writer id, sequence, durable offset. A restart makes a tuple per frame.
 _RawFrame = tuple[int, int, int, int, int, int, int]
 
 
@@ -72,10 +73,10 @@ def scan_frames(
     writers: WriterStates | None,
     fingerprint: bytes | None = None,
 ) -> ScanResult:
-    """Verify frames from the file header on; tell `index` and `writers` of each whole one.
+    """Verify frames from the file header on; add each whole frame to `index` and `writers`.
 
-    `timestamp_us` is when the segment was created: no frame of it is older. `fingerprint` is that
-    at `base_offset`, if it is known; then the result has the one at its end.
+    `timestamp_us` is the segment's creation time: no frame is older. `fingerprint` is the
+    fingerprint at `base_offset`, if known; then the result has the fingerprint at the end.
     """
     position = FILE_HEADER_BYTES
     expected = base_offset
@@ -117,10 +118,10 @@ def scan_frames(
 
 
 def durable_offset_after(view: memoryview, position: int, *, offset_min: int) -> int:
-    """Return the largest durable offset that a whole frame from byte `position` on vouches for.
+    """Return the largest durable offset vouched for by a whole frame from `position` on.
 
-    0 if no frame follows. Only frames of `offset_min` or later count; frames start at multiples
-    of 8 bytes, so nothing else is looked at.
+    0 if no frame follows. Only frames of `offset_min` or later count. Frames start at multiples of
+    8 bytes.
     """
     proven = 0
     for candidate in _magic_positions(view, position):
@@ -134,7 +135,7 @@ def durable_offset_after(view: memoryview, position: int, *, offset_min: int) ->
 
 
 def _frame_at(view: memoryview, position: int) -> _RawFrame | str:
-    """Return the whole frame at `position`, or what is wrong with the bytes there."""
+    """Return the whole frame at `position`, or the problem of the bytes there."""
     size = len(view)
     if position + FRAME_HEADER_BYTES > size:
         return f"{size - position} bytes of a frame header"
@@ -149,7 +150,7 @@ def _frame_at(view: memoryview, position: int) -> _RawFrame | str:
         return "frame checksum mismatch"
     is_known_version = version == FRAME_VERSION and not flags and not zero
     if not is_known_version or not rows or not payload_bytes or dur > base:
-        # Whole, hence no torn write. Vouching for itself makes recovery refuse, not cut it off.
+        # Whole, hence no torn write. The frame vouches for itself, so recovery refuses to truncate.
         return payload_bytes, base, 0, timestamp, writer, seq, base + 1
     return payload_bytes, base, rows, timestamp, writer, seq, dur
 
@@ -168,7 +169,7 @@ def _magic_positions(view: memoryview, position: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFrame:
-    """One frame as it lies in the file; `payload` is a record batch message."""
+    """One frame of a file; `payload` is a record batch message."""
 
     position: int
     base_offset: int
@@ -183,13 +184,13 @@ class SegmentFrame:
 
     @property
     def end_offset(self) -> int:
-        """The offset after its last row."""
+        """The offset after the frame's last row."""
         return self.base_offset + self.row_count
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentFile:
-    """A segment whose header is whole, mapped into memory."""
+    """A segment with a whole header, mapped into memory."""
 
     path: Path
     identity: LogIdentity
@@ -197,9 +198,9 @@ class SegmentFile:
     view: memoryview
 
     def frames(self, *, start: int = FILE_HEADER_BYTES) -> Iterator[SegmentFrame]:
-        """Yield frames until the first bytes that can be none, without judging what they say.
+        """Yield frames until the first bytes unlike a frame, without judging their content.
 
-        One of them begins at byte `start`, or the file ends there.
+        A frame begins at byte `start`, or the file ends there.
         """
         position = start
         while position + FRAME_HEADER_BYTES <= len(self.view):
@@ -234,9 +235,9 @@ class SegmentFile:
             position += frame_bytes(payload_bytes)
 
     def fingerprints(self, offsets: Collection[int]) -> dict[int, bytes]:
-        """Return those of `offsets` that the segment has, if it has fingerprints at all.
+        """Return the fingerprints at `offsets`, as far as the segment has them.
 
-        They are made of the frames' headers alone: no checksum is looked at.
+        Computed from the frames' headers alone: no checksum is verified.
         """
         fingerprint = self.header.fingerprint
         wanted_offsets = sorted(offset for offset in offsets if offset >= self.header.base_offset)
@@ -262,9 +263,9 @@ class SegmentFile:
 
 
 def open_segment(path: Path, *, identity: LogIdentity | None = None) -> SegmentFile:
-    """Map a segment file; `identity` None takes what its header says.
+    """Map a segment file; with `identity` None the header's identity is used.
 
-    Raises `CorruptDataError` for a header that is damaged or another log's.
+    Raises `CorruptDataError` for a damaged header or another log's.
     """
     try:
         with path.open("rb") as file:
