@@ -174,8 +174,8 @@ def _delete_behavior(
         MergeEngine.VERSIONED,
     ):
         raise InvalidSchemaError(
-            f"table '{table}': {_DELETE} = allow does not go with {_ENGINE} = {engine}: a row"
-            " deleted could come back by an older one; use ignore or disallow"
+            f"table '{table}': {_DELETE} = allow does not go with {_ENGINE} = {engine}: a deleted"
+            " row could come back with an older row; use ignore or disallow"
         )
     return behavior
 

@@ -122,9 +122,9 @@ def check_positions(
             if offset > 0:
                 raise InvalidRequestError(
                     f"table '{table}', bucket {bucket}: offset {offset} comes without table_id, and"
-                    " may be of an earlier table of this name: send the table_id that came with"
-                    f" the offset (the table there is now has {table_id}); a client that sends none"
-                    " is older than this service"
+                    " may belong to an earlier table of this name: send the table_id that came with"
+                    f" the offset (the current table has {table_id}); a client that sends no"
+                    " table_id is older than this service"
                 )
         return
     ends = adopted_from.get(stated_id)
@@ -137,8 +137,8 @@ def check_positions(
         if offset > ends.get(bucket, 0):
             raise OffsetOutOfRangeError(
                 f"table '{table}', bucket {bucket}: offset {offset} was reached, but the table has"
-                f" only {ends.get(bucket, 0)} of the rows below it: its lake table was adopted"
-                f" without the others; {remedy}"
+                f" only the rows below {ends.get(bucket, 0)}: its lake table was adopted without"
+                f" the later rows; {remedy}"
             )
 
 

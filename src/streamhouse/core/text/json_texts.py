@@ -178,8 +178,8 @@ def runs_of(
                 odd_count += stop - start
                 if odd_count > ODD_TEXTS_MAX:
                     raise RequestTooLargeError(
-                        f"{what}: more than {ODD_TEXTS_MAX} rows have values that take long to"
-                        " read, as maps do, and texts in place of numbers; send fewer at once"
+                        f"{what}: more than {ODD_TEXTS_MAX} rows have values that are slow to"
+                        " read, as maps and texts in place of numbers; send fewer rows at once"
                     )
                 run = read_few(start, stop)
             yield start, stop, run

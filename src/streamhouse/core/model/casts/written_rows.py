@@ -70,8 +70,8 @@ def check_names(
             if named.get(column.name, column.id) != column.id:
                 raise SchemaMismatchError(
                     f"table '{info.path}': column '{column.name}' was another column in version"
-                    f" {schema_id} of its schema, and the rows do not say which version they are"
-                    f" of; {how} to write the column of that name there is now"
+                    f" {schema_id} of the schema, and the rows name no schema version; {how} to"
+                    " write to the current column of this name"
                 )
 
 
@@ -178,11 +178,11 @@ def check_staged(info: TableInfo, stored: pa.Schema) -> None:
 def _dropped(info: TableInfo, column: Column, schema_id: int) -> ColumnDroppedError:
     homonym = ""
     if column.name in info.schema.names:
-        homonym = f", and the '{column.name}' there is now is another column"
+        homonym = f", and the current '{column.name}' is another column"
     return ColumnDroppedError(
         f"table '{info.path}': column '{column.name}' was dropped since version {schema_id} of the"
-        f" schema, which the rows are written by{homonym}; write again by the current version,"
-        f" {info.schema_id}, as a call that is repeated, a new producer or a new query does"
+        f" schema, the version of these rows{homonym}; write again with the current version,"
+        f" {info.schema_id}: repeat the call, or start a new producer or query"
     )
 
 
@@ -232,8 +232,8 @@ def in_current_version(
 def read_before_change(table: str, why: str) -> UnavailableError:
     """Return the error for rows that were read before a schema change and no longer fit."""
     return UnavailableError(
-        f"table '{table}': its schema changed while the rows were on their way, and as they were"
-        f" read they cannot be stored; send them again: {why}"
+        f"table '{table}': its schema changed while the rows were on their way, and rows read with"
+        f" the earlier schema cannot be stored; send them again: {why}"
     )
 
 

@@ -255,7 +255,7 @@ def _of_partition(name: str, t: pa.DataType, field: PartitionField) -> Iterator[
             type=t,
             lowest=_INT32.min * HOUR_US,
             highest=(_INT32.max + 1) * HOUR_US - 1,
-            reason=f"that the lake's partition field {field} cannot hold: it takes"
+            reason=f"that the lake's partition field {field} cannot hold: the field takes"
             f" {timestamp_text(_INT32.min * HOUR_US)} to"
             f" {timestamp_text((_INT32.max + 1) * HOUR_US - 1)}",
         )
@@ -274,8 +274,8 @@ def _of_partition(name: str, t: pa.DataType, field: PartitionField) -> Iterator[
             type=t,
             lowest=lowest,
             highest=least.copy_negate() if isinstance(least, Decimal) else -least,
-            reason=f"that the lake's partition field {field} cannot hold: it takes none below"
-            f" {lowest}",
+            reason=f"that the lake's partition field {field} cannot hold: the field takes no"
+            f" value below {lowest}",
         )
 
 

@@ -273,7 +273,7 @@ class RecordFormat:
                 continue
             if name in named:
                 raise InvalidSchemaError(
-                    f"{where} {key} = '{name}': this column has another part of the record"
+                    f"{where} {key} = '{name}': the column has another part of the record"
                 )
             named.append(name)
         if primary_key and set(self.key_columns) != set(primary_key):
@@ -373,8 +373,8 @@ def _value_column(schema: Schema, used_columns: set[str | None], table: str) -> 
     if len(columns) != 1 or not _is_bytes(columns[0].type):
         names = ", ".join(column.name for column in columns) or "none"
         raise InvalidSchemaError(
-            f"table '{table}': property {_VALUE} = raw needs one column of text or bytes beside"
-            f" those of key, timestamp and headers, and there are: {names}"
+            f"table '{table}': property {_VALUE} = raw needs one column of text or bytes besides"
+            f" the columns of key, timestamp and headers; its other columns are: {names}"
         )
     return columns[0].name
 

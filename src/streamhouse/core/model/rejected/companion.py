@@ -114,8 +114,8 @@ def check_companion(info: TableInfo) -> None:
     is_keyed = info.descriptor.primary_key == (ID_COLUMN,)
     if not is_keyed or any(has.get(name) != t for name, t in types.items()):
         raise InvalidRequestError(
-            f"table '{info.path}' is in the way: rejected rows are kept under this name, and its"
-            " columns are others; drop it, or write without on.error = reject"
+            f"table '{info.path}' has the name of the table for rejected rows, but other columns;"
+            " drop the table, or write without on.error = reject"
         )
 
 
