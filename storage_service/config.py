@@ -153,14 +153,14 @@ class ServiceConfig:
         MEMORY,
         512 * _MIB,
         "bytes",
-        "Most memory for request bodies that are being received or handled; others wait for room.",
+        "Most memory for request bodies that are being received or handled; further bodies wait.",
     )
     answers_bytes_max: int = _option(
         MEMORY,
         512 * _MIB,
         "bytes",
-        "Most memory for answers that are being built or have not left; a caller holds at most as"
-        " much as is left for the others.",
+        "Most memory for answers that are being built or not sent yet; a caller holds at most as"
+        " much as stays free.",
     )
     commit_queue_bytes_max: int = _option(
         MEMORY, 256 * _MIB, "bytes", "Most appended bytes waiting for the disk; more are refused."
@@ -182,7 +182,7 @@ class ServiceConfig:
         CONNECTIONS,
         10_000,
         "connections",
-        "Most open connections; for a new one more, the one idle for longest is closed.",
+        "Most open connections; at the limit a new connection replaces the longest idle one.",
     )
     open_requests_max: int = _option(
         CONNECTIONS, 5_000, "requests", "Most requests in progress, waiting ones included."
@@ -210,7 +210,7 @@ class ServiceConfig:
         TABLES, 60_000, "ms", "How often expired log segments are deleted."
     )
     disk_check_interval_ms: int = _option(
-        TABLES, 1_000, "ms", "How often what rows take is compared with --disk-max."
+        TABLES, 1_000, "ms", "How often the size of rows on disk is compared with --disk-max."
     )
     transaction_bytes_max: int = _option(
         TABLES,
@@ -219,7 +219,10 @@ class ServiceConfig:
         "Most staged bytes of all tables that are not committed or aborted.",
     )
     transaction_timeout_ms: int = _option(
-        TABLES, 3_600_000, "ms", "How long a transaction may be idle, unless it says so itself."
+        TABLES,
+        3_600_000,
+        "ms",
+        "How long a transaction may be idle, unless it sets its own timeout.",
     )
     worker_threads: int = _option(
         THREADS,
@@ -246,14 +249,14 @@ class ServiceConfig:
         LAKE,
         60_000,
         "ms",
-        "How long a request to a REST catalog waits for its answer: of this service to one behind"
-        " it, of tiering workers and readers to the one they are given.",
+        "How long a request to a REST catalog waits for its answer: requests of this service, of"
+        " tiering workers and of readers.",
     )
     journal_linger_ms: int = _option(
         JOURNAL,
         2,
         "ms",
-        "How long an object of the journal waits for more to be in it; longer costs fewer objects.",
+        "How long an object of the journal collects entries; a longer time makes fewer objects.",
     )
     journal_lag_max_ms: int = _option(
         JOURNAL,
@@ -269,7 +272,7 @@ class ServiceConfig:
     )
 
     kafka_partitions: int = _option(
-        KAFKA, 1, "partitions", "Buckets of a topic that is made without saying how many it has."
+        KAFKA, 1, "partitions", "Buckets of a topic that is created without a number of partitions."
     )
 
     # Limits without an option, because the default was always enough; tests set small values.
@@ -285,11 +288,11 @@ class ServiceConfig:
     batch_bytes_max: int = _fixed(32 * _MIB, "bytes", "Largest record batch of an append.")
     # As much as the largest body, so that any batch can be read.
     fetch_bytes_max: int = _fixed(
-        64 * _MIB, "bytes", "Upper bound of a fetch's max_bytes; a larger one is lowered to it."
+        64 * _MIB, "bytes", "Upper bound of a fetch's max_bytes; a larger value is lowered to this."
     )
     # Less than `keep_alive_timeout_ms`, after which a silent connection is closed.
     fetch_wait_ms_max: int = _fixed(
-        60_000, "ms", "Upper bound of a long poll's max_wait_ms; a larger one is lowered to it."
+        60_000, "ms", "Upper bound of a long poll's max_wait_ms; a larger value is lowered to this."
     )
     # The default of a Kafka broker: clients need no new connection for each batch of rows.
     kafka_idle_timeout_ms: int = _fixed(
@@ -313,7 +316,7 @@ class ServiceConfig:
     )
     # See `subscriptions_max`.
     subscription_page_bytes_max: int = _fixed(
-        1 * _MIB, "bytes", "Most bytes a subscription reads ahead of what its client has taken."
+        1 * _MIB, "bytes", "Most bytes that a subscription reads ahead of its client."
     )
     # As many as tables.
     databases_max: int = _fixed(1_000, "databases", "Most databases.")
@@ -364,8 +367,8 @@ class ServiceConfig:
     transaction_rehearsed_rows_max: int = _fixed(
         1_000_000,
         "rows",
-        "Most rows of a transaction that updates named columns or aggregates: it is tried in memory"
-        " before it is decided.",
+        "Most rows of a transaction that updates named columns or aggregates: its commit is first"
+        " tried in memory.",
     )
     # A lake that is back is tiered to within a minute.
     tiering_backoff_ms_max: int = _fixed(

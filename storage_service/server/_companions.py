@@ -18,10 +18,10 @@ from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.server.service import Service
 from streamhouse.storage_service.server.shards import Shards
 
-__all__ = ["kept_companion"]
+__all__ = ["ensure_companion"]
 
 
-async def kept_companion(service: Service, path: str) -> OpenTable:
+async def ensure_companion(service: Service, path: str) -> OpenTable:
     """Return the table of a table's rejected rows, created in the same shard if missing."""
     descriptor = companion_descriptor(service.table(path).info)
     try:

@@ -37,11 +37,11 @@ _TABLE_GAUGES: Final[Mapping[str, tuple[str, Callable[[OpenTable, TieringCoordin
     ),
     "tiering_epoch": ("Tiering rounds ever claimed.", lambda table, _: table.lake.tiering_epoch),
     "lag_seconds": (
-        "Age of the oldest row that the lake does not have; 0 when it has all.",
+        "Age of the oldest row missing in the lake; 0 if the lake has all rows.",
         lambda table, tiering: tiering.lag_ms(table) / 1000,
     ),
     "freshness_seconds": (
-        "The lag wanted: table.datalake.freshness; 0 without a lake.",
+        "The allowed lag: table.datalake.freshness; 0 without a lake.",
         lambda table, _: (
             table.properties.datalake_freshness_ms / 1000
             if table.properties.datalake_enabled
@@ -94,7 +94,7 @@ async def read_state(service: Service) -> list[Metric]:
 def _damaged_tables(service: Service) -> Metric:
     family = GaugeMetricFamily(
         "streamhouse_damaged_table",
-        "1 for a table that is not served, by the code of what was met when it was opened.",
+        "1 for a table that is not served, by the code of the error at its opening.",
         labels=["table", "code"],
     )
     counts = Counter(
@@ -172,7 +172,7 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
     return {
         "connections": ("Open connections.", len(service.connections)),
         "idle_connections_closed": (
-            "Connections closed while idle, to let others in.",
+            "Idle connections closed to admit new connections.",
             service.connections.closed_idle_count,
         ),
         "open_requests": ("Requests in progress.", service.open_requests),
@@ -180,12 +180,12 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
         "waiting_requests": ("Requests waiting for rows.", manager.waiter_limit.count),
         "catalog_requests": ("Requests to /iceberg in progress.", service.catalog_requests),
         "worker_calls": (
-            "Calls on worker threads, waiting ones too.",
+            "Calls on worker threads, including waiting calls.",
             service.turns.held + service.turns.waiting_count,
         ),
         "body_bytes": ("Bytes held by request bodies.", service.body_memory.bytes_held),
         "answer_bytes": (
-            "Bytes held by answers that are being built or have not left.",
+            "Bytes held by answers that are being built or not sent yet.",
             service.answers.held,
         ),
         "answers_waiting": (
@@ -193,14 +193,17 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
             service.answers.waiting_count,
         ),
         "commit_queue_bytes": ("Appended bytes waiting for the disk.", manager.queued_bytes),
-        "disk_bytes": ("What rows take of --disk-max.", disk.bytes_used),
-        "disk_max_bytes": ("What rows may take: --disk-max; 0 without it.", disk.bytes_max or 0),
+        "disk_bytes": ("Bytes of rows on disk, counted against --disk-max.", disk.bytes_used),
+        "disk_max_bytes": (
+            "The limit of the bytes of rows: --disk-max; 0 without the option.",
+            disk.bytes_max or 0,
+        ),
         "key_writes_waiting": (
             "Writes to primary key tables waiting for their turn.",
             sum(table.key_writer.waiting_count for table in key_tables),
         ),
         "key_memory_bytes": (
-            "Memory of rows by key: at hand, waiting for RocksDB, and in it.",
+            "Memory of rows by key: in the cache, waiting for RocksDB, and in RocksDB.",
             key_memory_bytes,
         ),
         "key_rows": ("Rows of primary key tables.", sum(keys.row_count for keys in key_buckets)),
@@ -208,7 +211,10 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
             "Transactions that are not finished.",
             manager.transactions.open_count,
         ),
-        "transaction_staged_bytes": ("Bytes staged by them.", manager.transactions.staged_bytes),
+        "transaction_staged_bytes": (
+            "Bytes staged by open transactions.",
+            manager.transactions.staged_bytes,
+        ),
         "databases": ("Databases.", len(manager.databases())),
         "tables": ("Tables.", len(list(tables))),
         "damaged_tables": ("Tables that are not served.", len(manager.damaged_tables())),
@@ -226,7 +232,7 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
             sum(not keys.is_usable for keys in key_buckets),
         ),
         "grants_reload_failures": (
-            "Changed grants files that were broken, the one before kept.",
+            "Changed grants files that were broken; the old grants stayed in use.",
             service.access.reload_failures,
         ),
     }

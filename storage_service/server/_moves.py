@@ -106,20 +106,20 @@ class MoveDesk:
         """
         companion = self.moves.moves_first(path)
         if companion is not None:
-            await self._move_one(companion, target, headers)
-        await self._move_one(path, target, headers)
+            await self._move_table(companion, target, headers)
+        await self._move_table(path, target, headers)
 
-    async def _move_one(self, path: TablePath, target: str, headers: Headers) -> None:
+    async def _move_table(self, path: TablePath, target: str, headers: Headers) -> None:
         await self._shards.endpoint_of_shard(target)
         ticket = await self.moves.begin(path, target)
         try:
             for _ in range(_OPEN_ROUNDS_MAX):
                 size_bytes = await self.moves.copy(ticket)
-                await self._until_done(ticket, headers)
+                await self._finish_step(ticket, headers)
                 if size_bytes <= _REST_BYTES:
                     break
             await self._freeze(ticket)
-            await self._until_done(ticket, headers, is_whole=True)
+            await self._finish_step(ticket, headers, is_whole=True)
             is_moved = await self.moves.decide(ticket)
         except Exception as error:  # after any error, one of the two shards must serve the table
             is_moved = await self.moves.end(ticket)
@@ -153,7 +153,7 @@ class MoveDesk:
                     raise
             await asyncio.sleep(_PAUSE_S)
 
-    async def _until_done(
+    async def _finish_step(
         self, ticket: MoveTicket, headers: Headers, *, is_whole: bool = False
     ) -> None:
         rounds, heard_s = self.moves.rounds(ticket), time.monotonic()

@@ -202,7 +202,7 @@ async def _serve_shard(process: _Process, recovery: KeyRecovery) -> None:
                 await taker.close()
         if takeover is not None:
             with ThreadPoolExecutor(_STORE_READS, thread_name_prefix="directory") as reads:
-                await _serve_taken(
+                await _serve_owned(
                     process,
                     recovery,
                     directory,
@@ -221,20 +221,20 @@ async def _serve_shard(process: _Process, recovery: KeyRecovery) -> None:
         directory.close()
 
 
-async def _serve_taken(
+async def _serve_owned(
     process: _Process,
     recovery: KeyRecovery,
     directory: DataDirectory,
     start: ShardStart,
-    taken: TakenOver,
+    takeover: TakenOver,
     *,
     front: FrontApp,
     standing: Standing,
     each: Each,
 ) -> None:
     config, runtime = process.config, process.runtime
-    shard, warm = taken.shard, taken.warm
-    replication = await runtime.run(shard.record, directory, taken.begun)
+    shard, warm = takeover.shard, takeover.warm
+    replication = await runtime.run(shard.record, directory, takeover.begun)
     names = ShardDirectory(DirectoryObjects(start.store), shard=config.shard, each=each)
     with process.ended_by_a_stop():
         manager = await TabletManager.open(

@@ -123,8 +123,8 @@ class Service:
         self.body_memory = BodyMemory(config.bodies_bytes_max, body_bytes_max=config.body_bytes_max)
         self.answers = AnswerMemory(config.answers_bytes_max)
         self.memory_return = MemoryReturn(
-            held=lambda: self.answers.held + self.body_memory.bytes_held,
-            ever=lambda: self.answers.held_ever,
+            held_bytes=lambda: self.answers.held + self.body_memory.bytes_held,
+            total_bytes=lambda: self.answers.held_ever,
         )
         self.kafka_address: tuple[str, int] | None = None
         """The address advertised to Kafka clients; None: the service does not serve Kafka."""

@@ -152,7 +152,7 @@ class Shards:
         entry = self._directory.entry(path)
         if entry.state is not NameState.HELD or entry.shard == self.own:
             return None
-        return self._not_here(path, entry.shard)
+        return self._not_owner(path, entry.shard)
 
     async def endpoint_of(self, path: TablePath) -> str | None:
         """Return the endpoint of another shard's table; None if no other shard has the table.
@@ -197,16 +197,16 @@ class Shards:
             own=self.own,
         )
         shard = self._directory.assign(
-            path, best, is_live=lambda other: other == self.own or other in live
+            path, best, is_live=lambda name: name == self.own or name in live
         )
         if shard != self.own:
-            raise self._not_here(path, shard)
+            raise self._not_owner(path, shard)
 
     def _owners_of(self, shards: Iterable[str]) -> dict[str, Owner | None]:
         names = list(shards)
         return dict(zip(names, self._each(self._owners.of, names), strict=True))
 
-    def _not_here(self, path: TablePath, shard: str) -> NotOwnerError:
+    def _not_owner(self, path: TablePath, shard: str) -> NotOwnerError:
         owner = self._owners.of(shard)
         # The client sends its token to this endpoint: a dead owner's address may be reused.
         endpoint = None if owner is None or not owner.is_live else owner.endpoint
@@ -320,10 +320,10 @@ class Shards:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
 
 
-def _is_news(before: ShardRecord | None, record: ShardRecord) -> bool:
-    if before is None or before.table_count != record.table_count:
+def _is_news(previous: ShardRecord | None, record: ShardRecord) -> bool:
+    if previous is None or previous.table_count != record.table_count:
         return True
-    return abs(before.load_millicores - record.load_millicores) >= _LOAD_CHANGE_MILLICORES
+    return abs(previous.load_millicores - record.load_millicores) >= _LOAD_CHANGE_MILLICORES
 
 
 class _Load:

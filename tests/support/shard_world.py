@@ -34,10 +34,10 @@ async def frozen_move(
     assert desk is not None
     ticket = await desk.moves.begin(path, to)
     await desk.moves.copy(ticket)
-    await desk._until_done(ticket, [])
+    await desk._finish_step(ticket, [])
     await desk.moves.freeze(ticket)
     if is_ready:
-        await desk._until_done(ticket, [], is_whole=True)
+        await desk._finish_step(ticket, [], is_whole=True)
     return desk, ticket
 
 

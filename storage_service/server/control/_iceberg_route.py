@@ -137,10 +137,10 @@ class IcebergRoutes:
             self._threads, self._blocking_answer, request, tables
         )
         for identifier in answer.committed:
-            await self._look_after(identifier)
+            await self._register_commit(identifier)
         return answer
 
-    async def _look_after(self, identifier: tuple[str, ...]) -> None:
+    async def _register_commit(self, identifier: tuple[str, ...]) -> None:
         """Register a commit to a table before the answer, so that readers see the commit."""
         try:
             await self.look(self._service.table(".".join(identifier)))

@@ -23,7 +23,7 @@ from streamhouse.core.model.table_state import BucketSizes, TableSizes
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.disk_budget import bytes_below
 from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
-from streamhouse.storage_service.server._companions import kept_companion
+from streamhouse.storage_service.server._companions import ensure_companion
 from streamhouse.storage_service.server.caller import SERVICE, Level
 from streamhouse.storage_service.server.control._request_bodies import (
     AlterPartitioning,
@@ -112,7 +112,7 @@ def rejected_routes(routes: ControlRoutes, service: Service) -> None:
 
     @routes.answers("Make the table of a table's rejected rows, or find it.")
     async def keep_rejected(path: TableName) -> dict[str, Any]:
-        return (await kept_companion(service, path)).info.to_json()
+        return (await ensure_companion(service, path)).info.to_json()
 
 
 def state_routes(

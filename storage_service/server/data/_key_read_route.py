@@ -41,7 +41,7 @@ from streamhouse.storage_service.server.data._key_text import (
     text_form,
 )
 from streamhouse.storage_service.server.data._log_page import ARROW_STREAM, as_views
-from streamhouse.storage_service.server.data._log_text import LogForm, wanted_form
+from streamhouse.storage_service.server.data._log_text import LogForm, accepted_form
 from streamhouse.storage_service.server.http._parameters import column_names, integer
 from streamhouse.storage_service.server.http.body_memory import HeldBody
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
@@ -78,7 +78,7 @@ async def answer_lookup(exchange: HttpExchange, service: Service, *, path: str) 
     lookup = table.lookup
     columns = column_names(query.get("columns"), lookup.info)
     names = None if columns is None else [*columns, FOUND_COLUMN]
-    form = wanted_form(exchange)
+    form = accepted_form(exchange)
     with service.body_memory.body(exchange.caller.name) as memory:
         rows = await _keys(exchange, service, table, memory, what="lookup")
         keys = partial(lookup.keys, rows)
@@ -141,7 +141,7 @@ async def _lookup_answer(
             answer = pack(stored)
             if service.answers.holds_at_once(exchange, answer.byte_count):
                 return answer
-    bytes_max = service.answers.one_bytes_max
+    bytes_max = service.answers.answer_bytes_max
 
     def look_up() -> _Answer:
         return pack(lookup.find(keys(), bytes_max=bytes_max))
@@ -156,8 +156,8 @@ async def answer_prefix_lookup(exchange: HttpExchange, service: Service, *, path
     table = _key_table(service, path)
     columns = column_names(query.get("columns"), table.info)
     limit = integer("limit", query.get("limit", str(_PREFIX_LIMIT_DEFAULT)), least=1)
-    form = wanted_form(exchange)
-    rows_max, bytes_max = service.config.lookup_rows_max, service.answers.one_bytes_max
+    form = accepted_form(exchange)
+    rows_max, bytes_max = service.config.lookup_rows_max, service.answers.answer_bytes_max
     with service.body_memory.body(exchange.caller.name) as memory:
         prefixes = await _keys(exchange, service, table, memory, what="prefix lookup")
         if limit * prefixes.num_rows > rows_max:

@@ -28,8 +28,8 @@ from streamhouse.storage_service.engine.wakeups import ANY_BUCKET
 from streamhouse.storage_service.server.data._log_page import LogPage, LogReader
 from streamhouse.storage_service.server.data._log_text import (
     LogForm,
+    accepted_form,
     event_positions,
-    wanted_form,
 )
 from streamhouse.storage_service.server.history.readable_offsets import lake_end
 from streamhouse.storage_service.server.http._parameters import (
@@ -106,7 +106,7 @@ async def answer_fetch(exchange: HttpExchange, service: Service, *, path: str, b
         service.access.admit(exchange)
         service.manager.check_readable(table)
     stage_ended("wait")
-    form = wanted_form(exchange)
+    form = accepted_form(exchange)
     reader = LogReader(exchange, service, table, columns=columns, schema_id=schema_id, form=form)
     bytes_max = min(bytes_max, config.fetch_bytes_max)
     page = await reader.page(number, offset=offset, end=end, bytes_max=bytes_max)
@@ -155,9 +155,9 @@ async def _check_history(
             raise _cut(table, bucket, f"below offset {offset} there are other rows")
 
 
-def _cut(table: OpenTable, bucket: int, what: str) -> LogCutError:
+def _cut(table: OpenTable, bucket: int, reason: str) -> LogCutError:
     return LogCutError(
-        f"table '{table.path}', bucket {bucket}: {what} than were read: those that were shown and"
+        f"table '{table.path}', bucket {bucket}: {reason} than were read: those that were shown and"
         " not in the journal yet were lost with their machine; read again from an earlier offset,"
         " see --journal-ack in docs/journal.md"
     )

@@ -19,7 +19,7 @@ from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.text.json_text import joined, row_texts
 from streamhouse.storage_service.server.http.http_exchange import ARROW_STREAM, HttpExchange
 
-__all__ = ["LogForm", "TextPage", "event", "event_positions", "wanted_form"]
+__all__ = ["LogForm", "TextPage", "accepted_form", "event", "event_positions"]
 
 _CHANGES: Final = pa.array([None, "+I", "-U", "+U", "-D"])
 
@@ -36,7 +36,7 @@ class LogForm(enum.Enum):
 _FETCHED: Final = {form.value: form for form in (LogForm.ARROW, LogForm.JSON, LogForm.NDJSON)}
 
 
-def wanted_form(exchange: HttpExchange) -> LogForm:
+def accepted_form(exchange: HttpExchange) -> LogForm:
     """Return the format that the `Accept` header names, Arrow by default."""
     named = exchange.accepted(_FETCHED)
     return LogForm.ARROW if named is None else _FETCHED[named]

@@ -115,7 +115,7 @@ def read_staged(
 
 
 def _as_part(writes: Sequence[KeyWrite]) -> _Staged:
-    """Return the changes as batches with a column of operations, if operations differ."""
+    """Return the changes as batches, with operations in an additional column."""
     if not writes:
         return _Staged(pa.schema([]), ())
     batches = []

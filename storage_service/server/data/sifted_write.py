@@ -51,7 +51,7 @@ from streamhouse.core.wire.request_stream import open_request
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
-from streamhouse.storage_service.server._companions import kept_companion
+from streamhouse.storage_service.server._companions import ensure_companion
 from streamhouse.storage_service.server.data._stage_route import read_staged
 from streamhouse.storage_service.server.data.row_routing import (
     RowsRequest,
@@ -196,7 +196,7 @@ async def answer_sifted(
         if divided.bad or write.is_once:
             result = await write_divided(service, table, write, divided)
         else:
-            result = await _like_any_others(service, table, write, divided)
+            result = await _write_valid_rows(service, table, write, divided)
     service.check_written()
     rejected_count = 0
     if not result.is_skipped:
@@ -300,7 +300,7 @@ def _refusal(table: TableInfo, write: SiftedWrite, divided: Divided) -> SchemaMi
     )
 
 
-async def _like_any_others(
+async def _write_valid_rows(
     service: Service, table: LogTable | KeyTable, write: SiftedWrite, divided: Divided
 ) -> CommitResult:
     request = RowsRequest(
@@ -384,7 +384,7 @@ async def _commit(
             parts.append(staged)
         linked = None
         if divided.bad:
-            companion = await kept_companion(service, str(table.path))
+            companion = await ensure_companion(service, str(table.path))
             companion_transactions = service.transactions_of(companion)
             linked_id, _ = await companion_transactions.begin(
                 TransactionOperation.UPSERT,

@@ -138,7 +138,7 @@ class LakeCursors:
         `OlderRowsCursor.read`.
         """
         place = _Place(table.table_id, table.schema_id, bucket, offset)
-        cursor = self._taken(place) or self._opened(table, lake, place, check)
+        cursor = self._take(place) or self._open(table, lake, place, check)
         try:
             batch = cursor.read(rows_max=rows_max, bytes_max=bytes_max)
             if batch.next_offset <= offset:
@@ -159,7 +159,7 @@ class LakeCursors:
         The rows are the last rows of a read, or all rows of several reads, from `offset` on.
         """
         place = _Place(table.table_id, table.schema_id, bucket, offset)
-        cursor = self._taken(place._replace(offset=unread.next_offset)) or _Reader(None)
+        cursor = self._take(place._replace(offset=unread.next_offset)) or _Reader(None)
         cursor.give_back(unread)
         self._keep(place, cursor)
 
@@ -183,12 +183,12 @@ class LakeCursors:
             self._idle.clear()
         _close(cursors)
 
-    def _taken(self, place: _Place) -> _Reader | None:
+    def _take(self, place: _Place) -> _Reader | None:
         with self._lock:
             idle = self._idle.pop(place, None)
         return None if idle is None else idle.cursor
 
-    def _opened(
+    def _open(
         self,
         table: TableInfo,
         lake: LakeState,

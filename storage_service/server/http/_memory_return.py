@@ -26,25 +26,25 @@ _QUIET_LOOKS: Final = 2
 class MemoryReturn:
     """Decides when to give memory back.
 
-    `held` returns the bytes in bodies and answers now, `ever` the sum of all bytes so far.
+    `held_bytes` returns the bytes in bodies and answers now, `total_bytes` the sum so far.
     """
 
-    def __init__(self, *, held: Callable[[], int], ever: Callable[[], int]) -> None:
-        self._held = held
-        self._ever = ever
-        self._ever_given_back = 0
+    def __init__(self, *, held_bytes: Callable[[], int], total_bytes: Callable[[], int]) -> None:
+        self._held_bytes = held_bytes
+        self._total_bytes = total_bytes
+        self._bytes_at_return = 0
         self._quiet_looks = 0
 
     def is_due(self) -> bool:
         """Whether a burst has ended since the last return of memory; call this once per look."""
-        ever = self._ever()
-        if self._held() > _QUIET_BYTES or ever - self._ever_given_back < _BURST_BYTES:
+        total_bytes = self._total_bytes()
+        if self._held_bytes() > _QUIET_BYTES or total_bytes - self._bytes_at_return < _BURST_BYTES:
             self._quiet_looks = 0
             return False
         self._quiet_looks += 1
         if self._quiet_looks < _QUIET_LOOKS:
             return False
-        self._quiet_looks, self._ever_given_back = 0, ever
+        self._quiet_looks, self._bytes_at_return = 0, total_bytes
         return True
 
 

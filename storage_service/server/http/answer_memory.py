@@ -85,7 +85,7 @@ class AnswerMemory(FairShares):
         self._wait_s = wait_s
 
     @property
-    def one_bytes_max(self) -> int:
+    def answer_bytes_max(self) -> int:
         """The largest answer that may be built."""
         return self._capacity // 4
 

@@ -77,7 +77,7 @@ class BodyMemory:
     async def wait_and_add(self, body: HeldBody, byte_count: int) -> None:
         """Count bytes that have arrived as soon as memory is free."""
         waiter = asyncio.get_running_loop().create_future()
-        body.wanted_bytes = byte_count
+        body.waiting_bytes = byte_count
         self._waiting[body] = waiter
         if self._look is None:
             self.look_for_slow()
@@ -89,7 +89,7 @@ class BodyMemory:
             raise
         finally:
             self._waiting.pop(body, None)
-            body.wanted_bytes = 0
+            body.waiting_bytes = 0
 
     def end_receiving(self, body: HeldBody) -> None:
         """Mark the body as received; the next body becomes the first."""
@@ -132,7 +132,7 @@ class BodyMemory:
             waiter = self._waiting.get(body)
             if waiter is None or waiter.done():
                 continue
-            if not self.add(body, body.wanted_bytes):
+            if not self.add(body, body.waiting_bytes):
                 return
             body.mark_progress()
             waiter.set_result(None)
@@ -149,14 +149,14 @@ class HeldBody:
         "bytes_held",
         "caller",
         "is_refused",
-        "wanted_bytes",
+        "waiting_bytes",
     )
 
     def __init__(self, memory: BodyMemory, caller: str) -> None:
         self._memory = memory
         self.caller = caller
         self.bytes_held = 0
-        self.wanted_bytes = 0
+        self.waiting_bytes = 0
         """The bytes that the body waits for."""
         self.is_refused = False
         """Whether the body was given up for lack of memory."""

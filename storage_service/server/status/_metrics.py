@@ -40,7 +40,7 @@ class ServiceMetrics(Collector):
         ProcessCollector(registry=self.registry)
         Gauge(
             "streamhouse_build_info",
-            "1; the labels say which release and which Python this is.",
+            "1; the labels are the release and the version of Python.",
             ["version", "python_version"],
             registry=self.registry,
         ).labels(package_version(), platform.python_version()).set(1)
@@ -94,7 +94,7 @@ class ServiceMetrics(Collector):
         )
         self.loop_lag_seconds = self._histogram(
             "event_loop_lag_seconds",
-            "How late the event loop is, measured ten times a second: what everybody waits.",
+            "The lag of the event loop, measured ten times a second: a delay of all requests.",
             buckets=_LAG_SECONDS,
         )
         self.limits_reached = self._counter(

@@ -109,7 +109,7 @@ async def test_rejected_rows_that_are_elsewhere_are_asked_for_again(world: Shard
         await a.create_table()
         assert (await _reject(a, 0)).status == 200
         desk, ticket = await frozen_move(a, _REJECTED, "b")
-        await desk._until_done(ticket, [], is_whole=True)
+        await desk._finish_step(ticket, [], is_whole=True)
         await desk.moves.settle(ticket, is_moved=await desk.moves.decide(ticket))
         await desk._tell(ticket, [])
 

@@ -178,7 +178,7 @@ async def test_small_answers_are_not_counted() -> None:
 def test_memory_goes_back_once_after_a_burst_and_not_while_it_lasts() -> None:
     held, ever = 0, 0
 
-    returning = MemoryReturn(held=lambda: held, ever=lambda: ever)
+    returning = MemoryReturn(held_bytes=lambda: held, total_bytes=lambda: ever)
     assert [returning.is_due() for _ in range(3)] == [False] * 3
     held, ever = 100 << 20, 500 << 20
     assert [returning.is_due() for _ in range(3)] == [False] * 3
