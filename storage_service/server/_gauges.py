@@ -168,6 +168,7 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
     # No await from here on: the remaining values are of the same moment.
     tables = manager.open_tables()
     key_tables = [table for table in tables if isinstance(table, KeyTable)]
+    transactions = manager.transactions
     key_buckets = [keys for table in key_tables for keys in table.key_buckets]
     return {
         "connections": ("Open connections.", len(service.connections)),
@@ -194,10 +195,7 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
         ),
         "commit_queue_bytes": ("Appended bytes waiting for the disk.", manager.queued_bytes),
         "disk_bytes": ("Bytes of rows on disk, counted against --disk-max.", disk.bytes_used),
-        "disk_max_bytes": (
-            "The limit of the bytes of rows: --disk-max; 0 without the option.",
-            disk.bytes_max or 0,
-        ),
+        "disk_max_bytes": ("Limit of disk_bytes: --disk-max; 0 without it.", disk.bytes_max or 0),
         "key_writes_waiting": (
             "Writes to primary key tables waiting for their turn.",
             sum(table.key_writer.waiting_count for table in key_tables),
@@ -207,13 +205,10 @@ async def _gauges(service: Service) -> dict[str, tuple[str, float]]:
             key_memory_bytes,
         ),
         "key_rows": ("Rows of primary key tables.", sum(keys.row_count for keys in key_buckets)),
-        "transactions_open": (
-            "Transactions that are not finished.",
-            manager.transactions.open_count,
-        ),
+        "transactions_open": ("Transactions that are not finished.", transactions.open_count),
         "transaction_staged_bytes": (
             "Bytes staged by open transactions.",
-            manager.transactions.staged_bytes,
+            transactions.staged_bytes,
         ),
         "databases": ("Databases.", len(manager.databases())),
         "tables": ("Tables.", len(list(tables))),
