@@ -148,7 +148,7 @@ def test_all_that_is_set_is_read() -> None:
         (
             {"key_columns": "at", "timestamp_column": "at"},
             InvalidSchemaError,
-            "this column has another part",
+            "the column has another part",
         ),
         ({"on_error": "skip"}, UnknownOptionError, "refuse, reject"),
         ({"topic": "a b"}, InvalidSchemaError, "is no topic's name"),

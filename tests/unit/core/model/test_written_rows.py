@@ -105,7 +105,7 @@ def test_a_value_of_a_dropped_column_is_refused_and_a_null_is_not() -> None:
 
     check_dropped(info, _rows(id=1, a=None, b=2), schema_id=0)
     check_dropped(info, _rows(id=1, a=5, b=2), schema_id=0, deletes=np.array([True]))
-    with pytest.raises(ColumnDroppedError, match="the 'a' there is now is another column"):
+    with pytest.raises(ColumnDroppedError, match="the current 'a' is another column"):
         check_dropped(info, _rows(id=1, a=5, b=2), schema_id=0)
 
 

@@ -95,7 +95,7 @@ def test_small_integers_are_wider_in_the_lake() -> None:
 def test_decimals_that_would_be_cut_to_more_digits() -> None:
     t = pa.decimal128(5, 2)
     check(pa.array([Decimal("-999.90"), Decimal("999.99")], t), "truncate(10, v)")
-    with pytest.raises(SchemaMismatchError, match=r"row 0 has .* none below -999\.90"):
+    with pytest.raises(SchemaMismatchError, match=r"row 0 has .* no value below -999\.90"):
         check(pa.array([Decimal("-999.91")], t), "truncate(10, v)")
 
 
