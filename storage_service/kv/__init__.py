@@ -1,4 +1,4 @@
-"""The state of primary key buckets: rows by key, lookups, and what an upsert does to them.
+"""The state of primary key buckets: rows by key, lookups, and the effects of upserts.
 
-The door is `kv_tablet.KvTablet`, one bucket; `plan/write_plan.plan_writes` plans what changes it.
+Entry points: `kv_tablet.KvTablet`, one bucket; `plan/write_plan.plan_writes` plans changes.
 """

@@ -1,8 +1,8 @@
-"""What RocksDB must not be trusted with: its own lists, checked before it opens them.
+"""Checks of RocksDB's own lists before RocksDB opens them.
 
-RocksDB verifies each record of its manifest, but some bytes behind the last one make it look for
-the next for ever, and the whole service stands still. And where its file `CURRENT` is missing it
-begins anew and deletes the rows that are there.
+RocksDB verifies each record of its manifest, but some bytes behind the last record cause an endless
+search for the next, and the whole service hangs. Without a `CURRENT` file RocksDB creates an empty
+database and deletes the existing rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MASK_DELTA: Final = 0xA282EAD8
 
 
 def problem_of(directory: Path) -> str:
-    """Return what is wrong with the lists of the RocksDB at `directory`; empty if nothing is."""
+    """Return the problem of the RocksDB lists at `directory`; empty if they are whole."""
     current = directory / "CURRENT"
     if not current.exists():
         is_lost = any(directory.glob("*.sst"))
@@ -45,7 +45,7 @@ def problem_of(directory: Path) -> str:
 
 
 def _damaged_at(data: bytes) -> int | None:
-    """Return where the first bytes are that can be no record, nor what a crash leaves of one."""
+    """Return the position of the first invalid record not caused by a crash."""
     position = 0
     while position + _HEADER.size <= len(data):
         block_rest = _BLOCK_BYTES - position % _BLOCK_BYTES
@@ -55,7 +55,7 @@ def _damaged_at(data: bytes) -> int | None:
         masked, size, kind = _HEADER.unpack_from(data, position)
         start = position + _HEADER.size
         if kind == 0:
-            # Only zeros follow where a file was made longer than it was written.
+            # Only zeros follow if a file was allocated longer than written.
             return position if any(data[position:]) else None
         if not _FIRST_TYPE <= kind <= _LAST_TYPE or _HEADER.size + size > block_rest:
             return position

@@ -1,23 +1,23 @@
-"""One primary key bucket: its newest rows by key, and the changelog that changes them make.
+"""One primary key bucket: its newest rows by key, and the changelog of their changes.
 
-A write goes: `plan_writes` (what changes, against the newest state) and `accept`, the caller makes
-the changelog durable, `apply` (now it can be looked up), the caller makes it visible to fetches.
-Several writes may be planned before the first is applied; they are applied in order, or taken back
-with `abort`. After writes were applied, `keep_up` does what takes longer and nobody waits for.
+The steps of a write: `plan_writes` (changes against the newest state) and `accept`, the caller
+makes the changelog durable, `apply` (rows can be looked up now), the caller makes the rows visible
+to fetches. Several writes may be planned before the first is applied; writes are applied in order,
+or removed with `abort`. After applied writes, `keep_up` does slower work in the background.
 
 Promises:
-- rows found by lookup were applied, so their changelog is durable; `end_offset` of an answer says
-  up to where the changelog must be visible for the answer to show nothing that cannot be fetched;
+- rows returned by a lookup were applied, so their changelog is durable; an answer's `end_offset` is
+  the high watermark needed before the answer may be shown, so that all its rows can be fetched
 - after a crash, `replay` of the changelog from `applied_offset` gives the same state, count and
-  versions; replaying more than that, or twice, changes nothing;
-- `flushed_offset` is never ahead of what is durable here: the log may be cut below it;
-- what damaged files hide is never answered as absent: whatever meets it raises `CorruptDataError`
-  and `on_damage` is told; memory stands in for the files only if all rows that are counted came in.
+  versions; a longer or repeated replay changes nothing
+- `flushed_offset` is never ahead of the durable state here: the log may be truncated below
+- rows hidden by damaged files never count as absent: reading them raises `CorruptDataError` and
+  calls `on_damage`; memory replaces the files only if all counted rows were loaded
 
-Threads: what changes something (`plan`, `accept`, `apply`, `abort`, `keep_up`, `replay`, `restore`,
-`load_some`, `flush`, `checkpoint`, `close`) is called by one thread at a time; `find*`,
-`prefix_lookup` and the like, and the properties may be called by any. Few rows are planned and
-applied without a wait for the disk while `writes_at_once` says so.
+Threads: changing calls (`plan`, `accept`, `apply`, `abort`, `keep_up`, `replay`, `restore`,
+`load_some`, `flush`, `checkpoint`, `close`) come from one thread at a time; `find*`,
+`prefix_lookup` and similar, and the properties may be called by any thread. Few rows are planned
+and applied without waiting for the disk while `writes_at_once` holds.
 
 RocksDB is written behind: applied rows are in memory, and handed over in large runs.
 """
@@ -69,7 +69,7 @@ _LOAD_CHUNK_ROWS: Final = 10_000
 _SCAN_CHUNK_ROWS: Final = 2_000
 _SCAN_CHUNK_BYTES: Final = 16 << 20
 _ANY_SIZE: Final = 1 << 62
-# Where few rows are old, whoever looks for them lets others do their work in between.
+# With few old rows, a search pauses regularly for other work.
 _CHUNKS_AT_ONCE_MAX: Final = 10
 
 
@@ -85,7 +85,10 @@ class KvTablet:
         rules: TableRules,
         options: KvOptions | None = None,
     ) -> None:
-        """Open what is at `path`, or make it empty. `replay` the log from `applied_offset` next."""
+        """Open the bucket at `path`, or create an empty one. `replay` the log next.
+
+        The replay starts at `applied_offset`.
+        """
         self._options: Final = options or KvOptions()
         self.path: Final = path
         self.rules = rules
@@ -98,11 +101,11 @@ class KvTablet:
         self._marker = self._store.written_marker
         self._end_seen = self._marker.applied_offset
         self._pending: deque[PlannedWrite] = deque()
-        # What is planned but not applied; filled only when something is planned on top of it.
+        # Rows planned but not applied; filled only by a further plan.
         self._planned_rows: PlannedRows | None = None
         self._applied_rows = 0
         self.row_bytes_max = 0
-        """How long a row may be that is planned, applied or loaded: none was longer."""
+        """The length of the longest row planned, applied or loaded."""
         self._cache: Final = RowCache(
             budget_bytes=self._options.cache_bytes, segment_bytes=self._options.segment_bytes
         )
@@ -121,55 +124,55 @@ class KvTablet:
             self._loader = self._store.scan(chunk_rows=_LOAD_CHUNK_ROWS)
 
     def report_damage(self, to: OnDamage) -> None:
-        """Call `to`, on whatever thread, with each damage of the files that is met from now on."""
+        """Call `to`, on any thread, for each damage of the files from now on."""
         self._store.on_damage = to
 
     def hand_over_after(self, wait_for_applied: Callable[[], None]) -> None:
-        """Give RocksDB nothing before this returns: then it may have what was applied until then.
+        """Call `wait_for_applied` before each handover to RocksDB.
 
-        Else it could have changes that the log has lost together with its machine.
+        Otherwise RocksDB could have changes lost by the log together with its machine.
         """
         self._behind.wait_for_applied = wait_for_applied
 
     def change_schema(self, rules: TableRules) -> None:
-        """Take rows of a newer version of the schema from now on; stored ones stay as they are.
+        """Accept rows of a newer schema version from now on; stored rows stay unchanged.
 
-        A lookup under way may answer in either version.
+        A running lookup may answer in either version.
         """
         assert not self._pending
-        # The codec first: it reads what there is in every version.
+        # The codec first, because it reads rows of every version.
         self.codec = _codec(rules)
         self.few_rows = few_rows_plan(rules, self.codec)
         self.rules = rules
 
     def follow(self, rules: TableRules) -> None:
-        """Take changes by `rules` from now on, whose schema is the one there is."""
+        """Apply changes by `rules` from now on; the schema stays the same."""
         self.rules = rules
         self.few_rows = few_rows_plan(rules, self.codec)
 
     @property
     def applied_offset(self) -> int:
-        """Every change below it is in the state."""
+        """The state has all changes below this offset."""
         return self._marker.applied_offset
 
     @property
     def planned_offset(self) -> int:
-        """The offset at which the next plan must start."""
+        """The start offset of the next plan."""
         return self._pending[-1].end_offset if self._pending else self._marker.applied_offset
 
     @property
     def planned_row_count(self) -> int:
-        """How many rows are planned but not applied."""
+        """The number of rows planned but not applied."""
         return sum(len(planned.keys) for planned in self._pending)
 
     @property
     def flushed_offset(self) -> int:
-        """Every change below it is durable here, without the log."""
+        """Changes below this offset are durable here, without the log."""
         return self._store.flushed_marker.applied_offset
 
     @property
     def row_count(self) -> int:
-        """How many rows there are, exactly."""
+        """The exact number of rows."""
         return self._marker.row_count
 
     @property
@@ -178,7 +181,7 @@ class KvTablet:
         return self._cache.complete
 
     def memory_bytes(self) -> dict[str, int]:
-        """Return bytes by place: `cache`, `backlog`, and RocksDB's own."""
+        """Return bytes by place: `cache`, `backlog`, and RocksDB's parts."""
         parts = {"cache": self._cache.memory_bytes, "backlog": self._behind.memory_bytes}
         return parts | self._store.approximate_bytes()
 
@@ -190,10 +193,10 @@ class KvTablet:
         operations: npt.NDArray[np.int8] | None = None,
         columns: Sequence[str] | None = None,
     ) -> PlannedWrite:
-        """Plan one write to this bucket with `plan_writes` and accept it.
+        """Plan one write to this bucket with `plan_writes` and accept the result.
 
-        Append the result's changelog to the log, then `apply` it. Raises for the first wrong row,
-        and when too much waits.
+        Append the changelog to the log, then `apply` the write. Raises for the first wrong row, and
+        while the backlog is full.
         """
         assert base_offset == self.planned_offset
         (part,) = plan_writes([self], [KeyWrite(0, rows, operations)], columns=columns)
@@ -201,12 +204,12 @@ class KvTablet:
         return part.write
 
     def accept(self, planned: PlannedWrite) -> None:
-        """Take a write that was planned on the `newest` rows, from `planned_offset` on.
+        """Accept a write planned on the `newest` rows, from `planned_offset` on.
 
-        If it raises nothing is taken.
+        After an error nothing is accepted.
         """
         assert planned.base_offset == self.planned_offset
-        # Rows that are put in part are forgotten, and made again of what is pending.
+        # Partially put rows are dropped, and rebuilt from the pending writes.
         over, self._planned_rows = self._planned_rows, None
         if over is not None:
             over.put(planned.keys, planned.values)
@@ -215,26 +218,26 @@ class KvTablet:
         self._planned_rows = over
 
     def apply(self, planned: PlannedWrite) -> None:
-        """Make the oldest planned write part of the state: its changelog is durable."""
+        """Make the oldest planned write part of the state; its changelog is durable."""
         assert planned is self._pending[0]
         self._absorb(planned)
         self._pending.popleft()
         self._planned_rows = None
 
     def abort(self, planned: PlannedWrite) -> None:
-        """Take back a planned write and all planned after it: they will not be in the log."""
+        """Remove a planned write and all later ones: they will not be in the log."""
         while self._pending.pop() is not planned:
             pass
         self._planned_rows = None
 
     def abort_from(self, offset: int) -> None:
-        """Take back all that is planned from `offset` on, if anything is."""
+        """Remove all writes planned from `offset` on, if any."""
         while self._pending and self._pending[-1].base_offset >= offset:
             self._pending.pop()
         self._planned_rows = None
 
     def replay(self, changelog: pa.RecordBatch, *, base_offset: int) -> None:
-        """Apply changes of the log that are not applied yet; the batch starts at `base_offset`."""
+        """Apply the log's missing changes; the batch starts at `base_offset`."""
         assert not self._pending
         applied_count = self.applied_offset - base_offset
         if applied_count < 0:
@@ -254,9 +257,9 @@ class KvTablet:
             self.keep_up()
 
     def restore(self, rows: pa.RecordBatch, versions: npt.NDArray[np.int64]) -> None:
-        """Add rows kept elsewhere, written at the offsets `versions`, to a bucket without changes.
+        """Add rows from elsewhere, written at the offsets `versions`, to an unchanged bucket.
 
-        Call `restored` after the last ones; a crash before leaves nothing that can be used.
+        Call `restored` after the last rows; an earlier crash leaves nothing usable.
         """
         assert not self._pending
         assert self.applied_offset == 0
@@ -271,7 +274,10 @@ class KvTablet:
         self.keep_up()
 
     def restored(self, end_offset: int) -> None:
-        """The rows are those that all changes below `end_offset` make; durable on return."""
+        """Set the end of a restore: the rows result from all changes below `end_offset`.
+
+        Durable on return.
+        """
         nothing = pa.array([], pa.binary())
         self._marker = Marker(end_offset, self.row_count)
         self._end_seen = end_offset
@@ -279,10 +285,10 @@ class KvTablet:
         self.flush()
 
     def load_some(self, row_count: int) -> bool:
-        """Load about `row_count` more rows into memory; return whether there is more to load.
+        """Load about `row_count` more rows into memory; return whether more remain.
 
-        Everything works before loading has ended, but keys not loaded are read from RocksDB; so it
-        stays if the files cannot be read to the end.
+        All calls work before loading has ended, but missing keys are read from RocksDB. The same
+        holds for good if the files cannot be read to the end.
         """
         loaded = 0
         self._report_memory()
@@ -306,7 +312,7 @@ class KvTablet:
         return self._loader is not None
 
     def _finish_loading(self) -> None:
-        """Let memory stand in for the files, if it has as many rows as there are."""
+        """Let memory replace the files, if the number of rows is complete."""
         count = self._cache.loaded_row_count()
         if count in (None, self.row_count):
             self._cache.finish_loading()
@@ -319,7 +325,7 @@ class KvTablet:
     def find(self, keys: pa.Array, *, bytes_max: int) -> FoundValues:
         """Return the newest stored row of each encoded key.
 
-        Raises `RequestTooLargeError` for rows of more than `bytes_max`.
+        Raises `RequestTooLargeError` for rows above `bytes_max`.
         """
         return FoundValues(self._values_of(keys, bytes_max=bytes_max), self._end_seen)
 
@@ -331,7 +337,7 @@ class KvTablet:
         bytes_max: int,
         reads_files: bool,
     ) -> FoundValues | None:
-        """As `find`, for few keys; None if that takes reading files and may not."""
+        """As `find`, for few keys; None if files must be read without `reads_files`."""
         cached_rows = self._cache.get_few(hashes, bytes_max=bytes_max)
         if cached_rows is None:
             raise too_many_bytes(self.rules.table, bytes_max)
@@ -376,8 +382,8 @@ class KvTablet:
     ) -> FoundRows:
         """Return rows whose leading key columns equal the one row of `prefix`, in key order.
 
-        At most `rows_max + 1`: one more than the maximum says that there are more. Raises
-        `RequestTooLargeError` for rows of more than `bytes_max`.
+        At most `rows_max + 1` rows: the extra row tells of more. Raises `RequestTooLargeError` for
+        rows above `bytes_max`.
         """
         start = check_prefix(prefix, self.rules)
         newer = self._behind.changes_under(start)
@@ -395,27 +401,26 @@ class KvTablet:
         return FoundRows(rows=rows, found=everything, end_offset=self._end_seen)
 
     def check_backlog(self) -> None:
-        """Raise OverloadedError while so much waits for RocksDB that nothing more is planned."""
+        """Raise OverloadedError while the backlog for RocksDB forbids further plans."""
         self._behind.check()
 
     def writes_at_once(self, row_count: int) -> bool:
-        """Whether so many rows can be planned and applied without a file, and without moving rows.
+        """Whether `row_count` rows can be planned and applied without files or moving rows.
 
-        Those included that are planned and not applied yet.
+        Includes rows planned but not applied yet.
         """
         cache = self._cache
         return cache.complete and not self._behind.is_too_much and cache.has_room(row_count)
 
     @property
     def needs_upkeep(self) -> bool:
-        """Whether there is something for `keep_up` to do."""
+        """Whether `keep_up` has work."""
         return self._loader is not None or self._behind.is_due or self._cache.is_untidy
 
     def keep_up(self) -> None:
-        """Load, hand over, evict and move rows, in proportion to what was applied since.
+        """Load, hand over, evict and move rows, in proportion to the rows applied since.
 
-        Call it before more is planned whenever `needs_upkeep`: memory and backlog are bounded by
-        it.
+        Call before further plans whenever `needs_upkeep`: `keep_up` bounds memory and backlog.
         """
         applied_rows, self._applied_rows = self._applied_rows, 0
         self.load_some(2 * applied_rows)
@@ -423,49 +428,49 @@ class KvTablet:
         self._expect_reads()
 
     def begin_run(self) -> Run | None:
-        """Begin to hand over what is due; None if nothing is, or that is under way.
+        """Begin a due handover; None if nothing is due, or during another run.
 
-        `write_run` it on any thread, while others change rows; `end_run` it then.
+        Then `write_run` on any thread, also during changes of rows, and `end_run`.
         """
         return self._behind.begin_run()
 
     def write_run(self, run: Run) -> None:
-        """Hand a run over, if nobody has."""
+        """Hand a run over, unless already done."""
         self._behind.write_run(run)
 
     def end_run(self, run: Run) -> None:
-        """Rows of a run that was handed over may be evicted; nothing if it was ended."""
+        """Allow eviction of a written run's rows; harmless for an ended run."""
         self._behind.end_run(run)
 
     def keep_to_budget(self) -> None:
-        """Give back memory that is more than this bucket may have now."""
+        """Release memory above this bucket's current share."""
         self._report_memory()
         self._behind.hand_over_if_due()
         self._cache.tidy()
         self._report_memory()
 
     def flush(self) -> None:
-        """Make everything applied durable here; `flushed_offset` is `applied_offset` then."""
+        """Make all applied rows durable here, so `flushed_offset` becomes `applied_offset`."""
         self._behind.hand_over()
         self._store.flush()
 
     def checkpoint(self, path: Path) -> None:
-        """Write a copy to `path`, which must not exist: it opens as this bucket is now."""
+        """Write a copy to a new `path`, in this bucket's current state."""
         self._behind.hand_over()
         self._store.checkpoint(path)
 
     def keys_written_before(self, offset: int, *, bytes_max: int) -> Generator[pa.RecordBatch]:
         """Yield the keys of all rows written below `offset`, for about `bytes_max` of rows a time.
 
-        Or of none, when many rows were looked at for it. They are those applied at the first
-        `next`; call each while you have the rows.
+        After a long search a part may be empty. The rows are those applied at the first `next`;
+        call each `next` while the rows exist.
         """
         self._behind.hand_over()
         for values in _values_before(self._store, offset, self.row_count, bytes_max=bytes_max):
             yield self.codec.decode(values).select(list(self.rules.primary_key))
 
     def close(self) -> None:
-        """Let go of everything; what is not flushed comes back by `replay`."""
+        """Release everything; unflushed changes come back by `replay`."""
         self._loader = None
         if self._share is not None:
             self._share.leave()
@@ -473,9 +478,9 @@ class KvTablet:
         self._store.close()
 
     def newest(self, hashed: HashedKeys) -> pa.Array:
-        """Return the values of distinct keys as they will be when all planned is applied.
+        """Return the values of distinct keys after all planned writes.
 
-        For who plans. Raises `RequestTooLargeError` for more than a plan may meet.
+        For planning. Raises `RequestTooLargeError` above the limit of a plan.
         """
         values = self._met(hashed)
         return self._all_planned().over(hashed.keys, values) if self._pending else values
@@ -489,7 +494,7 @@ class KvTablet:
         return self._all_planned().over_few(keys, values) if self._pending else values
 
     def _met(self, hashed: HashedKeys) -> pa.Array:
-        """Return the values of distinct keys as they are now, for who plans."""
+        """Return the current values of distinct keys, for planning."""
         bytes_max = MET_BYTES_MAX
 
         def read(keys: pa.Array) -> pa.Array | None:
@@ -502,9 +507,9 @@ class KvTablet:
         return values
 
     def _all_planned(self) -> PlannedRows:
-        """Return what is planned but not applied."""
+        """Return the rows planned but not applied."""
         if self._planned_rows is None:
-            # Rows that are put in part are not kept: a plan would miss the others.
+            # Partially put rows are dropped, because a plan would miss the remaining rows.
             over = PlannedRows()
             for planned in self._pending:
                 over.put(planned.keys, planned.values)
@@ -517,9 +522,9 @@ class KvTablet:
         cached: CachedRows,
         read: Callable[[pa.Array], pa.Array | None] | None = None,
     ) -> pa.Array | None:
-        """Return the values of `keys`, with those from RocksDB that the cache does not know.
+        """Return the values of `keys`, reading keys unknown to the cache from RocksDB.
 
-        `read` gets these from there; None if it returns None.
+        `read` gets the unknown keys; None if `read` returns None.
         """
         values, unknown = cached
         if unknown is None:
@@ -535,7 +540,7 @@ class KvTablet:
         return pa.concat_arrays([values, stored]).take(pa.array(source))
 
     def _absorb(self, planned: PlannedWrite) -> None:
-        # Readers take the end after the rows, so that it covers every row they have seen.
+        # Readers take the end after the rows, so the end covers every row seen.
         self._end_seen = planned.end_offset
         self._cache.put(planned.keys, planned.values)
         self._marker = Marker(planned.end_offset, self.row_count + planned.row_count_delta)
@@ -569,10 +574,10 @@ def _codec(rules: TableRules) -> RowCodec:
 def _values_before(
     store: RocksdbStore, offset: int, row_count: int, *, bytes_max: int
 ) -> Iterator[pa.Array]:
-    """Yield the values of the store written below `offset`, about `bytes_max` of them at a time.
+    """Yield the store's values written below `offset`, about `bytes_max` of them at a time.
 
-    Or fewer, or none, when many rows were looked at for them. The store has about `row_count` rows,
-    whose average size bounds a chunk of large ones.
+    A part may be small or empty after a long search. The store has about `row_count` rows; their
+    average size bounds a chunk of large rows.
     """
     store_bytes = store.approximate_bytes()
     row_bytes = (store_bytes["files"] + store_bytes["memtables"]) // max(row_count, 1)

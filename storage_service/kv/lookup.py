@@ -1,4 +1,4 @@
-"""Keys to look up as given, checked and encoded; and what a lookup answers."""
+"""Lookup keys, checked and encoded, and the answers of lookups."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 FIRST_STEP_ROWS: Final = 16
-"""Rows are read in steps, whose sizes follow what the rows before took; so many are the first."""
+"""The rows of the first step; later steps follow the size of earlier rows."""
 
 _STEP_GROWTH: Final = 8
 _LISTED_CHARACTERS_MAX: Final = 500
@@ -44,9 +44,9 @@ _LISTED_CHARACTERS_MAX: Final = 500
 class FoundRows:
     """The answer to a lookup of many keys.
 
-    `rows` has the rows that exist, in the order of the keys; `found` has one flag a key.
-    Whoever waits until the high watermark is at least `end_offset` shows nothing that cannot be
-    fetched.
+    `rows` has the existing rows, in the order of the keys; `found` has one flag a key. After
+    waiting for a high watermark of at least `end_offset` all rows of the answer can be fetched,
+    too.
     """
 
     rows: pa.RecordBatch
@@ -55,7 +55,7 @@ class FoundRows:
 
 
 class FoundValues(NamedTuple):
-    """The stored row of each key, None or null where there is none; see `FoundRows`."""
+    """The stored row of each key, None or null without a row; see `FoundRows`."""
 
     values: Any
     end_offset: int
@@ -67,7 +67,7 @@ def check_key_names(names: Sequence[str], rules: TableRules) -> None:
 
 
 def check_prefix_columns(names: Sequence[str], rules: TableRules) -> Sequence[str]:
-    """Return the leading key columns that `names` are, in the order of the key."""
+    """Return the leading key columns named by `names`, in the order of the key."""
     leading = rules.primary_key[: len(names)]
     _check_names(names, leading, rules, purpose="a prefix lookup")
     if not leading:
@@ -93,7 +93,7 @@ def check_prefix(prefix: pa.RecordBatch, rules: TableRules) -> bytes:
 
 
 def least_row_bytes(schema: pa.Schema) -> int:
-    """Return what a row takes in memory at least, also one of nulls."""
+    """Return the least memory of a row, even of nulls."""
     return sum(_least_bytes(field.type) for field in schema)
 
 
@@ -106,7 +106,7 @@ def _least_bytes(t: pa.DataType) -> int:
 
 
 def too_many_bytes(table: str, bytes_max: int) -> RequestTooLargeError:
-    """Return the error for rows that take more memory than one answer may."""
+    """Return the error for rows above the memory limit of one answer."""
     return RequestTooLargeError(
         f"lookup in '{table}': the rows have more than {bytes_max} bytes, the most that one answer"
         " may have of the memory for answers (answers_bytes_max); ask for fewer rows at once"
@@ -116,9 +116,9 @@ def too_many_bytes(table: str, bytes_max: int) -> RequestTooLargeError:
 def read_in_steps(
     keys: pa.Array, read: Callable[[pa.Array], pa.Array], *, row_bytes: int, bytes_max: int
 ) -> pa.Array | None:
-    """Return what `read` returns for all keys; None if that has more than `bytes_max`.
+    """Return the result of `read` for all keys; None above `bytes_max`.
 
-    A row counts as `row_bytes` at least. How large rows of files are is known once they are read.
+    A row counts as `row_bytes` at least. The size of rows in files is known only after reading.
     """
     parts: list[pa.Array] = []
     start, step, size = 0, FIRST_STEP_ROWS, 0
@@ -137,7 +137,7 @@ def read_in_steps(
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """Return the least bytes above everything that starts with `prefix`."""
+    """Return the least bytes above all bytes starting with `prefix`."""
     stem = prefix.rstrip(b"\xff")
     assert stem, "a key starts with 01"
     return stem[:-1] + bytes([stem[-1] + 1])
@@ -151,10 +151,10 @@ def rows_in_key_order(
     bytes_max: int,
     table: str,
 ) -> list[bytes]:
-    """Return the first `rows_max + 1` rows of both; `newer` wins, and None there is no row.
+    """Return the first `rows_max + 1` rows of both; `newer` wins, and None means deleted.
 
-    `older` are chunks of keys and rows in key order; no more of them is read than needed. Raises
-    `RequestTooLargeError` for more than `bytes_max`.
+    `older` are chunks of keys and rows in key order, read only as far as needed. Raises
+    `RequestTooLargeError` above `bytes_max`.
     """
     newer_rows = {key: value for key, value in newer.items() if value is not None}
     row_count = size = 0

@@ -1,19 +1,20 @@
-"""The one door to RocksDB: one bucket's rows by key, and how far the changelog is applied to them.
+"""The only module using RocksDB: one bucket's rows by key, and the applied changelog offset.
 
 Promises:
-- RocksDB keeps no log of its own: the changelog is. What was written is durable after `flush`, or
-  once `flushed_marker` has reached it; a crash before keeps a prefix of what was written, in order.
+- RocksDB writes no log, because the changelog is the log. Written rows are durable after `flush`,
+  or once `flushed_marker` has reached them; an earlier crash keeps a prefix of the writes, in
+  order.
 - The marker (changelog offset and row count) is written in the same batch as the last rows it
-  covers, so what is found at the next start is never older than the marker found with it.
-- No write ever sleeps inside RocksDB, where it would hold the interpreter: it raises
+  covers, so after a restart the rows are never older than the marker.
+- No write ever sleeps inside RocksDB, where it would hold the interpreter: a write raises
   `OverloadedError`, and the same rows can be written again later.
-- What a damaged file hides is never taken for what is not there: every read of it, every scan that
-  meets it and the opening raise `CorruptDataError`, and `on_damage` is told.
+- Rows hidden by a damaged file never count as absent: every read of the file, every scan reaching
+  the file and the opening raise `CorruptDataError`, and call `on_damage`.
 
 One thread writes; any thread reads. Rows live under keys from `01` to `02` (no part of a primary
 key is null), the marker under the reserved prefix `ff`.
 
-Rows are handed over in large runs and each run is sealed, which hands it to RocksDB's own threads.
+Rows are handed over in large runs; each run is sealed, and RocksDB's threads write its file.
 Therefore memtables are plain vectors: four times cheaper to fill than a skip list, and read only
 after they are sealed.
 """
@@ -76,24 +77,24 @@ _MAGIC: Final = b"SHKV"
 _FORMAT_VERSION: Final = 1
 # A call into RocksDB holds the interpreter: this many rows is a fraction of a millisecond.
 _CHUNK_ROWS: Final = 2_000
-# Of messages that do not begin with it: a file is not there.
+# Damage in messages without a prefix of damage: a missing file.
 _SIGNS_OF_DAMAGE: Final = ("No such file or directory",)
-# Where rows are looked up in memory first, many files cost less than compacting them often; where
-# they are looked up here, every file costs a look.
+# With lookups in memory, many files cost less than frequent compaction; with lookups here,
+# every file costs a search.
 _FILES_BEFORE_COMPACTION: Final = 16
 _FILES_BEFORE_COMPACTION_IF_READ: Final = 4
 
-# How long to wait before closing what another thread is using is tried again.
+# The pause before another attempt to close a store in use by another thread.
 _BORROWED_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """What one bucket's RocksDB may use.
+    """Limits of one bucket's RocksDB.
 
     Memory is at most `write_buffer_bytes * write_buffers_max` plus about 2 bytes a row for filters;
     rows are read through the page cache. `write_buffers` (see `shared_write_buffers`) bounds the
-    buffers of all stores that have it.
+    buffers of all stores using the same object.
     """
 
     write_buffer_bytes: int = 64 << 20
@@ -104,19 +105,19 @@ class StoreOptions:
 
 
 def shared_write_buffers(bytes_max: int) -> WriteBufferManager:
-    """Return what makes several stores seal runs early rather than buffer more than `bytes_max`."""
+    """Return a manager making stores seal runs early above `bytes_max` in all."""
     return WriteBufferManager(bytes_max, False)
 
 
 class Marker(NamedTuple):
-    """How far the changelog is applied: every row below the offset, none from it on."""
+    """The end of the applied changelog: every row below the offset is applied."""
 
     applied_offset: int
     row_count: int
 
 
 OnDamage = Callable[[CorruptDataError], CorruptDataError]
-"""Told of damage; returns the error with what the caller should know of it."""
+"""Called with a damage; returns the error to raise, with advice for the caller."""
 
 
 def is_damage(error: CorruptDataError) -> bool:
@@ -125,7 +126,7 @@ def is_damage(error: CorruptDataError) -> bool:
 
 
 class RocksdbStore:
-    """One bucket's rows in one RocksDB. `close` is idempotent; after it, reads and writes raise."""
+    """One bucket's rows in one RocksDB. `close` is idempotent; later reads and writes raise."""
 
     def __init__(
         self, path: Path, *, table_id: int, bucket: int, options: StoreOptions | None = None
@@ -134,10 +135,10 @@ class RocksdbStore:
         self._path: Final = path
         self._identity: Final = (bucket, table_id)
         self.on_damage: OnDamage = _as_it_is
-        """Told, on whatever thread, of each damage that is met; returns what is raised."""
+        """Called, on any thread, with each damage; returns the error to raise."""
         self._closed = False
         self._reads_expected = False
-        # Held by whoever uses a cursor. They hold the interpreter meanwhile: nobody waits longer.
+        # Held while using a cursor. Cursor calls hold the interpreter anyway, so waits are short.
         self._scanning: Final = threading.Lock()
         self._cursors: Final[WeakSet[_Cursor]] = WeakSet()
         path.mkdir(parents=True, exist_ok=True)
@@ -146,8 +147,8 @@ class RocksdbStore:
             if problem:
                 raise RuntimeError(f"Corruption: {problem}")
             ours = _rocksdb_options(options or StoreOptions())
-            # Without the second, those of rows are taken from a file that nothing vouches for, and
-            # without its filters.
+            # Without options for the column family RocksDB would take them from an unchecked file,
+            # and without filters.
             self._db: Final = Rdict(str(path), ours, {_COLUMN_FAMILY: ours})
         try:
             self._flushed = self._written = self._read_marker()
@@ -156,32 +157,32 @@ class RocksdbStore:
             raise
         self._sealed = self._written
         self._write_options: Final = WriteOptions()
-        # The stubs call it a method; it is a property.
+        # A method in the stubs, but in fact a property.
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]
         self._write_options.no_slowdown = True
 
     @property
     def written_marker(self) -> Marker:
-        """The marker of what was written last."""
+        """The marker of the last write."""
         return self._written
 
     @property
     def flushed_marker(self) -> Marker:
-        """A marker that is durable, together with all rows below it."""
-        # Another thread may seal more between the look and its consequence.
+        """A durable marker, with all rows below."""
+        # Another thread may seal more between the check and the assignment.
         sealed = self._sealed
         if self._flushed != sealed and self._memtables() == 0:
             self._flushed = sealed
         return self._flushed
 
     def get(self, keys: pa.Array) -> pa.Array:
-        """Return the value of each of the binary `keys`, null where there is none."""
+        """Return the value of each of the binary `keys`, null for a missing key."""
         return pa.array(self.get_few(keys.to_pylist()), pa.binary())
 
     def get_few(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
-        """Return the value of each of `keys`, None where there is none."""
+        """Return the value of each of `keys`, None for a missing key."""
         if len(keys) <= 1:
-            # RocksDB takes longer for several keys of which there is one.
+            # RocksDB's call for several keys takes longer for a single key.
             return [self.get_one(key) for key in keys]
         with self._door():
             return cast("list[bytes | None]", self._db.get(list(keys)))
@@ -193,10 +194,10 @@ class RocksdbStore:
             return value
 
     def write(self, keys: pa.Array, values: pa.Array, *, marker: Marker) -> None:
-        """Put `values` under `keys`, one after the other; a null value deletes. Not durable yet.
+        """Put `values` under `keys`, in order; a null value deletes. Not durable yet.
 
-        Raises OverloadedError when RocksDB cannot keep up: nothing is lost by writing the same
-        again, because only the last chunk carries the marker.
+        Raises OverloadedError when RocksDB cannot keep up: writing the same rows again loses
+        nothing, because only the last chunk carries the marker.
         """
         for start in range(0, max(len(keys), 1), _CHUNK_ROWS):
             chunk = WriteBatch(raw_mode=True)
@@ -208,13 +209,13 @@ class RocksdbStore:
         self._written = marker
 
     def seal(self) -> None:
-        """Start making what was written durable, without waiting; reads are fast again."""
+        """Start making written rows durable, without waiting; reads are fast again."""
         with self._door():
             self._db.flush(wait=False)
         self._sealed = self._written
 
     def flush(self) -> None:
-        """Return when everything written is durable."""
+        """Return when all written rows are durable."""
         with self._door():
             self._db.flush(wait=True)
         self._sealed = self._flushed = self._written
@@ -224,12 +225,13 @@ class RocksdbStore:
     ) -> Iterator[tuple[pa.Array, pa.Array]]:
         """Return keys and values of the rows with start <= key < end in key order, in chunks.
 
-        They are as they were at the call. Do not keep the iterator long: so is what it shows.
+        The chunks show the state at the call. Release the iterator soon, because the state is kept
+        alive.
         """
         bounds = ReadOptions()
         bounds.set_iterate_upper_bound(end)
         with self._door(), self._scanning:
-            # An iterator is a view of its moment. A Snapshot would forget its own for our bounds.
+            # An iterator is a view of its moment. A Snapshot's iterator would ignore these bounds.
             cursor = _Cursor(self._db.iter(bounds), bounds)
             self._cursors.add(cursor)
             cursor.seek(start)
@@ -244,11 +246,11 @@ class RocksdbStore:
                     return
                 yield pa.array(keys, pa.binary()), pa.array(values, pa.binary())
         finally:
-            # An error keeps this frame.
+            # An error keeps this frame alive.
             cursor.let_go()
 
     def expect_reads(self, expected: bool) -> None:
-        """Say whether rows will be looked up here often: then files are compacted early."""
+        """Set whether rows will often be read from files: then files are compacted early."""
         if expected == self._reads_expected:
             return
         files = _FILES_BEFORE_COMPACTION_IF_READ if expected else _FILES_BEFORE_COMPACTION
@@ -257,7 +259,7 @@ class RocksdbStore:
         self._reads_expected = expected
 
     def checkpoint(self, path: Path) -> None:
-        """Flush, and make a copy at `path` (which must not exist) that opens like this store."""
+        """Flush, and write a copy to a new `path`, openable like this store."""
         self.flush()
         with self._door():
             Checkpoint(self._db).create_checkpoint(str(path))
@@ -273,10 +275,10 @@ class RocksdbStore:
             return {name: self._db.property_int_value(p) or 0 for name, p in names.items()}
 
     def close(self) -> None:
-        """Close without flushing: what is not durable comes back from the changelog.
+        """Close without flushing: unflushed rows come back from the changelog.
 
-        Calls of other threads that are under way end first; new ones are refused, and so is the
-        rest of a scan. The files can be opened again on return.
+        Running calls of other threads end first; new calls are refused, and so are further chunks
+        of a scan. The files can be opened again on return.
         """
         if not self._closed:
             self._closed = True
@@ -288,7 +290,7 @@ class RocksdbStore:
 
     @contextlib.contextmanager
     def _door(self, *, is_closing: bool = False) -> Iterator[None]:
-        """Turn what RocksDB raises into our errors."""
+        """Translate RocksDB's errors."""
         if self._closed and not is_closing:
             raise UnavailableError(f"{self._path} is closed")
         try:
@@ -299,7 +301,7 @@ class RocksdbStore:
             raise
         except Exception as error:
             if self._closed and not is_closing and "mutably borrowed" in str(error):
-                # Who closes has it at this moment.
+                # The closing thread holds the database at this moment.
                 raise UnavailableError(f"{self._path} is closed") from error
             ours = _translated(self._path, error)
             if isinstance(ours, CorruptDataError):
@@ -307,7 +309,7 @@ class RocksdbStore:
             raise ours from error
 
     def _memtables(self) -> int:
-        """Return how many sealed runs RocksDB has not made durable yet."""
+        """Return the number of sealed runs not durable yet."""
         with self._door():
             return self._db.property_int_value("rocksdb.num-immutable-mem-table") or 0
 
@@ -334,11 +336,11 @@ class RocksdbStore:
 
 
 class _Cursor:
-    """Where a scan is. It keeps the files open, also those of a closed store, until let go."""
+    """The position of a scan. A cursor keeps files open, also of a closed store, until `let_go`."""
 
     def __init__(self, rows: RdictIter, bounds: ReadOptions) -> None:
         self._rows: RdictIter | None = rows
-        # RocksDB reads the upper bound where they keep it: they must live as long as the rows.
+        # RocksDB reads the upper bound from these options: they must live as long as the rows.
         self._bounds: Final = bounds
 
     def seek(self, start: bytes) -> None:
@@ -358,14 +360,14 @@ class _Cursor:
             for _ in range(count):
                 key = key_here()
                 if key is None:
-                    # An error ends the rows just as their end does.
+                    # An error ends the iteration like the end of the rows.
                     rows.status()
                     break
                 keys.append(key)
                 values.append(value_here())
                 advance()
         finally:
-            # An error keeps this frame.
+            # An error keeps this frame alive.
             del rows, key_here, value_here, advance
         return keys, values
 
@@ -375,7 +377,7 @@ class _Cursor:
 
 
 def _closes(db: Rdict) -> bool:
-    """Close `db`; False, and it stays open, while a call of another thread is under way."""
+    """Close `db`; False, with `db` still open, during a call of another thread."""
     try:
         db.close()
     except RuntimeError as error:
@@ -400,7 +402,7 @@ def _rocksdb_options(options: StoreOptions) -> Options:
     o = Options(raw_mode=True)
     o.create_if_missing(True)
     o.set_compression_type(DBCompressionType.none())
-    # Mapped, index blocks would be believed for ever after a first look, and a bad sector kill.
+    # Mapped index blocks would be checked only once, and a bad sector would kill the process.
     o.set_allow_mmap_reads(False)
     o.set_allow_concurrent_memtable_write(False)
     o.set_memtable_factory(MemtableFactory.vector())
@@ -417,7 +419,7 @@ def _rocksdb_options(options: StoreOptions) -> Options:
     o.set_max_log_file_size(1 << 20)
     o.set_stats_dump_period_sec(0)
     table = BlockBasedOptions()
-    # The page cache has them; here their checksums would not be looked at again.
+    # The page cache has the blocks; a block cache would skip later checksums.
     table.disable_cache()
     table.set_bloom_filter(10, block_based=False)
     table.set_format_version(5)

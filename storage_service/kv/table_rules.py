@@ -1,4 +1,4 @@
-"""What the rows by key of one table must know of the table: its schema, its key, how rows merge."""
+"""The facts of a table needed for its rows by key: schema, key, and merging."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ __all__ = ["TableRules"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRules:
-    """What planning needs to know of a primary key table.
+    """The facts of a primary key table needed for planning.
 
-    `earlier` are the versions of the schema, by id, that stored rows may still have. Of a table
-    that `renews_unchanged`, an upsert that leaves a row as it is makes a new version of it all the
-    same: its rows age by their versions.
+    `earlier` are older schema versions of stored rows, by id. With `renews_unchanged` an upsert
+    without a change still makes a new version of the row, because rows age by their versions.
     """
 
     table: str

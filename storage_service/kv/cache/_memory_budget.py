@@ -1,8 +1,8 @@
-"""What one bucket may use, and the memory that all buckets of a service share for rows at hand.
+"""The memory limits of one bucket, and the budget shared by all buckets of a service.
 
-A bucket may take what the others leave, and always an equal share of all: busy buckets use what
-idle ones do not need, and none is pushed out altogether. Buckets report what they use; they give
-back what is over their share when they are written to, or when they are asked to.
+A bucket may use memory unused by other buckets, and always an equal share of all: busy buckets use
+idle buckets' memory, and no bucket is pushed out altogether. Buckets report their use; memory above
+the share is released at the next write, or on request.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class MemoryBudget:
 
     @property
     def used_bytes(self) -> int:
-        """What all shares have reported."""
+        """The reported use of all shares."""
         return self._total
 
     def join(self) -> MemoryShare:
-        """Return a new share, which uses nothing yet."""
+        """Return a new share without use."""
         share = MemoryShare(self)
         self._report(share, 0)
         return share
@@ -52,30 +52,31 @@ class MemoryBudget:
 
 
 class MemoryShare:
-    """What one bucket uses of a budget."""
+    """One bucket's use of a budget."""
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget: Final = budget
 
     def report(self, used_bytes: int) -> int:
-        """Say what is used now; return what may be."""
+        """Report the current use; return the allowed use."""
         self._budget._report(self, used_bytes)
         return self._budget._allowed(self)
 
     def leave(self) -> None:
-        """Use nothing any more; harmless when repeated."""
+        """End the share's use; harmless when repeated."""
         self._budget._leave(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvOptions:
-    """What one bucket may use.
+    """The limits of one bucket.
 
-    `cache_bytes` bounds the rows kept in memory and their index; a bucket that fits is never read
-    from RocksDB. Rows that do not fit are evicted `segment_bytes` at a time (None: 1/32 of it).
-    `backlog_rows` and `backlog_bytes` say how much is handed to RocksDB at once; with four times as
-    much waiting, because RocksDB is behind or its disk is full, writes are refused. `memory` bounds
-    the rows at hand of all buckets that have it, and what waits for RocksDB with them.
+    `cache_bytes` bounds the rows kept in memory and their index; a bucket within the limit is never
+    read from RocksDB. Further rows are evicted `segment_bytes` at a time (None: 1/32 of
+    `cache_bytes`). `backlog_rows` and `backlog_bytes` are the size of one handover to RocksDB; at
+    four times this size, because RocksDB is behind or its disk is full, writes are refused.
+    `memory` bounds the cached rows of all buckets with the same budget, including the backlogs for
+    RocksDB.
     """
 
     cache_bytes: int = 256 << 20
@@ -87,8 +88,8 @@ class KvOptions:
 
     @classmethod
     def shared(cls, *, cache_bytes: int, memory_bytes: int) -> KvOptions:
-        """Return options for all buckets of a service, which share `memory_bytes`."""
-        # Runs on their way to disk, for a moment: a quarter, beside what rows and index take.
+        """Return options for all buckets of a service, sharing `memory_bytes`."""
+        # A quarter for runs on their way to disk, the remainder for rows and index.
         buffers = shared_write_buffers(memory_bytes // 4)
         return cls(
             cache_bytes=cache_bytes,

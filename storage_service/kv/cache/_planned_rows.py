@@ -1,7 +1,7 @@
-"""Rows that are planned but not applied yet, over those of a bucket.
+"""Planned, unapplied rows layered over a bucket's rows.
 
-They lie in layers, the newest last: many rows as the arrays they came in, few in a dict, which the
-next few join. Few layers wait at any time; looking for keys in one is one call, whatever its size.
+Layers are in order, the newest last: many rows as arrays, few rows in a dict joined by the next
+few. Few layers exist at any time; a search for keys in a layer is one call of any size.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import pyarrow.compute as pc
 __all__ = ["FEW_ROWS", "PlannedRows"]
 
 FEW_ROWS = 1_000
-"""Up to so many rows are kept in a dict: most rounds, which the next one joins."""
+"""The most rows of a dict layer: most rounds, joined by the next round."""
 
 _Few = dict[bytes, bytes | None]
 _Many = tuple[pa.Array, pa.Array]
 
 
 class PlannedRows:
-    """Newest rows by key; of keys that were not put, nothing is known."""
+    """Newest rows by key; other keys are unknown."""
 
     def __init__(self) -> None:
         self._layers: list[_Few | _Many] = []
@@ -38,7 +38,7 @@ class PlannedRows:
         layer.update(zip(keys.to_pylist(), values.to_pylist(), strict=True))
 
     def over(self, keys: pa.Array, values: pa.Array) -> pa.Array:
-        """Return `values`, which are stored under `keys`, with what was put under any of them."""
+        """Return `values`, stored under `keys`, replaced by planned values."""
         for layer in self._layers:
             if isinstance(layer, dict):
                 layer = (

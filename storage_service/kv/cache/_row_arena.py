@@ -1,8 +1,7 @@
-"""Row values in memory, written one after the other into segments and found again by location.
+"""Row values in memory, appended to segments and read by location.
 
-A location is a number: segment, position in it, length. Rows are never changed in place. A segment
-can be dropped when nobody asks for its rows any more; its memory is returned as soon as the last
-reader lets go of it.
+A location is a number: segment, position in the segment, length. Rows are immutable. A segment can
+be dropped once its rows are no longer requested; its memory is released with the last reader.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class RowArena:
     def __init__(self, *, segment_bytes: int = SEGMENT_BYTES_MAX) -> None:
         assert 0 < segment_bytes <= SEGMENT_BYTES_MAX
         self._segment_bytes: Final = segment_bytes
-        # Replaced, never changed: who has it reads what is dropped later.
+        # Replaced, never changed: holders can read rows dropped later.
         self._buffers: Segments = ()
         self._views: list[memoryview] = []
         self._free: list[int] = []
@@ -58,7 +57,7 @@ class RowArena:
 
     @property
     def segments(self) -> Segments:
-        """Return what has the rows at all locations of now, also when they are dropped later."""
+        """Return the segments with the rows at all current locations, valid after later drops."""
         return self._buffers
 
     @property
@@ -122,7 +121,7 @@ class RowArena:
 
     @staticmethod
     def rows_in(parts: Sequence[tuple[Segments, Locations]]) -> pa.Array:
-        """As `rows_at`, of locations that were known when the `segments` were these."""
+        """As `rows_at`, for locations valid at the time of their `segments`."""
         rows = []
         # Segments come and go rarely: nearly always one copy has all rows.
         for _, same in groupby(parts, key=lambda part: id(part[0])):
@@ -132,12 +131,12 @@ class RowArena:
 
     @staticmethod
     def bytes_at(locations: Locations) -> int:
-        """Return how many bytes the rows at `locations` have."""
+        """Return the number of bytes of the rows at `locations`."""
         return int((locations & _LOW_24).sum())
 
     @staticmethod
     def bytes_of(location: int) -> int:
-        """Return how many bytes the row at `location` has; 0 for location 0, where none is."""
+        """Return the number of bytes of the row at `location`; 0 for location 0, no row."""
         return location & _LOW_24
 
     def row_at(self, location: int) -> bytes:
@@ -147,13 +146,13 @@ class RowArena:
         return row.tobytes()
 
     def oldest(self, *, except_: Collection[int]) -> int | None:
-        """Return the segment filled first, if it is full and not excepted."""
+        """Return the segment filled first, if full and not excepted."""
         if len(self._order) < 2 or self._order[0] in except_:
             return None
         return self._order[0]
 
     def sparsest(self, *, below: float) -> int | None:
-        """Return the full segment with the least share of live rows, if that is `below` this."""
+        """Return the full segment with the least share of live rows, if `below` the limit."""
         full = list(self._order)[:-1]
         if not full:
             return None
@@ -163,24 +162,24 @@ class RowArena:
 
     @staticmethod
     def segment_of(location: int) -> int:
-        """Return the segment that a location is in."""
+        """Return the segment of a location."""
         return location >> _SEGMENT_SHIFT
 
     @staticmethod
     def segments_of(locations: Locations) -> set[int]:
-        """Return the segments that locations are in, which were appended in this order."""
+        """Return the segments of locations appended in this order."""
         segments = locations >> _SEGMENT_SHIFT
         begun = segments[1:][segments[1:] != segments[:-1]]
         return {*segments[:1].tolist(), *begun.tolist()}
 
     @staticmethod
     def in_segment(locations: Locations, segment: int) -> npt.NDArray[np.int64]:
-        """Return the positions of the locations that are in `segment`; 0 is no location."""
+        """Return the positions of the locations in `segment`; 0 is no location."""
         low, high = np.uint64(segment << _SEGMENT_SHIFT), np.uint64((segment + 1) << _SEGMENT_SHIFT)
         return np.flatnonzero((locations > low) & (locations < high))
 
     def drop(self, segment: int) -> None:
-        """Forget a segment; none of its rows may be asked for any more."""
+        """Forget a segment; its rows must not be requested any more."""
         self._order.remove(segment)
         self._replace_buffer(segment, _NOTHING)
         self._views[segment] = memoryview(_NOTHING)
@@ -194,7 +193,7 @@ class RowArena:
             last = self._order[-1]
             if len(self._buffers[last]) - self._used[last] >= room:
                 return last
-        # A bucket of few rows takes little: segments grow with what is there.
+        # A bucket of few rows needs little memory: segments grow with the bucket.
         size = min(self._segment_bytes, max(self.memory_bytes // 4, _SEGMENT_BYTES_MIN))
         memory = _private_memory(max(size, room))
         if self._free:

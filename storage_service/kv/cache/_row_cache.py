@@ -1,12 +1,11 @@
-"""Rows of a bucket in memory, within a budget: what RocksDB has not got yet, and what fits beside.
+"""A bucket's rows in memory, within a budget: rows missing from RocksDB, and further rows.
 
-Of every key it knows one of three things: the newest row; that there is no row (it was deleted, or
-the cache is `complete` and does not have it); or nothing, and then RocksDB does.
+A key's state is one of three: the newest row is cached; the key is known as absent (deleted, or
+missing from a `complete` cache); or the key is unknown, and RocksDB must be read.
 
-One thread at a time changes it; readers hold the same `lock` that changes they could stumble over
-happen under. It is held briefly, for some thousand keys at a time where each takes work; copying
-rows and growing the index happen outside it. Rows that RocksDB may not have yet, those of a run on
-its way to it included, are never evicted.
+One thread at a time changes the cache; readers hold the same `lock` as changes unsafe for readers.
+The lock is held briefly, for some thousand keys at a time; copying rows and growing the index
+happen outside. Rows possibly missing from RocksDB, including a run on its way, are never evicted.
 """
 
 from __future__ import annotations
@@ -38,25 +37,25 @@ __all__ = ["FEW_KEYS", "CachedRows", "FewRows", "RowCache"]
 _DELETED: Final = np.uint64(0)
 _SEGMENT_BYTES_MIN: Final = 256 << 10
 FEW_KEYS: Final = 64
-"""Up to so many keys are put one by one."""
-# To copy an index of so many entries takes half a millisecond.
+"""The most keys put one by one."""
+# Copying an index of this size takes half a millisecond.
 _SMALL_INDEX: Final = 20_000
 _SPARE_ROWS: Final = 4_096
-# So many keys are looked for or added at once: others wait for it.
+# The keys searched or added under one hold of the lock.
 _AT_ONCE: Final = 4_096
 _HASH_BYTES: Final = 8
 _NO_SLOTS: Final = np.zeros(0, dtype=np.int64)
-# A segment below this share of live rows is worth emptying, which moves those: the less of them the
-# cheaper, where there is memory.
+# A segment below this share of live rows is emptied by moving its live rows: fewer rows are
+# cheaper to move, if memory is available.
 _SPARSE: Final = 0.25
 _SPARSE_IF_SHORT: Final = 0.5
 
 
 class CachedRows(NamedTuple):
-    """What is known of some keys.
+    """The cache's knowledge of some keys.
 
-    `values` is null where there is no row or nothing is known; `unknown` marks the latter, and is
-    None when everything is known.
+    `values` is null for an absent or unknown key; `unknown` marks unknown keys, and is None if all
+    keys are known.
     """
 
     values: pa.Array
@@ -64,9 +63,9 @@ class CachedRows(NamedTuple):
 
 
 class FewRows(NamedTuple):
-    """What is known of few keys: None where there is no row or nothing is known.
+    """The cache's knowledge of few keys: None for an absent or unknown key.
 
-    `unknown` has the positions of the latter.
+    `unknown` has the positions of unknown keys.
     """
 
     values: list[bytes | None]
@@ -74,10 +73,10 @@ class FewRows(NamedTuple):
 
 
 class _Located(NamedTuple):
-    """Where the rows of some keys were at one moment: location 0 where none is.
+    """The locations of some keys' rows at one moment: 0 without a row.
 
-    `unknown` is that of `CachedRows`. Rows are never changed in place, and what is dropped lives as
-    long as `segments` has it: so they can be read at any time after.
+    `unknown` is as in `CachedRows`. Rows are immutable, and dropped rows live as long as `segments`
+    references them, so the rows can be read at any later time.
     """
 
     locations: Hashes
@@ -86,7 +85,7 @@ class _Located(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """Where the keys of the last `get_to_write` were."""
+    """The slots of the keys of the last `get_to_write`."""
 
     hashed: HashedKeys
     slots: npt.NDArray[np.int64]
@@ -94,7 +93,7 @@ class _Read(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where one key is; its slot is -1 if it is not there."""
+    """The slot of one key; -1 for a missing key."""
 
     first: int
     second: int
@@ -102,14 +101,14 @@ class _Place(NamedTuple):
 
 
 class _FewRead(NamedTuple):
-    """Where the keys of the last `get_few_to_write` were."""
+    """The places of the keys of the last `get_few_to_write`."""
 
     places: dict[bytes, _Place]
     changes: int
 
 
 class RowCache:
-    """Newest rows by key. A new cache is complete: of no rows at all."""
+    """Newest rows by key. A new cache is complete, without rows."""
 
     def __init__(
         self,
@@ -119,19 +118,19 @@ class RowCache:
         hasher: KeyHasher | None = None,
         few_keys: int = FEW_KEYS,
     ) -> None:
-        """Make an empty cache; segments are what is evicted at once, 1/32 of the budget if None."""
+        """Make an empty cache evicting one segment at a time (None: 1/32 of the budget)."""
         self._few_keys: Final = few_keys
         if segment_bytes is None:
             segment_bytes = max(budget_bytes // 32, _SEGMENT_BYTES_MIN)
         self.budget_bytes = budget_bytes
-        """May be changed by who changes the rows; `tidy` keeps to it."""
+        """Set by the changing thread; `tidy` enforces the budget."""
         self._hasher: Final = hasher or PROCESS_HASHER
         self._lock: Final = threading.Lock()
         self._index = HashIndex()
         self._arena: Final = RowArena(segment_bytes=min(segment_bytes, SEGMENT_BYTES_MAX))
         self._complete = True
         self._loading = False
-        # Segments with rows, and keys of deletes, that RocksDB may not have yet.
+        # Segments with rows, and keys of deletes, possibly missing from RocksDB.
         self._pinned: set[int] = set()
         self._pinned_by_run: set[int] = set()
         # Slots stay valid while no key is added or removed.
@@ -144,31 +143,31 @@ class RowCache:
 
     @property
     def complete(self) -> bool:
-        """Whether a key that is not here has no row."""
+        """Whether keys missing from the cache have no row."""
         return self._complete
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes that rows, index and what is known of deletes take."""
+        """The bytes of rows, index and remembered deletes."""
         deletes = len(self._deleted) + len(self._deleted_by_run)
         return self._arena.memory_bytes + self._index.memory_bytes + _HASH_BYTES * deletes
 
     def get(self, keys: pa.Array) -> CachedRows:
-        """Return what is known of distinct or repeated binary keys.
+        """Return the state of distinct or repeated binary keys.
 
-        Each is known as it was at some moment of the call, not all as they were at the same.
+        Each key's state is from some moment of the call, not all from the same moment.
         """
         return _rows_of(self._locate(keys))
 
     def get_within(self, keys: pa.Array, bytes_max: int) -> CachedRows | None:
-        """As `get`; None, and no row is copied, if the rows have more than `bytes_max`."""
+        """As `get`; None, without copying rows, if the rows exceed `bytes_max`."""
         located = self._locate(keys)
         if sum(RowArena.bytes_at(part.locations) for part in located) > bytes_max:
             return None
         return _rows_of(located)
 
     def _locate(self, keys: pa.Array) -> list[_Located]:
-        """Return where the rows are, part by part."""
+        """Return the rows' locations, part by part."""
         first, second = self._hasher.many(keys)
         located = []
         for start in range(0, max(len(keys), 1), _AT_ONCE):
@@ -185,14 +184,14 @@ class RowCache:
         return _Located(locations, unknown, self._arena.segments)
 
     def get_to_write(self, hashed: HashedKeys, bytes_max: int) -> CachedRows | None:
-        """As `get_within`, for the writing thread; to `put` the same keys then costs less."""
+        """As `get_within`, for the writing thread; makes a later `put` of the same keys cheaper."""
         slots = self._index.find(hashed.first, hashed.second)
         self._read_last = _Read(hashed, slots, self._changes)
         located = self._at(slots)
         return None if RowArena.bytes_at(located.locations) > bytes_max else _rows_of([located])
 
     def get_few_to_write(self, keys: Sequence[bytes]) -> list[bytes | None] | None:
-        """As `get_to_write`, for few keys; None if of any of them nothing is known."""
+        """As `get_to_write`, for few keys; None if a key is unknown."""
         self._few_read = _FewRead({}, -1)
         places = {key: self._place_of(key) for key in keys}
         self._few_read = _FewRead(places, self._changes)
@@ -202,7 +201,7 @@ class RowCache:
         return [self._arena.row_at(location) if location else None for location in at]
 
     def get_few(self, hashes: Sequence[tuple[int, int]], *, bytes_max: int) -> FewRows | None:
-        """As `get_within` for few keys, given by their hashes, in a fraction of the time."""
+        """As `get_within` for the hashes of few keys, in a fraction of the time."""
         values: list[bytes | None] = []
         unknown: list[int] = []
         with self._lock:
@@ -269,12 +268,12 @@ class RowCache:
         return _Place(first, second, self._index.find_one(first, second))
 
     def run_begun(self) -> None:
-        """What was put so far is on its way to RocksDB."""
+        """Note a run with all rows put so far on its way to RocksDB."""
         self._pinned_by_run, self._pinned = self._pinned, set()
         self._deleted_by_run, self._deleted = self._deleted, array("Q")
 
     def run_ended(self, *, is_written: bool) -> None:
-        """RocksDB has what was put before the run began, or has not taken it."""
+        """Note the end of a run: RocksDB has its rows, or has refused them."""
         deleted, self._deleted_by_run = self._deleted_by_run, array("Q")
         pinned, self._pinned_by_run = self._pinned_by_run, set()
         if not is_written:
@@ -284,7 +283,7 @@ class RowCache:
             return
         if not deleted:
             return
-        # RocksDB may have a row that was put and deleted again meanwhile.
+        # RocksDB may have a row put and deleted again meanwhile.
         slots = np.setdiff1d(self._slots_of_deleted(deleted), self._slots_of_deleted(self._deleted))
         self._changes += 1
         with self._lock:
@@ -297,20 +296,20 @@ class RowCache:
 
     @property
     def _kept(self) -> set[int]:
-        """Segments with rows that RocksDB may not have."""
+        """Segments with rows possibly missing from RocksDB."""
         return self._pinned | self._pinned_by_run
 
     def start_loading(self, row_count: int) -> None:
-        """Say that RocksDB has rows that are not here; `load` them all, then `finish_loading`."""
+        """Declare `row_count` rows in RocksDB; `load` all of them, then `finish_loading`."""
         self._complete = False
         self._loading = True
         if self._index.memory_of(row_count) < self.budget_bytes // 2:
             self._resize_index(row_count)
 
     def load(self, keys: pa.Array, values: pa.Array) -> bool:
-        """Add rows that RocksDB had when loading started, unless something newer is known.
+        """Add rows present in RocksDB when loading started, unless a newer row is cached.
 
-        Returns False when they do not fit: then loading has ended, and the cache stays incomplete.
+        Returns False if the rows do not fit: loading has ended, and the cache stays incomplete.
         """
         if not self._loading or self.memory_bytes + values.nbytes > self.budget_bytes:
             self._loading = False
@@ -322,26 +321,26 @@ class RowCache:
         return True
 
     def loaded_row_count(self) -> int | None:
-        """Return how many rows are here; None if not all were kept that were loaded."""
+        """Return the number of cached rows; None if some loaded rows were dropped."""
         return self._index.count_numbered() if self._loading else None
 
     def stop_loading(self) -> None:
-        """Not everything can be loaded: of what is not here nothing is known."""
+        """End loading without completeness: missing keys stay unknown."""
         self._loading = False
 
     def finish_loading(self) -> None:
-        """Everything has been loaded: what is not here does not exist."""
+        """End loading with completeness: missing keys are absent."""
         if self._loading:
             self._loading = False
             self._complete = True
 
     def has_room(self, count: int) -> bool:
-        """Whether `put` of so many rows is quick: the index needs no copy, or a small one."""
+        """Whether `put` of `count` rows is quick: no copy of the index, or a small one."""
         return len(self._index) <= _SMALL_INDEX or self._index.room_for(count)
 
     @property
     def is_untidy(self) -> bool:
-        """Whether `tidy` has something to do."""
+        """Whether `tidy` has work."""
         return (
             (
                 self.memory_bytes > self.budget_bytes
@@ -353,10 +352,10 @@ class RowCache:
         )
 
     def tidy(self) -> None:
-        """Win back memory of superseded rows; evict the oldest rows if there are too many.
+        """Reclaim memory of superseded rows; evict the oldest rows above the budget.
 
-        Moves at most one segment, so that calling it once a write is cheap and enough. The index
-        grows here before it is full, so that a write of few rows need not copy it.
+        Moves at most one segment, so a call after every write is cheap and sufficient. The index
+        grows here before it is full, because a write of few rows should not copy the index.
         """
         while self.memory_bytes > self.budget_bytes:
             oldest = self._arena.oldest(except_=self._kept)
@@ -372,12 +371,12 @@ class RowCache:
             self._empty(sparsest)
 
     def _sparsest(self) -> int | None:
-        """Return the segment that is emptied next."""
+        """Return the next segment to empty."""
         is_short = self.memory_bytes > self.budget_bytes // 2
         return self._arena.sparsest(below=_SPARSE_IF_SHORT if is_short else _SPARSE)
 
     def _append(self, values: pa.Array) -> Hashes:
-        """Append rows that RocksDB does not have yet."""
+        """Append rows missing from RocksDB."""
         locations = self._arena.append(values)
         self._pinned.update(self._arena.segments_of(locations))
         return locations
@@ -417,7 +416,7 @@ class RowCache:
             self._arena.drop(segment)
 
     def _empty(self, segment: int) -> None:
-        """Move the live rows of a segment to the end, and drop it."""
+        """Move the live rows of a segment to the end, and drop the segment."""
         slots = self._arena.in_segment(self._index.numbers, segment)
         rows = self._arena.rows_at(self._index.numbers[slots])
         locations = self._append(rows) if segment in self._kept else self._arena.append(rows)
@@ -429,7 +428,7 @@ class RowCache:
 
 
 def _rows_of(located: Sequence[_Located]) -> CachedRows:
-    """Return copies of the rows; any thread, at any time after."""
+    """Return copies of the rows; on any thread, at any later time."""
     values = RowArena.rows_in([(part.segments, part.locations) for part in located])
     unknown = None
     if any(part.unknown is not None for part in located):

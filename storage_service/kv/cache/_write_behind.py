@@ -1,9 +1,9 @@
-"""Handing applied changes to RocksDB, in large runs, behind those who write them.
+"""Handing applied changes to RocksDB in large runs, behind the writers.
 
-The changes are durable in the log and found in memory meanwhile, so that nothing depends on when it
-happens; only so much may wait. Large runs make RocksDB four times cheaper than every batch by
-itself. RocksDB sorts what it gets; given nearly in order, that costs it half. One thread at a
-time changes what waits; any may ask for the rows under a prefix.
+The changes are durable in the log and readable in memory meanwhile, so the time of the handover
+does not matter; only the backlog is limited. Large runs make RocksDB four times cheaper than single
+batches. RocksDB sorts each run; nearly sorted runs halve the cost. One thread at a time changes the
+backlog; any thread may ask for the rows under a prefix.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ __all__ = ["Piece", "Run", "WriteBacklog", "WriteBehind", "nearly_sorted"]
 
 _logger = logging.getLogger(__name__)
 
-# How long a read waits for a run to be handed over before it disturbs it.
+# The longest wait of a read for a handover, before reading anyway.
 _HANDOVER_WAIT_S: Final = 1.0
-# How long to leave RocksDB alone that is behind with compacting.
+# The pause for a RocksDB behind with compacting.
 _RETRY_S: Final = 0.05
-# Below this a run is so small that RocksDB would cost more than it frees.
+# A smaller run would cost RocksDB more memory than it frees.
 _RUN_BYTES_MIN: Final = 256 << 10
-# Changes that wait lie in memory beside the rows they made.
+# Waiting changes are in memory in addition to the cached rows.
 _SHARE_OF_MEMORY: Final = 4
-# Pieces are joined up to this, once there are so many of them: so much is copied at once.
+# The most rows and bytes of joined pieces, and the number of small pieces before a join.
 _JOINED_ROWS_MAX: Final = 4_096
 _JOINED_BYTES_MAX: Final = 256 << 10
 _SMALL_PIECES_MAX: Final = 32
-# A piece may hold twice what it has, and this.
+# A piece may reference arrays of twice its size, plus this.
 _HELD_BESIDE_BYTES: Final = 4 << 10
 _WORD: Final = np.dtype(">u8")
 
 
 class Piece(NamedTuple):
-    """Changes in order: a null value deletes; `marker` is where they lead to."""
+    """Changes in order: a null value deletes; `marker` is the state afterwards."""
 
     keys: pa.Array
     values: pa.Array
@@ -59,11 +59,11 @@ class Piece(NamedTuple):
 
 
 class WriteBacklog:
-    """Pieces, oldest first. The list is replaced, never changed, so that readers see it whole.
+    """Pieces, oldest first. The list is replaced, never changed, for consistent reads.
 
-    Small ones are joined now and then, so that there are few however small the writes are, and each
-    row is copied few times. A piece that is part of much larger arrays is copied out of them, so
-    that what is held is about what is counted.
+    Small pieces are joined now and then, so that their number stays small and each row is copied
+    few times. A piece of much larger arrays is copied, so that the memory held is about the memory
+    counted.
     """
 
     def __init__(self) -> None:
@@ -74,12 +74,12 @@ class WriteBacklog:
 
     @property
     def rows(self) -> int:
-        """How many changes wait."""
+        """The number of waiting changes."""
         return self._rows
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of the changes that wait."""
+        """The bytes of waiting changes."""
         return self._bytes
 
     def __bool__(self) -> bool:
@@ -93,7 +93,7 @@ class WriteBacklog:
         self._bytes += size
         tail = self._tail.with_piece(rows, size)
         if tail.pieces == 1:
-            # It does not go with those before, which get no more.
+            # The piece is too large for the previous pieces; they are joined as they are.
             self._pieces = [*_end_joined(self._pieces, self._tail.pieces), piece]
         elif tail.pieces < _SMALL_PIECES_MAX:
             self._pieces = [*self._pieces, piece]
@@ -105,7 +105,7 @@ class WriteBacklog:
     def as_run(self) -> Piece:
         """Return the latest changes as one piece, nearly in the order of keys.
 
-        Of changes of one key that come to lie side by side only the last is there.
+        Of neighbouring changes of one key only the last is included.
         """
         keys, values, marker = _joined(self._pieces)
         order = nearly_sorted(keys)
@@ -117,7 +117,7 @@ class WriteBacklog:
         return Piece(keys, values.take(pa.array(order)), marker)
 
     def after(self, older: WriteBacklog) -> WriteBacklog:
-        """Return what waits here behind what waits there."""
+        """Return the changes of `older` followed by these."""
         both = WriteBacklog()
         both._pieces = [*older._pieces, *self._pieces]
         both._rows, both._bytes = older._rows + self._rows, older._bytes + self._bytes
@@ -125,7 +125,7 @@ class WriteBacklog:
         return both
 
     def changes_under(self, prefix: bytes) -> dict[bytes, bytes | None]:
-        """Return the latest value of each key that starts with `prefix`; None was deleted."""
+        """Return the latest value of each key starting with `prefix`; None means deleted."""
         changes: dict[bytes, bytes | None] = {}
         for piece in self._pieces:
             matches = pc.starts_with(piece.keys, pattern=prefix)
@@ -135,14 +135,14 @@ class WriteBacklog:
 
 
 class _Tail(NamedTuple):
-    """The last pieces, as many as can be joined: how many, and what they have."""
+    """The last, joinable pieces: their number and size."""
 
     pieces: int = 0
     rows: int = 0
     bytes: int = 0
 
     def with_piece(self, rows: int, size: int) -> _Tail:
-        """Return the tail with another piece, or that piece alone if it would be too much."""
+        """Return the tail with a further piece, or the piece alone if the tail is full."""
         tail = _Tail(self.pieces + 1, self.rows + rows, self.bytes + size)
         if tail.rows > _JOINED_ROWS_MAX or tail.bytes > _JOINED_BYTES_MAX:
             return _Tail(1, rows, size)
@@ -150,13 +150,13 @@ class _Tail(NamedTuple):
 
 
 def _without_others(piece: Piece, size: int) -> Piece:
-    """Return the piece, of `size` bytes, on its own if it is a small part of what it holds."""
+    """Return a copy of the piece, of `size` bytes, if it holds much larger arrays."""
     retained_bytes = piece.keys.get_total_buffer_size() + piece.values.get_total_buffer_size()
     return _joined([piece]) if retained_bytes > 2 * size + _HELD_BESIDE_BYTES else piece
 
 
 def _end_joined(pieces: list[Piece], count: int) -> list[Piece]:
-    """Return the pieces, the last `count` as one."""
+    """Return the pieces, the last `count` joined."""
     if count < 2:
         return pieces
     return [*pieces[:-count], _joined(pieces[-count:])]
@@ -179,11 +179,11 @@ class Run:
 
 
 class WriteBehind:
-    """What one store does not have yet.
+    """The changes missing from one store.
 
-    A run may be written to the store by another thread than the one that changes what waits, which
-    goes on meanwhile: `begin_run` and `end_run` are called by that one, `write_run` by any.
-    `hand_over` does all of it at once, with what is under way as well.
+    A run may be written to the store by a second thread while the changing thread continues: the
+    changing thread calls `begin_run` and `end_run`, any thread calls `write_run`. `hand_over` does
+    all steps at once, including a run under way.
     """
 
     def __init__(
@@ -201,9 +201,9 @@ class WriteBehind:
         self._on_begun: Final = on_begun
         self._on_ended: Final = on_ended
         self._run: Run | None = None
-        # The older first: what is in the run, and what came since. Replaced as one, for readers.
+        # The changes in the run, then newer changes. Replaced together, for readers.
         self._backlogs: tuple[WriteBacklog, WriteBacklog] = (WriteBacklog(), WriteBacklog())
-        # Held by whoever writes to the store.
+        # Held while writing to the store.
         self._writing: Final = threading.Lock()
         self._retry_rows = 0
         self._memory_allowed = options.backlog_bytes * _SHARE_OF_MEMORY
@@ -214,7 +214,7 @@ class WriteBehind:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of the changes that wait."""
+        """The bytes of waiting changes."""
         return sum(backlog.memory_bytes for backlog in self._backlogs)
 
     @property
@@ -222,17 +222,17 @@ class WriteBehind:
         return sum(backlog.rows for backlog in self._backlogs)
 
     def limit_memory(self, allowed_bytes: int) -> None:
-        """Let the bucket have this much memory in all: of less, less may wait."""
+        """Set the memory of the whole bucket; a smaller memory allows a smaller backlog."""
         self._memory_allowed = allowed_bytes
 
     def wait(self) -> None:
-        """Return when nothing is being handed over, or after a while: before reading the store."""
+        """Wait for a running handover, or a while: before reading the store."""
         self._not_handing_over.wait(_HANDOVER_WAIT_S)
 
     def changes_under(self, prefix: bytes) -> dict[bytes, bytes | None]:
-        """Return the latest value of each key that starts with `prefix`; None was deleted.
+        """Return the latest value of each key starting with `prefix`; None means deleted.
 
-        What is handed over meanwhile is then seen here and in the store, not in neither.
+        A handover during the call shows a change both here and in the store, never in neither.
         """
         run, current = self._backlogs
         newer = run.changes_under(prefix) | current.changes_under(prefix)
@@ -244,7 +244,7 @@ class WriteBehind:
         self._backlogs[1].add(piece)
 
     def hand_over_if_due(self) -> None:
-        """Hand over when enough waits, if that is possible now."""
+        """Hand over a large enough backlog, if possible now."""
         if not self.is_due:
             return
         try:
@@ -253,12 +253,12 @@ class WriteBehind:
             self._refused(error)
 
     def check(self) -> None:
-        """Raise OverloadedError while so much waits that nothing more is planned."""
+        """Raise OverloadedError while the backlog forbids further plans."""
         if self.is_too_much:
             self.hand_over()
 
     def wait_for_room(self) -> None:
-        """Return when no more waits than may: for rows that nobody waits to see accepted."""
+        """Return when the backlog is within its limit: for rows without a waiting client."""
         while self.is_too_much:
             try:
                 self.hand_over()
@@ -266,9 +266,9 @@ class WriteBehind:
                 time.sleep(_RETRY_S)
 
     def hand_over(self) -> None:
-        """Give RocksDB everything that waits, as one run. What it refuses goes on waiting."""
+        """Give RocksDB the whole backlog, as one run. Refused changes stay in the backlog."""
         with self._writing:
-            # One that was begun is written by now, or it is part of this.
+            # A run begun earlier is written by now, or joins this run.
             if self._run is not None:
                 self.end_run(self._run)
             run = self._begin()
@@ -280,11 +280,11 @@ class WriteBehind:
                 self.end_run(run)
 
     def begin_run(self) -> Run | None:
-        """Let what waits be written by another thread, if it is due and no other run under way."""
+        """Begin a run for another thread, if due and without a run under way."""
         return self._begin() if self._run is None and self.is_due else None
 
     def write_run(self, run: Run) -> None:
-        """Write a run that was begun; on any thread."""
+        """Write a begun run; on any thread."""
         with self._writing:
             if run is not self._run or run.is_written:
                 return
@@ -294,7 +294,7 @@ class WriteBehind:
                 self._refused(error)
 
     def end_run(self, run: Run) -> None:
-        """Forget a run, if it is written; else it waits again. Nothing if it was ended before."""
+        """Forget a written run; an unwritten run waits again. Harmless for an ended run."""
         if run is not self._run:
             return
         self._run = None
@@ -303,7 +303,7 @@ class WriteBehind:
         self._on_ended(is_written=run.is_written)
 
     def close(self) -> None:
-        """Return when no run is being written; none is from now on."""
+        """Return when no run is being written; later runs are ignored."""
         with self._writing:
             self._run = None
 
@@ -330,7 +330,7 @@ class WriteBehind:
 
     def _refused(self, error: StreamhouseError) -> None:
         waiting = self._rows
-        # A run that was refused is not tried again for every row that comes after it.
+        # A refused run is not retried for every further row.
         self._retry_rows = waiting + self._options.backlog_rows // 2
         _logger.warning(
             "event=rocksdb_behind bucket=%r rows=%d why=%r", self._where, waiting, error.message
@@ -338,7 +338,7 @@ class WriteBehind:
 
     @property
     def is_due(self) -> bool:
-        """Whether enough waits to be handed over, and a run that was refused may be tried again."""
+        """Whether a handover is due, and a refused run may be retried."""
         if self._rows < self._retry_rows:
             return False
         current = self._backlogs[1]
@@ -349,7 +349,7 @@ class WriteBehind:
 
     @property
     def is_too_much(self) -> bool:
-        """Whether so much waits that nothing more may be planned before some is handed over."""
+        """Whether the backlog forbids further plans before a handover."""
         return (
             self._rows >= 4 * self._options.backlog_rows
             or self.memory_bytes >= 4 * self._options.backlog_bytes
@@ -357,9 +357,9 @@ class WriteBehind:
 
 
 def nearly_sorted(keys: pa.Array) -> npt.NDArray[np.int64]:
-    """Return positions that put `keys` nearly in order; equal keys keep their order.
+    """Return positions putting `keys` nearly in order; equal keys keep their order.
 
-    It is the order that six bytes give, from where the keys begin to differ.
+    Six bytes are compared, from the first difference of the keys on.
     """
     order = np.arange(len(keys))
     if len(keys) < 2:
@@ -376,7 +376,7 @@ def nearly_sorted(keys: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _common_prefix_bytes(keys: pa.Array) -> int:
-    """Return how many bytes all keys have in common at the start."""
+    """Return the length of the common prefix of all keys."""
     extremes = pc.min_max(keys)
     least, greatest = extremes["min"].as_py(), extremes["max"].as_py()
     length = min(len(least), len(greatest))
@@ -387,7 +387,7 @@ def _common_prefix_bytes(keys: pa.Array) -> int:
 
 
 def _words_after(position: int, keys: pa.Array) -> npt.NDArray[np.uint64]:
-    """Return the eight bytes from `position` of each key as numbers that compare like them."""
+    """Return eight bytes from `position` of each key as equally ordered numbers."""
     data, offsets = binary_parts(keys)
     starts = offsets[:-1].astype(np.int64) + position
     padded = np.zeros(int(offsets[-1]) + _WORD.itemsize, dtype=np.uint8)

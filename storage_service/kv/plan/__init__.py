@@ -1,5 +1,5 @@
-"""What a batch of changes does to a bucket: input, merging, changelog, what to store.
+"""The effects of a batch of changes on a bucket: input, merging, changelog, stored rows.
 
-The door is `write_plan.plan_writes`, which takes a list of writes; one write is a list of one.
-Behind it are two plans that give the same: `few_rows`, row by row, and `upsert_plan`, by columns.
+Entry point: `write_plan.plan_writes`, for a list of writes. Two plans with equal results lie
+behind: `few_rows`, row by row, and `upsert_plan`, by columns.
 """

@@ -1,8 +1,8 @@
-"""The aggregation merge engine: what each row of a chain of upserts becomes, one column at a time.
+"""The aggregation merge engine: the rows of a chain of upserts, one column at a time.
 
-The state of a column after a row depends on the stored value and the rows before it in its chain
-only, so each column is a running aggregate over segments: a segment is a state, if there is one,
-followed by the values that go into it. A delete ends a segment.
+The state of a column after a row depends on the stored value and the earlier rows of the chain
+only, so each column is a running aggregate over segments: a segment is an initial state, if any,
+followed by its values. A delete ends a segment.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ __all__ = ["States", "aggregate_column"]
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """How rows and the states before them line up.
+    """The alignment of rows and their initial states.
 
     Each segment has a slot for its initial state, then one for each row: `row_slot` has the slots
-    of rows, by place. `segments` are over slots. `has_state` says which segments have an initial
-    state.
+    of rows, by place. `segments` are over slots. `has_state` marks segments with an initial state.
     """
 
     segments: Segments
@@ -48,14 +47,14 @@ class States:
 
     @classmethod
     def of(cls, starts: npt.NDArray[np.bool_], has_state: npt.NDArray[np.bool_]) -> States:
-        """Make the slots of rows of which those at `starts` start a segment."""
+        """Make the slots of rows; a segment starts at each of `starts`."""
         row_slot = np.arange(len(starts)) + np.cumsum(starts)
         return cls(
             Segments(row_slot[starts] - 1, len(starts) + len(has_state)), row_slot, has_state
         )
 
     def slots(self, states: pa.Array, values: pa.Array) -> pa.Array:
-        """Return one value a slot: states of the segments that have one, nulls, and values."""
+        """Return one value a slot: initial states, nulls for missing states, and row values."""
         from_ = np.empty(len(self.row_slot) + len(self.has_state), dtype=np.int64)
         from_[self.row_slot] = np.arange(len(values)) + len(states)
         from_[self.segments.starts] = np.cumsum(self.has_state) - 1
@@ -80,9 +79,9 @@ def aggregate_column(
 ) -> pa.Array:
     """Return the column after each row, by place.
 
-    `states` are the stored values of the segments that have one, `values` the rows' values.
-    `row_number` and `where` are for errors: the caller's number of the row at a place, and what the
-    column is called.
+    `states` are the stored values of the segments with a state, `values` the rows' values.
+    `row_number` and `where` are for errors: the caller's number of the row at a place, and the
+    column's name.
     """
     function = aggregate.function
     if function is Aggregate.LAST_VALUE:
@@ -104,7 +103,7 @@ def aggregate_column(
         case Aggregate.LISTAGG:
             return slots.of_rows(running_texts(both, segments, delimiter=aggregate.delimiter))
         case Aggregate.COUNT:
-            # Of nothing but nulls the count is 0, not null.
+            # The count of only nulls is 0, not null.
             both = slots.slots(states, values.is_valid().cast(values.type))
     sums = _sums(both, segments)
     wrong = np.flatnonzero(sums.overflow[slots.row_slot])
@@ -139,7 +138,7 @@ def _sums(values: pa.Array, segments: Segments) -> _Sums:
     t = values.type
     unseen = ~running_any(_valid(values), segments)
     if pa.types.is_floating(t):
-        # Minus zero added to anything changes nothing, not even the sign of a zero.
+        # Adding minus zero changes nothing, not even the sign of a zero.
         zero = pa.scalar(-0.0, t)
         sums = running_float_sums(values.fill_null(zero).to_numpy(), segments)
         return _Sums(pa.array(sums, t, mask=unseen), np.zeros(len(sums), dtype=np.bool_))
@@ -158,7 +157,7 @@ _LOW: Final = (1 << 64) - 1
 
 
 def _decimal_sums(values: pa.Array, segments: Segments, unseen: npt.NDArray[np.bool_]) -> _Sums:
-    """Add the unscaled integers as Python's, whose size has no limit; then check the precision."""
+    """Add the unscaled integers as Python integers without a limit; then check the precision."""
     t = values.type
     filled = values.fill_null(pa.scalar(Decimal(0), t))
     limbs = np.frombuffer(filled.buffers()[1], "<u8")[2 * filled.offset :][: 2 * len(filled)]

@@ -1,12 +1,11 @@
-"""The plan of a few rows, one after the other: what `plan_rows` gives, in a fraction of the time.
+"""The plan of few rows, one after the other: results as of `plan_rows`, in a fraction of the time.
 
-Below some dozens of rows the calls of vectorised code cost more than the rows. Here every change
-meets the row of its key as it is by then, as plain values (see `plain_rows`). Pure, as `plan_rows`.
+Below some dozens of rows the calls of vectorised code cost more than the rows. Here every change is
+applied to the current row of its key, as plain values (see `plain_rows`). Pure, as `plan_rows`.
 
-It plans what is right and simple. The rest it leaves to the vectorised plan by returning None: what
-has to be refused, so that one place says why, and what small writes seldom have (aggregation,
-nested columns, changes that do nothing, rows in another form than the table's, stored rows of an
-earlier schema).
+Only correct and simple changes are planned. None leaves the write to the vectorised plan: refusals,
+so that the errors are in one place, and rare cases of small writes (aggregation, nested columns,
+changes without effect, rows in another form than the table's, stored rows of an earlier schema).
 """
 
 from __future__ import annotations
@@ -48,27 +47,27 @@ from streamhouse.storage_service.kv.table_rules import TableRules
 
 __all__ = ["FewBucketRows", "FewRowsPlan", "few_rows_max", "few_rows_plan"]
 
-# Vectorised code takes as long for few rows as for many, and longer for each bucket.
+# Vectorised code takes the same time for few and many rows, and longer for each bucket.
 _ROWS_MAX: Final = 48
 _ROWS_MAX_A_BUCKET: Final = 24
 _ROWS_MAX_ALTOGETHER: Final = 256
-# Larger values take longer to copy than calls take; Arrow lets others run meanwhile.
+# Copying larger values takes longer than calls; Arrow releases the interpreter meanwhile.
 _FEW_BYTES_MAX: Final = 1 << 20
-# Of rows that are as long as the longest one may be; most are shorter.
+# Counted as if all rows had the greatest length; most are shorter.
 _STORED_BYTES_MAX: Final = 4 << 20
 _KIND_TYPE, _RETRACTS_TYPE = (field.type for field in CHANGELOG_FIELDS)
 _BINARY: Final = pa.binary()
 
 
 def few_rows_max(bucket_count: int) -> int:
-    """Return how many rows of so many buckets are planned sooner here than by vectorised code."""
+    """Return the number of rows up to which this plan is faster than vectorised code."""
     return min(_ROWS_MAX + _ROWS_MAX_A_BUCKET * bucket_count, _ROWS_MAX_ALTOGETHER)
 
 
 class FewBucketRows(NamedTuple):
     """As `upsert_plan.BucketRows`; `newest` takes and returns lists.
 
-    `row_bytes_max` is what no stored row is known to be longer than.
+    `row_bytes_max` bounds the length of stored rows.
     """
 
     row_end: int
@@ -78,20 +77,20 @@ class FewBucketRows(NamedTuple):
 
 
 class _NotSimple(Exception):
-    """These changes are left to the vectorised plan."""
+    """The changes are left to the vectorised plan."""
 
 
 class _Version(NamedTuple):
-    """A row as it is before a change; `row` is None where it is not decoded yet."""
+    """A row before a change; `row` is None if not decoded yet."""
 
     value: bytes
     row: PlainRow | None
 
 
 class _Given(NamedTuple):
-    """Changes, row by row, in the columns at `positions` of the table's.
+    """Changes, row by row, in the table's columns at `positions`.
 
-    `encoded` has the bytes of whole rows; it is empty if some columns keep what they have.
+    `encoded` has the bytes of whole rows; empty for partial updates.
     """
 
     keys: Sequence[bytes]
@@ -115,7 +114,7 @@ class _Lines(NamedTuple):
 
 
 def few_rows_plan(rules: TableRules, codec: RowCodec) -> FewRowsPlan | None:
-    """Return the plan of small writes to a table; None if it has none of its own."""
+    """Return the plan of small writes to a table; None for an unsuitable table."""
     schema = codec.arrow_schema
     encoders = [key_encoder(schema.field(name).type) for name in rules.primary_key]
     key_encoders = [encode for encode in encoders if encode is not None]
@@ -129,7 +128,7 @@ def few_rows_plan(rules: TableRules, codec: RowCodec) -> FewRowsPlan | None:
 
 
 class FewRowsPlan:
-    """Made once a table, for any of its buckets."""
+    """Made once per table, for all its buckets."""
 
     def __init__(
         self, rules: TableRules, codec: RowCodec, key_encoders: Sequence[Callable[[Any], bytes]]
@@ -159,7 +158,7 @@ class FewRowsPlan:
         *,
         columns: Sequence[str] | None,
     ) -> tuple[list[PlannedWrite], list[int]] | None:
-        """Return what `check_rows` and `plan_rows` give for these rows; None: ask them."""
+        """Return the results of `check_rows` and `plan_rows` for these rows, or None."""
         is_few = 0 < rows.num_rows <= few_rows_max(len(buckets))
         if not is_few or rows.get_total_buffer_size() > _FEW_BYTES_MAX:
             return None
@@ -196,11 +195,11 @@ class FewRowsPlan:
         operations: npt.NDArray[np.int8] | None,
         columns: Sequence[str] | None,
     ) -> _Given:
-        """Return the changes as plain values, if all is right with them."""
+        """Return the changes as plain values, if all are correct."""
         deletes = self._deletes(batch.num_rows, operations)
         only_deletes = all(deletes)
         if only_deletes:
-            # Of rows to delete the key counts, whatever else is there.
+            # For deletes only the key counts.
             names = batch.schema.names
             if not set(self._names).issuperset(names):
                 raise _NotSimple
@@ -225,7 +224,7 @@ class FewRowsPlan:
         return [code == OPERATION_DELETE for code in codes]
 
     def _positions(self, writes: pa.Schema, columns: Sequence[str] | None) -> Sequence[int]:
-        """Return which columns of the table the rows have: exactly those they should have."""
+        """Return the positions of the rows' columns: exactly the required columns."""
         if columns is None and writes.equals(self._schema):
             return range(len(self._names))
         column_names = set(self._names if columns is None else columns)
@@ -248,7 +247,7 @@ class FewRowsPlan:
         cells: Sequence[Sequence[object]],
         deletes: Sequence[bool],
     ) -> None:
-        """Check that there is no null and no value where it must not be."""
+        """Check forbidden nulls and values."""
         for position, column in zip(positions, cells, strict=True):
             if self._is_nullable[position] and position not in self._keys:
                 continue
@@ -278,7 +277,7 @@ class FewRowsPlan:
         return encoded
 
     def _stored(self, keys: Sequence[bytes], bucket: FewBucketRows) -> dict[bytes, _Version | None]:
-        """Return what is there under each of `keys`, in their order."""
+        """Return the stored rows of `keys`, in their order."""
         versions: dict[bytes, _Version | None] = dict.fromkeys(keys)
         for key, value in zip(versions, bucket.newest(list(versions)), strict=True):
             if value is not None:
@@ -295,9 +294,9 @@ class FewRowsPlan:
         lines: _Lines,
         base_offset: int,
     ) -> tuple[dict[bytes, _Version | None], list[int]]:
-        """Add the changes of one bucket to `lines`; return what is there then.
+        """Add the changes of one bucket to `lines`; return its newest rows.
 
-        And how many lines there are after each row.
+        Also returns the number of lines after each row.
         """
         newest = dict(stored)
         offset_of_line_zero = base_offset - len(lines.rows)
@@ -326,7 +325,7 @@ class FewRowsPlan:
         return self._plain.decode(version.value) if version.row is None else version.row
 
     def _after(self, writes: _Given, i: int, previous: _Version | None) -> tuple[PlainRow, bytes]:
-        """Return the row that an upsert makes, and its bytes."""
+        """Return the row after an upsert, and its bytes."""
         if writes.encoded:
             return writes.rows[i], writes.encoded[i]
         row = [None] * len(self._names) if previous is None else list(self._row_of(previous))
@@ -340,7 +339,7 @@ class FewRowsPlan:
         return tuple(row), self._encoded([[value] for value in row])[0]
 
     def _counts(self, row: PlainRow, encoded: bytes, previous: _Version) -> bool:
-        """Whether an upsert that meets a row changes anything."""
+        """Whether an upsert over an existing row has an effect."""
         if previous.value[VERSION_BYTES:] == encoded and not self._rules.renews_unchanged:
             return False
         if self._version_at is not None:
@@ -390,5 +389,5 @@ def _count(versions: dict[bytes, _Version | None]) -> int:
 
 
 def _next(lines: _Lines, offset_of_line_zero: int, encoded: bytes) -> bytes:
-    """Return the value whose version is the offset of the next line."""
+    """Return the stored value with the offset of the next line as version."""
     return stamped(offset_of_line_zero + len(lines.rows), encoded)

@@ -1,8 +1,8 @@
-"""The changes of one batch by key: which rows have the same key, and in which order they came.
+"""The changes of one batch by key: rows of the same key, and their order.
 
 A chain is the changes of one key in the order of the batch. `KeyChains` lists all rows chain by
-chain: "place" s is a position in that list, so the change before place s, if it has one, is at
-s - 1. Almost always every key occurs once and places are rows.
+chain: "place" s is a position in this list, so the previous change of the chain, if any, is at s -
+1. Almost always every key occurs once, and places equal rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class KeyChains:
     """Rows of a batch, chain by chain.
 
     `hashed`: each key once, in order of first appearance; chain g is the changes of the key g.
-    `row`, `chain`, `first`: by place, the row, its chain, and whether the chain starts there.
+    `row`, `chain`, `first`: by place, the row, its chain, and whether the chain starts here.
     `distinct`: no key occurs twice, so that `row` and `chain` are 0..n-1 and all are first.
     """
 
@@ -38,11 +38,11 @@ class KeyChains:
     distinct: bool
 
     def of_rows(self, values: npt.NDArray[_T]) -> npt.NDArray[_T]:
-        """Return, by place, what `values` has by row."""
+        """Return `values` by place, given by row."""
         return values if self.distinct else values[self.row]
 
     def of_chains(self, values: npt.NDArray[_T]) -> npt.NDArray[_T]:
-        """Return, by place, what `values` has by chain."""
+        """Return `values` by place, given by chain."""
         return values if self.distinct else values[self.chain]
 
     def last(self) -> npt.NDArray[np.int64]:
@@ -52,16 +52,16 @@ class KeyChains:
         return np.append(np.flatnonzero(self.first)[1:], len(self.row)) - 1
 
     def latest(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        """Return, by place, the nearest marked place of the same chain up to it, or -1."""
+        """Return, by place, the nearest marked place of the same chain up to this place, or -1."""
         places = np.arange(len(marked))
         if self.distinct:
             return np.where(marked, places, -1)
-        # A chain's start stops the search: it is marked for that, and told apart afterwards.
+        # A chain's start stops the search: starts are marked, too, and filtered afterwards.
         nearest = np.maximum.accumulate(np.where(marked | self.first, places, 0))
         return np.where(marked[nearest], nearest, -1)
 
     def latest_before(self, marked: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        """Return, by place, the nearest marked place of the same chain before it, or -1."""
+        """Return, by place, the nearest earlier marked place of the same chain, or -1."""
         if self.distinct:
             return np.full(len(marked), -1)
         latest = np.concatenate([[-1], self.latest(marked)[:-1]])
@@ -90,13 +90,13 @@ def chains_of(keys: pa.Array) -> KeyChains:
 
 
 def _are_distinct(hashes: Hashes) -> bool:
-    """Whether no two are equal; it takes a sixth of the time of sorting them."""
+    """Whether all hashes differ, in a sixth of the time of sorting."""
     rows = np.arange(len(hashes), dtype=np.int32)
     last = np.empty(1 << (4 * len(hashes)).bit_length(), dtype=np.int32)
     places = (hashes & np.uint64(len(last) - 1)).astype(np.int64)
     last[places] = rows
     later = last[places]
-    # Those that share a place with a later one; few, if all are distinct.
+    # Rows sharing a place with a later row; few, if all hashes are distinct.
     shared = np.flatnonzero(later != rows)
     other_hashes = hashes[shared]
     if (other_hashes == hashes[later[shared]]).any():

@@ -1,6 +1,6 @@
-"""What rows become when they meet the rows of the same key: one function for each merge engine.
+"""Merging rows with earlier rows of the same key: one function for each merge engine.
 
-Pure and vectorised. Several rows of one key in a batch give what the same rows, one a batch, would.
+Pure and vectorised. Several rows of one key in a batch merge like single rows in several batches.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ["MergedRows", "merge_rows"]
 class MergedRows:
     """The result of every change, by place (see `KeyChains`).
 
-    `rows.take(at)` is the row that is there after each upsert. `accepted` marks the changes that
-    count; the others leave everything as it is.
+    `rows.take(at)` is the row after each upsert. `accepted` marks the effective changes; other
+    changes leave the row unchanged.
     """
 
     rows: pa.RecordBatch
@@ -39,7 +39,7 @@ class MergedRows:
 def merge_rows(
     given: WriteInput, chains: KeyChains, stored: StoredRows, rules: TableRules
 ) -> MergedRows:
-    """Apply the table's merge engine to every upsert; raises for a row that cannot be merged."""
+    """Apply the table's merge engine to every upsert; raises for an unmergeable row."""
     everything = np.ones(len(chains.row), dtype=np.bool_)
     match rules.merge.engine:
         case MergeEngine.FIRST_ROW:
@@ -57,7 +57,7 @@ def merge_rows(
 def _newest_so_far(
     given: WriteInput, chains: KeyChains, stored: StoredRows, rules: TableRules
 ) -> npt.NDArray[np.bool_]:
-    """Mark the rows whose version is at least that of the row they meet."""
+    """Mark the rows whose version is at least the version of the previous row."""
     assert rules.merge.version_column is not None
     name = rules.merge.version_column
     versions = given.rows.column(name).take(pa.array(chains.row))
@@ -80,7 +80,7 @@ def _merged_columns(
 ) -> pa.RecordBatch:
     """Return the rows after each upsert, by place, merged column by column."""
     deleted = given.deletes[chains.row]
-    # A delete ends what was: the row after it starts from nothing.
+    # A delete ends the earlier state: the next row starts without a state.
     starts = chains.first.copy()
     starts[1:] |= deleted[:-1]
     has_state = np.zeros(int(starts.sum()), dtype=np.bool_)
@@ -88,7 +88,7 @@ def _merged_columns(
     slots = States.of(starts, has_state)
     kept_state = _kept_state(chains, stored, starts)
     places = pa.array(chains.row)
-    # What a delete carries outside the key must not be added to anything.
+    # Values of a delete outside the key must not be aggregated.
     upserted = pa.array(chains.row, mask=deleted)
     columns = []
     for field in rules.schema.to_arrow():
@@ -118,13 +118,13 @@ def _merged_columns(
 
 
 def _counts(rules: TableRules, name: str) -> bool:
-    """Whether the column counts; an update that does not name it counts as one with a value."""
+    """Whether the column counts; an update without the column counts as a value."""
     aggregate = rules.merge.aggregates.get(name)
     return aggregate is not None and aggregate.function == "count"
 
 
 def _kept_state(chains: KeyChains, stored: StoredRows, starts: npt.NDArray[np.bool_]) -> pa.Array:
-    """Return, by place, which stored row an unnamed column keeps its value of; null if none."""
+    """Return, by place, the stored row providing an unnamed column's value; null if none."""
     deleted_before = chains.latest(starts & ~chains.first) >= 0
     none = deleted_before | ~stored.found[chains.chain]
     return pa.array(np.where(none, 0, stored.place[chains.chain]), mask=none)

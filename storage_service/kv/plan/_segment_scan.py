@@ -1,7 +1,7 @@
 """Running aggregates over segments of consecutive values, without Python per value.
 
-A segment is a run of values that one state passes through, from a start to the next. Each function
-returns for every value what the state is after it: the aggregate of its segment up to it.
+A segment is a run of values aggregated into one state, from a start to the next. Each function
+returns the state after every value: the aggregate of its segment up to the value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class Segments:
-    """Where segments start among `count` values; the first starts at 0."""
+    """The starts of segments among `count` values; the first starts at 0."""
 
     def __init__(self, starts: npt.NDArray[np.int64], count: int) -> None:
         self.starts: Final = starts
@@ -57,7 +57,7 @@ def running_any(marked: npt.NDArray[np.bool_], segments: Segments) -> npt.NDArra
 def running_integer_sums(
     values: npt.NDArray[np.int64], segments: Segments
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the sums, and where one left the range of 64 bits; later sums mean nothing."""
+    """Return the sums, and the overflows of 64 bits; sums after an overflow are meaningless."""
     # Sums over all segments wrap around; the difference within one is right modulo 2**64.
     with np.errstate(over="ignore"):
         total = np.cumsum(values)
@@ -77,10 +77,10 @@ def running_decimal_sums(values: npt.NDArray[Any], segments: Segments) -> npt.ND
 
 
 def running_float_sums(values: npt.NDArray[Any], segments: Segments) -> npt.NDArray[Any]:
-    """Return the sums added up strictly one by one, so that rounding is that of single upserts."""
+    """Return the sums, added strictly one by one for the rounding of single upserts."""
     sums = values.copy()
     bits = np.frexp(segments.lengths - 1)[1]
-    # Segments of about one length make a matrix: there are few such lengths, whatever the data.
+    # Segments of similar lengths make a matrix: the number of length classes is always small.
     for bit in np.unique(bits[segments.lengths > 1]):
         chosen = np.flatnonzero((bits == bit) & (segments.lengths > 1))
         lengths = segments.lengths[chosen]
@@ -96,9 +96,9 @@ def running_float_sums(values: npt.NDArray[Any], segments: Segments) -> npt.NDAr
 def extreme_positions(
     values: pa.Array, segments: Segments, *, greatest: bool
 ) -> npt.NDArray[np.int64]:
-    """Return the position of the least or greatest value so far; of equal ones the earliest.
+    """Return the position of the least or greatest value so far; the earliest of equal values.
 
-    Nulls are skipped; where all values so far are null it is the segment's start. NaN is greater
+    Nulls are skipped; with only nulls so far the position is the segment's start. NaN is greater
     than any other number, as in Spark.
     """
     count = len(values)
@@ -117,7 +117,7 @@ def extreme_positions(
 
 
 def _with_nans_first(rank: npt.NDArray[np.int64], values: pa.Array) -> npt.NDArray[np.int64]:
-    """Return the ranks of values with those of NaN, which Arrow puts before the nulls, first."""
+    """Return the ranks with NaN first; Arrow ranks NaN before the nulls."""
     is_nan = pc.is_nan(values).fill_null(False).to_numpy(zero_copy_only=False)
     nan_count = int(np.count_nonzero(is_nan))
     number_count = len(values) - values.null_count - nan_count
@@ -126,9 +126,9 @@ def _with_nans_first(rank: npt.NDArray[np.int64], values: pa.Array) -> npt.NDArr
 
 
 def running_texts(texts: pa.Array, segments: Segments, *, delimiter: str) -> pa.Array:
-    """Return the texts so far joined by `delimiter`; nulls are skipped, null if there was none.
+    """Return the texts so far joined by `delimiter`; nulls are skipped, null without a text.
 
-    One pass for each value of the longest segment: a text that grows with every row is long anyway.
+    One pass for each value of the longest segment: a text growing with every row is long anyway.
     """
     current = texts.take(pa.array(segments.starts))
     rounds = [current]

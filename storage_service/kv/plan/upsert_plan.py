@@ -1,12 +1,12 @@
-"""What a batch of upserts and deletes does to a bucket: its changelog, and what to store.
+"""The effects of a batch of upserts and deletes on a bucket: its changelog, and the rows to store.
 
-Pure and vectorised: given the changes and the rows stored under their keys, no I/O. Changes of one
-key are resolved in order; a change that leaves a row identical writes nothing, unless rows age
+Pure and vectorised: computed from the changes and the stored rows of their keys, no I/O. Changes of
+one key are resolved in order; a change leaving a row identical writes nothing, unless rows age
 (`TableRules.renews_unchanged`). The changelog keeps the order of the batch, `-U` right before its
-`+U`, and the row at position i of it gets the offset `base_offset + i`. Rows of several buckets,
-bucket after bucket, are planned in one go as well: a plan costs far more than the few rows of a
-small write. Changes read back from the log, and rows kept in the lake, become a planned write
-without a plan: they say themselves what they leave behind.
+`+U`, and the row at position i gets the offset `base_offset + i`. Rows of several buckets, bucket
+after bucket, are planned together: a plan costs far more than the few rows of a small write.
+Changes replayed from the log, and rows restored from the lake, become a planned write without a
+plan, because they carry their results.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _Rows = TypeVar("_Rows", pa.Array, pa.RecordBatch)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedWrite:
-    """What to append to the log, and then to store; both or nothing.
+    """The rows to append to the log, and then to store; both or nothing.
 
     `changelog` may have no rows. `keys` are distinct; a null among `values` deletes the row.
     """
@@ -72,7 +72,7 @@ class PlannedWrite:
 class BucketRows(NamedTuple):
     """The rows of one bucket: up to the row `row_end`, their first change at `base_offset`.
 
-    `newest` returns what is there under distinct keys, null where nothing is.
+    `newest` returns the stored values of distinct keys, null for a missing key.
     """
 
     row_end: int
@@ -82,10 +82,10 @@ class BucketRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Effects:
-    """What each change does, by place (see `KeyChains`).
+    """The effect of each change, by place (see `KeyChains`).
 
     `kind` is INSERT, UPDATE_AFTER, DELETE or 0 for nothing. `at` and `before_at` are the positions
-    of the row after and before it among merged and stored rows together.
+    of the row after and before the change among merged and stored rows together.
     """
 
     kind: npt.NDArray[np.int8]
@@ -101,13 +101,13 @@ class _Effects:
 def plan_rows(
     given: WriteInput, buckets: Sequence[BucketRows], *, rules: TableRules, codec: RowCodec
 ) -> tuple[list[PlannedWrite], npt.NDArray[np.int64]]:
-    """Plan rows that lie bucket after bucket; return each bucket's write, and counts of changes.
+    """Plan rows grouped by bucket; return each bucket's write, and counts of changes.
 
-    No two buckets have a key in common. The counts are by row: the changes of all rows up to it.
+    Buckets have no common keys. The counts are by row: the changes of all rows up to each row.
     """
     chains = chains_of(given.keys)
     row_ends = [bucket.row_end for bucket in buckets]
-    # Places are rows, in another order within a bucket: both end at the same number.
+    # Places are rows, reordered within a bucket only: both end at the same number.
     assert chains.distinct or all(int(chains.row[:e].max(initial=-1)) == e - 1 for e in row_ends)
     key_ends = [int(chains.chain[end - 1]) + 1 if end else 0 for end in row_ends]
     stored = StoredRows(_stored_values(chains.hashed, key_ends, buckets, rules), codec)
@@ -147,8 +147,8 @@ def plan_rows(
 class _Changes(NamedTuple):
     """The changes of all buckets, and the keys and values to put.
 
-    `ends` is by row: how many lines of `changelog` all rows up to it make. `delta` is, by place,
-    how many more rows there are by then. `put_ends` is by bucket.
+    `ends` is by row: the number of `changelog` lines of all rows up to each row. `delta` is, by
+    place, the change of the row count so far. `put_ends` is by bucket.
     """
 
     changelog: pa.RecordBatch
@@ -160,7 +160,7 @@ class _Changes(NamedTuple):
 
 
 def counts_at(counts: Sequence[int] | npt.NDArray[np.int64], ends: Sequence[int]) -> list[int]:
-    """Return what is counted up to each of `ends`."""
+    """Return the cumulative count at each of `ends`."""
     return [int(counts[end - 1]) if end else 0 for end in ends]
 
 
@@ -172,7 +172,7 @@ def _updates(
     buckets: Sequence[BucketRows],
     rules: TableRules,
 ) -> _Changes:
-    """Return what `_changes` does, where each row meets another one that is stored."""
+    """Return the result of `_changes`, if each row updates a stored row."""
     count = len(values)
     differs = np.ones(count, dtype=np.bool_)
     if not rules.renews_unchanged:
@@ -217,7 +217,7 @@ def _changes(
     rules: TableRules,
     key_ends: Sequence[int],
 ) -> _Changes:
-    """Return the changes of rows of whatever kind."""
+    """Return the changes of rows of any kind."""
     effects = _effects(deletes, values, merged, chains, stored, rules)
     full = rules.merge.image is ChangelogImage.FULL
     lines = effects.writes.astype(np.int64)
@@ -258,14 +258,14 @@ def _stored_values(
 
 
 def _between(rows: _Rows, start: int, end: int) -> _Rows:
-    # What is whole stays the same object, by which the cache knows keys that it has just found.
+    # A whole array stays the same object, so the cache recognises the keys of its last read.
     return rows if end - start == len(rows) else rows.slice(start, end - start)
 
 
 def _offset_of_line_zero(
     buckets: Sequence[BucketRows], line_ends: Sequence[int]
 ) -> npt.NDArray[np.int64]:
-    """Return, by place, the offset that the first change of all would have in its bucket."""
+    """Return, by place, the offset of the very first line, as counted in the place's bucket."""
     starts = [0, *line_ends[:-1]]
     bases = [bucket.base_offset - line for bucket, line in zip(buckets, starts, strict=True)]
     sizes = np.diff([0, *(bucket.row_end for bucket in buckets)])
@@ -298,7 +298,7 @@ def _effects(
     count = len(values)
     stored_keys = chains.of_chains(stored.found)
     upserts = merged.accepted & ~deletes
-    # The row that a change meets: that of the latest change before it that counts, else the stored.
+    # The previous row of a change: the latest effective change's row, else the stored row.
     before_at = np.where(stored_keys, count + chains.of_chains(stored.place), -1)
     if not chains.distinct:
         latest = chains.latest_before(merged.accepted)
@@ -363,7 +363,7 @@ def _changelog(
     *,
     full: bool,
 ) -> pa.RecordBatch:
-    """Return the changelog; `last_line` is, by place, where the (last) line of a change goes."""
+    """Return the changelog; `last_line` is, by place, the position of a change's last line."""
     inserts, updates, deletes = (
         np.flatnonzero(effects.kind == kind) for kind in (INSERT, UPDATE_AFTER, DELETE)
     )
@@ -427,9 +427,9 @@ def _puts(
     written_offsets: npt.NDArray[np.int64],
     key_ends: Sequence[int],
 ) -> tuple[pa.Array, pa.Array, list[int]]:
-    """Return the keys to write and their values: what the last change of each chain left.
+    """Return the keys to write and their values: the results of each chain's last change.
 
-    And how many of them are among the first keys, for each of `key_ends`.
+    Also returns the number of puts among the first keys, for each of `key_ends`.
     """
     if chains.distinct and effects.writes.all() and not (effects.kind == DELETE).any():
         stamp_versions(values, written_offsets)
@@ -438,7 +438,7 @@ def _puts(
     changed = places >= 0
     chosen = places[changed]
     gone = effects.kind[chosen] == DELETE
-    # A row that came and went within the batch was never stored.
+    # A row inserted and deleted within the batch was never stored.
     pointless = gone & ~stored.found[changed]
     if pointless.any():
         changed[np.flatnonzero(changed)[pointless]] = False
@@ -459,9 +459,9 @@ def _puts(
 def plan_replay(
     changelog: pa.RecordBatch, *, rules: TableRules, codec: RowCodec, base_offset: int
 ) -> PlannedWrite:
-    """Return what storing the changes of `changelog`, the first at `base_offset`, takes.
+    """Return the planned write of a replayed `changelog` starting at `base_offset`.
 
-    The state they meet is not needed: every change says what it leaves behind.
+    The current state is not needed: every change carries its result.
     """
     types = changelog.column(CHANGE_TYPE_COLUMN).to_numpy()
     lines = np.flatnonzero(types != UPDATE_BEFORE)
@@ -491,9 +491,9 @@ def plan_restore(
     codec: RowCodec,
     where: str,
 ) -> PlannedWrite:
-    """Return what storing `rows`, written at the offsets `versions`, takes; no change is logged.
+    """Return the planned write of `rows`, written at the offsets `versions`; no change is logged.
 
-    Raises `CorruptDataError` if two of them have the same key.
+    Raises `CorruptDataError` for two rows with the same key.
     """
     assert len(versions) == rows.num_rows
     chains = chains_of(encode_key([rows.column(name) for name in rules.primary_key]))

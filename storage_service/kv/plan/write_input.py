@@ -1,7 +1,7 @@
-"""The rows of one upsert or delete as given, checked and made uniform before anything is planned.
+"""The rows of one upsert or delete, checked and made uniform before planning.
 
-Everything that can be told without knowing the stored rows is refused here, by one sentence with
-table, column and row; rows are numbered as the caller gave them.
+Every error independent of the stored rows is raised here, as one sentence with table, column and
+row; row numbers are the caller's.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ ROW_BYTES_MAX: Final = 8 << 20
 """Longest encoded row."""
 
 MET_BYTES_MAX: Final = 512 << 20
-"""Most that the stored rows have which one plan meets: it makes several times as much of them, and
-what is before and after in one array, which has less than 2 GiB."""
+"""The most bytes of stored rows in one plan: planning needs several times as much, and old and
+new rows share an array of less than 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteInput:
     """Checked changes, in order.
 
-    `rows` has all columns of the table; what lies in a column that is not `named`, or outside the
-    key of a delete, means nothing. `deletes` marks the deletes. `row_numbers` are the caller's.
+    `rows` has all columns of the table; values in columns not `named`, or outside the key of a
+    delete, are meaningless. `deletes` marks the deletes. `row_numbers` are the caller's.
     """
 
     rows: pa.RecordBatch
@@ -70,7 +70,7 @@ class WriteInput:
 
     @property
     def is_partial(self) -> bool:
-        """Whether some columns keep the value they have."""
+        """Whether some columns keep their stored values."""
         return len(self.named) < int(self.rows.num_columns)
 
 
@@ -84,9 +84,9 @@ def check_rows(
 ) -> WriteInput:
     """Check rows to upsert, or by `operations` to upsert and delete.
 
-    `columns` makes a partial update: `rows` has exactly these columns, the key among them. Rows
-    to delete need key columns only, if there are no others. `row_numbers` are, ascending, what the
-    caller's caller calls the rows; without it they are counted from 0.
+    `columns` makes a partial update: `rows` has exactly these columns, including the key. Deletes
+    alone need key columns only. `row_numbers`, ascending, are the rows' numbers for errors; by
+    default rows are counted from 0.
     """
     is_renumbered = row_numbers is not None
     if row_numbers is None:
@@ -97,7 +97,7 @@ def check_rows(
         checked_rows = _only_keys(checked_rows, rules)
     names = _named_columns(rules, columns)
     _check_partial(checked_rows, rules, names)
-    # To make a schema takes as long as to check a thousand rows by it.
+    # Making a schema takes as long as checking a thousand rows.
     part = rules.schema if columns is None else rules.schema.select(names, table=rules.table)
     if len(checked_rows) == len(rows) and not deletes.any() and not is_renumbered:
         conformed = conform(checked_rows, part, table=rules.table)
@@ -119,7 +119,7 @@ def check_rows(
 def check_keys(
     rows: pa.RecordBatch, rules: TableRules, *, row_numbers: npt.NDArray[np.int64] | None = None
 ) -> pa.Array:
-    """Return the encoded keys of `rows`, whose key columns are there, without nulls."""
+    """Return the encoded keys of `rows` with key columns without nulls."""
     keys = encode_key([rows.column(name) for name in rules.primary_key])
     longest = longest_of(keys)
     if longest > KEY_BYTES_MAX:
@@ -138,7 +138,7 @@ def _apply_behavior(
     rules: TableRules,
     numbers: npt.NDArray[np.int64],
 ) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """Return the rows that count, which of them are deletes, and their numbers."""
+    """Return the effective rows, the mask of deletes, and the rows' numbers."""
     if operations is None:
         return rows, np.zeros(rows.num_rows, dtype=np.bool_), numbers
     assert len(operations) == rows.num_rows
@@ -158,7 +158,7 @@ def _apply_behavior(
 
 
 def _only_keys(rows: pa.RecordBatch, rules: TableRules) -> pa.RecordBatch:
-    """Return the key columns of rows to delete; others may be there, if the table has them."""
+    """Return the key columns of rows to delete; other columns of the table are ignored."""
     for name in rows.schema.names:
         rules.schema.column(name, table=rules.table)
     names = rows.schema.names
@@ -166,7 +166,7 @@ def _only_keys(rows: pa.RecordBatch, rules: TableRules) -> pa.RecordBatch:
 
 
 def _named_columns(rules: TableRules, columns: Sequence[str] | None) -> list[str]:
-    """Return the columns the rows must have, in the table's order."""
+    """Return the required columns of the rows, in the table's order."""
     if columns is None:
         return rules.schema.names
     for name in columns:
@@ -209,7 +209,7 @@ def _check_nulls(
     deletes: npt.NDArray[np.bool_],
     row_numbers: npt.NDArray[np.int64],
 ) -> None:
-    """Check what `conform` checks, of a delete only the key, with the caller's row numbers."""
+    """Check nulls as `conform`, of deletes only the key, with the caller's row numbers."""
     upserts = np.flatnonzero(~deletes)
     upserted = rows.take(pa.array(upserts)) if deletes.any() else rows
     for column in schema.columns:
@@ -229,7 +229,7 @@ def _check_limits(
     deletes: npt.NDArray[np.bool_],
     row_numbers: npt.NDArray[np.int64],
 ) -> None:
-    """Check the values to be stored; of those that are, any may be deleted."""
+    """Check the values to be stored; values of deletes are exempt."""
     try:
         rules.limits.check(rows, table=rules.table, row_numbers=row_numbers)
     except SchemaMismatchError:
@@ -253,7 +253,7 @@ def _check_versions(
 
 
 def _widened(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
-    """Return `rows` with every column of the table; those not given are null and mean nothing."""
+    """Return `rows` with every column of the table; added columns are null and meaningless."""
     arrow_schema = schema.to_arrow()
     if rows.schema.equals(arrow_schema):
         return rows
@@ -267,7 +267,7 @@ def _widened(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
 
 
 def too_much_met(table: str, bytes_max: int) -> RequestTooLargeError:
-    """Return the error for changes of rows that have more bytes than one plan may meet."""
+    """Return the error for changes of too large stored rows."""
     return RequestTooLargeError(
         f"table '{table}': the stored rows that are changed have more than {bytes_max} bytes;"
         " send fewer rows at once"

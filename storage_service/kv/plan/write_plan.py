@@ -1,7 +1,7 @@
-"""Writes to the buckets of one table, planned in one go; one write is a list of one.
+"""Plans writes to the buckets of one table together; one write is a list of one.
 
-A plan takes a fraction of a millisecond however few rows it has, so that a round of small writes is
-planned as one. Their rows lie bucket after bucket, each bucket's in the order of the writes.
+A plan takes a fraction of a millisecond even for few rows, so a round of small writes is planned
+together. Rows are grouped by bucket, each bucket's rows in the order of the writes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = ["KeyWrite", "PlannedPart", "delete_of", "halves", "plan_writes"]
 class KeyWrite(NamedTuple):
     """Changes of one request to one bucket. Without `operations` every row is an upsert.
 
-    `row_numbers` say where the rows were in the request, for what is refused. With `versions` only
-    stored rows that were written at these offsets are seen, when it is the write's turn. The
-    columns are of version `schema_id` of the table's schema, the current one if it is None.
+    `row_numbers` are the rows' positions in the request, for errors. With `versions` only stored
+    rows written at these offsets are visible at the write's turn. The columns are of version
+    `schema_id` of the table's schema, None for the current version.
     """
 
     bucket: int
@@ -55,14 +55,14 @@ class KeyWrite(NamedTuple):
 
     @property
     def deletes(self) -> npt.NDArray[np.bool_] | None:
-        """Which rows are deleted; None: all are upserts."""
+        """The mask of deleted rows; None if all are upserts."""
         return None if self.operations is None else self.operations == OPERATION_DELETE
 
 
 def delete_of(bucket: int, keys: pa.RecordBatch, *, written_below: int | None = None) -> KeyWrite:
-    """Return what deletes the rows of `keys`, given as rows of the key columns.
+    """Return a write deleting the rows of `keys`, given as rows of the key columns.
 
-    With `written_below` only those that have a version below that offset when it is their turn.
+    With `written_below` only rows with a version below the offset are deleted.
     """
     operations = np.full(keys.num_rows, OPERATION_DELETE, dtype=np.int8)
     versions = None if written_below is None else range(written_below)
@@ -85,7 +85,7 @@ def halves(write: KeyWrite) -> list[KeyWrite]:
 
 
 class PlannedPart(NamedTuple):
-    """What one `KeyWrite` does: the changes of `write` at the offsets [start, end)."""
+    """The effect of one `KeyWrite`: the changes of `write` at the offsets [start, end)."""
 
     write: PlannedWrite
     start: int
@@ -93,25 +93,25 @@ class PlannedPart(NamedTuple):
 
     @property
     def changelog(self) -> pa.RecordBatch:
-        """These changes."""
+        """The changes of the part."""
         first = self.start - self.write.base_offset
         return self.write.changelog.slice(first, self.end - self.start)
 
 
 class Bucket(Protocol):
-    """What a plan needs of a bucket; `KvTablet`, on the thread that changes it."""
+    """The bucket's interface for planning; `KvTablet`, on the changing thread."""
 
     @property
     def rules(self) -> TableRules:
-        """The table's, the same for all buckets."""
+        """The table's rules, the same for all buckets."""
 
     @property
     def codec(self) -> RowCodec:
-        """The table's, the same for all buckets."""
+        """The table's codec, the same for all buckets."""
 
     @property
     def few_rows(self) -> FewRowsPlan | None:
-        """The table's, the same for all buckets."""
+        """The table's plan for few rows, the same for all buckets."""
 
     @property
     def planned_offset(self) -> int:
@@ -119,13 +119,13 @@ class Bucket(Protocol):
 
     @property
     def row_bytes_max(self) -> int:
-        """How long a row may be that is there."""
+        """An upper bound of the stored rows' lengths."""
 
     def check_backlog(self) -> None:
-        """Raise while nothing more may be planned."""
+        """Raise while further plans are forbidden."""
 
     def newest(self, hashed: HashedKeys) -> pa.Array:
-        """Return what is under distinct keys once all that is planned is applied."""
+        """Return the values of distinct keys after all planned writes."""
 
     def newest_few(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
         """As `newest`, for few keys."""
@@ -134,11 +134,11 @@ class Bucket(Protocol):
 def plan_writes(
     buckets: Sequence[Bucket], writes: Sequence[KeyWrite], *, columns: Sequence[str] | None
 ) -> list[PlannedPart]:
-    """Plan `writes` in order, whose rows have one schema; return what each of them does.
+    """Plan `writes` of one schema in order; return the effect of each.
 
-    `columns` makes partial updates of them. Nothing is changed: the buckets `accept` the planned
-    writes next, or they are forgotten. Raises if anything is wrong with any of the writes; row
-    numbers of errors are the request's only if it is one write.
+    `columns` makes partial updates. Nothing is changed: next the buckets `accept` the planned
+    writes, or the plan is dropped. Raises for any wrong write; row numbers in errors are the
+    request's only for a single write.
     """
     order = sorted(range(len(writes)), key=lambda position: writes[position].bucket)
     ordered = [writes[position] for position in order]
@@ -169,7 +169,7 @@ class _Planned(NamedTuple):
 def _few(
     buckets: Sequence[Bucket], writes: Sequence[KeyWrite], columns: Sequence[str] | None
 ) -> _Planned | None:
-    """Plan few rows one by one; None if they are too many, or not for that."""
+    """Plan few rows one by one; None for too many or unsuitable rows."""
     few_rows = buckets[writes[0].bucket].few_rows
     row_ends = list(itertools.accumulate(write.rows.num_rows for write in writes))
     last = {write.bucket: end for write, end in zip(writes, row_ends, strict=True)}
@@ -196,7 +196,7 @@ def _many(
         columns=columns,
         row_numbers=writes[0].row_numbers if is_one else None,
     )
-    # Rows that do nothing were left out.
+    # Rows without an effect were left out.
     row_ends: list[int] = [len(checked.row_numbers)]
     if not is_one:
         ends = list(itertools.accumulate(write.rows.num_rows for write in writes))

@@ -1,9 +1,9 @@
-"""Few rows as plain values: the numbers and bytes that are stored of them, without arrays.
+"""Few rows as plain values: the stored numbers and bytes, without arrays.
 
-A plain value is what `row_layout` stores: of a date its days, of a timestamp its microseconds, of a
-float its bits, of a decimal its 16 bytes, of a string its bytes, True or False, and None for a
-null. A plain row is a tuple of them. All values come through exactly, whatever Python's own types
-can hold. The bytes are those of `RowCodec` and of `model.bucketing.encode_key`; tests compare them.
+A plain value is the form stored by `row_layout`: days of a date, microseconds of a timestamp, bits
+of a float, 16 bytes of a decimal, bytes of a string, True or False, and None for a null. A plain
+row is a tuple of plain values. All values are exact, beyond the limits of Python's own types. The
+bytes equal `RowCodec` and `model.bucketing.encode_key`; tests compare them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PlainRow = tuple[Any, ...]
 
 _VERSION: Final = struct.Struct("<q")
 VERSION_BYTES: Final = _VERSION.size
-"""A stored value is so many bytes of version, then what `PlainRows.encode` gives."""
+"""The bytes of the version at the start of a stored value, before `PlainRows.encode`."""
 
 _CODES: Final = {
     "|u1": "?",
@@ -54,12 +54,12 @@ _FLOATS: Final = {
 
 
 def stamped(version: int, encoded: bytes) -> bytes:
-    """Return the value to store of an encoded row that was written at the offset `version`."""
+    """Return the stored value of an encoded row written at the offset `version`."""
     return _VERSION.pack(version) + encoded
 
 
 def version_of(value: bytes) -> int:
-    """Return the offset at which a stored value was written."""
+    """Return the write offset of a stored value."""
     version: int = _VERSION.unpack_from(value)[0]
     return version
 
@@ -90,7 +90,7 @@ class PlainRows:
         self._in_order: Final = None if order == sorted(order) else itemgetter(*order)
 
     def columns(self, batch: pa.RecordBatch, positions: Sequence[int]) -> list[list[Any]]:
-        """Return the plain values of a batch that has the columns at `positions` of these."""
+        """Return the plain values of a batch with the columns at `positions`."""
         plain_types = [self._plain_types[i] for i in positions]
         return [
             (column if plain is None else column.view(plain)).to_pylist()
@@ -118,7 +118,7 @@ class PlainRows:
         return list(map(b"".join, zip(heads, *varying, strict=True)) if varying else heads)
 
     def is_own(self, value: bytes) -> bool:
-        """Whether a stored value can be of this schema."""
+        """Whether a stored value may be of this schema."""
         return len(value) >= self._value_bytes_min and value[VERSION_BYTES] == self._schema_id
 
     def decode(self, value: bytes) -> PlainRow:
@@ -155,8 +155,8 @@ class PlainRows:
 def plain_array(t: pa.DataType, code: str, column: Sequence[Any], *, below_null: Any) -> pa.Array:
     """Return plain values as an array of type `t`.
 
-    `code` says what they are: how `struct` packs one, or nothing for strings and binaries.
-    `below_null` is the value that lies under a null.
+    `code` is the `struct` format of a value, or empty for strings and binaries. `below_null` is the
+    value stored under a null.
     """
     count = len(column)
     valid = None
@@ -184,7 +184,7 @@ def _bitmap(marks: Sequence[bool]) -> pa.Buffer:
 
 
 def key_encoder(t: pa.DataType) -> Callable[[Any], bytes] | None:
-    """Return what encodes a plain value of `t` as a part of a key; None if nothing here does."""
+    """Return the encoder of a plain value of `t` as a part of a key; None if unsupported."""
     if pa.types.is_string(t) or pa.types.is_binary(t):
         return lambda value: b"\x01" + value.replace(b"\x00", b"\x00\xff") + b"\x00\x00"
     if pa.types.is_boolean(t):
@@ -199,7 +199,7 @@ def key_encoder(t: pa.DataType) -> Callable[[Any], bytes] | None:
 
 
 def _plain_type(t: pa.DataType) -> pa.DataType | None:
-    """Return as what the values of `t` are read, or None if as they are."""
+    """Return the type for reading the values of `t`, or None for `t` itself."""
     if pa.types.is_string(t):
         return pa.binary()
     if pa.types.is_decimal(t):

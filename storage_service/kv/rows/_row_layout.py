@@ -5,12 +5,12 @@
     | byte length u32 of each other column
     | the bytes of each other column, in order
 
-Strings and binaries are their bytes. A struct is such a row of its fields. An array is
-`count u32 | length u32 of each element row | the element rows`, where an element row is such a row
+Strings and binaries are their bytes. A struct is a row of its fields. An array is
+`count u32 | length u32 of each element row | the element rows`, where an element row is a row
 of one column; a map is an array of rows of key and value.
 
 The bytes are canonical: two rows are identical (any NaN is the same, 0.0 and -0.0 are not) exactly
-when their bytes are, because there is one NaN and what lies under a null is zeroed or empty.
+when their bytes are, because NaN has one form and values under a null are zeroed or empty.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _EMPTY: Final = pa.scalar(b"", pa.binary())
 
 
 def fixed_dtype(t: pa.DataType) -> np.dtype[Any] | None:
-    """Return how a value of type `t` is stored, or None if its width varies."""
+    """Return the stored type of a value of type `t`, or None for a variable width."""
     if pa.types.is_boolean(t):
         return np.dtype("u1")
     if pa.types.is_decimal(t):
@@ -53,7 +53,7 @@ def fixed_dtype(t: pa.DataType) -> np.dtype[Any] | None:
 
 
 class RowLayout:
-    """The byte layout of rows with columns of `types`; `prefix_bytes` come before, zeroed."""
+    """The byte layout of rows with columns of `types`, after `prefix_bytes` of zeros."""
 
     def __init__(self, types: Sequence[pa.DataType], *, prefix_bytes: int = 0) -> None:
         self.types: Final = tuple(types)
@@ -89,14 +89,14 @@ class RowLayout:
         return joined([rows, *bodies])
 
     def decode(self, rows: pa.Array) -> list[pa.Array]:
-        """Return the columns of rows made by `encode` with the same types; no row may be null."""
+        """Return the columns of rows encoded with the same types; no row may be null."""
         data, offsets = binary_parts(rows)
         return self.decode_at(data, offsets[:-1].astype(np.int64))
 
     def decode_at(
         self, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]
     ) -> list[pa.Array]:
-        """As `decode`, for rows that start at ascending places of `data`."""
+        """As `decode`, for rows starting at ascending places of `data`."""
         header = gather_at(data, starts, self.header)
         nulls = header["nulls"]
         columns: dict[int, pa.Array] = {}

@@ -1,4 +1,4 @@
-"""The stored rows that the changes of a batch meet."""
+"""The stored rows under the keys of a batch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["StoredRows", "only_written_in"]
 
 
 class StoredRows:
-    """What is stored under each of a number of distinct keys, if anything.
+    """The stored row under each of a number of distinct keys, if any.
 
-    `values` are as stored, in the current version of the schema, null where nothing is. `found`,
-    `versions` (-1 where nothing is) and `place` (position in `rows`, meaningless where nothing is)
-    are by key.
+    `values` are the stored values, in the current version of the schema, null without a row.
+    `found`, `versions` (-1 without a row) and `place` (position in `rows`, meaningless without a
+    row) are by key.
     """
 
     def __init__(self, values: pa.Array, codec: RowCodec) -> None:
@@ -57,9 +57,9 @@ class StoredRows:
 
 
 def only_written_in(values: pa.Array, versions: range) -> pa.Array:
-    """Return `values` with null for those not written at the offsets `versions`; nulls stay.
+    """Return `values` with null for values not written at the offsets `versions`.
 
-    The offset at which a row was written is the stamp of its value.
+    A value's stamp is the offset of its write.
     """
     is_stored = values.is_valid().to_numpy(zero_copy_only=False)
     positions = np.flatnonzero(is_stored)

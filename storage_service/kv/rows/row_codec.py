@@ -1,8 +1,8 @@
-"""Rows of one table as the values that RocksDB keeps.
+"""Rows of one table as values in RocksDB.
 
     version offset u64 | schema id u8 | the row (row_layout)          all little endian
 
-A row so short that this were less than 13 bytes has zeros before it to make it 13.
+Shorter values than 13 bytes have zeros before the row up to 13 bytes.
 
 The version offset is the changelog offset of the `+I` or `+U` that wrote this version of the row.
 Values are encoded before their offset is known and stamped in place afterwards. Two values with the
@@ -33,13 +33,13 @@ _VERSION: Final = np.dtype("<i8")
 _SCHEMA_ID: Final = np.dtype("u1")
 _PREFIX_BYTES: Final = _VERSION.itemsize + _SCHEMA_ID.itemsize
 VALUE_BYTES_MIN: Final = 13
-"""No value is shorter; `row_arena` relies on it."""
+"""The least length of a value; `row_arena` relies on this minimum."""
 
 
 class RowCodec:
-    """Encodes rows of `schema`, and decodes those of any version as such; any thread may use it.
+    """Encodes rows of `schema`, and decodes rows of any version; thread-safe.
 
-    `earlier` are the versions that stored rows may still have, by schema id.
+    `earlier` are older schema versions of stored rows, by schema id. Decoded rows have `schema`.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RowCodec:
         return values
 
     def decode(self, values: pa.Array) -> pa.RecordBatch:
-        """Return the rows of `values`, none of which is null, in the current version."""
+        """Return the rows of `values` in the current version; no value is null."""
         data, starts, shortest = self._parts(values)
         ids = data[starts + _VERSION.itemsize]
         if (ids == self.schema_id).all():
@@ -104,9 +104,9 @@ class RowCodec:
         return pa.concat_batches(parts).take(pa.array(np.argsort(order)))
 
     def in_current_version(self, values: pa.Array) -> pa.Array:
-        """Return `values` with those of earlier versions encoded anew, their stamps kept.
+        """Return `values` with earlier versions encoded in the current one; stamps and nulls stay.
 
-        So that values can be compared; nulls stay.
+        Used to compare values.
         """
         if not self._earlier or values.null_count == len(values):
             return values
@@ -122,7 +122,7 @@ class RowCodec:
         return encoded.take(pa.array(np.cumsum(is_stored) - 1, mask=~is_stored))
 
     def _parts(self, values: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], int]:
-        """Return data, where each value starts, and how many bytes the shortest one has."""
+        """Return the data, the start of each value, and the length of the shortest value."""
         data, offsets = binary_parts(values)
         starts = offsets[:-1].astype(np.int64)
         shortest = int((offsets[1:] - starts).min(initial=self.value_bytes_min))

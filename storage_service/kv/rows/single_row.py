@@ -1,6 +1,6 @@
-"""One key and one row as Python values, for lookups of one key: no Arrow, no arrays, microseconds.
+"""A single key or row as Python values, for lookups of one key: microseconds, no Arrow, no arrays.
 
-The bytes are those of `model.bucketing.encode_key` and of `row_layout`; tests compare them.
+The bytes equal `model.bucketing.encode_key` and `row_layout`; tests compare them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from streamhouse.storage_service.kv.table_rules import TableRules
 
 __all__ = ["SingleRows"]
 
-# Without a largest exponent, `1E+999999` would be made a number of a million digits.
+# Without a largest exponent, `1E+999999` would become a number of a million digits.
 _EXACT: Final = Context(prec=80, Emax=80, traps=[Inexact, InvalidOperation])
 
 Convert = Callable[[Any], Any]
@@ -61,7 +61,7 @@ class SingleRows:
         ]
 
     def encode_key(self, key: Mapping[str, Any]) -> bytes:
-        """Return the encoded key; raises for anything but one fitting value a key column."""
+        """Return the encoded key; raises unless each key column has exactly one valid value."""
         names = self._rules.primary_key
         if key.keys() != self._keys.keys():
             raise SchemaMismatchError(
@@ -71,7 +71,7 @@ class SingleRows:
         return self.encode_columns(key, names)
 
     def encode_columns(self, key: Mapping[str, Any], names: Sequence[str]) -> bytes:
-        """Return some key columns, in this order, encoded as a key is."""
+        """Return some key columns, in this order, encoded as in a key."""
         parts = []
         for name in names:
             t, encode = self._keys[name]
@@ -98,7 +98,7 @@ class SingleRows:
 
 
 def _from_plain(t: pa.DataType) -> Convert | None:
-    """Return what makes a Python value of a plain one; None if that is the same."""
+    """Return the conversion of a plain value to Python; None for the identity."""
     if pa.types.is_string(t):
         return bytes.decode
     if pa.types.is_floating(t):
@@ -117,9 +117,10 @@ def _from_plain(t: pa.DataType) -> Convert | None:
 
 
 def _key_encoder(t: pa.DataType) -> Callable[[Any], bytes]:
-    """Return what makes one key column's bytes after the marker that it is not null.
+    """Return the encoder of one key column, without the marker for non-null values.
 
-    It raises TypeError, ValueError, OverflowError or a decimal signal for no value of `t`.
+    The encoder raises TypeError, ValueError, OverflowError or a decimal signal for an invalid
+    value.
     """
     if pa.types.is_string(t):
         return _encoded_text
