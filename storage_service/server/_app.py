@@ -300,7 +300,7 @@ DATA_ANSWERS: Final[Mapping[str, Callable[..., Awaitable[None]]]] = {
 
 
 def _check_extent(exchange: HttpExchange, body: bytes) -> None:
-    """Refuse JSON with so many values that parsing would delay all other requests."""
+    """Refuse JSON with too many values: parsing would delay all other requests."""
     if len(body) <= _SMALL_JSON_BYTES:
         return
     for mark, limit in ((b":", _JSON_FIELDS_MAX), (b",", _JSON_VALUES_MAX)):

@@ -96,7 +96,7 @@ def run_service(
             another thread, when the service begins to stop and still answers all requests.
         on_standby: Gets the endpoint once a standby follows the owner.
         on_kafka: Gets the address for Kafka clients right after `on_ready`, with `kafka_port` only.
-        rebuild: Tables whose rows by key are built anew, though they are there.
+        rebuild: Primary key tables to rebuild from the log, even if the rows are undamaged.
     Raises `InvalidRequestError` or `UnavailableError` if the service cannot start.
     """
     certificate = Certificate.of(config)

@@ -1,4 +1,4 @@
-"""The other shards of a service, for the routes of a process that serves one shard.
+"""The other shards of a service, for the routes of a process with one shard.
 
 The shard directory is in the object store. Reads of the directory run on a separate thread pool:
 a store that does not answer must not delay requests for rows. Tables of this shard need no read of

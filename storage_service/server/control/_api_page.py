@@ -1,7 +1,7 @@
 """The page at /docs that describes and tries control routes: swagger-ui, as packaged.
 
-The page loads all files from the service, so it works without the internet. The page has no
-secrets: its requests use the token that the user enters.
+The page loads all files from the service and works without the internet. The page has no secrets:
+all requests use a token entered by the user.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def _key_reader(table: TableInfo) -> Callable[[Sequence[str]], dict[str, Any]]:
 
 
 def _writer(t: pa.DataType) -> Callable[[Any], str]:
-    """Return a function that writes a value other than None."""
+    """Return the function to write a value, which must not be None."""
     if pa.types.is_integer(t):
         return repr
     if pa.types.is_string(t):

@@ -1,4 +1,4 @@
-"""Writes with rows that the service checks one by one: text bodies, and `on_error=reject`.
+"""Writes with a check of every single row: text bodies, and `on_error=reject`.
 
 If all rows fit the table, the rows are written as usual. Otherwise a transaction commits the valid
 rows and the rejected rows together. A request with a transaction id, or with an application id and
@@ -123,7 +123,7 @@ def sifted_write(
     operation: TransactionOperation,
     table: TableInfo,
 ) -> SiftedWrite | None:
-    """Read the parameters of a request; None for Arrow rows that need no check one by one."""
+    """Read the parameters of a request; None for Arrow rows without a check of single rows."""
     content_type = exchange.header(b"content-type")
     form = (
         Body.ROWS

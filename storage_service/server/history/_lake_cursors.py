@@ -45,7 +45,7 @@ class _Place(NamedTuple):
 
 
 class _Reader:
-    """Rows that were given back, then the rows of a cursor; None for a finished cursor."""
+    """The returned rows, followed by the rows of a cursor; None for a finished cursor."""
 
     def __init__(self, cursor: OlderRowsCursor | None) -> None:
         self._cursor = cursor
@@ -205,7 +205,7 @@ class LakeCursors:
         return _Reader(cursor)
 
     def _keep(self, place: _Place, cursor: _Reader) -> None:
-        """Let a cursor wait, unless it is at its end; close overdue and surplus cursors."""
+        """Let an unfinished cursor wait; close overdue and surplus cursors."""
         idle = _Idle(cursor, self._clock_s(), cursor.held_bytes)
         with self._lock:
             to_close = self._overdue()

@@ -27,7 +27,7 @@ __all__ = ["BodyMemory", "HeldBody"]
 PROGRESS_BYTES: Final = 256 << 10
 SLOW_AFTER_S: Final = 2.0
 _LOOK_INTERVAL_S: Final = 0.25
-# The share of all memory that slow bodies free at once: one look must not refuse all of them.
+# Slow bodies free at most about an eighth of the memory at once: a look must not refuse them all.
 _FREED_SHARE: Final = 8
 
 

@@ -117,7 +117,7 @@ class StatusSampler:
     async def text(self, *, is_brief: bool = False) -> str:
         """Return the status as JSON; concurrent callers share the text.
 
-        The brief text is cached for a moment, so that many watchers cost little more than one.
+        The brief text is cached for a moment: many watchers cost little more than a single watcher.
         """
         now_s = self._manager.runtime.monotonic_s()
         if is_brief and self._brief_text and now_s < self._brief_until_s:
