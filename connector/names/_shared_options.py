@@ -5,7 +5,8 @@ options of the first use. The plan has the remaining options, but Spark ignores 
 happens to a use with options of a cached name. A view has no options: Spark drops them.
 
 With a JVM in reach, the analyzed plan shows which uses share a source, also within views and
-subqueries. Under Spark Connect, and in scripts, the text of the statement is checked.
+subqueries. In scripts, and for commands under Spark Connect, the text of the statement is checked.
+A query with options is refused under Spark Connect: the server combines queries unseen.
 """
 
 from __future__ import annotations
@@ -60,14 +61,8 @@ def check_statement(spark: Any, text: str) -> None:
             _check_shared(spark, plan)
             return
     _check_text(spark, text, uses)
-    if not has_jvm(spark) and re.search(r"\bVIEW\b", text, re.IGNORECASE):
-        for use in uses:
-            if (name := attached(spark, use.name)) is not None:
-                raise UnsupportedError(
-                    f"a view of '{name.sql_name}' WITH ({_listed(use.options)}): under Spark"
-                    " Connect a statement may use the view and also the name with other options,"
-                    f" and the conflict stays hidden; {_advice(name, use.options)}"
-                )
+    if not has_jvm(spark) and not _SCRIPTS.match(text):
+        _check_combinable(spark, text, uses)
 
 
 def check_plan(spark: Any, frame: Any, *, text: str = "", has_options: bool = False) -> None:
@@ -178,6 +173,28 @@ def _check_text(spark: Any, text: str, uses: Sequence[Use]) -> None:
         name = attached(spark, parts)
         if name is not None and name.sql_name in options_of:
             raise _differing(name, options_of[name.sql_name], {})
+
+
+def _check_combinable(spark: Any, text: str, uses: Sequence[Use]) -> None:
+    """Refuse options in a view or a query, which Spark Connect can combine with other queries.
+
+    The server analyzes the combined plan as a whole, and no hook of the client sees all texts.
+    """
+    is_view = re.search(r"\bVIEW\b", text, re.IGNORECASE) is not None
+    if _COMMANDS.match(text) and not is_view:
+        return
+    for use in uses:
+        if (name := attached(spark, use.name)) is not None:
+            what = "a view" if is_view else "a query"
+            calls = "".join(
+                f".option({key!r}, {_text(key, value)!r})" for key, value in use.options.items()
+            )
+            raise UnsupportedError(
+                f"{what} of '{name.sql_name}' WITH ({_listed(use.options)}): under Spark Connect"
+                f" {what} may be combined with others that use the name with other options, and the"
+                f" conflict stays hidden; use spark.read{calls}.table('{name.sql_name}'), in SQL as"
+                " spark.sql('SELECT ... FROM {frame}', frame=...)"
+            )
 
 
 # -- messages --------------------------------------------------------------------------------------
