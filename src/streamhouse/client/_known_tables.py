@@ -41,15 +41,15 @@ class KnownTables:
 
     def _with_table(self, path: str, call: Callable[[TableInfo], _T]) -> _T:
         """Call with what is remembered of the table, and again if that turns out to be stale."""
-        known = self._known(path)
+        cached_table = self._known(path)
         try:
-            return call(known or self.describe_table(path))
+            return call(cached_table or self.describe_table(path))
         except ColumnDroppedError:
             # The same name may be another column by now, which nobody has meant yet.
             self._forget(TablePath.parse(path))
             raise
         except (NotFoundError, SchemaMismatchError, UnknownColumnError, InvalidRequestError):
-            if known is None or (fresh := self.describe_table(path)) == known:
+            if cached_table is None or (fresh := self.describe_table(path)) == cached_table:
                 raise
             return call(fresh)
 
