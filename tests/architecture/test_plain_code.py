@@ -49,28 +49,17 @@ class Bars(NamedTuple):
 # What every room may have in the end, and what the rooms have that are not there yet.
 _PLAIN: Final = Bars(1.0, 4.0, 0.5)
 BARS: Final[dict[str, Bars]] = {
-    "pyspark_streamhouse": Bars(1.0, 4.0, 0.5),
     "streamhouse": Bars(1.0, 6.7, 0.5),
     "streamhouse.api": Bars(15.4, 7.3, 1.5),
     "streamhouse.cdc_source": Bars(4.6, 12.6, 8.2),
-    "streamhouse.cli": Bars(6.7, 9.7, 5.6),
+    "streamhouse.cli": Bars(6.7, 9.5, 5.3),
     "streamhouse.client": Bars(8.9, 12.6, 10.7),
-    "streamhouse.connector": Bars(1.0, 4.0, 0.5),
-    "streamhouse.core": Bars(1.0, 4.0, 0.5),
     "streamhouse.lake": Bars(8.3, 11.5, 6.1),
-    "streamhouse.reading": Bars(7.6, 9.7, 5.1),
-    "streamhouse.storage_service": Bars(1.0, 9.1, 0.5),
-    "streamhouse.storage_service.config": Bars(2.2, 8.6, 0.5),
+    "streamhouse.reading": Bars(7.5, 9.5, 5.0),
     "streamhouse.storage_service.directory": Bars(8.5, 13.4, 8.2),
     "streamhouse.storage_service.engine": Bars(6.4, 13.0, 10.3),
-    "streamhouse.storage_service.kafka": Bars(9.5, 11.9, 8.7),
-    "streamhouse.storage_service.kafka_door": Bars(1.0, 4.0, 0.5),
-    "streamhouse.storage_service.kv": Bars(4.2, 10.0, 3.0),
-    "streamhouse.storage_service.log": Bars(4.5, 10.8, 6.4),
+    "streamhouse.storage_service.kv": Bars(1.0, 10.0, 3.0),
     "streamhouse.storage_service.operations": Bars(7.6, 12.1, 10.2),
-    "streamhouse.storage_service.ownership": Bars(6.5, 12.6, 7.5),
-    "streamhouse.storage_service.rest_catalog": Bars(5.8, 8.6, 0.5),
-    "streamhouse.storage_service.server": Bars(2.5, 5.9, 2.5),
     "streamhouse.tiering": Bars(3.3, 11.4, 6.3),
 }
 
