@@ -58,7 +58,6 @@ BARS: Final[dict[str, Bars]] = {
     "streamhouse.reading": Bars(7.5, 9.5, 5.0),
     "streamhouse.storage_service.directory": Bars(8.5, 13.4, 8.2),
     "streamhouse.storage_service.engine": Bars(6.4, 13.0, 10.3),
-    "streamhouse.storage_service.kv": Bars(1.0, 10.0, 3.0),
     "streamhouse.storage_service.operations": Bars(7.6, 12.1, 10.2),
     "streamhouse.tiering": Bars(3.3, 11.4, 6.3),
 }
