@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackagePath, files
@@ -13,6 +11,7 @@ from typing import Final
 import pyarrow as pa
 import pytest
 
+from integration.installed_wheel import ROOT, run, start, wheel
 from streamhouse.api.client import StreamhouseClient
 from tests.support.dependencies import (
     asked_by_client,
@@ -23,9 +22,9 @@ from tests.support.dependencies import (
 from tests.support.service_process import ServiceProcess
 from tests.support.tier_once import tier_once
 
-pytestmark = [pytest.mark.slow, pytest.mark.end_to_end]
+__all__ = ["wheel"]
 
-ROOT: Final = Path(__file__).resolve().parents[1]
+pytestmark = [pytest.mark.slow, pytest.mark.end_to_end]
 
 _CLIENT: Final = """
 import sys
@@ -100,14 +99,6 @@ print(streamhouse.read(spark, "stock").count())
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    _run(sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT))
-    (built,) = folder.glob("*.whl")
-    return built
-
-
-@pytest.fixture(scope="module")
 def light(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     """The `bin` of an environment with the wheel and what it alone asks for."""
     return _environment(tmp_path_factory.mktemp("light"), wheel, light_packages())
@@ -115,14 +106,14 @@ def light(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
 
 def _environment(folder: Path, wheel: Path, packages: Iterable[str]) -> Path:
     """Return the `bin` of an environment with the wheel and some packages, as links to ours."""
-    _run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
+    run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
     python = folder / "venv" / "bin" / "python"
-    site = Path(_run(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
+    site = Path(run(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
     for name in packages:
         for file in files(name) or ():
             _link(file, site)
     pip = (sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet")
-    _run(*pip, "--no-deps", "--no-index", str(wheel))
+    run(*pip, "--no-deps", "--no-index", str(wheel))
     return python.parent
 
 
@@ -139,26 +130,8 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield service.endpoint
 
 
-def _start(*command: str) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "COLUMNS")}
-    return subprocess.run(
-        command,
-        env={**kept, "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-
-
-def _run(*command: str) -> str:
-    done = _start(*command)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout.strip()
-
-
 def test_a_client_appends_reads_and_looks_up(light: Path, endpoint: str) -> None:
-    said = _run(str(light / "python"), "-c", _CLIENT, endpoint)
+    said = run(str(light / "python"), "-c", _CLIENT, endpoint)
 
     assert said == (
         "'where' needs the lake's libraries (pyiceberg is not installed):"
@@ -172,7 +145,7 @@ def test_the_extra_all_has_what_every_call_of_spark_needs(
     packages = installed_closure([*asked_by_client(), *asked_by_extra("all")])
     python = _environment(tmp_path, wheel, packages) / "python"
 
-    printed = _run(str(python), "-c", _ALL, endpoint)
+    printed = run(str(python), "-c", _ALL, endpoint)
 
     assert printed.splitlines()[-2:] == ["[(2, 6), (3, 0), (4, 5)]", "9"]
 
@@ -184,7 +157,7 @@ def test_reading_tiered_rows_says_what_to_install(light: Path, endpoint: str) ->
         tier_once(client)
 
     program = "import sys, streamhouse; streamhouse.StreamhouseClient(sys.argv[1]).read('tiered')"
-    done = _start(str(light / "python"), "-c", program, endpoint)
+    done = start(str(light / "python"), "-c", program, endpoint)
 
     assert done.stderr.splitlines()[-1].endswith(
         "MissingExtraError: reading rows that were tiered needs the lake's libraries"
@@ -198,7 +171,7 @@ def test_the_documented_examples_run_or_name_the_extra_that_their_text_names(
     with ServiceProcess(tmp_path) as service:
         monkeypatch.setenv("STREAMHOUSE_ENDPOINT", service.endpoint)
 
-        said = _run(str(light / "python"), "-c", _EXAMPLES, str(ROOT / "docs" / "python.md"))
+        said = run(str(light / "python"), "-c", _EXAMPLES, str(ROOT / "docs" / "python.md"))
 
     assert said.split() == ["lake", "sql"]
 
@@ -207,18 +180,18 @@ def test_the_documented_examples_run_or_name_the_extra_that_their_text_names(
 def test_a_public_name_says_which_extra_it_needs(light: Path, name: str) -> None:
     program = f"try:\n    from streamhouse import {name}\nexcept ImportError as error: print(error)"
 
-    said = _run(str(light / "python"), "-c", program)
+    said = run(str(light / "python"), "-c", program)
 
     assert said.startswith(f"streamhouse.{name} needs Spark")
     assert said.endswith("pip install 'pyspark-streamhouse[spark]'")
 
 
 def test_the_command_line_marks_what_is_missing(light: Path, endpoint: str) -> None:
-    said = _run(str(light / "streamhouse"), "--help")
+    said = run(str(light / "streamhouse"), "--help")
 
     assert "Run the storage service. [needs the extra 'server']" in said
-    assert "streamhouse" in _run(str(light / "streamhouse"), "--version")
-    assert "shops" in _run(str(light / "streamhouse"), "tables", "--endpoint", endpoint)
+    assert "streamhouse" in run(str(light / "streamhouse"), "--version")
+    assert "shops" in run(str(light / "streamhouse"), "tables", "--endpoint", endpoint)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +199,7 @@ def test_the_command_line_marks_what_is_missing(light: Path, endpoint: str) -> N
     [("serve", "server"), ("backup", "server"), ("tier", "lake"), ("import", "lake")],
 )
 def test_a_command_says_which_extra_it_needs(light: Path, command: str, extra: str) -> None:
-    done = _start(str(light / "streamhouse"), command, "--help")
+    done = start(str(light / "streamhouse"), command, "--help")
 
     assert done.returncode == 1
     assert done.stderr.startswith(f"streamhouse: 'streamhouse {command}' needs the ")
