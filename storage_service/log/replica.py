@@ -23,8 +23,8 @@ class Replica(Protocol):
     def stored_position(self) -> int:
         """The position after all stored changes."""
 
-    def when_stored(self, position: int, then: Callable[[], None]) -> None:
-        """Call `then` once everything before `position` is stored, perhaps at once.
+    def when_stored(self, position: int, callback: Callable[[], None]) -> None:
+        """Call `callback` once everything before `position` is stored, perhaps at once.
 
         Calls are made in the order of positions, for equal positions in the order of requests, on
         any thread. After a fence no call is made: the process ends.
@@ -46,10 +46,10 @@ class NoReplica:
     recorded_position = 0
     stored_position = 0
 
-    def when_stored(self, position: int, then: Callable[[], None]) -> None:
+    def when_stored(self, position: int, callback: Callable[[], None]) -> None:
         """See `Replica.when_stored`."""
         del position
-        then()
+        callback()
 
     def wait_stored(self, position: int) -> None:
         """See `Replica.wait_stored`."""

@@ -208,12 +208,12 @@ class WriterStates:
             del self._windows[next(iter(self._windows))]
         return previous
 
-    def put_back(self, writer_id: int, before: bytes | None) -> None:
+    def put_back(self, writer_id: int, window: bytes | None) -> None:
         """Undo the latest `record` of a writer."""
-        if before is None:
+        if window is None:
             self._windows.pop(writer_id, None)
         else:
-            self._windows[writer_id] = before
+            self._windows[writer_id] = window
 
     def expire(self, timestamp_us_before: int) -> None:
         """Forget writers whose last batch is older."""

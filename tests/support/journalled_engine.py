@@ -136,7 +136,7 @@ async def journalled_engine(
             packs=dict(begun.manifest.packs) if begun.manifest else {},
             keys=KeyPacker(begun.manifest.key_rows if begun.manifest else ()),
         )
-        job = CheckpointJob(taker, Trimmer(store, NAMES), writer, before=begun.manifest)
+        job = CheckpointJob(taker, Trimmer(store, NAMES), writer, first_manifest=begun.manifest)
         engine = JournalledEngine(manager, writer, job, begun)
         if begun.is_upload:
             await engine.checkpoint()

@@ -71,13 +71,13 @@ class LateJournal:
         for then in due:
             then()
 
-    def when_stored(self, position: int, then: Callable[[], None]) -> None:
+    def when_stored(self, position: int, callback: Callable[[], None]) -> None:
         with self._changed:
             if position > self.stored_position:
                 assert not self._waiting or self._waiting[-1][0] <= position
-                self._waiting.append((position, then))
+                self._waiting.append((position, callback))
                 return
-        then()
+        callback()
 
     def wait_stored(self, position: int) -> None:
         if self.on_wait is not None:

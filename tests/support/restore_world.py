@@ -85,12 +85,12 @@ class Owner:
             recorded=self.recorder,
             copy_keys=lambda staging, known: self.keys,
             packs=dict(manifest.packs) if manifest else {},
-            before=manifest.place if manifest else None,
+            previous_place=manifest.place if manifest else None,
             sleep=lambda _: None,
             keys=KeyPacker(manifest.key_rows if manifest else ()),
         )
         self.job = CheckpointJob(
-            self.taker, Trimmer(self.store, NAMES), self.writer, before=manifest
+            self.taker, Trimmer(self.store, NAMES), self.writer, first_manifest=manifest
         )
         start.finish(epoch=self.tenure.epoch, service_id=service_id)
 

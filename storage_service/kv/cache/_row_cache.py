@@ -295,7 +295,7 @@ class RowCache:
         return slots[slots >= 0]
 
     @property
-    def _kept(self) -> set[int]:
+    def _pinned_segments(self) -> set[int]:
         """Segments with rows possibly missing from RocksDB."""
         return self._pinned | self._pinned_by_run
 
@@ -344,7 +344,7 @@ class RowCache:
         return (
             (
                 self.memory_bytes > self.budget_bytes
-                and self._arena.oldest(except_=self._kept) is not None
+                and self._arena.oldest(except_=self._pinned_segments) is not None
             )
             or self._index.is_sparse
             or not self.has_room(_SPARE_ROWS)
@@ -358,7 +358,7 @@ class RowCache:
         grows here before it is full, because a write of few rows should not copy the index.
         """
         while self.memory_bytes > self.budget_bytes:
-            oldest = self._arena.oldest(except_=self._kept)
+            oldest = self._arena.oldest(except_=self._pinned_segments)
             if oldest is None:
                 break
             self._evict(oldest)
@@ -419,7 +419,9 @@ class RowCache:
         """Move the live rows of a segment to the end, and drop the segment."""
         slots = self._arena.in_segment(self._index.numbers, segment)
         rows = self._arena.rows_at(self._index.numbers[slots])
-        locations = self._append(rows) if segment in self._kept else self._arena.append(rows)
+        locations = (
+            self._append(rows) if segment in self._pinned_segments else self._arena.append(rows)
+        )
         with self._lock:
             self._index.numbers[slots] = locations
             self._arena.drop(segment)

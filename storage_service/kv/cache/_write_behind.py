@@ -116,7 +116,7 @@ class WriteBacklog:
             keys, order = keys.filter(pa.array(latest)), order[latest]
         return Piece(keys, values.take(pa.array(order)), marker)
 
-    def after(self, older: WriteBacklog) -> WriteBacklog:
+    def behind(self, older: WriteBacklog) -> WriteBacklog:
         """Return the changes of `older` followed by these."""
         both = WriteBacklog()
         both._pieces = [*older._pieces, *self._pieces]
@@ -299,7 +299,7 @@ class WriteBehind:
             return
         self._run = None
         older, newer = self._backlogs
-        self._backlogs = (WriteBacklog(), newer if run.is_written else newer.after(older))
+        self._backlogs = (WriteBacklog(), newer if run.is_written else newer.behind(older))
         self._on_ended(is_written=run.is_written)
 
     def close(self) -> None:

@@ -87,7 +87,7 @@ class _Version(NamedTuple):
     row: PlainRow | None
 
 
-class _Given(NamedTuple):
+class _FewWrites(NamedTuple):
     """Changes, row by row, in the table's columns at `positions`.
 
     `encoded` has the bytes of whole rows; empty for partial updates.
@@ -194,7 +194,7 @@ class FewRowsPlan:
         batch: pa.RecordBatch,
         operations: npt.NDArray[np.int8] | None,
         columns: Sequence[str] | None,
-    ) -> _Given:
+    ) -> _FewWrites:
         """Return the changes as plain values, if all are correct."""
         deletes = self._deletes(batch.num_rows, operations)
         only_deletes = all(deletes)
@@ -212,7 +212,7 @@ class FewRowsPlan:
         if not only_deletes and len(positions) == len(self._names):
             encoded = self._encoded(cells)
         keys = self._encoded_keys(dict(zip(positions, cells, strict=True)))
-        return _Given(keys, deletes, positions, list(zip(*cells, strict=True)), encoded)
+        return _FewWrites(keys, deletes, positions, list(zip(*cells, strict=True)), encoded)
 
     def _deletes(self, count: int, operations: npt.NDArray[np.int8] | None) -> Sequence[bool]:
         if operations is None:
@@ -288,7 +288,7 @@ class FewRowsPlan:
 
     def _resolve(
         self,
-        writes: _Given,
+        writes: _FewWrites,
         span: range,
         stored: dict[bytes, _Version | None],
         lines: _Lines,
@@ -324,7 +324,9 @@ class FewRowsPlan:
     def _row_of(self, version: _Version) -> PlainRow:
         return self._plain.decode(version.value) if version.row is None else version.row
 
-    def _after(self, writes: _Given, i: int, previous: _Version | None) -> tuple[PlainRow, bytes]:
+    def _after(
+        self, writes: _FewWrites, i: int, previous: _Version | None
+    ) -> tuple[PlainRow, bytes]:
         """Return the row after an upsert, and its bytes."""
         if writes.encoded:
             return writes.rows[i], writes.encoded[i]

@@ -37,30 +37,30 @@ class MergedRows:
 
 
 def merge_rows(
-    given: WriteInput, chains: KeyChains, stored: StoredRows, rules: TableRules
+    writes: WriteInput, chains: KeyChains, stored: StoredRows, rules: TableRules
 ) -> MergedRows:
     """Apply the table's merge engine to every upsert; raises for an unmergeable row."""
     everything = np.ones(len(chains.row), dtype=np.bool_)
     match rules.merge.engine:
         case MergeEngine.FIRST_ROW:
             accepted = chains.first & ~stored.found[chains.chain]
-            return MergedRows(rows=given.rows, at=chains.row, accepted=accepted)
+            return MergedRows(rows=writes.rows, at=chains.row, accepted=accepted)
         case MergeEngine.VERSIONED:
-            accepted = _newest_so_far(given, chains, stored, rules)
-            return MergedRows(rows=given.rows, at=chains.row, accepted=accepted)
-    if not given.is_partial and not rules.merge.aggregates:
-        return MergedRows(rows=given.rows, at=chains.row, accepted=everything)
-    rows = _merged_columns(given, chains, stored, rules)
+            accepted = _newest_so_far(writes, chains, stored, rules)
+            return MergedRows(rows=writes.rows, at=chains.row, accepted=accepted)
+    if not writes.is_partial and not rules.merge.aggregates:
+        return MergedRows(rows=writes.rows, at=chains.row, accepted=everything)
+    rows = _merged_columns(writes, chains, stored, rules)
     return MergedRows(rows=rows, at=np.arange(len(chains.row)), accepted=everything)
 
 
 def _newest_so_far(
-    given: WriteInput, chains: KeyChains, stored: StoredRows, rules: TableRules
+    writes: WriteInput, chains: KeyChains, stored: StoredRows, rules: TableRules
 ) -> npt.NDArray[np.bool_]:
     """Mark the rows whose version is at least the version of the previous row."""
     assert rules.merge.version_column is not None
     name = rules.merge.version_column
-    versions = given.rows.column(name).take(pa.array(chains.row))
+    versions = writes.rows.column(name).take(pa.array(chains.row))
     slots = States.of(chains.first, stored.found)
     both = slots.slots(stored.rows.column(name), versions)
     numbers = both.cast(pa.int32()) if pa.types.is_date(both.type) else both
@@ -76,10 +76,10 @@ def _newest_so_far(
 
 
 def _merged_columns(
-    given: WriteInput, chains: KeyChains, stored: StoredRows, rules: TableRules
+    writes: WriteInput, chains: KeyChains, stored: StoredRows, rules: TableRules
 ) -> pa.RecordBatch:
     """Return the rows after each upsert, by place, merged column by column."""
-    deleted = given.deletes[chains.row]
+    deleted = writes.deletes[chains.row]
     # A delete ends the earlier state: the next row starts without a state.
     starts = chains.first.copy()
     starts[1:] |= deleted[:-1]
@@ -92,14 +92,14 @@ def _merged_columns(
     upserted = pa.array(chains.row, mask=deleted)
     columns = []
     for field in rules.schema.to_arrow():
-        values = given.rows.column(field.name)
+        values = writes.rows.column(field.name)
         aggregate = rules.merge.aggregates.get(field.name)
         where = f"table '{rules.table}', column '{field.name}'"
-        if field.name not in given.named and _counts(rules, field.name):
+        if field.name not in writes.named and _counts(rules, field.name):
             values = pa.repeat(1, len(values)).cast(field.type)
-        elif field.name not in given.named:
+        elif field.name not in writes.named:
             column = stored.rows.column(field.name).take(kept_state)
-            _check_kept(column, field, given, chains, deleted, where=where)
+            _check_kept(column, field, writes, chains, deleted, where=where)
             columns.append(column)
             continue
         if aggregate is None:
@@ -110,7 +110,7 @@ def _merged_columns(
                 values.take(upserted),
                 slots,
                 aggregate,
-                row_number=lambda place: int(given.row_numbers[chains.row[place]]),
+                row_number=lambda place: int(writes.row_numbers[chains.row[place]]),
                 where=where,
             )
         columns.append(column)
@@ -133,7 +133,7 @@ def _kept_state(chains: KeyChains, stored: StoredRows, starts: npt.NDArray[np.bo
 def _check_kept(
     column: pa.Array,
     field: pa.Field,
-    given: WriteInput,
+    writes: WriteInput,
     chains: KeyChains,
     deleted: npt.NDArray[np.bool_],
     *,
@@ -143,7 +143,7 @@ def _check_kept(
         return
     missing = column.is_null().to_numpy(zero_copy_only=False) & ~deleted
     if missing.any():
-        row = int(given.row_numbers[chains.row[missing]].min())
+        row = int(writes.row_numbers[chains.row[missing]].min())
         raise SchemaMismatchError(
             f"{where} must not be null, but row {row} is a new row and the update does not name it"
         )

@@ -99,39 +99,39 @@ class _Effects:
 
 
 def plan_rows(
-    given: WriteInput, buckets: Sequence[BucketRows], *, rules: TableRules, codec: RowCodec
+    writes: WriteInput, buckets: Sequence[BucketRows], *, rules: TableRules, codec: RowCodec
 ) -> tuple[list[PlannedWrite], npt.NDArray[np.int64]]:
     """Plan rows grouped by bucket; return each bucket's write, and counts of changes.
 
     Buckets have no common keys. The counts are by row: the changes of all rows up to each row.
     """
-    chains = chains_of(given.keys)
+    chains = chains_of(writes.keys)
     row_ends = [bucket.row_end for bucket in buckets]
     # Places are rows, reordered within a bucket only: both end at the same number.
     assert chains.distinct or all(int(chains.row[:e].max(initial=-1)) == e - 1 for e in row_ends)
     key_ends = [int(chains.chain[end - 1]) + 1 if end else 0 for end in row_ends]
     stored = StoredRows(_stored_values(chains.hashed, key_ends, buckets, rules), codec)
-    merged = merge_rows(given, chains, stored, rules)
+    merged = merge_rows(writes, chains, stored, rules)
     values = codec.encode(merged.rows)
-    _check_sizes(values, merged, given, chains, rules)
+    _check_sizes(values, merged, writes, chains, rules)
     if (
         chains.distinct
         and stored.values.null_count == 0
         and merged.accepted.all()
-        and not given.deletes.any()
+        and not writes.deletes.any()
     ):
         changes = _updates(values, merged.rows, chains, stored, buckets, rules)
     else:
-        deletes = chains.of_rows(given.deletes)
+        deletes = chains.of_rows(writes.deletes)
         changes = _changes(deletes, values, merged, chains, stored, buckets, rules, key_ends)
     line_ends = counts_at(changes.ends, row_ends)
     counts = counts_at(changes.delta, row_ends)
-    writes = []
+    planned_writes = []
     line = put = counted = 0
     for bucket, line_end, put_end, count in zip(
         buckets, line_ends, changes.put_ends, counts, strict=True
     ):
-        writes.append(
+        planned_writes.append(
             PlannedWrite(
                 base_offset=bucket.base_offset,
                 changelog=_between(changes.changelog, line, line_end),
@@ -141,7 +141,7 @@ def plan_rows(
             )
         )
         line, put, counted = line_end, put_end, count
-    return writes, changes.ends
+    return planned_writes, changes.ends
 
 
 class _Changes(NamedTuple):
@@ -273,7 +273,7 @@ def _offset_of_line_zero(
 
 
 def _check_sizes(
-    values: pa.Array, merged: MergedRows, given: WriteInput, chains: KeyChains, rules: TableRules
+    values: pa.Array, merged: MergedRows, writes: WriteInput, chains: KeyChains, rules: TableRules
 ) -> None:
     if values.nbytes <= ROW_BYTES_MAX:
         return
@@ -282,7 +282,7 @@ def _check_sizes(
     wrong = np.flatnonzero(lengths > ROW_BYTES_MAX)
     if len(wrong):
         raise RequestTooLargeError(
-            f"table '{rules.table}': row {int(given.row_numbers[wrong[0]])} has"
+            f"table '{rules.table}': row {int(writes.row_numbers[wrong[0]])} has"
             f" {int(lengths[wrong[0]])} bytes; at most {ROW_BYTES_MAX}"
         )
 

@@ -371,12 +371,12 @@ def first_fingerprint(identity: LogIdentity, offset: int) -> bytes:
     return blake2b(beginning, digest_size=FINGERPRINT_BYTES).digest()
 
 
-def fingerprint_after(before: bytes, header: Buffer) -> bytes:
+def fingerprint_after(fingerprint: bytes, header: Buffer) -> bytes:
     """Return the fingerprint after a frame with these 64 bytes of header."""
-    return blake2b(before + header, digest_size=FINGERPRINT_BYTES).digest()
+    return blake2b(fingerprint + header, digest_size=FINGERPRINT_BYTES).digest()
 
 
-def fingerprint_within(before: bytes, header: bytes, row_count: int) -> bytes:
+def fingerprint_within(fingerprint: bytes, header: bytes, row_count: int) -> bytes:
     """Return the fingerprint `row_count` rows into a frame, before the frame's end."""
-    whole = before + header + _ROWS.pack(row_count)
+    whole = fingerprint + header + _ROWS.pack(row_count)
     return blake2b(whole, digest_size=FINGERPRINT_BYTES).digest()

@@ -52,8 +52,8 @@ _LOOK_EVERY_S: Final = 1.0
 # Groups of this size do not linger: the cost of an object is small for its bytes.
 _SEND_BYTES: Final = 1 << 20
 # Without waiters: fewer objects are less work for the process and the store.
-_UNWANTED_SEND_BYTES: Final = 4 << 20
-_UNWANTED_LINGER_MS_MIN: Final = 50.0
+_UNAWAITED_SEND_BYTES: Final = 4 << 20
+_UNAWAITED_LINGER_MS_MIN: Final = 50.0
 _WARN_EVERY_S: Final = 10.0
 
 
@@ -103,15 +103,15 @@ class JournalWriter:
         # Record times of operations not stored yet: (position after, time), oldest first.
         self._unstored: deque[tuple[int, float]] = deque()
         # The highest awaited position.
-        self._wanted = 0
+        self._awaited_position = 0
         # The next time a thread looks for work by itself; one thread is enough.
         self._looks_s = math.inf
         # Whether a thread was notified of work, and has not looked yet.
-        self._is_told = False
+        self._is_notified = False
         self._callbacks: list[tuple[int, int, Callable[[], None]]] = []
         self._callback_ids = itertools.count()
         self._is_calling = False
-        self._roll_wanted = False
+        self._is_roll_requested = False
         self._is_stopping = False
         self._is_over = threading.Event()
         self._fenced: str | None = None
@@ -119,7 +119,7 @@ class JournalWriter:
         self.objects_stored = 0
         self.bytes_stored = 0
         self.failures = 0
-        threads = [self._send_all] * self._options.in_flight_max + [self._look]
+        threads = [self._send_all] * self._options.in_flight_max + [self._watch_for_seal]
         self._threads = [
             threading.Thread(target=target, name=f"journal-{number}", daemon=True)
             for number, target in enumerate(threads)
@@ -154,7 +154,7 @@ class JournalWriter:
             self._waiting_bytes += sum(sizes)
             self._recorded += len(operations)
             self._unstored.append((self._recorded, now_s))
-            self._tell()
+            self._notify()
             return self._recorded
 
     @property
@@ -194,19 +194,19 @@ class JournalWriter:
         """The bytes not stored."""
         return self._waiting_bytes + self._sent_bytes
 
-    def when_stored(self, position: int, then: Callable[[], None]) -> None:
+    def when_stored(self, position: int, callback: Callable[[], None]) -> None:
         """See `Replica.when_stored`."""
         with self._lock:
-            heapq.heappush(self._callbacks, (position, next(self._callback_ids), then))
-            self._want(position)
-        self._call()
+            heapq.heappush(self._callbacks, (position, next(self._callback_ids), callback))
+            self._request(position)
+        self._run_callbacks()
 
     def wait_stored(self, position: int) -> None:
         """See `Replica.wait_stored`. Raises `NotOwnerError` once the process is fenced."""
         with self._lock:
-            self._want(position)
+            self._request(position)
             # Also if awaited before: this may be the very thread about to send.
-            self._tell()
+            self._notify()
             while self._pipeline.stored_position < position:
                 if self._is_over.is_set():
                     raise NotOwnerError(self._fenced or "the service has stopped")
@@ -238,8 +238,8 @@ class JournalWriter:
         """
         with self._lock:
             if is_empty_left or self._pipeline.next_place.seq > 1:
-                self._roll_wanted = True
-                self._tell()
+                self._is_roll_requested = True
+                self._notify()
 
     def stop(self, *, timeout_s: float) -> bool:
         """Store everything, seal the epoch, end. False after a timeout: not sealed."""
@@ -274,13 +274,13 @@ class JournalWriter:
         """Wait for the next object to send, and return the object; None at the end."""
         with self._lock:
             while not self._is_over.is_set():
-                self._is_told = False
+                self._is_notified = False
                 due_s, now_s = self._due_s(), time.monotonic()
                 if due_s <= now_s:
                     sent = self._sent()
                     self._sent_bytes += sent.size_bytes
                     # Remaining operations may be due, too, or another thread has to wait for them.
-                    self._tell()
+                    self._notify()
                     return sent
                 if due_s >= self._looks_s:
                     self._work.wait()
@@ -292,43 +292,43 @@ class JournalWriter:
                     self._looks_s = math.inf
             return None
 
-    def _want(self, position: int) -> None:
+    def _request(self, position: int) -> None:
         """Send operations before a position without more delay."""
-        if position > self._wanted:
-            self._wanted = position
-            self._tell()
+        if position > self._awaited_position:
+            self._awaited_position = position
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Wake one thread if no thread would look for the work in time."""
-        if not self._is_told and self._due_s() < self._looks_s:
-            self._is_told = True
+        if not self._is_notified and self._due_s() < self._looks_s:
+            self._is_notified = True
             self._work.notify()
 
     def _due_s(self) -> float:
         """Return the time of the next send, infinity while unknown."""
         if not self._pipeline.has_room:
             return math.inf
-        if self._roll_wanted or self._is_stopping:
+        if self._is_roll_requested or self._is_stopping:
             # A gap before an owner's own seal is a loss: the seal comes after all other objects.
             is_seal_next = not (self._is_stopping and self._waiting)
             return math.inf if is_seal_next and self._pipeline.in_flight else -math.inf
         if not self._waiting:
             return math.inf
-        is_wanted = self._wanted > self._pipeline.sent_position
-        send_bytes = _SEND_BYTES if is_wanted else _UNWANTED_SEND_BYTES
-        if self._waiting_bytes >= send_bytes or (is_wanted and not self._pipeline.in_flight):
+        is_awaited = self._awaited_position > self._pipeline.sent_position
+        send_bytes = _SEND_BYTES if is_awaited else _UNAWAITED_SEND_BYTES
+        if self._waiting_bytes >= send_bytes or (is_awaited and not self._pipeline.in_flight):
             return -math.inf
         linger_ms = self._options.linger_ms
-        if not is_wanted:
+        if not is_awaited:
             # These operations are lost with the machine: most of the lag is reserved for the store.
-            linger_ms = min(max(linger_ms, _UNWANTED_LINGER_MS_MIN), self._options.lag_ms_max / 4)
+            linger_ms = min(max(linger_ms, _UNAWAITED_LINGER_MS_MIN), self._options.lag_ms_max / 4)
         return self._waiting[0][2] + linger_ms / 1e3
 
     def _sent(self) -> Sent:
         if self._is_stopping and not self._waiting:
             return self._pipeline.seal(SealReason.STOPPED)
-        if self._roll_wanted and not self._is_stopping:
-            self._roll_wanted = False
+        if self._is_roll_requested and not self._is_stopping:
+            self._is_roll_requested = False
             return self._pipeline.seal(SealReason.ROLLED)
         group: list[Operation] = []
         size_bytes = 0
@@ -342,7 +342,7 @@ class JournalWriter:
 
     def _send(self, sent: Sent) -> None:
         started_s = time.monotonic()
-        run(sent.steps(), self._take)
+        run(sent.steps(), self._run_step)
         if self._put_took is not None:
             self._put_took(time.monotonic() - started_s)
         with self._lock:
@@ -357,17 +357,17 @@ class JournalWriter:
             reason = self._pipeline.ended_for
             self._progress.notify_all()
             self._room.notify_all()
-        self._call()
+        self._run_callbacks()
         # This thread looks for work next: waking another thread would cost more.
         if reason == SealReason.STOPPED:
             self._end(None)
         elif reason is not None:
-            tenure = run(self._pipeline.next_epoch(), self._take)
+            tenure = run(self._pipeline.next_epoch(), self._run_step)
             with self._lock:
                 self._pipeline.rolled(tenure)
                 self._work.notify_all()
 
-    def _take(self, step: Step) -> Any:
+    def _run_step(self, step: Step) -> Any:
         return keep_trying(
             lambda: do(self._store, step),
             pause=lambda s: not self._is_over.wait(s),
@@ -383,7 +383,7 @@ class JournalWriter:
         if is_news:
             _logger.warning("event=journal_store_failed error='%s'", error)
 
-    def _look(self) -> None:
+    def _watch_for_seal(self) -> None:
         """Look at the next place once a second while nothing is sent: a seal may be there."""
         while not self._is_over.wait(_LOOK_EVERY_S):
             with self._lock:
@@ -403,7 +403,7 @@ class JournalWriter:
 
     # -- callbacks and the end --------------------------------------------------------------------
 
-    def _call(self) -> None:
+    def _run_callbacks(self) -> None:
         """Call the callbacks of stored positions; one thread at a time."""
         with self._lock:
             if self._is_calling:

@@ -144,11 +144,11 @@ class OwnedShard:
             recorded=self._recorder,
             copy_keys=copy_keys,
             packs=dict(manifest.packs) if manifest else {},
-            before=manifest.place if manifest else None,
+            previous_place=manifest.place if manifest else None,
             keys=KeyPacker(manifest.key_rows if manifest else ()),
         )
         trimmer = Trimmer(self._store, self._names)
-        job = CheckpointJob(taker, trimmer, self._writer, before=manifest)
+        job = CheckpointJob(taker, trimmer, self._writer, first_manifest=manifest)
         if self._begun.is_upload:
             job.take()
         self._checkpoints = CheckpointThread(job)

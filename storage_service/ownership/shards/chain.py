@@ -155,7 +155,7 @@ class Chains:
     def head(self, name: str, *, at_least: int = 0) -> Version:
         """Return the newest visible version of a name; `at_least` is known to exist."""
         numbers = [_number(name, key) for key in self._store.list(f"{name}/")]
-        return self._read(name, max(at_least, self._known(name).number, *numbers, 0))
+        return self._read(name, max(at_least, self._cached(name).number, *numbers, 0))
 
     def heads(
         self,
@@ -241,7 +241,7 @@ class Chains:
 
     def _read(self, name: str, number: int) -> Version:
         """Return an existing version, or a later cached version."""
-        cached = self._known(name)
+        cached = self._cached(name)
         if number <= cached.number:
             return cached
         key = version_key(name, number)
@@ -250,7 +250,7 @@ class Chains:
             raise CorruptDataError(f"{key} is missing in the store, although it was listed")
         return self._remember(name, Version(number, content))
 
-    def _known(self, name: str) -> Version:
+    def _cached(self, name: str) -> Version:
         with self._lock:
             return self._newest.get(name, NO_VERSION)
 

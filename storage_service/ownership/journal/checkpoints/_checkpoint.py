@@ -125,7 +125,7 @@ class CheckpointTaker:
     packs: dict[str, int] = field(default_factory=dict)
     """The packs of the previous manifest, and their lengths."""
     keys: KeyPacker = field(default_factory=KeyPacker)
-    before: Place | None = None
+    previous_place: Place | None = None
     """The place of the checkpoint with these `packs`."""
     damaged: dict[str, int] = field(default_factory=dict)
     """Files damaged on the local disk: path and version."""
@@ -159,7 +159,7 @@ class CheckpointTaker:
             self.store,
             self.names,
             service_id=self.service_id,
-            checkpoint=self.before,
+            checkpoint=self.previous_place,
             place=place,
             applied=applied,
         )
@@ -195,7 +195,7 @@ class CheckpointTaker:
         self.recorded.packed((file, pieces) for file, pieces in files if pieces is not None)
         self.packs = dict(manifest.packs)
         self.keys.packed(manifest.key_rows)
-        self._last_place = self.before = place
+        self._last_place = self.previous_place = place
         return manifest
 
     def _manifest(
@@ -372,14 +372,14 @@ class _Stream:
 
     def __init__(self, pieces: Iterator[Buffer]) -> None:
         self._pieces = pieces
-        self._left = memoryview(b"")
+        self._buffer = memoryview(b"")
 
     def read(self, size: int, /) -> bytes:
         """Return some of the next bytes, empty at the end."""
-        while not len(self._left):
+        while not len(self._buffer):
             piece = next(self._pieces, None)
             if piece is None:
                 return b""
-            self._left = memoryview(piece)
-        data, self._left = self._left[:size], self._left[size:]
+            self._buffer = memoryview(piece)
+        data, self._buffer = self._buffer[:size], self._buffer[size:]
         return bytes(data)

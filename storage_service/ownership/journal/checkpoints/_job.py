@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from streamhouse.storage_service.ownership.journal.checkpoints._checkpoint import CheckpointTaker
-from streamhouse.storage_service.ownership.journal.checkpoints._trim import Kept, Trimmer
+from streamhouse.storage_service.ownership.journal.checkpoints._trim import Trimmer, TrimPoint
 from streamhouse.storage_service.ownership.journal.checkpoints.manifest import Manifest
 
 __all__ = ["CheckpointJob", "RollingJournal"]
@@ -45,20 +45,20 @@ class RollingJournal(Protocol):
 
 @dataclass
 class CheckpointJob:
-    """Takes checkpoints one at a time, for any caller. `before` is the manifest of the start."""
+    """Takes checkpoints one at a time, for any caller. `first_manifest` is the start's."""
 
     taker: CheckpointTaker
     trimmer: Trimmer
     journal: RollingJournal
-    before: Manifest | None = None
+    first_manifest: Manifest | None = None
     every_s: float = _EVERY_S
     every_bytes: int = _EVERY_BYTES
     monotonic_s: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._taking = threading.Lock()
-        self._last = Kept.of(self.before) if self.before else None
-        self.before = None
+        self._last = TrimPoint.of(self.first_manifest) if self.first_manifest else None
+        self.first_manifest = None
         self._at_s = self.monotonic_s()
         self._at_bytes = self.journal.bytes_stored
         self._at_position = self.journal.recorded_position
@@ -89,7 +89,7 @@ class CheckpointJob:
                 return False
             took_s = self.monotonic_s() - at_s
             _logger.info("event=checkpoint place=%s seconds=%.1f", manifest.place, took_s)
-            older, self._last = self._last, Kept.of(manifest)
+            older, self._last = self._last, TrimPoint.of(manifest)
             if older is not None and older.place < self._last.place:
                 self.trimmer.trim(older, self._last, epoch=self.journal.epoch)
             # Only epochs before the newest may be trimmed the next time.

@@ -54,9 +54,9 @@ class TreeRecorder:
         """See `Replica.stored_position`."""
         return self._journal.stored_position
 
-    def when_stored(self, position: int, then: Callable[[], None]) -> None:
+    def when_stored(self, position: int, callback: Callable[[], None]) -> None:
         """See `Replica.when_stored`."""
-        self._journal.when_stored(position, then)
+        self._journal.when_stored(position, callback)
 
     def wait_stored(self, position: int) -> None:
         """See `Replica.wait_stored`."""

@@ -26,7 +26,7 @@ from streamhouse.storage_service.ownership.journal.store.object_store import (
     ObjectStore,
 )
 
-__all__ = ["Kept", "Trimmer", "list_all"]
+__all__ = ["TrimPoint", "Trimmer", "list_all"]
 
 _logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def list_all(store: ObjectStore, folder: str, *, last_key: str = "") -> Iterator
         last_key = page[-1].key
 
 
-class Kept(NamedTuple):
+class TrimPoint(NamedTuple):
     """The facts of a checkpoint needed for trimming."""
 
     place: Place
@@ -64,7 +64,7 @@ class Trimmer:
     names: ShardNames
     _trimmed_epoch: int = 0
 
-    def trim(self, older: Kept, newer: Kept, *, epoch: int) -> int:
+    def trim(self, older: TrimPoint, newer: TrimPoint, *, epoch: int) -> int:
         """Delete objects needed by neither checkpoint; return their number.
 
         `epoch` is the newest, open and owned by this process. Raises store errors.
@@ -115,7 +115,7 @@ class Trimmer:
             _logger.warning("event=epoch_not_trimmed epoch=%d why=%r", epoch, error.message)
             return None
 
-    def _old_packs(self, older: Kept, newer: Kept) -> Iterator[str]:
+    def _old_packs(self, older: TrimPoint, newer: TrimPoint) -> Iterator[str]:
         first_kept_pack = min(older.next_pack, newer.next_pack)
         for entry in list_all(self.store, self.names.packs):
             name = self.names.name_of_pack(entry.key)
@@ -126,7 +126,7 @@ class Trimmer:
             if name not in older.packs and name not in newer.packs:
                 yield entry.key
 
-    def _old_checkpoints(self, older: Kept) -> Iterator[str]:
+    def _old_checkpoints(self, older: TrimPoint) -> Iterator[str]:
         for entry in list_all(self.store, self.names.checkpoints):
             place = self.names.place_of_checkpoint(entry.key)
             if place is not None and place < older.place:

@@ -62,10 +62,10 @@ class SeenCopy:
 class KeyPacker:
     """The packed files of RocksDB. One thread at a time."""
 
-    def __init__(self, known: Iterable[KeyRows] = ()) -> None:
-        """`known` has the rows of the owner's first manifest."""
-        self._rows = {rows.bucket: rows for rows in known}
-        self._known = {
+    def __init__(self, packed_rows: Iterable[KeyRows] = ()) -> None:
+        """`packed_rows` has the rows of the owner's first manifest."""
+        self._rows = {rows.bucket: rows for rows in packed_rows}
+        self._packed_files = {
             (rows.bucket, file.name, file.length): file
             for rows in self._rows.values()
             for file in rows.files
@@ -102,7 +102,7 @@ class KeyPacker:
                 packed = seen.get(sight)
                 if packed is not None:
                     self._seen[sight] = packed
-                files.append((sight, packed or self._known_as(path, sight)))
+                files.append((sight, packed or self._packed_file(path, sight)))
             seen_copies.append(SeenCopy(copy, tuple(files)))
         return seen_copies
 
@@ -119,8 +119,8 @@ class KeyPacker:
             self._seen[sight] = packed
         return KeyRows(seen.copy.bucket, seen.copy.applied_offset, tuple(files))
 
-    def _known_as(self, path: Path, sight: _Sight) -> KeyFile | None:
-        packed_file = self._known.get((sight.bucket, sight.name, sight.length))
+    def _packed_file(self, path: Path, sight: _Sight) -> KeyFile | None:
+        packed_file = self._packed_files.get((sight.bucket, sight.name, sight.length))
         if packed_file is None:
             return None
         with path.open("rb", buffering=0) as file:

@@ -59,7 +59,7 @@ class LocalCopy:
     """Buckets whose rows by key may have rows missing from the journal."""
     trees_removed: tuple[str, ...] = ()
     files_removed: tuple[str, ...] = ()
-    kept: dict[str, int] = field(default_factory=dict)
+    kept_lengths: dict[str, int] = field(default_factory=dict)
     """The number of correct first bytes of each incomplete or wrong file."""
     longer: frozenset[str] = frozenset()
     """The files keeping their bytes beyond the journal."""
@@ -132,7 +132,7 @@ def compare(directory: Path, tree: JournalTree, *, is_own: bool, is_trusted: boo
         keys_given_up=frozenset(given_up),
         trees_removed=tuple(_trees_removed(directory, tree)),
         files_removed=tuple(removed),
-        kept=kept_lengths,
+        kept_lengths=kept_lengths,
         longer=frozenset(longer),
     )
 

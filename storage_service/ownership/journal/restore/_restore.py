@@ -80,13 +80,13 @@ def restore_directory(
     directory: Path,
     state: JournalledState,
     *,
-    own: JournalFile,
+    journal_file: JournalFile,
     is_own: bool,
     store: ObjectStore,
     names: ShardNames,
     may_lack_keys: bool = False,
 ) -> Restored:
-    """Make the directory equal to the journal; `own` is the content of its `journal.json`.
+    """Make the directory equal to the journal; `journal_file` is the content of its `journal.json`.
 
     With `is_own` the directory's process was the journal's last writer. On return `journal.json`
     still says `restoring`: the caller saves the next phase once the epoch is served. With
@@ -94,9 +94,9 @@ def restore_directory(
     changelog. Raises `CorruptDataError`, store errors, and `OSError`.
     """
     filesystem = LocalFilesystem()
-    is_trusted = is_own and own.phase == Phase.READY
+    is_trusted = is_own and journal_file.phase == Phase.READY
     local = compare(directory, state.tree, is_own=is_own, is_trusted=is_trusted)
-    replace(own, phase=Phase.RESTORING).save(directory, filesystem)
+    replace(journal_file, phase=Phase.RESTORING).save(directory, filesystem)
     for cut in local.cuts:
         _logger.warning(
             "event=log_cut path=%s position=%d reason='another process went on without these rows'",
@@ -107,11 +107,13 @@ def restore_directory(
     restorer.give_up_keys(local.keys_given_up)
     restorer.remove(local)
     restorer.make_directories(state.tree.directories)
-    restorer.make_files(state, local.kept, local.longer)
+    restorer.make_files(state, local.kept_lengths, local.longer)
     key_rows = state.manifest.key_rows if state.manifest else ()
     keys = restorer.make_keys(key_rows, state, may_lack=may_lack_keys)
     restorer.sync(state.tree.directories)
-    return Restored(local.cuts, len(local.kept), restorer.fetched, local.keys_given_up, keys)
+    return Restored(
+        local.cuts, len(local.kept_lengths), restorer.fetched, local.keys_given_up, keys
+    )
 
 
 class _Restorer:

@@ -153,7 +153,7 @@ class JournalStart:
         `service_id` is the journal's. Raises `InvalidRequestError` if directory and journal do not
         belong together, `CorruptDataError` for an unreadable journal, store errors, and `OSError`.
         """
-        file = self._known()
+        file = self._prepared()
         if file.service_id not in ("", service_id):
             raise self._is_of_another()
         is_own = self._is_own(file, epoch + 1)
@@ -210,7 +210,7 @@ class JournalStart:
         return restore_directory(
             self._directory,
             state,
-            own=file,
+            journal_file=file,
             is_own=is_own,
             store=self._store,
             names=self._names,
@@ -234,7 +234,7 @@ class JournalStart:
 
     def finish(self, *, epoch: int, service_id: str) -> None:
         """Save the directory's state as restored, and served in `epoch` from now on."""
-        file = self._known()
+        file = self._prepared()
         self._save(
             replace(
                 file.with_last_nonce(),
@@ -303,7 +303,7 @@ class JournalStart:
             " another --data-dir, or another --journal"
         )
 
-    def _known(self) -> JournalFile:
+    def _prepared(self) -> JournalFile:
         assert self._file is not None, "prepare comes first"
         return self._file
 

@@ -149,8 +149,8 @@ class _QuickReplica:
 
     recorded_position = stored_position = 0
 
-    def when_stored(self, position: int, then: Callable[[], None]) -> None:
-        then()
+    def when_stored(self, position: int, callback: Callable[[], None]) -> None:
+        callback()
 
     def wait_stored(self, position: int) -> None:
         pass

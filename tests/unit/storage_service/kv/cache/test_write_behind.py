@@ -90,7 +90,7 @@ def test_everything_is_handed_over_in_order_whatever_the_sizes() -> None:
         model |= {_key(n): value for n, value in changes.items()}
         count += rows
 
-    waiting = newer.after(older)
+    waiting = newer.behind(older)
     waiting.add(_piece({1: b"last"}, end=600))
     model[_key(1)] = b"last"
 

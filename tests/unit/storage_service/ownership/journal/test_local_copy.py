@@ -39,7 +39,7 @@ def test_a_mark_of_another_moment_is_not_taken_for_that_of_the_journal(
     found = compare(tmp_path, tree, is_own=False, is_trusted=False)
 
     assert crc32c(mark(0)) == crc32c(mark(128))
-    assert found.kept == ({} if is_same else {_PATH: 0})
+    assert found.kept_lengths == ({} if is_same else {_PATH: 0})
 
 
 def test_a_mark_whose_bytes_are_in_a_pack_is_made_anew(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_mark_whose_bytes_are_in_a_pack_is_made_anew(tmp_path: Path) -> None:
 
     found = compare(tmp_path, tree, is_own=False, is_trusted=False)
 
-    assert found.kept == {_PATH: 0}
+    assert found.kept_lengths == {_PATH: 0}
 
 
 def test_the_mark_of_a_copy_that_was_taken_file_by_file_is_not_kept(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_the_mark_of_a_copy_that_was_taken_file_by_file_is_not_kept(tmp_path: Pa
 
     found = compare(tmp_path, tree, is_own=True, is_trusted=True)
 
-    assert found.kept == {_PATH: 0}
+    assert found.kept_lengths == {_PATH: 0}
 
 
 def test_a_mark_that_the_disk_damaged_is_fetched_again(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_mark_that_the_disk_damaged_is_fetched_again(tmp_path: Path) -> None:
 
     found = compare(tmp_path, tree, is_own=True, is_trusted=True)
 
-    assert found.kept == {_PATH: 0}
+    assert found.kept_lengths == {_PATH: 0}
 
 
 def test_a_mark_that_is_ahead_in_its_place_is_kept(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_mark_that_is_ahead_in_its_place_is_kept(tmp_path: Path) -> None:
 
     found = compare(tmp_path, tree, is_own=True, is_trusted=True)
 
-    assert not found.kept
+    assert not found.kept_lengths
 
 
 def owned_log(directory: Path, *, first_offset: int) -> JournalTree:
