@@ -7,9 +7,9 @@ is kept at two doors:
 - `outside_problem`, for commits past it: rounds do not build on them, and readers do not read them
 
 What is checked from manifests: no more rows come than go, every new file can be read by us, and
-says that its rows have buckets of the table and offsets that are tiered. Where rows must stay, a
-commit is a compaction (operation `replace`) that loses no more rows than were deleted before. Not
-checked, because it would need reading the files: that these are the same rows, each once.
+says that its rows have buckets of the table and offsets that are tiered. A compaction (operation
+`replace`) loses no more rows than were deleted before; where rows must stay, each commit is one.
+Not checked, because it would need reading the files: that these are the same rows, each once.
 """
 
 from __future__ import annotations
@@ -103,10 +103,11 @@ def check_outside_commit(
     """
     where = f"lake table '{name}' of table '{table.path}'"
     stay = rows_stay_because(table, role)
-    change = _Change()
+    change, only_moves = _Change(), True
     for snapshot in snapshots:
         for status, file in _changed_files(where, metadata, snapshot, io):
             is_added = status is ManifestEntryStatus.ADDED
+            only_moves = only_moves and _is_compaction(snapshot)
             if stay and not _is_compaction(snapshot):
                 raise ForbiddenError(f"{where}: {stay}")
             if is_added and (problem := unreadable_because(file)):
@@ -121,8 +122,9 @@ def check_outside_commit(
             " compact here"
         )
     lost = change.newly_hidden_rows - change.rows
-    if stay and lost > _hidden_rows(metadata, snapshots, io):
-        raise ForbiddenError(f"{where}: the commit loses {lost} rows; {stay}")
+    if only_moves and lost > _hidden_rows(metadata, snapshots, io):
+        because = stay or "a compaction (operation replace) keeps all; delete them as a delete"
+        raise ForbiddenError(f"{where}: the commit loses {lost} rows; {because}")
 
 
 def outside_problem(

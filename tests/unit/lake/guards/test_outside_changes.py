@@ -131,14 +131,15 @@ def test_a_compaction_takes_deleted_rows_along(tmp_path: Path) -> None:
         assert len(world.live) == 8
 
 
-def test_what_says_that_it_compacts_loses_no_rows(rest: RestWorld) -> None:
-    table = rest.client().load_table("db.t")
+@pytest.mark.parametrize("name", ["db.t", "db.log"])
+def test_what_says_that_it_compacts_loses_no_rows(rest: RestWorld, name: str) -> None:
+    table = rest.client().load_table(name)
     before = _file_of(table).file_path
 
     with pytest.raises(ForbiddenError, match="the commit loses 10 rows"):
         commit_compaction(table, [])
 
-    assert _file_of(rest.world.lake_table()).file_path == before
+    assert _file_of(rest.world.lake_table(name)).file_path == before
 
 
 def test_a_snapshot_without_changes_passes(rest: RestWorld) -> None:
