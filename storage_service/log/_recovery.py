@@ -164,7 +164,7 @@ class LogRecovery:
             return
         problem = "is missing or damaged" if names else "and all segment files are missing"
         raise CorruptDataError(
-            f"{self._directory / MARK_NAME} {problem}: nobody can tell which rows there were;"
+            f"{self._directory / MARK_NAME} {problem}: the log's rows before the loss are unknown;"
             f" {_ACCEPTANCE}"
         )
 

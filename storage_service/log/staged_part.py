@@ -112,7 +112,7 @@ class StagedPart:
         owner, count, _, index_at, file_bytes, row_count, schema_bytes, _, crc = fields[3:]
         index = data[index_at:]
         if (owner, file_bytes) != (table_id, size_bytes):
-            raise MalformedError(f"{size_bytes} bytes of table {table_id}: not what it says")
+            raise MalformedError(f"its header is not of {size_bytes} bytes of table {table_id}")
         if len(index) != count * _ENTRY.size or crc32c(index) != crc:
             raise MalformedError("index checksum mismatch")
         message = data[FILE_HEADER_BYTES : FILE_HEADER_BYTES + schema_bytes]

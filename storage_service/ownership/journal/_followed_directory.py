@@ -106,7 +106,7 @@ class FollowedDirectory:
                 size_bytes = -1
             if size_bytes != file.length:
                 raise CorruptDataError(
-                    f"{file.path} is no more what the journal says: somebody else has changed it"
+                    f"{file.path} differs from the journal: another process has changed the file"
                 )
 
     def close(self) -> None:

@@ -200,7 +200,7 @@ class JournaledFilesystem:
         with self._lock:
             written = self._written.pop(name, None)
             if written is None or former != name + _TEMPORARY:
-                raise InternalError(f"{name} is to be what was not written to {name}{_TEMPORARY}")
+                raise InternalError(f"{name} is renamed without a write to {name}{_TEMPORARY}")
             contents = written[0] if len(written) == 1 else b"".join(written)
             position = self._journal.record(Replace(name, contents))
             if name.endswith(_LOG):

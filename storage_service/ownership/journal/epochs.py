@@ -167,7 +167,7 @@ def open_facts(open_object: JournalObject, *, key: str) -> OpenFacts:
         or not all(type(number) is int and 0 <= number <= SEQ_MAX for number in numbers)
         or open_object.facts["previous_epoch"] != open_object.place.epoch - 1
     ):
-        raise CorruptDataError(f"object {key} of the journal does not open an epoch as it must")
+        raise CorruptDataError(f"object {key} of the journal is no valid open object")
     return OpenFacts(**{name: open_object.facts[name] for name in OpenFacts.__slots__})
 
 
@@ -386,7 +386,7 @@ def _listed(names: ShardNames, place: Place, count_max: int) -> Steps[list[tuple
 def _opened(names: ShardNames, epoch: int) -> Steps[JournalObject]:
     opened = yield from _read(names, Place(epoch, 0), None)
     if opened is None:
-        raise CorruptDataError(f"epoch {epoch} of the journal has no object that opens it")
+        raise CorruptDataError(f"epoch {epoch} of the journal has no open object")
     return opened
 
 

@@ -181,7 +181,7 @@ def decode_object(
     if magic != _MAGIC or version != _VERSION or kind not in ObjectKind.__members__.values():
         raise CorruptDataError(f"{where} is of a version or kind that this release does not know")
     if (epoch, seq) != (place.epoch, place.seq) or epoch > EPOCH_MAX or seq > SEQ_MAX:
-        raise CorruptDataError(f"{where} says that it is of another place, {epoch}/{seq}")
+        raise CorruptDataError(f"{where} has another place in its header, {epoch}/{seq}")
     if journal is not None and owner != journal:
         raise CorruptDataError(f"{where} belongs to the journal of another service or shard")
     body = view[_HEADER_BYTES:]

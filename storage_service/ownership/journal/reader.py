@@ -112,7 +112,7 @@ class JournalReader:
             journal_object.kind is ObjectKind.SEAL and journal_object.previous_checksum == 0
         )
         if not is_barrier and self._checksum not in (None, journal_object.previous_checksum):
-            raise CorruptDataError(f"object {key} of the journal does not follow the one before it")
+            raise CorruptDataError(f"object {key} of the journal does not follow the object before")
         if is_open:
             facts = open_facts(journal_object, key=key)
             if self._seal is not None and facts.previous_seal_seq != self._seal.place.seq:

@@ -236,9 +236,11 @@ class JournalTree:
         Raises `CorruptDataError` for an invalid or duplicate path, and for inconsistent lengths.
         """
         if not is_journalled(file.path) or file.path in self._files:
-            raise CorruptDataError(f"a file that cannot be, or is there twice: {file.path!r:.200}")
+            raise CorruptDataError(f"an invalid or duplicate file: {file.path!r:.200}")
         if not file.is_left_out and file.length != sum(piece.length for piece in file.pieces):
-            raise CorruptDataError(f"{file.path}: {file.length} bytes, but its pieces have others")
+            raise CorruptDataError(
+                f"{file.path}: {file.length} bytes, but the sum of its pieces differs"
+            )
         if all(isinstance(piece, Packed) for piece in file.pieces):
             file.packed_length, file.packed_crc32c = file.length, file.crc32c
         self._files[file.path] = file
@@ -279,8 +281,8 @@ class JournalTree:
         for file in self._files.values():
             if file.is_left_out:
                 raise CorruptDataError(
-                    f"{file.path} was left out of the checkpoint, but no operation after it says"
-                    " what became of it: the journal is damaged"
+                    f"{file.path} was left out of the checkpoint, but no later operation"
+                    " replaces or removes the file: the journal is damaged"
                 )
 
     def _append(

@@ -530,7 +530,7 @@ def _record(content: Mapping[str, Any], *, where: str) -> ShardRecord:
         check_shard_name(record.shard)
     except (KeyError, TypeError, ValueError, OverflowError, StreamhouseError) as error:
         raise CorruptDataError(
-            f"{where} in the store says not how a shard is: {error!r}"
+            f"{where} in the store is no valid record of a shard: {error!r}"
         ) from error
     return record
 

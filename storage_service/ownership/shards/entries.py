@@ -81,7 +81,9 @@ class NameEntry:
                 table_id=int(value["table_id"]),
             )
         except (KeyError, TypeError, ValueError, OverflowError, InvalidNameError) as error:
-            raise CorruptDataError(f"{where} says not where a table is: {error!r}") from error
+            raise CorruptDataError(
+                f"{where} is no valid entry of a table's name: {error!r}"
+            ) from error
 
 
 FREE: Final = NameEntry(state=NameState.FREE)

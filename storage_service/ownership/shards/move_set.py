@@ -233,7 +233,9 @@ class MoveSet:
                 whole = {str(path): int(size_bytes) for path, size_bytes in whole.items()}
             is_right = MoveTicket.from_json(content["ticket"]) == self._ticket
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptDataError(f"{key} in the store says not which files: {error!r}") from error
+            raise CorruptDataError(
+                f"{key} in the store is no valid list of files: {error!r}"
+            ) from error
         is_right &= len({part.path for part in parts}) == len(parts)
         for part in parts:
             is_right &= part.path.startswith(f"{self._table}/")

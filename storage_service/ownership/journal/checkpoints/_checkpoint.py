@@ -313,7 +313,7 @@ class CheckpointTaker:
             stored_bytes = _Stream(stored.read(at.path, length=at.length, crc=at.crc32c))
             added = writer.add_from(stored_bytes, at.length)
             if (added.length, added.crc32c) != (at.length, at.crc32c):
-                raise CorruptDataError("its pieces in the store are not all of it")
+                raise CorruptDataError("the store has not all pieces of the file")
         except CorruptDataError as error:
             raise StorageFailedError(
                 f"{damaged}: no checkpoint can be taken, as the store cannot give it"

@@ -87,7 +87,7 @@ class StoredTree:
                 self._tree = self._replay()
             except (TrimmedError, ObjectNotFoundError) as error:
                 raise CorruptDataError(
-                    f"the journal {self._store.url} lacks what followed its checkpoint: {error}"
+                    f"the journal {self._store.url} lacks objects after its checkpoint: {error}"
                 ) from error
         return self._tree
 
@@ -127,7 +127,7 @@ class StoredTree:
                 assert isinstance(operation, Append | Replace), operation
                 if crc32c(operation.data) == piece.crc32c:
                     return operation.data
-        raise CorruptDataError(f"the journal {self._store.url} has not what it had: {piece!r}")
+        raise CorruptDataError(f"the journal {self._store.url} lacks or changed bytes: {piece!r}")
 
     def _object(self, place: Place) -> JournalObject:
         if self._last is None or self._last.place != place:

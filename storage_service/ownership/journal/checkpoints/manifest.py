@@ -101,7 +101,7 @@ class Manifest:
             if not isinstance(piece, Packed):
                 raise CorruptDataError(f"a checkpoint names bytes that are in no pack: {piece!r}")
             if piece.offset + piece.length > self.packs.get(piece.pack, -1):
-                raise CorruptDataError(f"a checkpoint names bytes that its pack lacks: {piece!r}")
+                raise CorruptDataError(f"a checkpoint names bytes beyond its pack: {piece!r}")
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -190,9 +190,9 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
             key_rows=tuple(_key_rows_from_json(rows, packs) for rows in content["key_rows"]),
         )
         if not _PACK_NAME.fullmatch(manifest.next_pack) or manifest.applied < 0:
-            raise CorruptDataError("it does not say what its place is")
+            raise CorruptDataError("its place is invalid")
         if not all(_PACK_NAME.fullmatch(name) and length >= 0 for name, length in packs):
-            raise CorruptDataError("it names a pack that cannot be")
+            raise CorruptDataError("it names an invalid pack")
         manifest.check_packs()
     except CorruptDataError as error:
         raise CorruptDataError(f"{where} is damaged: {error.message}") from error
@@ -215,7 +215,7 @@ def _content_of(data: bytes) -> dict[str, Any]:
     except zlib.error as error:
         raise CorruptDataError(f"it cannot be unpacked: {error}") from error
     if len(unpacked) != length:
-        raise CorruptDataError("it has another length than it says")
+        raise CorruptDataError("its length differs from its header")
     content = json.loads(unpacked)
     if not isinstance(content, dict):
         raise CorruptDataError("it holds no JSON object")
@@ -252,7 +252,7 @@ def _piece_to_json(piece: Packed, numbers: Mapping[str, int]) -> list[int]:
 def _piece_from_json(value: list[int], packs: list[tuple[str, int]]) -> Packed:
     number, offset, length, crc = map(int, value)
     if number < 0:
-        raise CorruptDataError("it names a pack that is not among its packs")
+        raise CorruptDataError("it names a pack outside of its list of packs")
     return Packed(packs[number][0], offset, length, crc)
 
 

@@ -160,8 +160,8 @@ class JournalStart:
         if file.phase == Phase.UPLOADING and not self._has_checkpoint(epoch):
             if not is_own:
                 raise CorruptDataError(
-                    f"the journal {self._store.url} has begun without what {self._directory} has:"
-                    " use another --journal, or another --data-dir"
+                    f"the journal {self._store.url} has begun without the tables of"
+                    f" {self._directory}: use another --journal, or another --data-dir"
                 )
             return self._upload(file, service_id)
         state = read_state(self._store, self._names, epoch=epoch, service_id=service_id)
@@ -288,8 +288,8 @@ class JournalStart:
         if opened is None:
             if file.epoch or file.service_id:
                 raise InvalidRequestError(
-                    f"the journal {self._store.url} is empty, but {self._directory} had one: use"
-                    " the --journal that it had"
+                    f"the journal {self._store.url} is empty, but {self._directory} had a"
+                    " journal: use the earlier --journal"
                 )
             return
         facts = open_facts(opened, key=self._names.object(opened.place))

@@ -61,7 +61,7 @@ class JournalFile:
         is_known &= len(self.places) == len(self.nonces)
         is_known &= all(isinstance(place, str) for place in self.places)
         if not is_known or self.epoch < 0 or not self.shard:
-            raise CorruptDataError(f"not what a directory knows of its journal: {self!r:.300}")
+            raise CorruptDataError(f"invalid content of {JOURNAL_FILE}: {self!r:.300}")
 
     def with_nonce(self, nonce: bytes, place: str) -> JournalFile:
         """Return a copy with a further process about to take an epoch for this directory."""
@@ -141,8 +141,8 @@ def refuse_half_made(directory: Path) -> None:
     file = JournalFile.load(directory)
     if file is not None and file.phase == Phase.RESTORING:
         raise InvalidRequestError(
-            f"{directory} is not what its journal says yet: a restore of it was broken off, or it"
-            " was a standby's. Start the service on it with its --journal first, or use the"
+            f"{directory} is not what its journal says yet: its restore was interrupted, or a"
+            " standby used it. Start the service on it with its --journal first, or use the"
             " directory of the service that owns the journal; the journal itself is looked at by"
             " 'streamhouse check --journal'"
         )

@@ -125,8 +125,8 @@ def check_newest_epoch(store: ObjectStore, names: ShardNames) -> None:
         seqs = {place.seq for place in places}
         gone = next(seq for seq in range(places[-1].seq) if seq not in seqs)
         raise CorruptDataError(
-            f"object {names.object(Place(newest, gone))} of the journal {store.url} is missing: it"
-            " was stored before its epoch was sealed; put it back"
+            f"object {names.object(Place(newest, gone))} of the journal {store.url} is missing:"
+            " the object was stored before its epoch was sealed; put the object back"
         )
 
 
@@ -139,7 +139,7 @@ def load_manifest(store: ObjectStore, names: ShardNames, place: Place) -> Manife
         raise CorruptDataError(f"checkpoint {key} is missing or damaged: {error}") from error
     manifest = decode_manifest(bytes(data), where=f"checkpoint {key}")
     if (manifest.place, manifest.shard) != (place, names.shard):
-        raise CorruptDataError(f"checkpoint {key} says that it is of another place or shard")
+        raise CorruptDataError(f"checkpoint {key} names another place or shard")
     return manifest
 
 
@@ -197,7 +197,7 @@ def read_state(
     except (CorruptDataError, TrimmedError) as error:
         why.append(str(error))
         raise CorruptDataError(
-            f"the journal {store.url} cannot say what the data directory is: {'; '.join(why)}"
+            f"the journal {store.url} cannot restore the data directory: {'; '.join(why)}"
         ) from error
     _check_end(replayed, end_min, store)
     return JournalledState(replayed.tree, None, epoch)

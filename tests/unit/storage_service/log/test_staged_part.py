@@ -70,5 +70,5 @@ def test_every_cut_off_file_and_every_flipped_bit_is_found(tmp_path: Path) -> No
 def test_a_file_of_another_table_is_refused(tmp_path: Path) -> None:
     _stored(tmp_path / "part", BATCHES)
 
-    with pytest.raises(CorruptDataError, match="not what it says"):
+    with pytest.raises(CorruptDataError, match="its header is not of"):
         _open(tmp_path / "part", table_id=8)

@@ -184,7 +184,7 @@ def test_an_epoch_whose_beginning_is_gone_is_found(store: FileObjectStore, tmp_p
 
     assert not report.is_sound
     assert opened in {finding.where for finding in report.findings}
-    with pytest.raises(CorruptDataError, match="no object that opens it"):
+    with pytest.raises(CorruptDataError, match="no open object"):
         Owner(tmp_path / "c", store, seed=9)
 
 
