@@ -63,7 +63,8 @@ class DeleteFile:
     file_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: a plan makes one for each file, and a frozen value takes twice as long.
+@dataclass(slots=True, kw_only=True)
 class LakeFile:
     """A Parquet data file of the lake as its manifest describes it.
 
