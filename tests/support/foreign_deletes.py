@@ -210,6 +210,30 @@ class _CarryOn(_SnapshotProducer["_CarryOn"]):
         return []
 
 
+class _LeaveOut(_SnapshotProducer["_LeaveOut"]):
+    """A snapshot of no manifests, which says of no file that it goes."""
+
+    def _manifests(self) -> list[ManifestFile]:
+        return []
+
+    def _summary(self, snapshot_properties: Any = None) -> Summary:
+        return Summary(self._operation)
+
+    def _deleted_entries(self) -> list[ManifestEntry]:
+        return []
+
+    def _existing_manifests(self) -> list[ManifestFile]:
+        return []
+
+
+def commit_without_manifests(table: Table, operation: Operation) -> None:
+    """Commit one snapshot that leaves all files out, and says so of none."""
+    change = table.transaction()
+    with _LeaveOut(operation=operation, transaction=change, io=table.io):
+        pass
+    table.catalog.commit_table(table, change._requirements, change._updates)
+
+
 def commit_compaction(table: Table, new: Sequence[DataFile] | None = None) -> None:
     """Commit all rows anew, as an engine that compacts; `new` are the files, by default of them.
 

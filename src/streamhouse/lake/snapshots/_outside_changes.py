@@ -8,13 +8,13 @@ is kept at two doors:
 
 What is checked from manifests: no more rows come than go, every new file can be read by us, and
 says that its rows have buckets of the table and offsets that are tiered. A compaction (operation
-`replace`) loses no more rows than were deleted before; where rows must stay, each commit is one.
+`replace`) loses no more rows than were deleted before. Where rows must stay, other engines compact.
 Not checked, because it would need reading the files: that these are the same rows, each once.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,8 +96,7 @@ def check_outside_commit(
     """Refuse a commit of `snapshots`, newest first, that other engines may not make.
 
     Their files must be rows of `table` below `covered`. Reads the manifests that these snapshots
-    have and those before them have not, and of files that they only carry on also those that they
-    left out.
+    add, and the manifests that these snapshots leave out.
 
     Raises `ForbiddenError`.
     """
@@ -241,13 +240,20 @@ def _hidden_rows(metadata: TableMetadata, snapshots: Sequence[Snapshot], io: Fil
 def _changes_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO) -> bool:
     """Whether files came or went by a snapshot; reads lists of manifests only."""
     manifests = {manifest.manifest_path: manifest for manifest in manifests_of(io, snapshot)}
-    if _manifests_before(metadata, snapshot, io).keys() - manifests.keys():
-        return True
+    # One that only says which files have gone is left out by whoever commits next.
     return any(
+        _has_files(manifest)
+        for path, manifest in _manifests_before(metadata, snapshot, io).items()
+        if path not in manifests
+    ) or any(
         manifest.added_snapshot_id == snapshot.snapshot_id
-        and (manifest.has_added_files() or manifest.has_existing_files() or _drops(manifest))
+        and (_has_files(manifest) or _drops(manifest))
         for manifest in manifests.values()
     )
+
+
+def _has_files(manifest: ManifestFile) -> bool:
+    return manifest.has_added_files() or manifest.has_existing_files()
 
 
 def _drops(manifest: ManifestFile) -> bool:
@@ -257,10 +263,13 @@ def _drops(manifest: ManifestFile) -> bool:
 def _changed_files(
     where: str, metadata: TableMetadata, snapshot: Snapshot, io: FileIO
 ) -> Iterator[tuple[ManifestEntryStatus, DataFile]]:
-    """Yield the files that a snapshot adds or removes; it may carry on those before it, once."""
+    """Yield the files that a snapshot adds or removes; older files may be carried on, once.
+
+    A file is removed with its manifest, also if no entry says so.
+    """
     before = _manifests_before(metadata, snapshot, io)
     manifests = {manifest.manifest_path: manifest for manifest in manifests_of(io, snapshot)}
-    left_out: Counter[str] | None = None
+    left_out = _files_left_out(before, manifests, io)
     for path, manifest in manifests.items():
         if path in before:
             continue
@@ -270,17 +279,22 @@ def _changed_files(
                 f" {manifest.added_snapshot_id} has added it"
             )
         for entry in entries_of(io, manifest):
-            if entry.status is ManifestEntryStatus.EXISTING:
-                if left_out is None:
-                    left_out = _files_left_out(before, manifests, io)
-                left_out[entry.data_file.file_path] -= 1
-                if left_out[entry.data_file.file_path] < 0:
+            file, is_kept = entry.data_file, entry.status is ManifestEntryStatus.EXISTING
+            if not is_kept and entry.snapshot_id not in (None, snapshot.snapshot_id):
+                continue
+            if entry.status is not ManifestEntryStatus.ADDED:
+                if not left_out[file.file_path]:
                     raise ForbiddenError(
-                        f"{where}: file '{entry.data_file.file_path}' is carried on from before the"
-                        " commit, but was not there, or is carried on twice"
+                        f"{where}: file '{file.file_path}' is"
+                        f" {'carried on' if is_kept else 'removed'} from before the commit, but was"
+                        " not there, or is named twice, or its old manifest stays"
                     )
-            elif entry.snapshot_id in (None, snapshot.snapshot_id):
-                yield entry.status, entry.data_file
+                left_out[file.file_path].pop()
+            if not is_kept:
+                yield entry.status, file
+    for files in left_out.values():
+        for file in files:
+            yield ManifestEntryStatus.DELETED, file
 
 
 def _manifests_before(
@@ -293,14 +307,14 @@ def _manifests_before(
 
 def _files_left_out(
     before: Mapping[str, ManifestFile], after: Container[str], io: FileIO
-) -> Counter[str]:
-    """Return the live files of the manifests that a snapshot has no more."""
-    return Counter(
-        entry.data_file.file_path
-        for path, manifest in before.items()
-        if path not in after
-        for entry in live_entries(io, manifest)
-    )
+) -> defaultdict[str, list[DataFile]]:
+    """Return the live files, by path, of the manifests that a snapshot has no more."""
+    files = defaultdict(list)
+    for path, manifest in before.items():
+        if path not in after:
+            for entry in live_entries(io, manifest):
+                files[entry.data_file.file_path].append(entry.data_file)
+    return files
 
 
 def _check_rows(

@@ -8,8 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import ForbiddenError
-from pyiceberg.manifest import DataFile, FileFormat
+from pyiceberg.manifest import DataFile, FileFormat, ManifestEntryStatus
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
 
 from streamhouse.core.errors import CorruptDataError, StreamhouseError
 from streamhouse.core.model.lake.facts import LakeState
@@ -18,8 +19,10 @@ from streamhouse.reading.options.options import BATCH, read_options
 from streamhouse.reading.plan.lake_bucket import lake_bucket_rows
 from streamhouse.reading.plan.table_read import count_rows
 from tests.support.foreign_deletes import (
+    commit_carried_files,
     commit_compaction,
     commit_delete_files,
+    commit_without_manifests,
     equality_delete_file,
     position_delete_file,
 )
@@ -148,6 +151,34 @@ def test_a_snapshot_without_changes_passes(rest: RestWorld) -> None:
     table.append(table.schema().as_arrow().empty_table())
 
     assert len(rest.world.addresses()) == 10
+
+
+def test_a_snapshot_without_changes_stops_no_round_after_a_compaction(rest: RestWorld) -> None:
+    """It leaves out the manifest that says which files the compaction has replaced."""
+    table = rest.client().load_table("db.t")
+    commit_compaction(table)
+    table.refresh().append(table.schema().as_arrow().empty_table())
+
+    _write_one(rest, "db.t")
+    rest.world.tier("db.t")
+
+    assert len(rest.world.addresses()) == 11
+
+
+@pytest.mark.parametrize("operation", [Operation.APPEND, Operation.REPLACE])
+def test_files_do_not_go_unsaid(rest: RestWorld, operation: Operation) -> None:
+    with pytest.raises(ForbiddenError):
+        commit_without_manifests(rest.client().load_table("db.t"), operation)
+
+    assert len(rest.world.addresses()) == 10
+
+
+@pytest.mark.parametrize("name", ["db.t", "db.log"])
+def test_a_file_that_goes_is_not_there_still(rest: RestWorld, name: str) -> None:
+    table = rest.client().load_table(name)
+
+    with pytest.raises(ForbiddenError):
+        commit_carried_files(table, [_file_of(table)], ManifestEntryStatus.DELETED)
 
 
 @pytest.mark.parametrize("name", ["db.t", "db.t$changelog", "db.t$batch", "db.l", "db.l$batch"])
