@@ -150,8 +150,8 @@ class ChangeBuffer:
         missing = self._unchanged.columns_of(row, text)
         if missing:
             # A row that gets another key is deleted under the old one, and inserted just after.
-            base, before = self._deleted if op == "c" else (key, self._wide.get(key))
-            change = _completed(change, missing, base, before)
+            base, previous = self._deleted if op == "c" else (key, self._wide.get(key))
+            change = _completed(change, missing, base, previous)
         if missing or len(text) >= _WIDE_ROW_CHARS:
             self._wide[key] = change
         else:
@@ -165,14 +165,14 @@ class ChangeBuffer:
 
     def end_transaction(self, shape: RowShape) -> None:
         """The transaction at hand is complete."""
-        done, self._open = self._open, _Waiting()
-        if done.is_replaced:
-            self._complete = done
+        transaction, self._open = self._open, _Waiting()
+        if transaction.is_replaced:
+            self._complete = transaction
             return
-        if done.chunks and self._complete.rows:
+        if transaction.chunks and self._complete.rows:
             self._pack(self._complete, shape)
-        self._complete.chunks += done.chunks
-        self._complete.rows += done.rows
+        self._complete.chunks += transaction.chunks
+        self._complete.rows += transaction.rows
         if len(self._complete.rows) >= self._chunk_rows:
             self._pack(self._complete, shape)
 
@@ -190,13 +190,13 @@ class ChangeBuffer:
         """Return the complete changes, in order, with `__change_type` where there is a key."""
         if self._complete.rows:
             self._pack(self._complete, shape)
-        found = []
+        tables = []
         for chunk in self._complete.chunks:
             if isinstance(chunk, Path):
                 with pa.memory_map(str(chunk)) as file:
                     chunk = pa.ipc.open_file(file).read_all()
-            found.append(shape.conform(chunk))
-        return found
+            tables.append(shape.conform(chunk))
+        return tables
 
     def _pack(self, waiting: _Waiting, shape: RowShape) -> None:
         rows, waiting.rows = waiting.rows, []
@@ -255,6 +255,8 @@ def _completed(
     """Return a change with what is known of its unchanged values."""
     if before is None:
         return _Change(change.op, change.row, missing, base)
-    known = {name: before.row.get(name) for name in missing if name not in before.unchanged}
-    left = tuple(name for name in missing if name in before.unchanged)
-    return _Change(change.op, {**change.row, **known}, left, before.base if left else ())
+    filled = {name: before.row.get(name) for name in missing if name not in before.unchanged}
+    still_missing = tuple(name for name in missing if name in before.unchanged)
+    return _Change(
+        change.op, {**change.row, **filled}, still_missing, before.base if still_missing else ()
+    )

@@ -59,15 +59,15 @@ class ChangeTaker:
         Raises `SchemaMismatchError` for what no table follows, once what came before is committed.
         """
         try:
-            done = self._take(events)
+            applied = self._take(events)
         except SchemaMismatchError:
             self._commit()
             raise
         self._commit()
-        return None if self._keeps_log else done
+        return None if self._keeps_log else applied
 
     def _take(self, events: list[SourceEvent]) -> int | None:
-        done: int | None = None
+        applied: int | None = None
         for at, event in enumerate(events):
             if event.kind is EventKind.CHANGE:
                 self._in_transaction = True
@@ -77,10 +77,10 @@ class ChangeTaker:
                 self._lsn = event.lsn
                 for target in self._targets.values():
                     target.end_transaction(event.lsn)
-                done = at
+                applied = at
             elif not self._in_transaction:
-                done = at
-        return done
+                applied = at
+        return applied
 
     def _change(self, event: SourceEvent) -> None:
         target = self._targets.get(event.table)
@@ -97,9 +97,9 @@ class ChangeTaker:
     def _look_at_columns(self, name: str) -> None:
         """Note which columns the source has now; raise if what seems new was renamed."""
         ours = self.progress.tables[name]
-        now = self._column_numbers(name)
-        check_not_renamed(name, ours, now)
-        noted = replace(ours, columns={**ours.columns, **now})
+        numbers = self._column_numbers(name)
+        check_not_renamed(name, ours, numbers)
+        noted = replace(ours, columns={**ours.columns, **numbers})
         self.progress = replace(self.progress, tables={**self.progress.tables, name: noted})
 
     def _commit(self) -> None:

@@ -1,4 +1,4 @@
-"""Debezium in this process: what it is told, and what it hands over.
+"""Debezium in this process: its configuration, and the events from it.
 
 Debezium keeps no position that counts. It gets one when it starts, in a file that is thrown away,
 and hears of a position only once our tables have everything below it; so the database drops no log
@@ -153,7 +153,7 @@ class EngineSettings:
     def write_offsets(self, offsets: Path) -> None:
         """Write the position from which on Debezium asks for transactions, as it stores it.
 
-        Only `lsn` is given: the database then sends whole transactions, all that end after it.
+        Only `lsn` is given: the database then sends every transaction that ends after `lsn`, whole.
         """
         if self.start_lsn is None:
             return
@@ -264,11 +264,11 @@ class DebeziumEngine:
 
     def _take(self, records: Any, committer: Any) -> None:
         try:
-            taken = list(records)
-            events = [self._event(record) for record in taken]
-            done = self._handler(events)
-            if done is not None:
-                committer.markProcessed(taken[done])
+            batch = list(records)
+            events = [self._event(record) for record in batch]
+            handled = self._handler(events)
+            if handled is not None:
+                committer.markProcessed(batch[handled])
             committer.markBatchFinished()
         except java_class("java.lang.Throwable"):
             raise
@@ -318,12 +318,12 @@ class DebeziumEngine:
 
 def _column(field: Any) -> SourceColumn:
     schema = field.schema()
-    given = schema.parameters() or {}
-    found = {name: given.get(_TYPE + name) for name in ("type", "length", "scale")}
+    parameters = schema.parameters() or {}
+    values = {name: parameters.get(_TYPE + name) for name in ("type", "length", "scale")}
     length, scale = (
-        None if found[name] is None else int(str(found[name])) for name in ("length", "scale")
+        None if values[name] is None else int(str(values[name])) for name in ("length", "scale")
     )
-    type_name = str(found["type"] or "").lower()
+    type_name = str(values["type"] or "").lower()
     wire = replace(_wire(schema), type_name=type_name, scale=scale or 0)
     return SourceColumn(
         str(field.name()),

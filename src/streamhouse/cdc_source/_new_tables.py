@@ -86,7 +86,7 @@ class ReadTables:
 class NewTables:
     """Looks for new tables in a thread of its own, from `with` on until they are read.
 
-    `read` is what was read; whoever sees it ends the stream, and starts it again with them.
+    `read` holds the new tables once they are read; the follower then restarts the stream with them.
     """
 
     def __init__(
@@ -146,10 +146,10 @@ class NewTables:
 
     def _look(self) -> ReadTables | None:
         with SourceDatabase(self._address) as source:
-            now = source.tables_now(self._options.patterns, self._options.exclude)
+            source_tables = source.tables_now(self._options.patterns, self._options.exclude)
             followed = self._taker.progress.tables
             new: dict[str, SourceTable] = {}
-            for table in now:
+            for table in source_tables:
                 ours = followed.get(table.full_name)
                 if ours is None or ours.oid != table.oid:
                     if table.oid not in self._refused:

@@ -1,7 +1,8 @@
 """How far each stream from a database is: one row of a table beside the tables it feeds.
 
-The row follows the tables: it is written once they have what it says. Before the first snapshot is
-whole it says only that one was begun, under which generation.
+The row follows the tables: a position is written once the tables have all changes below the
+position. Before the first snapshot is whole, the row says only that a snapshot was
+begun, and its generation.
 """
 
 from __future__ import annotations

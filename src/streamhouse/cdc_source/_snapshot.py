@@ -1,8 +1,8 @@
 """Some tables of the database as they are at one position in its log, into ours.
 
 Debezium makes a replication slot and reads what is visible where the slot begins. Each of our
-tables is replaced in one step, by a commit whose version is that position: so the changes that the
-snapshot has in it are known when they come, and those after it are not.
+tables is replaced in one step, by a commit whose version is that position: so changes that
+the snapshot includes are skipped when Debezium sends the changes, and later changes are applied.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the command asks the database itself: its tables, and the state of a replication slot.
+"""Queries to the source database: its tables, and the state of a replication slot.
 
-It speaks through the JDBC driver that Debezium brings, so that there is no second driver.
+Queries go through Debezium's JDBC driver, so that no second driver is needed.
 """
 
 from __future__ import annotations
@@ -127,11 +127,11 @@ class SourceDatabase:
                 return []
             results = statement.getResultSet()
             width = results.getMetaData().getColumnCount()
-            found = []
+            texts = []
             while results.next():
                 row = [results.getString(at) for at in range(1, width + 1)]
-                found.append(tuple(None if value is None else str(value) for value in row))
-            return found
+                texts.append(tuple(None if value is None else str(value) for value in row))
+            return texts
         except java_class("java.sql.SQLException") as error:
             raise self._error(error) from None
 
@@ -147,16 +147,16 @@ class SourceDatabase:
     def system_id(self) -> str:
         """Return what tells this server's data from another's; empty if it may not be asked."""
         try:
-            ((found,),) = self.rows("SELECT system_identifier FROM pg_control_system()")
+            ((identifier,),) = self.rows("SELECT system_identifier FROM pg_control_system()")
         except InvalidRequestError:
             return ""
-        return found or ""
+        return identifier or ""
 
     def tables(self, patterns: Sequence[str], exclude: Sequence[str] = ()) -> list[SourceTable]:
         """Return the tables whose `schema.name` matches one of the patterns, as in `public.*`.
 
-        Those that match one of `exclude` are left out. Partitions belong to their table. Raises
-        `InvalidRequestError` for a pattern without a table.
+        Tables that match a pattern of `exclude` are left out. Partitions belong to their table.
+        Raises `InvalidRequestError` for a pattern without a table.
         """
         tables = self._catalog_rows()
         for pattern in patterns:
@@ -169,7 +169,7 @@ class SourceDatabase:
         return self._described(self._catalog_rows(), patterns, exclude)
 
     def _catalog_rows(self) -> dict[tuple[str, str], Sequence[str | None]]:
-        return {(str(schema), str(name)): rest for schema, name, *rest in self.rows(_TABLES)}
+        return {(str(schema), str(name)): values for schema, name, *values in self.rows(_TABLES)}
 
     def _described(
         self,
@@ -222,8 +222,8 @@ class SourceDatabase:
         parts: dict[tuple[int, str], OldRows] = {}
         for oid, table, identity, is_logged, column in self.rows(_OLD_ROWS):
             at = (int(oid or 0), str(table))
-            before = parts.get(at)
-            columns = frozenset() if before is None else before.columns
+            older_part = parts.get(at)
+            columns = frozenset() if older_part is None else older_part.columns
             columns |= frozenset() if column is None else {column}
             parts[at] = OldRows(str(table), str(identity), columns, is_logged == "t")
         old_rows: dict[int, tuple[OldRows, ...]] = defaultdict(tuple)
@@ -258,7 +258,7 @@ class SourceDatabase:
         return False
 
     def publish(self, name: str, tables: Sequence[SourceTable]) -> None:
-        """Have a publication with these tables, beside those that it has.
+        """Create a publication with these tables, or add the tables to it.
 
         A table is added while nobody writes to it: else PostgreSQL forgets to publish what a
         transaction that wrote before, and all after it, write. Raises `InvalidRequestError` if a
@@ -291,9 +291,9 @@ class SourceDatabase:
 
     def unpublish_all_but(self, name: str, tables: Sequence[SourceTable]) -> None:
         """Take the tables out of a publication that are not among these."""
-        kept = {table.oid for table in tables}
+        oids = {table.oid for table in tables}
         for oid, schema, table in self.rows(_PUBLISHED, name):
-            if int(oid or 0) not in kept:
+            if int(oid or 0) not in oids:
                 named = SourceTable(str(schema), str(table), (), ())
                 self.rows(f'ALTER PUBLICATION "{name}" DROP TABLE {_quoted(named)}')
 

@@ -192,7 +192,7 @@ def _build(values: Sequence[Any], data_type: pa.DataType, decode: _Decode | None
 
 
 def _decoder(data_type: pa.DataType, wire: WireType, fit: _Fit) -> _Decode | None:
-    """Return what turns one JSON value into one that Arrow takes; None if nothing has to."""
+    """Return the conversion of a JSON value for Arrow; None if Arrow takes the value as is."""
     t = data_type
     if pa.types.is_list(t):
         name = wire.type_name
@@ -286,6 +286,6 @@ def _as_text(value: Any) -> str:
 
 
 def _time_of_day(micros: int) -> str:
-    seconds, rest = divmod(micros, 1_000_000)
+    seconds, fraction = divmod(micros, 1_000_000)
     text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    return f"{text}.{rest:06}".rstrip("0") if rest else text
+    return f"{text}.{fraction:06}".rstrip("0") if fraction else text

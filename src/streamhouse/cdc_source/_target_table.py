@@ -1,7 +1,8 @@
-"""One table of ours that follows one of the source: made, kept in step, committed to.
+"""A target table that follows a source table: creation, schema changes, commits.
 
 A commit is one transaction of the table, named by the stream and the position in the source's log
-at which the last of the source's transactions in it ended. So what is read again is known again.
+at which the last of the source's transactions in it ended. So changes that are read again are
+recognised.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class TargetTable:
         self._is_caught_up = False
 
     def prepare(self, *, bucket_count: int) -> None:
-        """Make the table, or check that the one that is there can follow the source.
+        """Create the table, or check that the existing table can follow the source.
 
         Raises `SchemaMismatchError` if it has another key, or a column of another type.
         """
@@ -171,20 +172,24 @@ class TargetTable:
         Raises `SchemaMismatchError` for a change that no table follows.
         """
         for column in columns:
-            wanted = column.arrow_type()
+            source_type = column.arrow_type()
             if column.name not in self._shape.schema.names:
                 _logger.warning(
                     "event=column_added table=%s column=%s type=%r",
                     self.path,
                     column.name,
-                    str(wanted),
+                    str(source_type),
                 )
-                table = self._client.add_column(str(self.path), column.name, wanted)
+                table = self._client.add_column(str(self.path), column.name, source_type)
                 self._shape = self._shaped(table, self._shape.wires)
                 continue
-            found = self._shape.schema.field(column.name).type
-            if wanted != found and is_known_type(column) and not _keeps(found, wanted):
-                self._widen(column, found, wanted)
+            own_type = self._shape.schema.field(column.name).type
+            if (
+                source_type != own_type
+                and is_known_type(column)
+                and not _keeps(own_type, source_type)
+            ):
+                self._widen(column, own_type, source_type)
         wires = {column.name: column.wire for column in columns if column.wire is not None}
         self._shape = RowShape(
             str(self.path), self._shape.schema, self._shape.key, {**self._shape.wires, **wires}

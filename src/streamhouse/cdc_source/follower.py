@@ -280,19 +280,19 @@ class Follower:
                 f"{self._address}: replication slot '{self._options.slot}' was read past what the"
                 f" tables of '{self._options.database}' have; {again}"
             )
-        known = [
+        followed = [
             table
             for table in tables
             if progress.tables.get(table.full_name, _NO_TABLE).oid == table.oid
         ]
         # Another table is read anew should it be followed again: its changes pass by.
-        noted = {table.full_name: progress.tables[table.full_name] for table in known}
-        for table in known:
+        noted = {table.full_name: progress.tables[table.full_name] for table in followed}
+        for table in followed:
             ours = noted[table.full_name]
             check_not_renamed(table.full_name, ours, table.column_numbers)
             self._options.check_followed(table)
             noted[table.full_name] = replace(ours, columns=table.column_numbers)
-        if not known:
+        if not followed:
             raise InvalidRequestError(
                 f"{self._address}: none of the tables that '{self._options.name}' follows matches"
                 f" --tables; {again}"
@@ -300,8 +300,8 @@ class Follower:
         going_on = replace(progress, tables=noted)
         if noted.keys() != progress.tables.keys():
             self._positions.store(going_on)
-            source.unpublish_all_but(self._options.slot, known)
-        return going_on, known
+            source.unpublish_all_but(self._options.slot, followed)
+        return going_on, followed
 
     def _begun(self, source: SourceDatabase, progress: Progress | None) -> Progress:
         """Return a stream that has nothing yet; raise if the slot may be another's."""

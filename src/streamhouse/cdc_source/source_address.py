@@ -104,20 +104,21 @@ def _password_from(given: str | None, in_url: str | None, environment: Mapping[s
 def hide_password(arguments: Sequence[str] = tuple(sys.orig_argv)) -> str | None:
     """Return the password of the URL on this process's command line, where nobody sees it.
 
-    If there is one, the process replaces itself by itself, without it: what stands on a command
-    line is seen by everybody on the machine. The secret goes through a pipe, not the environment.
+    If the command line has a password, the process restarts itself without the password, because
+    every user of the machine sees command lines. The secret goes through a pipe, not the
+    environment.
     """
     descriptor = os.environ.pop(_DESCRIPTOR, "")
     if descriptor:
         with os.fdopen(int(descriptor), "rb") as pipe:
             return pipe.read().decode()
-    found = [at for at, text in enumerate(arguments) if _PASSWORD.match(text)]
-    if not found:
+    positions = [at for at, text in enumerate(arguments) if _PASSWORD.match(text)]
+    if not positions:
         return None
     cleaned = list(arguments)
-    for at in found:
+    for at in positions:
         cleaned[at] = _PASSWORD.sub(r"\1@", arguments[at])
-    secret = unquote(urlsplit(arguments[found[0]]).password or "").encode()
+    secret = unquote(urlsplit(arguments[positions[0]]).password or "").encode()
     reader, writer = os.pipe()
     with os.fdopen(writer, "wb") as pipe:
         pipe.write(secret)

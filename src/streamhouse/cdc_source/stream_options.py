@@ -1,4 +1,4 @@
-"""What a stream is told: which tables it follows, as what, and how its parts are named."""
+"""Options of a stream: the source tables, their target tables, and the names of its parts."""
 
 from __future__ import annotations
 
@@ -134,15 +134,15 @@ class StreamOptions:
 
         Raises `InvalidRequestError` for two tables of one name.
         """
-        found: dict[str, FollowedTable] = {}
-        taken = {ours.path: source for source, ours in beside.items()}
+        followed: dict[str, FollowedTable] = {}
+        sources = {ours.path: source for source, ours in beside.items()}
         for table in tables:
             path = str(TablePath(self.database, table.target_name()))
-            other = taken.setdefault(path, table.full_name)
-            if other != table.full_name:
+            first_source = sources.setdefault(path, table.full_name)
+            if first_source != table.full_name:
                 raise InvalidRequestError(
-                    f"two tables would become '{path}', {other} and {table.full_name}; follow"
-                    " them with two commands"
+                    f"two tables would become '{path}', {first_source} and {table.full_name};"
+                    " follow them with two commands"
                 )
-            found[table.full_name] = FollowedTable(path, table.oid, table.column_numbers)
-        return found
+            followed[table.full_name] = FollowedTable(path, table.oid, table.column_numbers)
+        return followed

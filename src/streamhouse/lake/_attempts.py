@@ -8,10 +8,10 @@ commit twice), and may show an older state than the newest. So an attempt is tak
 - unsettled else: files that it refers to must stay
 
 Every attempt asserts the snapshot it was staged on, and brings a sequence number one above the
-highest that the table had given. A table never gives one twice (Iceberg spec, "Sequence Numbers"),
-not even after it was rolled back: once it has given that number or a later one, what is on its way
-can land no more. What has landed may be hidden, when its snapshot was expired and so was one of
-those that came after it; then nobody can tell.
+highest that the table had given. A table never gives a number twice (Iceberg spec, "Sequence
+Numbers"), not even after a rollback: once the table has given that number or a later number, an
+attempt on its way can land no more. A landed attempt may be hidden, when its snapshot and a later
+snapshot were expired; then nobody can tell.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class Seen:
 
     def has_current_from(self, snapshot_id: int) -> bool:
         """Whether the current snapshot is that one or comes from it, as far as can be seen."""
-        found = self.current_id
-        while found is not None and found in self.snapshots:
-            if found == snapshot_id:
+        ancestor_id = self.current_id
+        while ancestor_id is not None and ancestor_id in self.snapshots:
+            if ancestor_id == snapshot_id:
                 return True
-            found = self.snapshots[found][0]
+            ancestor_id = self.snapshots[ancestor_id][0]
         return False
 
 
@@ -127,12 +127,12 @@ def _may_have_left_files(sent: Sent, seen: Seen) -> bool:
 
 
 def _may_come_from(snapshot_id: int, sent: Sent, seen: Seen) -> bool:
-    found: int | None = snapshot_id
-    while found is None or found != sent.parent_id:
-        if found is None or found not in seen.snapshots:
+    ancestor_id: int | None = snapshot_id
+    while ancestor_id is None or ancestor_id != sent.parent_id:
+        if ancestor_id is None or ancestor_id not in seen.snapshots:
             # What it came from was expired; some catalogs then say that it came from none.
             return True
-        found, sequence_number = seen.snapshots[found]
+        ancestor_id, sequence_number = seen.snapshots[ancestor_id]
         if sequence_number <= sent.sequence_number:
             return False
     return False

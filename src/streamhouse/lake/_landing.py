@@ -1,6 +1,6 @@
 """The one loop that lands a change of a lake table: stages, sends, looks, judges, cleans up.
 
-What it promises of a change, whatever the catalog answers and whenever:
+Guarantees for a change, whatever the catalog answers and whenever:
 - it lands at most once, and only on a state that its `stage` was content with
 - an error other than `UnknownOutcomeError` means that nothing of it landed, and nothing will
 - after `UnknownOutcomeError` it may be there, or come: every file that it refers to stays, and so
@@ -65,8 +65,9 @@ _REFUSALS: Final = (ForbiddenError, UnauthorizedError, NoSuchTableError, Connect
 class StagedChange:
     """A commit ready to be sent.
 
-    One that adds a snapshot names it, with its parent and sequence number, and asserts that the
-    parent is the current one. `metadata_paths` are the files that only this commit refers to.
+    A commit that adds a snapshot names the snapshot, its parent and its sequence number, and
+    asserts that the parent is the current snapshot. `metadata_paths` are the files that only this
+    commit refers to.
     """
 
     updates: tuple[TableUpdate, ...]
@@ -129,25 +130,25 @@ def pause(failures: int) -> None:
 
 
 def reload(table: Table) -> bool:
-    """Bring `table` up to date; False, and it stays as it is, if what was found is older than it.
+    """Bring `table` up to date; return False, with no change, if the catalog is at an older state.
 
     Raises whatever the catalog raises, and `NoSuchTableError` when the name is another table's.
     """
-    found = table.catalog.load_table(table.name())
-    known = table.metadata
-    if found.metadata.table_uuid != known.table_uuid:
+    loaded = table.catalog.load_table(table.name())
+    metadata = table.metadata
+    if loaded.metadata.table_uuid != metadata.table_uuid:
         raise NoSuchTableError(
-            f"{'.'.join(table.name())} is another table now: uuid {found.metadata.table_uuid}"
-            f" instead of {known.table_uuid}"
+            f"{'.'.join(table.name())} is another table now: uuid {loaded.metadata.table_uuid}"
+            f" instead of {metadata.table_uuid}"
         )
-    if _last_sequence_number(found.metadata) < _last_sequence_number(known):
+    if _last_sequence_number(loaded.metadata) < _last_sequence_number(metadata):
         return False
-    if any(found.metadata_location == entry.metadata_file for entry in known.metadata_log):
+    if any(loaded.metadata_location == entry.metadata_file for entry in metadata.metadata_log):
         return False
-    table.metadata = found.metadata
-    table.metadata_location = found.metadata_location
-    table.io = found.io
-    table.config = found.config
+    table.metadata = loaded.metadata
+    table.metadata_location = loaded.metadata_location
+    table.io = loaded.io
+    table.config = loaded.config
     return True
 
 
@@ -162,7 +163,7 @@ class _Landing:
         self._sent: list[tuple[StagedChange, Sent]] = []
 
     def run(self, attempts_max: int) -> int | None:
-        said = ""
+        reason = ""
         for attempt in range(attempts_max):
             if attempt:
                 pause(attempt)
@@ -172,9 +173,9 @@ class _Landing:
                 return self._current_id
             error = self._send(staged)
             if error is not None:
-                said = f"{type(error).__name__}: {sentence_of(error)}"
+                reason = f"{type(error).__name__}: {sentence_of(error)}"
                 _logger.warning(
-                    "event=lake_commit_failed lake_table=%s why=%r", self._name, str(said)
+                    "event=lake_commit_failed lake_table=%s why=%r", self._name, str(reason)
                 )
             verdict, snapshot_id = self._judged(error, is_last=attempt + 1 == attempts_max)
             if verdict is Verdict.LANDED:
@@ -184,7 +185,7 @@ class _Landing:
                 break
         raise self._over(
             UnavailableError(
-                f"{self._name}: {len(self._sent)} commits failed, the last with {said}"
+                f"{self._name}: {len(self._sent)} commits failed, the last with {reason}"
             )
         )
 

@@ -297,7 +297,7 @@ _METRICS_PREFIX: Final = "write.metadata.metrics.column."
 
 
 def _bad_value(name: str, value: str) -> str | None:
-    """Return what the property must be that `value` is not, None if it may be that."""
+    """Return the form that the property must have, None if `value` has the form."""
     form = _METRICS if name.startswith(_METRICS_PREFIX) else _VALUES.get(name)
     return None if form is None or form[0].fullmatch(value) else form[1]
 
@@ -342,10 +342,10 @@ def check_lake_name(name: str, *, what: str = "table") -> None:
 
     Raises `InvalidNameError`.
     """
-    found = _NO_NAME.search(name)
+    match = _NO_NAME.search(name)
     why = ""
-    if found is not None:
-        why = f"a name must not have {found[0]!r} in it, because it becomes a folder"
+    if match is not None:
+        why = f"a name must not have {match[0]!r} in it, because it becomes a folder"
     elif name != name.strip() or not name.strip("."):
         why = "a name must not be empty, only dots, or begin or end with a space"
     elif len(name.encode("utf-8", "replace")) > _NAME_BYTES_MAX:
@@ -402,8 +402,8 @@ class Place:
         """Return it with symbolic links followed; of an object store, as it is."""
         if self.store != FILE:
             return self
-        found = os.path.realpath(self.local_path)
-        return Place(FILE, "", tuple(part for part in found.split("/") if part))
+        real_path = os.path.realpath(self.local_path)
+        return Place(FILE, "", tuple(part for part in real_path.split("/") if part))
 
     def really_contains(self, other: Place) -> bool:
         """Whether `other` is this place or below it, also when symbolic links are followed."""
@@ -434,15 +434,15 @@ def _parts(uri: str) -> tuple[str, str, tuple[str, ...]]:
     shown = f"path '{uri[:300]}'"
     if any(character < " " or character == "\x7f" for character in uri):
         raise ForbiddenError(f"path {uri[:300]!r} has control characters in it")
-    found = _SCHEME.fullmatch(uri)
-    scheme, rest = (found[1], found[2]) if found else ("", str(Path.cwd() / uri))
+    match = _SCHEME.fullmatch(uri)
+    scheme, path = (match[1], match[2]) if match else ("", str(Path.cwd() / uri))
     if scheme != scheme.lower():
         raise ForbiddenError(f"{shown} must write its scheme as '{scheme.lower()}'")
     store = _SAME_STORE.get(scheme, scheme or FILE)
     authority = ""
-    if scheme and rest.startswith("//"):
-        authority, _, rest = rest[2:].partition("/")
-    elif scheme and (scheme != FILE or not rest.startswith("/")):
+    if scheme and path.startswith("//"):
+        authority, _, path = path[2:].partition("/")
+    elif scheme and (scheme != FILE or not path.startswith("/")):
         raise ForbiddenError(f"{shown} must go on with '//' after its scheme")
     if store == FILE:
         if authority not in ("", "localhost"):
@@ -450,7 +450,7 @@ def _parts(uri: str) -> tuple[str, str, tuple[str, ...]]:
         authority = ""
     elif not authority or (store in _BUCKET_STORES and not _BUCKET.fullmatch(authority)):
         raise ForbiddenError(f"{shown} names no bucket")
-    return store, authority, tuple(part for part in rest.split("/") if part)
+    return store, authority, tuple(part for part in path.split("/") if part)
 
 
 def _is_dots(part: str) -> bool:
@@ -471,9 +471,9 @@ def places_of(text: str) -> tuple[Place, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Warehouse:
-    """The folder of all tables; `text` is how the operator writes it, who may write what he likes.
+    """The folder of all tables; `text` is the operator's spelling, which may be any.
 
-    So what begins with `text` is judged by what follows.
+    A location that begins with `text` is therefore judged by the part after `text`.
     """
 
     text: str
@@ -502,9 +502,9 @@ def location_of(location: str, warehouse: Warehouse | None, *, is_new: bool) -> 
     if warehouse is not None and location.startswith(warehouse.text + "/"):
         head = warehouse.text
     tail = location[len(head) :]
-    found = (_READ_DIFFERENTLY if is_new else _CUT_OFF).search(tail)
-    if found is not None:
-        raise ForbiddenError(f"path '{location[:300]}' must not have '{found[0]}' in it")
+    match = (_READ_DIFFERENTLY if is_new else _CUT_OFF).search(tail)
+    if match is not None:
+        raise ForbiddenError(f"path '{location[:300]}' must not have '{match[0]}' in it")
     if not head or warehouse is None:
         return place_of(location)
     below = place_of("file://" + tail)
@@ -528,9 +528,9 @@ class Bounds:
         """Whether a file at `uri` may be one of the table's."""
         for prefix in self._prefixes:
             if uri.startswith(prefix):
-                rest = uri[len(prefix) :]
-                is_plain = rest and "/." not in rest and "%" not in rest and rest[0] not in "./"
-                if is_plain and rest.isprintable():
+                tail = uri[len(prefix) :]
+                is_plain = tail and "/." not in tail and "%" not in tail and tail[0] not in "./"
+                if is_plain and tail.isprintable():
                     return True
                 break
         try:
@@ -543,8 +543,8 @@ class Bounds:
         """Return where a file of the table is; raises `ForbiddenError` as `place_of`."""
         for prefix in self._prefixes:
             if uri.startswith(prefix):
-                own, below = self._roots[0], place_of("file:///" + uri[len(prefix) :])
-                return Place(own.store, own.authority, own.segments + below.segments)
+                root, below = self._roots[0], place_of("file:///" + uri[len(prefix) :])
+                return Place(root.store, root.authority, root.segments + below.segments)
         return place_of(uri)
 
     def really_has(self, uri: str, *, folders: dict[Place, bool]) -> bool:
@@ -575,11 +575,11 @@ def _spellings(location: str, place: Place) -> tuple[str, ...]:
     """Return what the paths of a table's files begin with, as the engines write them."""
     path = "/".join(place.segments)
     if place.store == FILE:
-        others = [f"file:///{path}/", f"file:/{path}/", f"/{path}/"]
+        prefixes = [f"file:///{path}/", f"file:/{path}/", f"/{path}/"]
     else:
         same = [scheme for scheme, store in _SAME_STORE.items() if store == place.store]
-        others = [f"{scheme}://{place.authority}/{path}/" for scheme in (place.store, *same)]
-    return tuple(dict.fromkeys((location.rstrip("/") + "/", *others)))
+        prefixes = [f"{scheme}://{place.authority}/{path}/" for scheme in (place.store, *same)]
+    return tuple(dict.fromkeys((location.rstrip("/") + "/", *prefixes)))
 
 
 def bounds_of(location: str, *, warehouse: Warehouse | None, more: Sequence[Place]) -> Bounds:
@@ -589,11 +589,11 @@ def bounds_of(location: str, *, warehouse: Warehouse | None, more: Sequence[Plac
     warehouse or in `more`.
     """
     try:
-        own = location_of(location, warehouse, is_new=False)
+        table_place = location_of(location, warehouse, is_new=False)
     except ForbiddenError:
         return Bounds(location, more, is_believed=False)
     named = [*more] if warehouse is None else [warehouse.place, *more]
-    is_named = (own.store, own.authority) in [(p.store, p.authority) for p in named]
-    if own.segments and (own.store in (FILE, *_BUCKET_STORES) or is_named):
-        return Bounds(location, [own, *more], is_believed=True)
+    is_named = (table_place.store, table_place.authority) in [(p.store, p.authority) for p in named]
+    if table_place.segments and (table_place.store in (FILE, *_BUCKET_STORES) or is_named):
+        return Bounds(location, [table_place, *more], is_believed=True)
     return Bounds(location, more, is_believed=False)

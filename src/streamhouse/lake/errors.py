@@ -163,8 +163,8 @@ def sentence_of(error: BaseException) -> str:
         first = error.errors()[0]
         return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
     # SQLAlchemy adds the statement, its values and a link to its own manual.
-    said = getattr(error, "orig", None) or error
-    text = " ".join(str(said).split())[:_SENTENCE_CHARACTERS_MAX]
+    cause = getattr(error, "orig", None) or error
+    text = " ".join(str(cause).split())[:_SENTENCE_CHARACTERS_MAX]
     response: Any = getattr(error.__cause__, "response", None)
     if response is not None and response.status_code in _UNAUTHORIZED:
         return f"the catalog behind this one refused the service's own credentials: {text}"

@@ -85,12 +85,12 @@ class IcebergLake:
         owner_property = role.owner_property
         doing = f"open lake table '{'.'.join(identifier)}'"
         with withheld_explained(self._described.properties), lake_errors(doing):
-            found = self._load_or_create(table, state, role=role)
-        self._check_owner(found, table, state, owner_property)
+            lake_table = self._load_or_create(table, state, role=role)
+        self._check_owner(lake_table, table, state, owner_property)
         return IcebergLakeTable(
-            found,
+            lake_table,
             table,
-            live_files=self._live_files_of(found),
+            live_files=self._live_files_of(lake_table),
             role=role,
             registered=None if state is None else state.snapshot_id,
         )
@@ -114,13 +114,13 @@ class IcebergLake:
                 catalog = self._open_catalog()
                 service_id = self._service_id
                 try:
-                    found = catalog.load_table(identifier)
-                    if not self._is_of_a_dropped_table(found, table, owner_property):
-                        if self._is_of(found, table, owner_property):
-                            found = evolve_lake_table(found, table, role=role)
-                            found = evolve_partitioning(found, table, role=role)
-                        return found
-                    self._put_aside(catalog, found, owner_property)
+                    lake_table = catalog.load_table(identifier)
+                    if not self._is_of_a_dropped_table(lake_table, table, owner_property):
+                        if self._is_of(lake_table, table, owner_property):
+                            lake_table = evolve_lake_table(lake_table, table, role=role)
+                            lake_table = evolve_partitioning(lake_table, table, role=role)
+                        return lake_table
+                    self._put_aside(catalog, lake_table, owner_property)
                     # Engines that clean up below a table's folder must not meet the other's files.
                     suffix = f"-{table.table_id}"
                     return create_lake_table(

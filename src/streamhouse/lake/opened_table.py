@@ -65,8 +65,8 @@ _catalogs: Final[dict[tuple[str, tuple[tuple[str, str], ...]], Catalog]] = {}
 
 def open_table(catalog: LakeCatalog, name: str) -> OpenedTable | None:
     """Open a table (`database.table`) as it is now, None if the catalog has none of that name."""
-    found = load_table(catalog, name)
-    return None if found is None else OpenedTable(name, found)
+    table = load_table(catalog, name)
+    return None if table is None else OpenedTable(name, table)
 
 
 def load_table(catalog: LakeCatalog, name: str) -> Table | None:
@@ -177,7 +177,7 @@ class PartitionFieldInfo:
 
 
 class OpenedTable:
-    """One lake table at one state of its metadata."""
+    """A lake table at a fixed state of its metadata."""
 
     def __init__(self, name: str, table: Table) -> None:
         metadata = table.metadata
@@ -199,14 +199,14 @@ class OpenedTable:
 
     def snapshot(self, snapshot_id: int) -> SnapshotInfo | None:
         """Return a snapshot, None if it does not exist, or no more."""
-        found = self._by_id.get(snapshot_id)
-        return None if found is None else SnapshotInfo.of(found)
+        snapshot = self._by_id.get(snapshot_id)
+        return None if snapshot is None else SnapshotInfo.of(snapshot)
 
     def lineage(self, snapshot_id: int | None) -> Iterator[SnapshotInfo]:
         """Yield a snapshot and those it comes from, newest first, as far as they still exist."""
-        while snapshot_id is not None and (found := self.snapshot(snapshot_id)) is not None:
-            yield found
-            snapshot_id = found.parent_id
+        while snapshot_id is not None and (snapshot := self.snapshot(snapshot_id)) is not None:
+            yield snapshot
+            snapshot_id = snapshot.parent_id
 
     def covered(
         self,

@@ -110,9 +110,9 @@ class LakeSqlCatalog(SqlCatalog):
         with self._lock:
             metadata = self._known.get(location)
         if metadata is None:
-            found = super()._convert_orm_to_iceberg(orm_table)
-            self._remember(found.metadata_location, found.metadata)
-            return found
+            table = super()._convert_orm_to_iceberg(orm_table)
+            self._remember(table.metadata_location, table.metadata)
+            return table
         namespace = Catalog.identifier_to_tuple(str(orm_table.table_namespace))
         return Table(
             identifier=(*namespace, str(orm_table.table_name)),
@@ -141,16 +141,16 @@ class LakeSqlCatalog(SqlCatalog):
             )
         whole = current_table.metadata
         referred = {ref.snapshot_id for ref in whole.refs.values()}
-        kept = [s for s in whole.snapshots if s.snapshot_id in referred]
+        snapshots = [s for s in whole.snapshots if s.snapshot_id in referred]
         part = Table(
             identifier=current_table.name(),
-            metadata=whole.model_copy(update={"snapshots": kept, "snapshot_log": []}),
+            metadata=whole.model_copy(update={"snapshots": snapshots, "snapshot_log": []}),
             metadata_location=current_table.metadata_location,
             io=current_table.io,
             catalog=self,
         )
         staged = super()._update_and_stage_table(part, table_identifier, requirements, updates)
-        added = staged.metadata.snapshots[len(kept) :]
+        added = staged.metadata.snapshots[len(snapshots) :]
         log = staged.metadata.snapshot_log
         staged.metadata = staged.metadata.model_copy(
             update={

@@ -116,16 +116,16 @@ class GuardedCatalog(Catalog):
     def load_table(self, identifier: str | Identifier) -> Table:
         name = ".".join(Catalog.identifier_to_tuple(identifier))
         with unreadable_metadata(f"lake table '{name}'"):
-            found: Table = _of(super()).load_table(identifier)
-        return self._admitted(found)
+            table: Table = _of(super()).load_table(identifier)
+        return self._admitted(table)
 
     def _admitted(self, table: _T) -> _T:
         """Return the table without what no table may say, and bound to its own files."""
         name = ".".join(table.name())
         table.metadata = _scrubbed(name, table.metadata)
         bounds = self.bounds(table.metadata.location)
-        own = self.own_bounds(table.metadata.location)
-        bind(table.io, name, bounds, own=own, metadata_location=table.metadata_location)
+        own_bounds = self.own_bounds(table.metadata.location)
+        bind(table.io, name, bounds, own=own_bounds, metadata_location=table.metadata_location)
         return table
 
     def bounds(self, location: str) -> Bounds:
@@ -170,8 +170,8 @@ class GuardedCatalog(Catalog):
         base = None if current_table is None else self._admitted(current_table)
         check_updates(table_identifier, base, updates)
         if base is None:
-            said = [u.location for u in updates if isinstance(u, SetLocationUpdate)]
-            self.check_new_location(table_identifier, said[-1] if said else "")
+            locations = [u.location for u in updates if isinstance(u, SetLocationUpdate)]
+            self.check_new_location(table_identifier, locations[-1] if locations else "")
         above = _of(super())
         staged: StagedTable = above._update_and_stage_table(
             base, table_identifier, requirements, updates
@@ -193,8 +193,8 @@ class GuardedCatalog(Catalog):
 
     @staticmethod
     def _delete_old_metadata(io: FileIO, base: TableMetadata, metadata: TableMetadata) -> None:
-        own = set(only_own(io, (entry.metadata_file for entry in base.metadata_log)))
-        log = [entry for entry in base.metadata_log if entry.metadata_file in own]
+        own_paths = set(only_own(io, (entry.metadata_file for entry in base.metadata_log)))
+        log = [entry for entry in base.metadata_log if entry.metadata_file in own_paths]
         Catalog._delete_old_metadata(io, base.model_copy(update={"metadata_log": log}), metadata)
 
     # -- names and namespaces --------------------------------------------------------------------
@@ -227,7 +227,7 @@ class GuardedCatalog(Catalog):
         if location is None and isinstance(self, MetastoreCatalog):
             location = self._default_location(name)
             place = location_of(location, self.rules.warehouse, is_new=True)
-            if any(place.may_overlap(taken) for taken in self._taken_places(name)):
+            if any(place.may_overlap(taken_place) for taken_place in self._taken_places(name)):
                 # The table that was renamed from this name, or one of another engine's.
                 location = f"{location.rstrip('/')}-{uuid.uuid4().hex[:8]}"
         if location is not None:
@@ -254,15 +254,15 @@ class GuardedCatalog(Catalog):
         self._check_no_namespace(where, identifier, place)
         self.check_outside_data_directory(where, place)
         with self.rules.lock:
-            now = time.monotonic()
+            now_s = time.monotonic()
             approved = self.rules.approved
-            for other, (taken, since) in list(approved.items()):
-                if now - since > _APPROVED_S:
-                    del approved[other]
-                elif other != identifier and place.may_overlap(taken):
+            for approved_name, (taken_place, since) in list(approved.items()):
+                if now_s - since > _APPROVED_S:
+                    del approved[approved_name]
+                elif approved_name != identifier and place.may_overlap(taken_place):
                     raise ForbiddenError(_OVERLAP.format(where, location[:300]))
-            approved[identifier] = (place, now)
-        if any(place.may_overlap(taken) for taken in self._taken_places(identifier)):
+            approved[identifier] = (place, now_s)
+        if any(place.may_overlap(taken_place) for taken_place in self._taken_places(identifier)):
             raise ForbiddenError(_OVERLAP.format(where, location[:300]))
 
     def make_local_folders(self, location: str) -> None:
@@ -284,8 +284,8 @@ class GuardedCatalog(Catalog):
         if warehouse is None:
             return
         in_warehouse = warehouse.place.real() in (place.parent.real(), place.real().parent)
-        others = [*self.rules.more, self._proposed_folder(identifier)]
-        if in_warehouse and not _is_below(place, others):
+        foreign_places = [*self.rules.more, self._proposed_folder(identifier)]
+        if in_warehouse and not _is_below(place, foreign_places):
             raise ForbiddenError(
                 f"{where}: its location must not be a folder of the warehouse itself, because the"
                 " tables of a namespace go there; leave it out, or choose a folder in one of those"
@@ -327,8 +327,8 @@ class GuardedCatalog(Catalog):
                 proposed = self._default_location(identifier)
             else:
                 # Of the name itself there may be a table.
-                beside = (*identifier[:-1], f"{identifier[-1]}_{uuid.uuid4().hex[:8]}")
-                staged = cast(Catalog, self).create_table_transaction(beside, Schema())
+                sibling = (*identifier[:-1], f"{identifier[-1]}_{uuid.uuid4().hex[:8]}")
+                staged = cast(Catalog, self).create_table_transaction(sibling, Schema())
                 proposed = staged._table.metadata.location
             return location_of(proposed, self.rules.warehouse, is_new=False).parent
         except Exception:  # noqa: BLE001 - a catalog that proposes nothing has no such folder
@@ -336,8 +336,8 @@ class GuardedCatalog(Catalog):
 
     def _default_location(self, identifier: Identifier) -> str:
         namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
-        found: str = _of(self)._resolve_table_location(None, namespace, identifier[-1])
-        return found
+        location: str = _of(self)._resolve_table_location(None, namespace, identifier[-1])
+        return location
 
     def _taken_places(self, but: Identifier) -> Iterator[Place]:
         located = getattr(self, "metadata_locations", None)
@@ -360,17 +360,17 @@ class GuardedCatalog(Catalog):
         return folder.parent if folder.segments[-1:] == (_METADATA_FOLDER,) else None
 
     def _listed_places(self, but: Identifier) -> Iterator[Place]:
-        known = self.rules.known
+        cached_places = self.rules.known
         listed = set(_all_tables(cast(Catalog, self)))
-        for gone in known.keys() - listed:
-            known.pop(gone, None)
+        for gone in cached_places.keys() - listed:
+            cached_places.pop(gone, None)
         for identifier in listed - {but}:
-            if identifier not in known:
+            if identifier not in cached_places:
                 place = self._loaded_place(identifier)
                 if place is None:
                     continue
-                known[identifier] = place
-            yield known[identifier]
+                cached_places[identifier] = place
+            yield cached_places[identifier]
 
     def _loaded_place(self, identifier: Identifier) -> Place | None:
         try:
@@ -398,15 +398,15 @@ class _GuardedRest(GuardedCatalog):
 
     def _response_to_table(self, identifier_tuple: Identifier, table_response: Any) -> Table:
         above = _of(super())._response_to_table
-        found: Table = self._of_response(above, identifier_tuple, table_response)
-        return found
+        table: Table = self._of_response(above, identifier_tuple, table_response)
+        return table
 
     def _response_to_staged_table(
         self, identifier_tuple: Identifier, table_response: Any
     ) -> StagedTable:
         above = _of(super())._response_to_staged_table
-        found: StagedTable = self._of_response(above, identifier_tuple, table_response)
-        return found
+        table: StagedTable = self._of_response(above, identifier_tuple, table_response)
+        return table
 
     def _of_response(self, above: Any, identifier: Identifier, response: Any) -> Any:
         metadata = response.metadata
@@ -418,19 +418,19 @@ class _GuardedRest(GuardedCatalog):
 
     def _load_file_io(self, properties: Any = None, location: str | None = None) -> FileIO:
         # Not of the table any more: what the server vends for it.
-        found: FileIO = _of(super(GuardedCatalog, self))._load_file_io(properties or {}, location)
-        return found
+        file_io: FileIO = _of(super(GuardedCatalog, self))._load_file_io(properties or {}, location)
+        return file_io
 
     def create_table_transaction(
         self, identifier: Any, schema: Any, location: str | None = None, *more: Any, **named: Any
     ) -> CreateTableTransaction:
         properties = named.get("properties", more[2] if len(more) > 2 else {})
-        asked = self._new_location(identifier, location, properties)
+        table_location = self._new_location(identifier, location, properties)
         above = _of(super())
-        found: CreateTableTransaction = above.create_table_transaction(
-            identifier, schema, asked, *more, **named
+        transaction: CreateTableTransaction = above.create_table_transaction(
+            identifier, schema, table_location, *more, **named
         )
-        return found
+        return transaction
 
 
 @functools.lru_cache(maxsize=32)
@@ -451,9 +451,13 @@ def guarded(
     """
     if hasattr(catalog, "_fetch_config"):
         # A REST server may say much of itself, but not which code is loaded for it.
-        said = {**(_ENV_CONFIG.get_catalog_config(catalog.name) or {}), **properties}
-        kept = {k: v for k, v in catalog.properties.items() if k not in _CODE or k in said}
-        catalog.properties = kept | {k: str(said[k]) for k in _CODE if k in said}
+        configured = {**(_ENV_CONFIG.get_catalog_config(catalog.name) or {}), **properties}
+        safe_properties = {
+            k: v for k, v in catalog.properties.items() if k not in _CODE or k in configured
+        }
+        catalog.properties = safe_properties | {
+            k: str(configured[k]) for k in _CODE if k in configured
+        }
     warehouse = catalog.properties.get(WAREHOUSE_LOCATION)
     if not isinstance(catalog, GuardedCatalog):
         catalog.__class__ = _guarded_class(type(catalog))
@@ -466,7 +470,7 @@ def guarded(
 
 
 def guard_of(catalog: Catalog) -> GuardedCatalog:
-    """Return `catalog` as one that keeps the policy, whoever opened it."""
+    """Return `catalog`, made to keep the policy if it does not keep it yet."""
     if not isinstance(catalog, GuardedCatalog):
         guarded(catalog, catalog.properties)
     return cast(GuardedCatalog, catalog)
@@ -483,10 +487,11 @@ def check_updates(
         elif base is None:
             continue
         elif isinstance(update, SetLocationUpdate):
-            before = base.metadata.location
-            if update.location.rstrip("/") != before.rstrip("/"):
+            base_location = base.metadata.location
+            if update.location.rstrip("/") != base_location.rstrip("/"):
                 raise ForbiddenError(
-                    f"{where}: its location must stay '{before}', below which all its files lie"
+                    f"{where}: its location must stay '{base_location}', below which all its"
+                    " files lie"
                 )
         elif isinstance(update, AddSnapshotUpdate):
             cast(Any, base.io).check(update.snapshot.manifest_list)
@@ -496,8 +501,8 @@ def check_namespace(catalog: Catalog, properties: Mapping[str, str]) -> None:
     """Refuse properties of a namespace that no table may have, and a location of its tables that is
     not below the warehouse.
     """
-    others = {name: value for name, value in properties.items() if name != _LOCATION}
-    check_properties("namespace", others)
+    table_properties = {name: value for name, value in properties.items() if name != _LOCATION}
+    check_properties("namespace", table_properties)
     location = properties.get(_LOCATION)
     if location is None:
         return
@@ -540,7 +545,7 @@ def _check_new_name(identifier: Identifier) -> None:
 
 
 def _scrubbed(name: str, metadata: TableMetadata) -> TableMetadata:
-    kept, dropped = kept_properties(metadata.properties)
+    properties, dropped = kept_properties(metadata.properties)
     if not dropped:
         return metadata
     key = (str(metadata.table_uuid), dropped)
@@ -551,7 +556,7 @@ def _scrubbed(name: str, metadata: TableMetadata) -> TableMetadata:
             " why='a lake table must not say that'",
             *(name, ",".join(dropped)[:500]),
         )
-    return metadata.model_copy(update={"properties": kept})
+    return metadata.model_copy(update={"properties": properties})
 
 
 def _is_below(place: Place, roots: Sequence[Place | None]) -> bool:

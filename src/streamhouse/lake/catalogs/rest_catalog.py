@@ -82,11 +82,11 @@ _passed: ContextVar[tuple[str, ...]] = ContextVar("passed", default=())
 
 
 def with_rest_catalog(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return what to give pyiceberg's `load_catalog`, so that it opens REST catalogs as here."""
+    """Return the properties with which pyiceberg's `load_catalog` opens a `LakeRestCatalog`."""
     if not is_rest_catalog(properties):
         return dict(properties)
-    own = {PY_CATALOG_IMPL: f"{LakeRestCatalog.__module__}.{LakeRestCatalog.__name__}"}
-    return {key: value for key, value in properties.items() if key != TYPE} | own
+    implementation = {PY_CATALOG_IMPL: f"{LakeRestCatalog.__module__}.{LakeRestCatalog.__name__}"}
+    return {key: value for key, value in properties.items() if key != TYPE} | implementation
 
 
 @contextlib.contextmanager
@@ -110,10 +110,12 @@ class LakeRestCatalog(RestCatalog):
     """
 
     def _fetch_config(self) -> None:
-        own = self.properties
+        client_properties = self.properties
         super()._fetch_config()
-        said = {k: v for k, v in self.properties.items() if k not in _OWN_ALONE}
-        self.properties = said | {k: own[k] for k in _OWN_ALONE if k in own}
+        served = {k: v for k, v in self.properties.items() if k not in _OWN_ALONE}
+        self.properties = served | {
+            k: client_properties[k] for k in _OWN_ALONE if k in client_properties
+        }
         self.properties.pop(SNAPSHOT_LOADING_MODE, None)
 
     def _create_session(self) -> Session:
@@ -148,9 +150,9 @@ class _Places:
         """Return where to send a request for `url`, one after the other: at least there."""
         for uri in self._uris:
             if url.startswith(f"{uri}/"):
-                rest = url[len(uri) :]
+                path = url[len(uri) :]
                 in_turn = self._uris[self._first :] + self._uris[: self._first]
-                return [other + rest for other in in_turn]
+                return [base + path for base in in_turn]
         return [url]
 
     def answered(self, url: str) -> None:
@@ -163,8 +165,8 @@ class _Places:
 class _WatchedAdapter(BaseAdapter):
     """Sends through `inner`, for so long, and says which services a request has passed.
 
-    Who is not there, or says that it is not the owner, has done nothing: the request goes on to the
-    next of `places`.
+    A service that is unreachable, or answers that it is not the owner, has done nothing: the
+    request goes on to the next of `places`.
     """
 
     def __init__(self, inner: BaseAdapter, timeout_s: float, places: _Places) -> None:
@@ -183,12 +185,12 @@ class _WatchedAdapter(BaseAdapter):
         cert: Any = None,
         proxies: Any = None,
     ) -> Response:
-        own = request.headers.get(VIA_HEADER)
-        if isinstance(own, str) and "," not in own:
-            request.headers[VIA_HEADER] = ",".join((*_passed.get(), own))
-        *others, last = self._places.urls(str(request.url))
+        via = request.headers.get(VIA_HEADER)
+        if isinstance(via, str) and "," not in via:
+            request.headers[VIA_HEADER] = ",".join((*_passed.get(), via))
+        *urls, last = self._places.urls(str(request.url))
         how = {"stream": stream, "verify": verify, "cert": cert, "proxies": proxies}
-        for url in others:
+        for url in urls:
             request.url = url
             try:
                 response = self._send(request, timeout, how)

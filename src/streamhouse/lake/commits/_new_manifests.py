@@ -108,30 +108,31 @@ class SnapshotManifests:
 
         Raises `FencedError` when a file to remove is not live in `parent`.
         """
-        kept: list[ManifestFile] = []
+        unchanged: list[ManifestFile] = []
         rewritten: list[ManifestFile] = []
         gone = {file.file_path: _manifest_content(file) for file in removed}
         touched = {(_manifest_content(file), file.spec_id) for file in removed}
-        found = 0
+        hit_count = 0
         for manifest in [] if parent is None else manifests_of(self._table.io, parent):
             if not (manifest.has_added_files() or manifest.has_existing_files()):
                 continue
             if (manifest.content, manifest.partition_spec_id) not in touched:
-                kept.append(manifest)
+                unchanged.append(manifest)
                 continue
             entries = self._live_entries(manifest)
             hits = sum(entry.data_file.file_path in gone for entry in entries)
             if hits:
                 rewritten.append(self._without(manifest, entries, gone))
             else:
-                kept.append(manifest)
-            found += hits
-        if found != len(gone):
+                unchanged.append(manifest)
+            hit_count += hits
+        if hit_count != len(gone):
             raise FencedError(
-                f"lake table '{'.'.join(self._table.name())}': {len(gone) - found} of {len(gone)}"
-                " files to replace are no longer part of it; another engine has rewritten them"
+                f"lake table '{'.'.join(self._table.name())}': {len(gone) - hit_count} of"
+                f" {len(gone)} files to replace are no longer part of it; another engine has"
+                " rewritten them"
             )
-        return [*rewritten, *self._merged(kept)]
+        return [*rewritten, *self._merged(unchanged)]
 
     def _without(
         self, manifest: ManifestFile, entries: Sequence[ManifestEntry], gone: Iterable[str]

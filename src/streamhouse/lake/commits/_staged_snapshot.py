@@ -42,7 +42,7 @@ __all__ = ["Operation", "SnapshotChanges", "stage_snapshot"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotChanges:
-    """What a snapshot does to the files of the one before it.
+    """The changes of a snapshot to the files of its parent.
 
     `added` and `removed` hold data files and position delete files alike; each says which it is.
     `data_sequence_number` is given to the added data files, so that a rewrite of rows counts as
@@ -76,7 +76,7 @@ def stage_snapshot(
     sequence_number = metadata.next_sequence_number()
     manifests = SnapshotManifests(table, snapshot_id=snapshot_id)
     added = manifests.of_added(changes.added, data_sequence_number=changes.data_sequence_number)
-    kept = manifests.of_parent(parent, removed=changes.removed)
+    parent_manifests = manifests.of_parent(parent, removed=changes.removed)
     output = manifests.new_list_file()
     with write_manifest_list(
         format_version=2,
@@ -86,7 +86,7 @@ def stage_snapshot(
         sequence_number=sequence_number,
         avro_compression=manifests.compression,
     ) as writer:
-        writer.add_manifests([*added, *kept])
+        writer.add_manifests([*added, *parent_manifests])
     snapshot = Snapshot.model_validate(
         {
             "snapshot-id": snapshot_id,

@@ -81,7 +81,7 @@ class LakeCommit:
 class IcebergLakeTable:
     """One open lake table, as of when it was last loaded. Not thread-safe.
 
-    `registered` is its snapshot that the service knew when it was opened.
+    `registered` is the snapshot that the service had registered when the table was opened.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class IcebergLakeTable:
 
     @property
     def owner(self) -> str | None:
-        """The id of the table that it says it is of."""
+        """The id of the Streamhouse table in the lake table's properties."""
         return self._table.metadata.properties.get(self.role.owner_property)
 
     def description(self) -> dict[str, str]:
@@ -203,7 +203,7 @@ class IcebergLakeTable:
             raise CorruptDataError(problem)
 
     def outside_properties(self) -> dict[str, str]:
-        """Return the table properties that say what other engines did to its rows."""
+        """Return the table properties that record changes of rows by other engines."""
         with lake_errors(f"read the snapshots of lake table '{self.name}'"):
             table = self._table
             return outside_properties(table.metadata, self.info, self.role, table.io)
@@ -339,9 +339,11 @@ class _RoundChange:
                 f" has id {lake.info.table_id}), probably by another service; nothing was added"
             )
         covered = lake.covered
-        found = dict.fromkeys(commit.base_offsets, 0) if covered is None else covered.tiered_offsets
+        lake_offsets = (
+            dict.fromkeys(commit.base_offsets, 0) if covered is None else covered.tiered_offsets
+        )
         epoch = 0 if covered is None else covered.epoch
-        if dict(found) != dict(commit.base_offsets) or epoch > commit.epoch:
+        if dict(lake_offsets) != dict(commit.base_offsets) or epoch > commit.epoch:
             raise FencedError(
                 f"lake table '{lake.name}' was advanced by another tiering worker"
                 f" (epoch {epoch}, this one has {commit.epoch}); nothing was added"

@@ -76,25 +76,25 @@ def expiry_times_ms(
     """
     metadata = table.metadata
     newest = sorted(metadata.snapshots, key=lambda s: s.sequence_number or 0, reverse=True)
-    kept = {ref.snapshot_id for ref in metadata.refs.values()}
-    kept |= set(pinned)
+    kept_ids = {ref.snapshot_id for ref in metadata.refs.values()}
+    kept_ids |= set(pinned)
     if metadata.current_snapshot_id is not None:
-        kept.add(metadata.current_snapshot_id)
-    kept |= {snapshot.snapshot_id for snapshot in newest[: rules.count_min]}
+        kept_ids.add(metadata.current_snapshot_id)
+    kept_ids |= {snapshot.snapshot_id for snapshot in newest[: rules.count_min]}
     superseded_ms = _superseded_ms(metadata)
     return {
         snapshot.snapshot_id: superseded_ms.get(snapshot.snapshot_id, snapshot.timestamp_ms)
         + rules.age_ms_min
         + 1
         for snapshot in reversed(newest)
-        if snapshot.snapshot_id not in kept
+        if snapshot.snapshot_id not in kept_ids
     }
 
 
 def _superseded_ms(metadata: TableMetadata) -> Mapping[int, int]:
     """Return when each snapshot that ever was current stopped being so."""
     log = metadata.snapshot_log
-    return {before.snapshot_id: after.timestamp_ms for before, after in itertools.pairwise(log)}
+    return {older.snapshot_id: newer.timestamp_ms for older, newer in itertools.pairwise(log)}
 
 
 def expire_snapshots(
@@ -108,7 +108,7 @@ def expire_snapshots(
     check_lease: Callable[[], None] = lambda: None,
     checkpoint: Callable[[str], None] = lambda _: None,
 ) -> Expired:
-    """Expire what `rules` allow and delete the files that only that needed.
+    """Expire the snapshots that `rules` allow and delete the files that only they needed.
 
     `pinned` is asked before the commit and once more before files are deleted. `properties` are set
     on the table in the same commit.
@@ -121,10 +121,13 @@ def expire_snapshots(
         return Expired()
     checkpoint("snapshots-expired")
     still_pinned = set(pinned())
-    kept = [*table.metadata.snapshots, *(s for s in change.gone if s.snapshot_id in still_pinned)]
+    live_snapshots = [
+        *table.metadata.snapshots,
+        *(s for s in change.gone if s.snapshot_id in still_pinned),
+    ]
     doomed = [s for s in change.gone if s.snapshot_id not in still_pinned]
     with lake_errors(f"read manifests of lake table '{'.'.join(table.name())}'"):
-        files = _only_in(doomed, kept, table.io)
+        files = _only_in(doomed, live_snapshots, table.io)
     checkpoint("files-found")
     files = only_own(table.io, files)
     failed = _delete(filesystem, files)
@@ -139,7 +142,7 @@ class _Expiry:
     rules: ExpiryRules
     now_ms: int
     pinned: Callable[[], Collection[int]]
-    wanted: Mapping[str, str]
+    new_properties: Mapping[str, str]
     ids: Sequence[int] = ()
     gone: Sequence[Snapshot] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -148,7 +151,7 @@ class _Expiry:
         """Choose the snapshots anew."""
         metadata = table.metadata
         times = expiry_times_ms(table, self.rules, pinned=self.pinned())
-        self.ids = [found for found, time_ms in times.items() if time_ms <= self.now_ms]
+        self.ids = [snapshot_id for snapshot_id, time_ms in times.items() if time_ms <= self.now_ms]
         self.gone = [s for s in metadata.snapshots if s.snapshot_id in set(self.ids)]
         self.properties = self._missing()
         updates: tuple[TableUpdate, ...] = ()
@@ -164,12 +167,14 @@ class _Expiry:
 
     def is_done(self) -> bool:
         """Whether nothing of it is left to do: somebody else's expiry is as good."""
-        left = {snapshot.snapshot_id for snapshot in self.table.metadata.snapshots}
-        return not left & set(self.ids) and not self._missing()
+        snapshot_ids = {snapshot.snapshot_id for snapshot in self.table.metadata.snapshots}
+        return not snapshot_ids & set(self.ids) and not self._missing()
 
     def _missing(self) -> dict[str, str]:
-        there = self.table.metadata.properties
-        return {key: value for key, value in self.wanted.items() if there.get(key) != value}
+        current = self.table.metadata.properties
+        return {
+            key: value for key, value in self.new_properties.items() if current.get(key) != value
+        }
 
 
 def reachable_files(snapshots: Iterable[Snapshot], io: FileIO) -> set[str]:

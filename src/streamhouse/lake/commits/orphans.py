@@ -91,9 +91,9 @@ def remove_orphans(
     orphans = find_orphans(table, filesystem, modified_before_ms=modified_before_ms)
     sealed_by = None
     if orphans:
-        before = table.metadata_location
+        metadata_location = table.metadata_location
         sealed_by = seal()
-        if table.metadata_location != before:
+        if table.metadata_location != metadata_location:
             with lake_errors(f"read the metadata of lake table '{'.'.join(table.name())}'"):
                 orphans = _unused(table, orphans)
     check_lease()

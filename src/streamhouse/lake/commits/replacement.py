@@ -1,6 +1,6 @@
-"""Commits of maintenance: one snapshot that replaces lake files, or drops them for good.
+"""Commits of maintenance: a snapshot that replaces lake files, or drops the files for good.
 
-What it promises of a rewrite, a REPLACE snapshot with the same rows, besides what every commit
+Guarantees for a rewrite, a REPLACE snapshot with the same rows, besides what every commit
 promises (`lake/landing.py`):
 - it lands only while every file it replaces is still live and no row of them was deleted since the
   rewrite was planned

@@ -39,14 +39,14 @@ class _BoundedIO(FileIO):
     def new_input(self, location: str) -> InputFile:
         self.check(location)
         above: Any = super()
-        found: InputFile = above.new_input(location)
-        return found
+        file: InputFile = above.new_input(location)
+        return file
 
     def new_output(self, location: str) -> OutputFile:
         self.check(location)
         above: Any = super()
-        found: OutputFile = above.new_output(location)
-        return found
+        file: OutputFile = above.new_output(location)
+        return file
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         uri = location if isinstance(location, str) else location.location
@@ -86,18 +86,18 @@ def check_paths(io: FileIO, paths: Iterable[str]) -> None:
 
 
 def only_own(io: FileIO, paths: Iterable[str]) -> list[str]:
-    """Return the paths that are the table's own; of the others the log says that they stay."""
+    """Return the paths that are the table's own; log that the foreign files stay."""
     if not isinstance(io, _BoundedIO):
         return list(paths)
     folders: dict[Any, bool] = {}
-    found: list[str] = []
-    others: list[str] = []
+    own_paths: list[str] = []
+    foreign_paths: list[str] = []
     for path in paths:
         is_own = io.own_bounds.really_has(path, folders=folders)
-        (found if is_own else others).append(path)
-    if others:
+        (own_paths if is_own else foreign_paths).append(path)
+    if foreign_paths:
         _logger.warning(
             "event=foreign_lake_files_stay table=%s files=%d first=%r",
-            *(io.table, len(others), others[0][:300]),
+            *(io.table, len(foreign_paths), foreign_paths[0][:300]),
         )
-    return found
+    return own_paths

@@ -101,13 +101,13 @@ class StatisticsPlan:
             if not leaf.has_counts:
                 continue
             counts[leaf.field_id] = sum(column.num_values for column in columns)
-            found = [c.statistics if c.is_stats_set else None for c in columns]
-            known = [s for s in found if s is not None and s.has_null_count]
-            if len(known) < len(columns):
+            column_statistics = [c.statistics if c.is_stats_set else None for c in columns]
+            counted = [s for s in column_statistics if s is not None and s.has_null_count]
+            if len(counted) < len(columns):
                 continue
-            nulls[leaf.field_id] = sum(statistics.null_count for statistics in known)
+            nulls[leaf.field_id] = sum(statistics.null_count for statistics in counted)
             if leaf.has_bounds:
-                _set_bounds(leaf, columns, known, lower, upper)
+                _set_bounds(leaf, columns, counted, lower, upper)
         return {
             "record_count": footer.num_rows,
             "column_sizes": sizes,

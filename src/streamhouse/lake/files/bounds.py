@@ -109,12 +109,12 @@ def row_group_statistics(
     Bounds that cannot be trusted or read are left unknown. The keys are the file's own names;
     a caller whose table has renamed columns since must rename them.
     """
-    wanted = None if columns is None else set(columns)
+    top_names = None if columns is None else set(columns)
     group = metadata.row_group(row_group)
-    found = {}
+    statistics_by_key = {}
     leaves = _leaves(metadata.schema.to_arrow_schema())
     for index, (path, data_type) in enumerate(leaves):
-        if data_type is None or (wanted is not None and path[0] not in wanted):
+        if data_type is None or (top_names is not None and path[0] not in top_names):
             continue
         statistics = group.column(index).statistics
         if statistics is None:
@@ -123,13 +123,13 @@ def row_group_statistics(
         if statistics.has_min_max:
             minimum = _parquet_bound(statistics.min_raw, data_type, is_upper=False)
             maximum = _parquet_bound(statistics.max_raw, data_type, is_upper=True)
-        found[statistics_key(path)] = ColumnStatistics(
+        statistics_by_key[statistics_key(path)] = ColumnStatistics(
             minimum=minimum,
             maximum=maximum,
             null_count=statistics.null_count if statistics.has_null_count else None,
             row_count=group.num_rows,
         )
-    return found
+    return statistics_by_key
 
 
 def _leaves(schema: pa.Schema) -> Iterator[tuple[tuple[str, ...], pa.DataType | None]]:

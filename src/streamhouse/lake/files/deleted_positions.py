@@ -42,26 +42,26 @@ def read_deleted_positions(
     if not delete_paths:
         # Arrays made of Python's values import pandas, which an executor has no other use for.
         return {}
-    wanted = sorted(set(data_paths))
-    values = pa.array(wanted, pa.string())
-    found: dict[str, list[npt.NDArray[np.int64]]] = {}
+    paths = sorted(set(data_paths))
+    values = pa.array(paths, pa.string())
+    parts_by_path: dict[str, list[npt.NDArray[np.int64]]] = {}
     for path in delete_paths:
         with filesystem.open_parquet(path, file_bytes=file_bytes.get(path)) as file:
             _check_columns(file, path)
-            groups = _groups_with(file.metadata, [name.encode() for name in wanted])
+            groups = _groups_with(file.metadata, [name.encode() for name in paths])
             for batch in file.iter_batches(row_groups=groups, columns=[_PATH, _POSITION]):
                 names = batch.column(_PATH).cast(pa.string())
                 is_ours = pc.is_in(names, value_set=values)
                 positions = batch.column(_POSITION).cast(pa.int64()).filter(is_ours)
                 parts = (
-                    [(wanted[0], positions.to_numpy(zero_copy_only=False))]
-                    if len(wanted) == 1
+                    [(paths[0], positions.to_numpy(zero_copy_only=False))]
+                    if len(paths) == 1
                     else _by_path(names.filter(is_ours), positions)
                 )
                 for data_path, some in parts:
                     if len(some):
-                        found.setdefault(data_path, []).append(some)
-    return {path: distinct(np.concatenate(parts)) for path, parts in found.items()}
+                        parts_by_path.setdefault(data_path, []).append(some)
+    return {path: distinct(np.concatenate(parts)) for path, parts in parts_by_path.items()}
 
 
 def data_paths_of(filesystem: LakeFilesystem, delete_path: str) -> Mapping[str, int]:
@@ -82,7 +82,7 @@ def _check_columns(file: pq.ParquetFile, path: str) -> None:
 def _groups_with(metadata: pq.FileMetaData, wanted: Sequence[bytes]) -> list[int]:
     """Return the row groups whose bounds, where they have some, leave room for a wanted path."""
     index = metadata.schema.names.index(_PATH)
-    found = []
+    groups = []
     for group in range(metadata.num_row_groups):
         statistics = metadata.row_group(group).column(index).statistics
         if statistics is not None and statistics.has_min_max:
@@ -90,8 +90,8 @@ def _groups_with(metadata: pq.FileMetaData, wanted: Sequence[bytes]) -> list[int
             first = bisect.bisect_left(wanted, low)
             if first == len(wanted) or wanted[first] > high:
                 continue
-        found.append(group)
-    return found
+        groups.append(group)
+    return groups
 
 
 def _by_path(

@@ -1,6 +1,6 @@
 """Lake files by URI, with nothing but pyarrow: tiering writes them, the connector reads them.
 
-A URI is used byte for byte as Iceberg's metadata has it, so what one side writes the other finds.
+A URI is used byte for byte as in Iceberg's metadata, so writers and readers mean the same file.
 Local files (`file:/...`, or a plain path) are opened without any file system object; `s3:`, `s3a:`
 and `s3n:` go through pyarrow's S3 client, configured by the catalog's `s3.*` and `client.*`
 properties, the names that pyiceberg uses.
@@ -137,7 +137,7 @@ class LakeFilesystem:
             yield file
 
     def _open_pieces(self, uri: str) -> pa.NativeFile:
-        """Open a file that is read in pieces, one after the other.
+        """Open a file that is read in pieces, in order.
 
         A mapped file would stay in the process's memory as far as it was read, and shorten it under
         the reader and the process dies.
@@ -154,12 +154,12 @@ class LakeFilesystem:
         except StreamhouseError:
             raise
         except (*_UNDECODABLE, OSError) as error:
-            said = " ".join(str(error).split())[:_SAID_CHARACTERS_MAX]
-            if isinstance(error, OSError) and (error.errno or _STORE_ERROR in said):
+            reason = " ".join(str(error).split())[:_SAID_CHARACTERS_MAX]
+            if isinstance(error, OSError) and (error.errno or _STORE_ERROR in reason):
                 with self.errors("read", uri):
                     raise
             raise CorruptDataError(
-                f"lake file '{uri}' is damaged ({said}); restore it from a copy"
+                f"lake file '{uri}' is damaged ({reason}); restore it from a copy"
             ) from error
 
     def size(self, uri: str) -> int:
@@ -202,9 +202,9 @@ class LakeFilesystem:
                     for name in names:
                         # A file may be deleted while the folder is listed.
                         with contextlib.suppress(FileNotFoundError):
-                            found = Path(folder, name).stat()
-                            modified_ms = found.st_mtime_ns // 1_000_000
-                            yield ListedFile(f"{prefix}/{name}", found.st_size, modified_ms)
+                            stat = Path(folder, name).stat()
+                            modified_ms = stat.st_mtime_ns // 1_000_000
+                            yield ListedFile(f"{prefix}/{name}", stat.st_size, modified_ms)
                 return
             from pyarrow import fs
 
@@ -244,7 +244,7 @@ class LakeFilesystem:
     def delete_leftovers(self, folder: str, *, kept: Collection[str]) -> None:
         """Delete what is in `folder` besides `kept`, as far as that can be done.
 
-        It is of attempts that were not the ones that counted: retries, speculation.
+        Leftovers come from attempts that lost: retries, speculation.
         """
         with contextlib.suppress(StreamhouseError):
             for path in self.list_folder(folder):
@@ -280,13 +280,14 @@ def file_name_metadata(uri: str) -> dict[str, str]:
 
 
 def _check_name(uri: str, metadata: Mapping[bytes, bytes]) -> None:
-    said = metadata.get(_FILE_NAME_KEY.encode())
+    stored_name = metadata.get(_FILE_NAME_KEY.encode())
     name = uri.rsplit("/", 1)[-1]
     # Other engines say nothing.
-    if said is not None and said != name.encode():
+    if stored_name is not None and stored_name != name.encode():
         raise CorruptDataError(
             f"lake file '{uri}' is another one: it was written as"
-            f" '{said.decode('utf-8', 'replace')[:_SAID_CHARACTERS_MAX]}'; restore it from a copy"
+            f" '{stored_name.decode('utf-8', 'replace')[:_SAID_CHARACTERS_MAX]}';"
+            " restore it from a copy"
         )
 
 

@@ -17,7 +17,7 @@ __all__ = ["MappedField", "NameMapping", "inside", "is_renaming"]
 
 @dataclass(frozen=True, slots=True)
 class MappedField:
-    """The field of one name: its id, what the table calls it now, and the names inside it.
+    """The field of one name: id, the present name in the table, and the names of the nested fields.
 
     Without `field_id` the table never had the field; without `name` it has the field no more.
     """

@@ -225,15 +225,15 @@ class PartitionedParquetWriter:
         rows = pa.concat_tables(target.pending)
         group_rows = target.row_group_rows(self._format)
         position = 0
-        while (left := rows.num_rows - position) > until_rows and left:
-            group = rows.slice(position, min(group_rows, left))
+        while (remaining_rows := rows.num_rows - position) > until_rows and remaining_rows:
+            group = rows.slice(position, min(group_rows, remaining_rows))
             self._write_group(target, group)
             position += group.num_rows
-        rest = rows.slice(position)
+        tail = rows.slice(position)
         self._pending_bytes -= target.pending_bytes
         target.pending, target.pending_rows, target.pending_bytes = [], 0, 0
-        if rest.num_rows:
-            self._pending_bytes += target.add(rest)
+        if tail.num_rows:
+            self._pending_bytes += target.add(tail)
 
     def _write_group(self, target: _PartitionFile, group: pa.Table) -> None:
         bounds = pc.min_max(group.column(OFFSET_COLUMN)).as_py()

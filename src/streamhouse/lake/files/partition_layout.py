@@ -56,8 +56,8 @@ def split_by_partition(
         return
     encoded = [_encode(column) for column in varying]
     codes = encoded[0][0]
-    for more, dictionary in encoded[1:]:
-        codes = codes * (len(dictionary) + 1) + more
+    for column_codes, dictionary in encoded[1:]:
+        codes = codes * (len(dictionary) + 1) + column_codes
         # Renumbering keeps the product of many fields within 64 bits.
         codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
     _, first_rows, counts = np.unique(codes, return_index=True, return_counts=True)

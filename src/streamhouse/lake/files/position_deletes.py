@@ -1,4 +1,4 @@
-"""Retracted rows of the lake: where they lie, and the position delete files that say so.
+"""Retracted rows of the lake: the positions in data files, and the position delete files.
 
 A row's address is its offset. The files whose `__offset` bounds hold it are few; in them the
 column itself, sorted in every file of ours, gives the position. No key is ever compared.
@@ -110,7 +110,7 @@ def locate_offsets(
     `offsets` is ascending and without repetition. One that is in no file is left out: somebody
     deleted the row and rewrote the file.
     """
-    found = {}
+    positions_by_file = {}
     for file in candidates:
         first, end = np.searchsorted(offsets, [file.first_offset, file.last_offset + 1])
         if first == end:
@@ -122,29 +122,33 @@ def locate_offsets(
             )
         positions = _positions(files, file, offsets[first:end], bucket=bucket)
         if len(positions):
-            found[file] = positions
-    return found
+            positions_by_file[file] = positions
+    return positions_by_file
 
 
 def _positions(
     files: LakeFilesystem, file: LakeFile, offsets: npt.NDArray[np.int64], *, bucket: int
 ) -> Positions:
     columns = [OFFSET_COLUMN, BUCKET_COLUMN] if file.is_shared else [OFFSET_COLUMN]
-    found = []
+    position_parts = []
     row_start = 0
     with files.open_parquet(file.path) as parquet:
         for number in range(parquet.metadata.num_row_groups):
             group = parquet.metadata.row_group(number)
             first, last = integer_range(group, OFFSET_COLUMN) or (0, np.iinfo(np.int64).max - 1)
-            wanted = offsets[slice(*np.searchsorted(offsets, [first, last + 1]))]
-            if len(wanted):
+            group_offsets = offsets[slice(*np.searchsorted(offsets, [first, last + 1]))]
+            if len(group_offsets):
                 rows = parquet.read_row_group(number, columns=columns, use_threads=False)
                 is_ours = None
                 if file.is_shared:
                     is_ours = rows.column(BUCKET_COLUMN).to_numpy() == bucket
-                found.append(row_start + _find(rows.column(OFFSET_COLUMN), wanted, is_ours))
+                position_parts.append(
+                    row_start + _find(rows.column(OFFSET_COLUMN), group_offsets, is_ours)
+                )
             row_start += group.num_rows
-    return np.sort(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
+    return (
+        np.sort(np.concatenate(position_parts)) if position_parts else np.empty(0, dtype=np.int64)
+    )
 
 
 def _find(
@@ -160,8 +164,8 @@ def _find(
     if not len(values):
         return rows
     positions = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
-    found: Positions = rows[positions[values[positions] == wanted]]
-    return found
+    row_positions: Positions = rows[positions[values[positions] == wanted]]
+    return row_positions
 
 
 def write_position_deletes(

@@ -41,13 +41,17 @@ class FileColumns:
             if field_id is not None:
                 self._by_id[field_id] = position
             elif names:
-                found = names.get(field.name, MappedField(None, None, {}))
-                self._inside[position], name = found.fields, found.name
-                first = mapped.setdefault(found.field_id, position) if found.field_id else position
+                mapped_field = names.get(field.name, MappedField(None, None, {}))
+                self._inside[position], name = mapped_field.fields, mapped_field.name
+                first = (
+                    mapped.setdefault(mapped_field.field_id, position)
+                    if mapped_field.field_id
+                    else position
+                )
                 if first != position:
                     raise CorruptDataError(
-                        f"two columns are field {found.field_id} by the name mapping of the table:"
-                        f" '{field.name}' and one before it; take a name out of the mapping"
+                        f"two columns are field {mapped_field.field_id} by the name mapping of the"
+                        f" table: '{field.name}' and one before it; take a name out of the mapping"
                     )
             if name is not None:
                 self._by_name[name] = position
@@ -61,15 +65,15 @@ class FileColumns:
         Raises `UnsupportedError` if there are names, and none of them is a column's.
         """
         try:
-            found = cls(schema, names)
+            columns = cls(schema, names)
         except CorruptDataError as error:
             raise CorruptDataError(f"lake file '{path}': {error.message}") from None
-        if names is not None and not found._by_id:
+        if names is not None and not columns._by_id:
             raise UnsupportedError(
                 f"lake file '{path}' has no field ids, and no name mapping of its table says which"
                 " column is which; set the Iceberg table's property 'schema.name-mapping.default'"
             )
-        return found
+        return columns
 
     def position(self, field_id: int | None, name: str) -> int | None:
         """Return where the column is, None if the file lacks it."""
@@ -103,16 +107,16 @@ def project(
         return rows
     in_file = FileColumns.of_file(rows.schema, names, path=path)
     columns = []
-    for wanted in schema:
-        position = in_file.position(_field_id(wanted), wanted.name)
+    for target in schema:
+        position = in_file.position(_field_id(target), target.name)
         if position is None:
-            columns.append(pa.chunked_array([_missing(wanted, rows.num_rows, path)]))
+            columns.append(pa.chunked_array([_missing(target, rows.num_rows, path)]))
             continue
         column = rows.column(position)
-        if not column.type.equals(wanted.type, check_metadata=True):
+        if not column.type.equals(target.type, check_metadata=True):
             below = in_file.names_inside(position)
-            chunks = [conformed(chunk, wanted, below, path=path) for chunk in column.chunks]
-            column = pa.chunked_array(chunks, wanted.type)
+            chunks = [conformed(chunk, target, below, path=path) for chunk in column.chunks]
+            column = pa.chunked_array(chunks, target.type)
         columns.append(column)
     try:
         return pa.table(columns, schema=schema)
@@ -136,9 +140,9 @@ def _missing(wanted: pa.Field, count: int, path: str) -> pa.Array:
 def conformed(
     array: pa.Array, wanted: pa.Field, names: NameMapping | None = None, *, path: str
 ) -> pa.Array:
-    """Return `array` of the file at `path` in the type of `wanted`, with nested fields found.
+    """Return `array` of the file at `path` in the type of `wanted`, nested fields included.
 
-    They are found by id; where they have none, `names` says what the table calls them.
+    Nested fields are matched by id; without ids, `names` maps the file's names to the table's.
     """
     if array.type.equals(wanted.type, check_metadata=True) and not is_renaming(names):
         return array

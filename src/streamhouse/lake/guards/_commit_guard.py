@@ -120,51 +120,53 @@ def covered_offsets(metadata: TableMetadata, live: LiveTable) -> Mapping[int, in
 
 
 def _added_to_main(base: TableMetadata, new: TableMetadata) -> list[Snapshot]:
-    before = {snapshot.snapshot_id for snapshot in ancestors_of(base)}
-    return [snapshot for snapshot in ancestors_of(new) if snapshot.snapshot_id not in before]
+    base_ids = {snapshot.snapshot_id for snapshot in ancestors_of(base)}
+    return [snapshot for snapshot in ancestors_of(new) if snapshot.snapshot_id not in base_ids]
 
 
 def _round_snapshots(base: TableMetadata, new: TableMetadata, live: LiveTable) -> list[Snapshot]:
     return [
         snapshot
         for snapshot in _added_to_main(base, new)
-        if (found := _read(facts_of(snapshot).properties, live)) is not None
-        and found.epoch == live.lake.tiering_epoch
+        if (offsets := _read(facts_of(snapshot).properties, live)) is not None
+        and offsets.epoch == live.lake.tiering_epoch
     ]
 
 
 def _check_schema(where: str, base: IcebergSchema, new: IcebergSchema, table: TableInfo) -> None:
     """Refuse a schema that tiering could not write with or union reads could not read by."""
-    after = {field.field_id: field for field in new.fields}
+    new_fields = {field.field_id: field for field in new.fields}
     columns = {column.id: column for column in table.schema.columns}
     system = {*(field.name for field in LAKE_SYSTEM_FIELDS), CHANGE_TYPE_COLUMN, RETRACTS_COLUMN}
     for field in base.fields:
         column = columns.get(field.field_id)
         if column is None and field.name not in system:
             continue
-        found = after.get(field.field_id)
-        if found is None:
+        new_field = new_fields.get(field.field_id)
+        if new_field is None:
             raise ForbiddenError(
                 f"{where}: column '{field.name}' must stay; drop it from the streamhouse table"
             )
-        if found.name != field.name and (column is None or found.name != column.name):
+        if new_field.name != field.name and (column is None or new_field.name != column.name):
             raise ForbiddenError(
-                f"{where}: column '{field.name}' must keep its name, not become '{found.name}';"
+                f"{where}: column '{field.name}' must keep its name, not become '{new_field.name}';"
                 " rename it in the streamhouse table"
             )
-        wanted = None if column is None else column.type
-        if found.field_type != field.field_type and not _is_widened_to(found.field_type, wanted):
+        column_type = None if column is None else column.type
+        if new_field.field_type != field.field_type and not _is_widened_to(
+            new_field.field_type, column_type
+        ):
             raise ForbiddenError(
                 f"{where}: column '{field.name}' must stay {field.field_type}, not become"
-                f" {found.field_type}; alter the streamhouse table"
+                f" {new_field.field_type}; alter the streamhouse table"
             )
     _check_added(where, base, new)
 
 
 def _check_added(where: str, base: IcebergSchema, new: IcebergSchema) -> None:
-    before = {field.field_id: field for field in base.fields}
+    base_fields = {field.field_id: field for field in base.fields}
     for field in new.fields:
-        if field.required and not _was_required(before.get(field.field_id)):
+        if field.required and not _was_required(base_fields.get(field.field_id)):
             raise ForbiddenError(
                 f"{where}: column '{field.name}' must be optional, because tiering writes rows"
                 " without it"
@@ -189,9 +191,9 @@ def _is_widened_to(iceberg_type: IcebergType, wanted: pa.DataType | None) -> boo
 
 
 def _check_specs(where: str, base: TableMetadata, new: TableMetadata) -> None:
-    kept = {spec.spec_id for spec in new.partition_specs}
+    spec_ids = {spec.spec_id for spec in new.partition_specs}
     for spec in base.partition_specs:
-        if spec.spec_id not in kept:
+        if spec.spec_id not in spec_ids:
             raise ForbiddenError(
                 f"{where}: partition spec {spec.spec_id} must stay, because tiering may write with"
                 " it; another one may be the default"
@@ -201,45 +203,47 @@ def _check_specs(where: str, base: TableMetadata, new: TableMetadata) -> None:
 def _check_offsets(
     where: str, base: TableMetadata, new: TableMetadata, live: LiveTable, *, is_round: bool
 ) -> None:
-    before, after = _covered(base, live), _covered(new, live)
+    base_covered, new_covered = _covered(base, live), _covered(new, live)
     old = covered_offsets(base, live)
-    if after is None:
-        if before is not None:
+    if new_covered is None:
+        if base_covered is not None:
             raise ForbiddenError(
                 f"{where}: its current snapshot must come from one that tiering wrote; rolling back"
                 " behind it, replacing or truncating the table would lose rows: delete rows"
                 " instead, or drop the streamhouse table first"
             )
         return
-    truncated = {} if before is None else before.truncated_offsets
-    expired = {} if before is None else before.expired_offsets
-    fingerprints = {} if before is None else before.fingerprints
-    said = (
-        dict(after.tiered_offsets),
-        after.truncated_offsets,
-        after.expired_offsets,
-        after.fingerprints,
+    truncated = {} if base_covered is None else base_covered.truncated_offsets
+    expired = {} if base_covered is None else base_covered.expired_offsets
+    fingerprints = {} if base_covered is None else base_covered.fingerprints
+    new_coverage = (
+        dict(new_covered.tiered_offsets),
+        new_covered.truncated_offsets,
+        new_covered.expired_offsets,
+        new_covered.fingerprints,
     )
-    if said == (dict(old), truncated, expired, fingerprints):
+    if new_coverage == (dict(old), truncated, expired, fingerprints):
         return
     if not is_round:
-        if after.epoch != live.lake.tiering_epoch and _advances(old, after.tiered_offsets):
+        if new_covered.epoch != live.lake.tiering_epoch and _advances(
+            old, new_covered.tiered_offsets
+        ):
             raise FencedError(
-                f"{where}: tiering epoch {after.epoch} is not the current one"
+                f"{where}: tiering epoch {new_covered.epoch} is not the current one"
                 f" ({live.lake.tiering_epoch}); another worker has the table"
             )
         raise ForbiddenError(
             f"{where}: its current snapshot covers offsets {dict(old)}, and only a tiering round"
             " may change that; a roll back behind the tiered snapshot is refused"
         )
-    if before is not None and _is_former_layout(base, before, live):
+    if base_covered is not None and _is_former_layout(base, base_covered, live):
         # It is filled anew, from the first row on.
         old = {}
-    if set(after.tiered_offsets) != set(live.high_watermarks) or not _advances(
-        old, after.tiered_offsets
+    if set(new_covered.tiered_offsets) != set(live.high_watermarks) or not _advances(
+        old, new_covered.tiered_offsets
     ):
         raise ForbiddenError(f"{where}: a round must not take back offsets {dict(old)}")
-    for bucket, end in after.tiered_offsets.items():
+    for bucket, end in new_covered.tiered_offsets.items():
         if end > live.high_watermarks[bucket]:
             raise ForbiddenError(
                 f"{where}: offset {end} of bucket {bucket} is beyond what is written,"

@@ -74,8 +74,9 @@ _ELSE: Final = "import it as another table (`--as DB.TABLE`), which copies the r
 class AdoptableLake:
     """The lake tables of one table, as they were when they were looked at.
 
-    `sides` are those beside the rows' own, each with what it covers. The full history covers what
-    the rows cover; a batch layout that does not is made anew by the next round.
+    `sides` are the lake tables beside the rows' own, each with its covered offsets. The full
+    history covers the same offsets as the rows; the next round rebuilds a batch layout that does
+    not.
     """
 
     described: TableInfo
@@ -96,13 +97,13 @@ class AdoptableLake:
 
     def histories_of(self, table_id: int) -> list[CoveredOffsets]:
         """Return what those snapshots of the rows say that rounds of this table wrote."""
-        found = []
+        histories = []
         for snapshot in ancestors_of(self.rows.metadata):
             properties = facts_of(snapshot).properties
-            said = offsets_of_properties(properties)
-            if said is not None and properties.get(TABLE_ID_PROPERTY) == str(table_id):
-                found.append(said)
-        return found
+            offsets = offsets_of_properties(properties)
+            if offsets is not None and properties.get(TABLE_ID_PROPERTY) == str(table_id):
+                histories.append(offsets)
+        return histories
 
     def take_over(self, table_id: int, *, now_us: int) -> tuple[TableInfo, LakeState]:
         """Make the lake tables those of the table with this id, which is above `owner_id`.
@@ -166,7 +167,7 @@ class AdoptableLake:
         )
 
     def _last_epoch(self) -> int:
-        return max(self.covered.epoch, *(said.epoch for _, said in self.sides.values()), 0)
+        return max(self.covered.epoch, *(offsets.epoch for _, offsets in self.sides.values()), 0)
 
 
 def find_adoptable(
@@ -185,7 +186,7 @@ def find_adoptable(
 
     Raises:
         TableNotFoundError: the catalog has no such table.
-        UnsupportedError: it is not one that a table can go on from; the message says why.
+        UnsupportedError: no table can go on from the lake table; the message says why.
         FencedError: another service may be using it; not with `is_forced`.
         TableExistsError: a table of this service has it.
         ForbiddenError: it lies where no lake table may, or names files of others.
@@ -244,8 +245,13 @@ def _described(metadata: TableMetadata, path: TablePath) -> TableInfo:
     owner = metadata.properties.get(TABLE_ID_PROPERTY, "")
     fields = {field.field_id: field for field in metadata.schema().fields}
     for position, field in enumerate(LAKE_SYSTEM_FIELDS):
-        found = fields.get(SYSTEM_FIELD_ID_FIRST + position)
-        if not owner.isdigit() or found is None or found.name != field.name or not found.required:
+        system_field = fields.get(SYSTEM_FIELD_ID_FIRST + position)
+        if (
+            not owner.isdigit()
+            or system_field is None
+            or system_field.name != field.name
+            or not system_field.required
+        ):
             raise UnsupportedError(
                 f"Iceberg table '{path}' was not written by Streamhouse: its rows have no addresses"
                 f" (a required column {field.name}); {_ELSE}"
@@ -260,8 +266,8 @@ def _described(metadata: TableMetadata, path: TablePath) -> TableInfo:
         )
     table = table_described_by(text, path=path, table_id=int(owner), created_at_us=0)
     for column in table.schema.columns:
-        there = fields.get(column.id)
-        if there is None or there.name != column.name:
+        lake_field = fields.get(column.id)
+        if lake_field is None or lake_field.name != column.name:
             raise UnsupportedError(
                 f"{where} has no column '{column.name}' with field id {column.id} any more:"
                 f" another engine changed the schema; {_ELSE}"
@@ -298,8 +304,8 @@ def _sides(
         if side is not None and last is not None:
             sides[role] = (side, last[0])
         if role is LakeRole.CHANGES and is_kept:
-            said = sides.get(role)
-            if said is None or said[1].tiered_offsets != covered.tiered_offsets:
+            changes = sides.get(role)
+            if changes is None or changes[1].tiered_offsets != covered.tiered_offsets:
                 raise UnsupportedError(
                     f"lake table '{path.database}.{name}' does not end where the rows of '{path}'"
                     f" do, {dict(covered.tiered_offsets)}, so the history would have a gap or"
@@ -310,9 +316,9 @@ def _sides(
 
 def _last_round(metadata: TableMetadata) -> tuple[CoveredOffsets, Snapshot] | None:
     for snapshot in ancestors_of(metadata):
-        said = offsets_of_properties(facts_of(snapshot).properties)
-        if said is not None:
-            return said, snapshot
+        offsets = offsets_of_properties(facts_of(snapshot).properties)
+        if offsets is not None:
+            return offsets, snapshot
     return None
 
 
@@ -341,11 +347,11 @@ def hand_over(
         CommitConflictError: the table is not as it was loaded any more; it stays as it is.
         UnknownOutcomeError: it may be adopted, or may still become so.
     """
-    said = round_properties(
+    summary = round_properties(
         table_id=owner.table_id, covered=replace(covered, epoch=owner.epoch), role=role
     )
-    more = {SERVICE_ID_PROPERTY: owner.service_id, **(also or {})}
-    change = _HandOver(seen=table.metadata_location, said=said, more=more)
+    properties = {SERVICE_ID_PROPERTY: owner.service_id, **(also or {})}
+    change = _HandOver(seen=table.metadata_location, summary=summary, properties=properties)
     try:
         return land_snapshot(table, change, attempts_max=ATTEMPTS_MAX)
     except UnknownOutcomeError as error:
@@ -358,12 +364,12 @@ def hand_over(
 class _HandOver:
     """A hand-over, for the loop that lands it: to the table exactly as it was `seen`.
 
-    `said` are the properties of its snapshot, `more` those of the table besides.
+    `summary` holds the properties of its snapshot, `properties` those of the table besides.
     """
 
     seen: str
-    said: Mapping[str, str]
-    more: Mapping[str, str]
+    summary: Mapping[str, str]
+    properties: Mapping[str, str]
 
     def stage(self, table: Table) -> StagedChange:
         """Raise `CommitConflictError` when the table has changed."""
@@ -375,10 +381,10 @@ class _HandOver:
         staged = stage_snapshot(
             table,
             SnapshotChanges(operation=Operation.APPEND),
-            summary=self.said,
+            summary=self.summary,
             table_properties=lambda number: {
-                **table_properties(self.said, sequence_number=number),
-                **self.more,
+                **table_properties(self.summary, sequence_number=number),
+                **self.properties,
             },
         )
         # The description that comes with it is of these columns.

@@ -42,11 +42,11 @@ class CatalogTables:
 
     def names(self, namespace: Identifier) -> list[Identifier]:
         """Return the identifiers of the tables of a namespace, which must be there."""
-        found = self._catalog.list_tables(namespace)
-        if not found:
+        identifiers = self._catalog.list_tables(namespace)
+        if not identifiers:
             # Raises when there is no such namespace.
             self._catalog.load_namespace_properties(namespace)
-        return found
+        return identifiers
 
     def load(self, identifier: Identifier) -> LakeMetadata:
         """Return a table's metadata."""
@@ -117,23 +117,23 @@ class CatalogTables:
         self._catalog.drop_table(identifier)
 
     def purge(self, identifier: Identifier) -> None:
-        """Drop a table and delete what it owns, and nothing that only its metadata names."""
+        """Drop a table and delete its own files, but no foreign files that its metadata names."""
         self._check_droppable(identifier)
         table = self._catalog.load_table(identifier)
-        own = own_files(self._catalog, table)
+        files = own_files(self._catalog, table)
         name = ".".join(identifier)
         if isinstance(self._catalog, MetastoreCatalog):
             self._catalog.drop_table(identifier)
-            if own.foreign_count:
+            if files.foreign_count:
                 _logger.warning(
                     "event=foreign_lake_files_stay table=%s files=%d first=%r",
-                    *(name, own.foreign_count, own.first_foreign[:300]),
+                    *(name, files.foreign_count, files.first_foreign[:300]),
                 )
-            delete_files(table.io, own.paths)
-        elif own.foreign_count:
+            delete_files(table.io, files.paths)
+        elif files.foreign_count:
             raise ForbiddenError(
                 f"lake table '{name}' names files that are not below its location, such as"
-                f" '{own.first_foreign[:300]}', and its catalog would delete them too; drop it"
+                f" '{files.first_foreign[:300]}', and its catalog would delete them too; drop it"
                 " without purgeRequested"
             )
         else:
@@ -152,8 +152,8 @@ class CatalogTables:
         if live is None or not is_left_layout(metadata, live):
             self._check_not_live(identifier, metadata, "dropped")
             return
-        there = {snapshot.snapshot_id for snapshot in metadata.snapshots}
-        for snapshot_id in there.intersection(live.pinned):
+        snapshot_ids = {snapshot.snapshot_id for snapshot in metadata.snapshots}
+        for snapshot_id in snapshot_ids.intersection(live.pinned):
             raise ForbiddenError(
                 f"lake table '{'.'.join(identifier)}' must not be dropped: a reader has pinned its"
                 f" snapshot {snapshot_id}; drop it when that pin has ended"

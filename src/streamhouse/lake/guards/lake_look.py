@@ -1,7 +1,7 @@
 """A look at a lake table as its catalog has it: what other engines committed since the last round.
 
-A commit of another engine moves no offsets, so no round reports it. Who looks registers it, and
-from then on readers have it.
+A commit of another engine moves no offsets, so no round reports it. A caller
+that looks registers the commit, and from then on readers read its snapshot.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["readable_head"]
 
 
 def readable_head(catalog: Catalog, live: LiveTable) -> int | None:
-    """Return the current snapshot of a table's rows, if it is one that readers may have.
+    """Return the current snapshot of a table's rows, if readers may read the snapshot.
 
-    It covers exactly the registered offsets, and no other engine changed rows in it that it may not
-    change. Else None: a round is to report it, or refuses it.
+    The snapshot covers exactly the registered offsets, and has no forbidden change of another
+    engine. Otherwise None: a round has to report the snapshot, or refuses it.
     """
     path, lake = live.info.path, live.lake
     with catalog_errors(f"look at lake table '{path}'"):

@@ -93,8 +93,8 @@ class LakeMetadata:
         if not only_referenced:
             return text
         value = json.loads(text)
-        wanted = {reference.snapshot_id for reference in self.metadata.refs.values()}
-        value["snapshots"] = [s for s in value["snapshots"] if s["snapshot-id"] in wanted]
+        referenced_ids = {reference.snapshot_id for reference in self.metadata.refs.values()}
+        value["snapshots"] = [s for s in value["snapshots"] if s["snapshot-id"] in referenced_ids]
         return json.dumps(value)
 
 
@@ -115,13 +115,15 @@ class TableCommits:
                 base = self._catalog.create_table_transaction(identifier, Schema())._table
         with catalog_errors(f"commit to {_names([identifier])}", is_commit=True, is_checked=True):
             try:
-                done = self._catalog.commit_table(base, checked.requirements, checked.updates)
+                response = self._catalog.commit_table(base, checked.requirements, checked.updates)
             except CommitFailedException:
-                found = self._landed_before([(identifier, request)])
-                if found is None:
+                landed_table = self._landed_before([(identifier, request)])
+                if landed_table is None:
                     raise
-                return LakeMetadata.of(found)
-        return LakeMetadata(metadata_location=done.metadata_location, metadata=done.metadata)
+                return LakeMetadata.of(landed_table)
+        return LakeMetadata(
+            metadata_location=response.metadata_location, metadata=response.metadata
+        )
 
     def _landed_before(
         self, changes: Sequence[tuple[Identifier, CommitTableRequest]]
@@ -135,14 +137,14 @@ class TableCommits:
             added = [u.snapshot for u in request.updates if isinstance(u, AddSnapshotUpdate)]
             if added:
                 try:
-                    found = self._catalog.load_table(identifier)
+                    table = self._catalog.load_table(identifier)
                 except Exception as error:
                     raise UnknownOutcomeError(
                         f"a commit to {_names([identifier])} was refused, perhaps because it had"
                         f" landed, and the catalog cannot be asked: {sentence_of(error)}"
                     ) from error
-                has_it = found.metadata.snapshot_by_id(added[0].snapshot_id) is not None
-                return found if has_it else None
+                has_it = table.metadata.snapshot_by_id(added[0].snapshot_id) is not None
+                return table if has_it else None
         return None
 
     def commit_all(self, changes: Sequence[tuple[Identifier, CommitTableRequest]]) -> None:

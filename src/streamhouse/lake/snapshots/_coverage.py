@@ -61,7 +61,7 @@ def round_properties(
 
 def table_properties(snapshot: Mapping[str, str], *, sequence_number: int) -> dict[str, str]:
     """Return the table properties that go with a snapshot of those properties."""
-    kept = (
+    keys = (
         *OWNER_PROPERTIES,
         TIERING_EPOCH_PROPERTY,
         TIERED_OFFSETS_PROPERTY,
@@ -69,8 +69,8 @@ def table_properties(snapshot: Mapping[str, str], *, sequence_number: int) -> di
         EXPIRED_OFFSETS_PROPERTY,
         LOG_FINGERPRINTS_PROPERTY,
     )
-    found = {key: snapshot[key] for key in kept if key in snapshot}
-    return found | {TIERED_SEQUENCE_PROPERTY: str(sequence_number)}
+    properties = {key: snapshot[key] for key in keys if key in snapshot}
+    return properties | {TIERED_SEQUENCE_PROPERTY: str(sequence_number)}
 
 
 def role_of(properties: Mapping[str, str]) -> LakeRole:
@@ -89,7 +89,7 @@ def ancestors_of(metadata: TableMetadata, snapshot: Snapshot | None = None) -> I
         return
     yield snapshot
     # pyiceberg looks for an id from the first snapshot on, each time.
-    by_id = {other.snapshot_id: other for other in metadata.snapshots}
+    by_id = {ancestor.snapshot_id: ancestor for ancestor in metadata.snapshots}
     while snapshot is not None and snapshot.parent_snapshot_id is not None:
         snapshot = by_id.get(snapshot.parent_snapshot_id)
         if snapshot is not None:
@@ -134,7 +134,7 @@ def covered_for(
 ) -> CoveredOffsets | None:
     """Return what a snapshot covers, as `covered_offsets`, of an owner told by properties."""
     return rule.covered_offsets(
-        (facts_of(found) for found in ancestors_of(metadata, snapshot)),
+        (facts_of(ancestor) for ancestor in ancestors_of(metadata, snapshot)),
         metadata.properties,
         is_owner=is_owner,
     )

@@ -125,15 +125,15 @@ class EntryFacts(NamedTuple):
 def manifests_of(io: FileIO, snapshot: Snapshot) -> list[ManifestFile]:
     """Return the manifests of a snapshot."""
     with _ManifestListFile(io.new_input(snapshot.manifest_list)) as manifests:
-        said = manifests.header.meta.get(_SNAPSHOT_ID_KEY)
-        if said is not None and said != str(snapshot.snapshot_id):
+        stored_id = manifests.header.meta.get(_SNAPSHOT_ID_KEY)
+        if stored_id is not None and stored_id != str(snapshot.snapshot_id):
             raise CorruptDataError(
-                f"manifest list '{snapshot.manifest_list}' is that of snapshot {said}, not of"
+                f"manifest list '{snapshot.manifest_list}' is that of snapshot {stored_id}, not of"
                 f" {snapshot.snapshot_id}; restore it from a copy"
             )
-        found = list(manifests)
-    check_paths(io, (manifest.manifest_path for manifest in found))
-    return found
+        manifest_files = list(manifests)
+    check_paths(io, (manifest.manifest_path for manifest in manifest_files))
+    return manifest_files
 
 
 def entries_of(io: FileIO, manifest: ManifestFile) -> list[ManifestEntry]:
@@ -318,7 +318,7 @@ def _decoder_of(reader: Reader, *, is_wanted: bool) -> _Decode:
 
 
 def _pass_integers(decoder: BinaryDecoder) -> None:
-    """Pass over a map of integers: reading them at once beats skipping them one by one."""
+    """Pass over a map of integers: reading the whole map beats skipping entry by entry."""
     while (count := decoder.read_int()) != 0:
         if count < 0:
             count = -count

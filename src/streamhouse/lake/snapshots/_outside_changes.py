@@ -1,4 +1,4 @@
-"""What other engines may change in the rows of a lake table, and what tells that they did.
+"""Changes that other engines may make to the rows of a lake table, and how changes are detected.
 
 Every row of a lake table is one of the log and keeps its `__bucket` and `__offset`. Other engines
 may move rows. One rule, `rows_stay_because`, says whether they may also delete and update them. It
@@ -95,8 +95,8 @@ def check_outside_commit(
 ) -> None:
     """Refuse a commit of `snapshots`, newest first, that other engines may not make.
 
-    Their files must be rows of `table` below `covered`. Reads the manifests that these snapshots
-    add, and the manifests that these snapshots leave out.
+    Their files must be rows of `table` below `covered`. Reads the manifests that the snapshots
+    add, and the manifests that the snapshots leave out.
 
     Raises `ForbiddenError`.
     """
@@ -135,9 +135,9 @@ def outside_problem(
     *,
     registered: int | None = None,
 ) -> str:
-    """Return what other engines did to rows that they may not do; empty if nothing.
+    """Describe a forbidden change of rows by another engine; empty if there is none.
 
-    That is since the newest round, or the `registered` snapshot, in the current snapshot's past.
+    Only changes after the newest round, or after the `registered` snapshot, count.
     """
     stay = rows_stay_because(table, role)
     changed = stay and _oldest_change(metadata, table, role, io, registered=registered)
@@ -169,7 +169,7 @@ def was_changed_outside(
 def outside_properties(
     metadata: TableMetadata, table: TableInfo, role: LakeRole, io: FileIO
 ) -> dict[str, str]:
-    """Return the properties of a lake table that say what others did to its rows."""
+    """Return the properties of a lake table that record changes of rows by other engines."""
     is_changed = was_changed_outside(metadata, table, role, io)
     return {CHANGED_OUTSIDE_PROPERTY: "true"} if is_changed else {}
 
@@ -183,15 +183,15 @@ def _oldest_change(
     registered: int | None = None,
 ) -> Snapshot | None:
     """Return the first snapshot after the newest one of ours in which others changed rows."""
-    found: Snapshot | None = None
+    oldest: Snapshot | None = None
     for snapshot in ancestors_of(metadata):
         properties = facts_of(snapshot).properties
         is_own = properties.get(role.owner_property) == str(table.table_id)
         if is_own or snapshot.snapshot_id == registered:
             break
         if not _is_compaction(snapshot) and _changes_files(metadata, snapshot, io):
-            found = snapshot
-    return found
+            oldest = snapshot
+    return oldest
 
 
 @dataclass
@@ -267,11 +267,11 @@ def _changed_files(
 
     A file is removed with its manifest, also if no entry says so.
     """
-    before = _manifests_before(metadata, snapshot, io)
+    older_manifests = _manifests_before(metadata, snapshot, io)
     manifests = {manifest.manifest_path: manifest for manifest in manifests_of(io, snapshot)}
-    left_out = _files_left_out(before, manifests, io)
+    left_out = _files_left_out(older_manifests, manifests, io)
     for path, manifest in manifests.items():
-        if path in before:
+        if path in older_manifests:
             continue
         if manifest.added_snapshot_id != snapshot.snapshot_id:
             raise ForbiddenError(
@@ -324,13 +324,13 @@ def _check_rows(
         return
     bounds = {}
     for column in (BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN):
-        found = _bounds(file, schema, column)
-        if found is None:
+        column_bounds = _bounds(file, schema, column)
+        if column_bounds is None:
             raise ForbiddenError(
                 f"{where}: data file '{file.file_path}' has no bounds of column '{column}'; rows"
                 " must keep it, and the writer must collect metrics of it"
             )
-        bounds[column] = found
+        bounds[column] = column_bounds
     (bucket, bucket_last), (first, last) = bounds[BUCKET_COLUMN], bounds[OFFSET_COLUMN]
     is_bucket = bucket >= 0 and bucket_last < len(covered)
     if (

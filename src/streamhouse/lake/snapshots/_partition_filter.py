@@ -85,8 +85,8 @@ class PartitionFilter:
         test = self._test(spec_id)
         if test is None:
             return None
-        found = (test.may_match(partition) for partition in partitions)
-        return np.fromiter(found, dtype=np.bool_, count=len(partitions))
+        matches = (test.may_match(partition) for partition in partitions)
+        return np.fromiter(matches, dtype=np.bool_, count=len(partitions))
 
     def _test(self, spec_id: int) -> _SpecTest | None:
         if spec_id not in self._tests:
@@ -125,7 +125,7 @@ class _SpecTest:
 
 
 def _truncated_fields(spec: PartitionSpec, kinds: Sequence[Any]) -> list[_Truncated]:
-    found = []
+    fields = []
     for position, (field, kind) in enumerate(zip(spec.fields, kinds, strict=True)):
         if not isinstance(field.transform, TruncateTransform):
             continue
@@ -137,7 +137,7 @@ def _truncated_fields(spec: PartitionSpec, kinds: Sequence[Any]) -> list[_Trunca
             least = -greatest
         else:
             continue
-        found.append(
+        fields.append(
             _Truncated(
                 position=position,
                 kind=kind,
@@ -146,7 +146,7 @@ def _truncated_fields(spec: PartitionSpec, kinds: Sequence[Any]) -> list[_Trunca
                 greatest=greatest,
             )
         )
-    return found
+    return fields
 
 
 def _unscaled(value: Any) -> int:

@@ -6,8 +6,8 @@ Guarantees:
 - a table is registered only from a metadata file that lies where the table says it lies, below the
   warehouse and where no other table is; what is refused tells nothing of the file, nor whether
   there is one
-- `own_files` are what may be deleted with a table: nothing outside its location, nothing of a table
-  that lies inside it, no file of others that its metadata names
+- `own_files` may be deleted with a table: no file outside the table's location, no file of a nested
+  table, no foreign file that the metadata names
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ class _Check:
 
     def statistics(self, base: TableMetadata | None) -> None:
         """Refuse statistics files outside that `base` does not have."""
-        before = set() if base is None else set(_statistics_of(base))
+        base_paths = set() if base is None else set(_statistics_of(base))
         for path in _statistics_of(self._metadata):
-            if path not in before:
+            if path not in base_paths:
                 self.path(path)
 
     def metadata_log(self) -> None:
@@ -177,16 +177,18 @@ def check_new_files(
     """
     bounds = guard_of(catalog).bounds(new.location)
     check = _Check(name, new, bounds, io)
-    before = set() if base is None else {(s.snapshot_id, s.manifest_list) for s in base.snapshots}
-    added = [s for s in new.snapshots if (s.snapshot_id, s.manifest_list) not in before]
+    base_snapshots = (
+        set() if base is None else {(s.snapshot_id, s.manifest_list) for s in base.snapshots}
+    )
+    added = [s for s in new.snapshots if (s.snapshot_id, s.manifest_list) not in base_snapshots]
     check.statistics(base)
     if base is None:
         check.metadata_log()
     if not added:
         return
     head = None if base is None else base.snapshot_by_name(MAIN_BRANCH)
-    known = set() if head is None else {m.manifest_path for m in check._manifests(head)}
-    check.snapshots(added, known=known)
+    known_paths = set() if head is None else {m.manifest_path for m in check._manifests(head)}
+    check.snapshots(added, known=known_paths)
 
 
 def check_registration(
@@ -246,7 +248,7 @@ def _registered_folder(
             " the warehouse"
         )
     catalog.check_outside_data_directory(where, folder)
-    if any(folder.may_overlap(taken) for taken in catalog.other_places(())):
+    if any(folder.may_overlap(taken_place) for taken_place in catalog.other_places(())):
         raise ForbiddenError(
             f"{where}: metadata-location lies where another lake table is; two tables must not"
             " share files"
@@ -270,7 +272,7 @@ def check_taken_over(catalog: Catalog, table: Table) -> None:
             " import the table as another one, which copies the rows"
         )
     guard.check_outside_data_directory(where, place)
-    if any(place.may_overlap(taken) for taken in guard.other_places(table.name())):
+    if any(place.may_overlap(taken_place) for taken_place in guard.other_places(table.name())):
         raise ForbiddenError(f"{where} lies in or around another lake table")
     check = _Check(name, metadata, guard.bounds(metadata.location), table.io)
     check.metadata_log()
@@ -292,8 +294,8 @@ def check_alone(table: Table) -> None:
             f" the operator names the place in --catalog-property {LAKE_PATHS_PROPERTY}=..."
         )
     # A REST catalog would have to be asked table by table.
-    others = guard.other_places(table.name()) if guard.knows_places else []
-    if any(place.may_overlap(other) for other in others):
+    places = guard.other_places(table.name()) if guard.knows_places else []
+    if any(place.may_overlap(foreign_place) for foreign_place in places):
         raise ForbiddenError(f"{where} lies in or around another lake table: {hint}")
 
 
@@ -329,10 +331,14 @@ def own_files(catalog: Catalog, table: Table) -> OwnFiles:
             f" {hint}"
         )
     guard.check_outside_data_directory(where, place)
-    others = [other for other in guard.other_places(table.name()) if place.may_overlap(other)]
-    if any(other.contains(place) for other in others):
+    foreign_places = [
+        foreign_place
+        for foreign_place in guard.other_places(table.name())
+        if place.may_overlap(foreign_place)
+    ]
+    if any(foreign_place.contains(place) for foreign_place in foreign_places):
         raise ForbiddenError(f"{where} lies inside another lake table; {hint}")
-    return _sorted_out(table, guard.own_bounds(metadata.location), others)
+    return _sorted_out(table, guard.own_bounds(metadata.location), foreign_places)
 
 
 def delete_files(io: FileIO, paths: Iterable[str]) -> None:
@@ -348,15 +354,15 @@ def delete_files(io: FileIO, paths: Iterable[str]) -> None:
 
 def _sorted_out(table: Table, bounds: Bounds, others: list[Place]) -> OwnFiles:
     folders: dict[Place, bool] = {}
-    found: dict[str, None] = {}
+    own_paths: dict[str, None] = {}
     foreign: dict[str, None] = {}
     for path in _named_files(table, bounds):
         is_own = bounds.really_has(path, folders=folders)
         if is_own and others:
-            is_own = not any(other.contains(bounds.place(path)) for other in others)
-        (found if is_own else foreign)[path] = None
+            is_own = not any(foreign_place.contains(bounds.place(path)) for foreign_place in others)
+        (own_paths if is_own else foreign)[path] = None
     return OwnFiles(
-        paths=tuple(found), foreign_count=len(foreign), first_foreign=next(iter(foreign), "")
+        paths=tuple(own_paths), foreign_count=len(foreign), first_foreign=next(iter(foreign), "")
     )
 
 
@@ -367,13 +373,15 @@ def _named_files(table: Table, bounds: Bounds) -> Iterator[str]:
     for snapshot in metadata.snapshots:
         if bounds.has(snapshot.manifest_list):
             try:
-                found = list(read_manifest_list(table.io.new_input(snapshot.manifest_list)))
+                manifest_files = list(
+                    read_manifest_list(table.io.new_input(snapshot.manifest_list))
+                )
             except Exception as error:  # noqa: BLE001 - a table that is damaged can be purged too
                 _logger.warning(
                     "event=purge_cannot_read file=%r why=%r", str(snapshot), str(type(error))
                 )
                 continue
-            manifests.update((manifest.manifest_path, manifest) for manifest in found)
+            manifests.update((manifest.manifest_path, manifest) for manifest in manifest_files)
     for path, manifest in manifests.items():
         if bounds.has(path):
             try:

@@ -127,18 +127,18 @@ class FilterColumn:
         return self._test(_COMPARISONS[operator], _literal(self.type, value))
 
     def is_in(self, values: Sequence[Any]) -> Expression:
-        """Accept these values, of which there is at least one."""
+        """Accept the values, which are never empty."""
         if len(values) == 1:
             return self.compare("=", values[0])
         if not self._has_known_years(values):
             return self.is_not_null()
-        found = self._test(In, [_literal(self.type, value) for value in values])
+        test = self._test(In, [_literal(self.type, value) for value in values])
         if len(values) <= IN_VALUES_PRUNED_MAX:
-            return found
-        return And(found, self.compare(">=", min(values)), self.compare("<=", max(values)))
+            return test
+        return And(test, self.compare(">=", min(values)), self.compare("<=", max(values)))
 
     def is_not_in(self, values: Sequence[Any]) -> Expression:
-        """Accept every value but these, of which there is at least one."""
+        """Accept every value except `values`, which are never empty."""
         if len(values) == 1:
             return self.compare("!=", values[0])
         if not self._has_known_years(values):

@@ -91,8 +91,8 @@ class LiveFile:
 
     `bucket` is None when the file may hold rows of several, `end_offset` and the times when the
     file does not say where it ends and when its oldest and its newest row were written. A file
-    that `is_fixed` is left alone: something that cannot be folded, such as equality deletes,
-    applies to it.
+    that `is_fixed` is left alone: deletes that cannot be folded, such as equality deletes,
+    apply to the file.
     """
 
     path: str
@@ -168,14 +168,14 @@ class InventoryReader:
             return self._read(table, snapshot)
 
     def _read(self, table: Table, snapshot: Snapshot) -> Inventory:
-        found: dict[str, list[DataFile]] = {}
+        files_by_manifest: dict[str, list[DataFile]] = {}
         data: list[DataFile] = []
         deletes: list[DataFile] = []
         for manifest in manifests_of(table.io, snapshot):
             files = self._manifests.get(manifest.manifest_path) or _live_files(manifest, table.io)
-            found[manifest.manifest_path] = files
+            files_by_manifest[manifest.manifest_path] = files
             (data if manifest.content is ManifestContent.DATA else deletes).extend(files)
-        self._manifests = found if len(data) <= FILES_REMEMBERED_MAX else {}
+        self._manifests = files_by_manifest if len(data) <= FILES_REMEMBERED_MAX else {}
         foldable = [file for file in deletes if _is_foldable(file)]
         names = {file.file_path: self._names_in(file) for file in foldable}
         self._names = names
@@ -193,8 +193,12 @@ class InventoryReader:
         lower, upper = path_bounds(file)
         if lower is not None and lower == upper:
             return {lower: file.record_count}
-        known = self._names.get(file.file_path)
-        return data_paths_of(self._filesystem, file.file_path) if known is None else known
+        cached_names = self._names.get(file.file_path)
+        return (
+            data_paths_of(self._filesystem, file.file_path)
+            if cached_names is None
+            else cached_names
+        )
 
 
 def _values(record: Record) -> PartitionValues:

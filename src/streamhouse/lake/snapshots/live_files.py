@@ -147,11 +147,11 @@ class ManifestFiles:
         self, bounds: Sequence[Mapping[int, bytes]], field_id: int, *, unknown: int
     ) -> npt.NDArray[np.int64]:
         # As `integer_bound` does, for thousands of files.
-        found = (
+        integers = (
             unknown if raw is None else int.from_bytes(raw, "little", signed=True)
             for raw in (of_file.get(field_id) for of_file in bounds)
         )
-        return np.fromiter(found, dtype=np.int64, count=len(bounds))
+        return np.fromiter(integers, dtype=np.int64, count=len(bounds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,21 +222,21 @@ _cache: Final = _Cache()
 
 def data_files(io: FileIO, manifest: ManifestFile) -> ManifestFiles:
     """Return the live data files of a data manifest."""
-    found: ManifestFiles | None = _cache.get(manifest.manifest_path)
-    if found is None:
-        found = ManifestFiles.of(manifest, live_rows(io, manifest))
-        _cache.put(manifest.manifest_path, found)
-    return found
+    files: ManifestFiles | None = _cache.get(manifest.manifest_path)
+    if files is None:
+        files = ManifestFiles.of(manifest, live_rows(io, manifest))
+        _cache.put(manifest.manifest_path, files)
+    return files
 
 
 def added_files(io: FileIO, manifest: ManifestFile) -> ManifestFiles:
     """Return the data files of a manifest that the snapshot which wrote it added."""
     key = f"{manifest.manifest_path}{_ADDED}"
-    found: ManifestFiles | None = _cache.get(key)
-    if found is None:
-        found = ManifestFiles.of(manifest, live_rows(io, manifest, only_added=True))
-        _cache.put(key, found)
-    return found
+    files: ManifestFiles | None = _cache.get(key)
+    if files is None:
+        files = ManifestFiles.of(manifest, live_rows(io, manifest, only_added=True))
+        _cache.put(key, files)
+    return files
 
 
 def delete_files(io: FileIO, manifest: ManifestFile, *, table: str) -> Sequence[DeleteEntry]:
@@ -245,11 +245,11 @@ def delete_files(io: FileIO, manifest: ManifestFile, *, table: str) -> Sequence[
     Raises `UnsupportedError` for equality deletes and deletion vectors: leaving them out would
     return deleted rows.
     """
-    found: Sequence[DeleteEntry] | None = _cache.get(manifest.manifest_path)
-    if found is None:
-        found = [_delete_entry(entry, table=table) for entry in live_entries(io, manifest)]
-        _cache.put(manifest.manifest_path, found)
-    return found
+    entries: Sequence[DeleteEntry] | None = _cache.get(manifest.manifest_path)
+    if entries is None:
+        entries = [_delete_entry(entry, table=table) for entry in live_entries(io, manifest)]
+        _cache.put(manifest.manifest_path, entries)
+    return entries
 
 
 def unreadable_because(file: DataFile) -> str:
@@ -301,7 +301,7 @@ def path_bounds(file: DataFile) -> tuple[str | None, str | None]:
 
 
 class SystemBounds(NamedTuple):
-    """What the bounds of one data file say of its system columns; None is not known.
+    """The bounds of a data file's system columns; None is not known.
 
     `bucket` is that of all its rows, None too if it has or may have several.
     """
@@ -387,13 +387,13 @@ class LiveFilesCache:
 
     def of(self, table: Table) -> LiveFiles:
         """Return the live files of the table's current snapshot."""
-        found = {}
+        manifests = {}
         for manifest in _live_manifests(table):
             if manifest.content is ManifestContent.DATA:
                 path = manifest.manifest_path
-                found[path] = self._manifests.get(path) or _BucketFiles(table.io, manifest)
-        self._manifests = found
-        return LiveFiles(found.values())
+                manifests[path] = self._manifests.get(path) or _BucketFiles(table.io, manifest)
+        self._manifests = manifests
+        return LiveFiles(manifests.values())
 
 
 def live_data_files(table: Table) -> list[DataFile]:

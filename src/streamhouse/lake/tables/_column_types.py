@@ -67,7 +67,7 @@ _READ_TYPES: Final = _SIMPLE_TYPES | {FixedType: pa.binary()}
 
 
 def iceberg_field(field: pa.Field, *, doc: str | None = None) -> NestedField:
-    """Return a field that carries its id, and so do all fields inside it."""
+    """Return a field with its id, and with the ids of all nested fields."""
     return NestedField(
         field_id=_id(field),
         name=field.name,
@@ -170,7 +170,7 @@ def _arrow_field(field: NestedField) -> pa.Field:
 def _check_defaults(field: NestedField) -> None:
     # Files that are older than the column have its default, not null.
     nested = (inner for _, inner in nested_fields(field.field_type))
-    if any(one.initial_default is not None for one in (field, *nested)):
+    if any(checked.initial_default is not None for checked in (field, *nested)):
         raise UnsupportedError("it was added with a default value")
 
 
@@ -179,10 +179,10 @@ def _check_nested(field: NestedField, versions: Iterable[IcebergSchema]) -> None
     names: dict[int, tuple[str, ...]] = {}
     ids: dict[tuple[str, ...], int] = {}
     for version in versions:
-        for other in version.fields:
-            if other.field_id != field.field_id:
+        for sibling in version.fields:
+            if sibling.field_id != field.field_id:
                 continue
-            for path, inner in nested_fields(other.field_type):
+            for path, inner in nested_fields(sibling.field_type):
                 same_name = names.setdefault(inner.field_id, path) == path
                 if not same_name or ids.setdefault(path, inner.field_id) != inner.field_id:
                     raise UnsupportedError(

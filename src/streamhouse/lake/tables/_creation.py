@@ -130,32 +130,34 @@ def layout_of(lake_table: Table, table: TableInfo, *, role: LakeRole = LakeRole.
     where = f"lake table '{'.'.join(lake_identifier(table, role=role))}'"
     if metadata.format_version != 2:
         raise UnsupportedError(f"{where} has format version {metadata.format_version}, not 2")
-    found = metadata.schema()
-    nested_ids = assign_nested_ids(table.schema, known=_own_nested_ids(found))
-    wanted = lake_schema(
+    lake_fields = metadata.schema()
+    nested_ids = assign_nested_ids(table.schema, known=_own_nested_ids(lake_fields))
+    expected_schema = lake_schema(
         table.schema,
         nested_ids,
         primary_key=table.descriptor.primary_key,
         role=role,
     )
-    for field in wanted.fields:
+    for field in expected_schema.fields:
         try:
-            there = found.find_field(field.field_id)
+            present = lake_fields.find_field(field.field_id)
         except ValueError:
-            there = None
-        if there is None or there.name != field.name or there.field_type != field.field_type:
+            present = None
+        if present is None or present.name != field.name or present.field_type != field.field_type:
             raise UnsupportedError(
                 f"{where}: field {field.field_id} must be '{field.name}' {field.field_type}, but is"
-                f" {'missing' if there is None else f'{there.name!r} {there.field_type}'}"
+                f" {'missing' if present is None else f'{present.name!r} {present.field_type}'}"
             )
     partitioning = lake_partitioning(table.descriptor, role=role)
     clustering = lake_clustering(table.descriptor, role=role)
     return LakeLayout(
         file_schema=lake_arrow_schema(table.schema, nested_ids, role=role),
-        iceberg_schema=wanted,
+        iceberg_schema=expected_schema,
         partitioning=partitioning,
-        spec_id=_spec_id(lake_table, lake_partition_spec(partitioning, wanted), where=where),
-        sort_order_id=_sort_order_id(lake_table, lake_sort_order(wanted, clustering)),
+        spec_id=_spec_id(
+            lake_table, lake_partition_spec(partitioning, expected_schema), where=where
+        ),
+        sort_order_id=_sort_order_id(lake_table, lake_sort_order(expected_schema, clustering)),
         clustering=clustering,
     )
 

@@ -32,14 +32,14 @@ def description_of(table: TableInfo) -> str:
 def table_described_by(
     text: str, *, path: TablePath, table_id: int, created_at_us: int
 ) -> TableInfo:
-    """Return the table as a service has it that gives it this name and id.
+    """Return the described table, under this name and id.
 
-    It is no import any more: how far that was, only the service knew that had it. Raises
+    An import ends here: only the service of the import knew its progress. Raises
     `UnsupportedError` for a text that this version does not understand.
     """
     try:
         value = json.loads(text)
-        found = TableInfo.from_json(
+        stored_table = TableInfo.from_json(
             {**value, "path": str(path), "table_id": table_id, "created_at_us": created_at_us}
         )
     except (StreamhouseError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -47,10 +47,10 @@ def table_described_by(
             f"lake table '{path}': its property {TABLE_PROPERTY} describes no table that this"
             f" version of Streamhouse knows: {error}"
         ) from error
-    properties = dict(found.descriptor.properties)
+    properties = dict(stored_table.descriptor.properties)
     properties.pop(IMPORT_SOURCE_PROPERTY, None)
     return replace(
-        found,
-        descriptor=replace(found.descriptor, properties=properties),
-        nodes=dict.fromkeys(range(found.bucket_count), ""),
+        stored_table,
+        descriptor=replace(stored_table.descriptor, properties=properties),
+        nodes=dict.fromkeys(range(stored_table.bucket_count), ""),
     )

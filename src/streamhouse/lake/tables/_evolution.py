@@ -57,14 +57,14 @@ def evolve_lake_table(
     """
 
     def stage(found: Table) -> StagedChange | None:
-        wanted = _wanted(found, table, role=role) if table.schema_id else None
-        if wanted is None:
+        target_schema = _wanted(found, table, role=role) if table.schema_id else None
+        if target_schema is None:
             return None
         current = {"current-schema-id": found.metadata.current_schema_id}
         return _staged(
             found,
             AssertCurrentSchemaId.model_validate(current),
-            AddSchemaUpdate.model_validate({"schema": wanted}),
+            AddSchemaUpdate.model_validate({"schema": target_schema}),
             SetCurrentSchemaUpdate.model_validate({"schema-id": -1}),
             *_description(found, table, role),
         )
@@ -83,12 +83,14 @@ def evolve_partitioning(lake_table: Table, table: TableInfo, *, role: LakeRole) 
 
     def stage(found: Table) -> StagedChange | None:
         metadata = found.metadata
-        wanted = lake_partition_spec(partitioning, metadata.schema())
-        if _transforms(found.spec()) == _transforms(wanted):
+        target_spec = lake_partition_spec(partitioning, metadata.schema())
+        if _transforms(found.spec()) == _transforms(target_spec):
             return None
-        known = [s for s in metadata.partition_specs if _transforms(s) == _transforms(wanted)]
-        added = () if known else (AddPartitionSpecUpdate(spec=_numbered(wanted, found)),)
-        spec_id = known[0].spec_id if known else -1
+        equal_specs = [
+            s for s in metadata.partition_specs if _transforms(s) == _transforms(target_spec)
+        ]
+        added = () if equal_specs else (AddPartitionSpecUpdate(spec=_numbered(target_spec, found)),)
+        spec_id = equal_specs[0].spec_id if equal_specs else -1
         current = {"default-spec-id": metadata.default_spec_id}
         return _staged(
             found,
@@ -137,21 +139,23 @@ def _transforms(spec: PartitionSpec) -> list[tuple[int, str]]:
 def _numbered(wanted: PartitionSpec, lake_table: Table) -> PartitionSpec:
     """Return `wanted` with the field ids that its transforms had before, or ids never used."""
     metadata = lake_table.metadata
-    known = {
+    ids_by_transform = {
         (field.source_id, str(field.transform)): field
         for spec in metadata.partition_specs
         for field in spec.fields
     }
-    next_id = max([PARTITION_FIELD_ID_START - 1, *(f.field_id for f in known.values())]) + 1
-    taken = {field.name for field in known.values()}
+    next_id = (
+        max([PARTITION_FIELD_ID_START - 1, *(f.field_id for f in ids_by_transform.values())]) + 1
+    )
+    names = {field.name for field in ids_by_transform.values()}
     fields = []
     for field in wanted.fields:
-        before = known.get((field.source_id, str(field.transform)))
-        if before is not None:
-            fields.append(before)
+        earlier_field = ids_by_transform.get((field.source_id, str(field.transform)))
+        if earlier_field is not None:
+            fields.append(earlier_field)
             continue
         # Two fields of one name, as bucket[4] and bucket[8] of a column, would be one to engines.
-        name = field.name if field.name not in taken else f"{field.name}_{next_id}"
+        name = field.name if field.name not in names else f"{field.name}_{next_id}"
         fields.append(
             PartitionField(
                 source_id=field.source_id, field_id=next_id, transform=field.transform, name=name
@@ -164,7 +168,7 @@ def _numbered(wanted: PartitionSpec, lake_table: Table) -> PartitionSpec:
 
 def _wanted(lake_table: Table, table: TableInfo, *, role: LakeRole) -> IcebergSchema | None:
     """Return the schema the lake table should have, or None if it has it."""
-    found = lake_table.metadata.schema()
+    lake_fields = lake_table.metadata.schema()
     nested_ids = assign_nested_ids(
         table.schema, known=_nested_ids_ever(lake_table), highest_used=_highest_nested(lake_table)
     )
@@ -174,10 +178,10 @@ def _wanted(lake_table: Table, table: TableInfo, *, role: LakeRole) -> IcebergSc
         primary_key=table.descriptor.primary_key,
         role=role,
     )
-    known = table.column_ids | {field.field_id for field in ours.fields}
-    foreign = [field for field in found.fields if field.field_id not in known]
+    own_ids = table.column_ids | {field.field_id for field in ours.fields}
+    foreign = [field for field in lake_fields.fields if field.field_id not in own_ids]
     fields = (*ours.fields, *foreign, *_sources_kept(lake_table, table, (*ours.fields, *foreign)))
-    if _same(fields, found.fields):
+    if _same(fields, lake_fields.fields):
         return None
     _check_names(lake_table, table, fields)
     schema_id = max(schema.schema_id for schema in lake_table.metadata.schemas) + 1
@@ -189,7 +193,7 @@ def _wanted(lake_table: Table, table: TableInfo, *, role: LakeRole) -> IcebergSc
 def _check_names(lake_table: Table, table: TableInfo, fields: tuple[NestedField, ...]) -> None:
     """Raise `InvalidSchemaError` rather than commit columns with which engines open no table.
 
-    The service refuses them before; it does not know the specs that other engines made.
+    The service refuses such names earlier, but does not know the specs of other engines.
     """
     by_name = {field.name.lower(): field for field in fields}
     for spec in lake_table.metadata.partition_specs:
