@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections import defaultdict
 from functools import cache
 from typing import Final, NamedTuple
@@ -12,7 +11,7 @@ import pytest
 
 from tests.architecture.source_files import SourceFile, library_files
 from tests.architecture.test_doors import room_of
-from tests.architecture.test_plain_english import density
+from tests.architecture.test_plain_english import SENTENCE_END, density
 
 # Words that say nothing of the thing that they name.
 _VAGUE: Final = frozenset(
@@ -35,7 +34,6 @@ _VAGUE: Final = frozenset(
         "beside",
     }
 )
-_SENTENCE: Final = re.compile(r"(?<=[.;:])\s+")
 
 
 class Bars(NamedTuple):
@@ -87,7 +85,7 @@ def _docstring_sentences(files: list[SourceFile]) -> list[str]:
         for file in files
         for node in file.nodes
         if isinstance(node, documented) and (text := ast.get_docstring(node))
-        for sentence in _SENTENCE.split(text.replace("\n", " "))
+        for sentence in SENTENCE_END.split(text.replace("\n", " "))
     ]
 
 

@@ -45,7 +45,7 @@ _CODE: Final = re.compile(r"`[^`]+`")
 _LINK: Final = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 # Blocks: paragraphs, list items and the cells of tables.
 _BLOCK: Final = re.compile(r"\n\s*\n|\n(?= *(?:[-*]|\d+\.) )|\n(?=\|)|\|")
-_SENTENCE: Final = re.compile(r"(?<=[.;:])\s+")
+SENTENCE_END: Final = re.compile(r"(?<=[.;:])\s+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def sentences(document: str) -> list[str]:
     """Return the sentences of a Markdown document, without code and headings."""
     text = re.sub(r"^#.*$|^    \S.*$", "", _FENCE.sub("", document), flags=re.MULTILINE)
     text = _LINK.sub(r"\1", _CODE.sub("code", text))
-    return [s for block in _BLOCK.split(text) for s in _SENTENCE.split(block.replace("\n", " "))]
+    return [s for block in _BLOCK.split(text) for s in SENTENCE_END.split(block.replace("\n", " "))]
 
 
 def density(texts: list[str]) -> Density:

@@ -70,7 +70,8 @@ class QueryDatabase:
 
     def place(self, plan: ReadPlan) -> str | None:
         """Return the name of the table with the rows of a plan, None without such a table."""
-        return next((table.place for table in self._tables if table.plan == plan), None)
+        table = self._table(plan)
+        return None if table is None else table.place
 
     def keep(
         self, connection: duckdb.DuckDBPyConnection, plan: ReadPlan, rows: pa.Table | None
@@ -79,7 +80,7 @@ class QueryDatabase:
 
         `rows` is None for a plan with a `place`. No table is dropped before `trim`.
         """
-        table = next((table for table in self._tables if table.plan == plan), None)
+        table = self._table(plan)
         if table is not None:
             self._tables.remove(table)
         elif rows is not None and _is_lasting(plan):
@@ -90,6 +91,9 @@ class QueryDatabase:
             return None
         self._tables.append(table)
         return table.place
+
+    def _table(self, plan: ReadPlan) -> _KeptTable | None:
+        return next((table for table in self._tables if table.plan == plan), None)
 
     def trim(self) -> None:
         """Drop the least recently used tables beyond `KEPT_BYTES`."""
@@ -113,16 +117,15 @@ def query_database(memory_limit: str) -> Iterator[QueryDatabase]:
     With a limit other than the default a query has a new database: kept tables need memory too.
     """
     database = _taken() if memory_limit == MEMORY_LIMIT else QueryDatabase()
-    is_kept = False
+    is_broken = True
     try:
-        try:
-            yield database
-        except (InvalidRequestError, NotFoundError):
-            is_kept = memory_limit == MEMORY_LIMIT
-            raise
-        is_kept = memory_limit == MEMORY_LIMIT
+        yield database
+        is_broken = False
+    except (InvalidRequestError, NotFoundError):
+        is_broken = False
+        raise
     finally:
-        if not (is_kept and _given_back(database)):
+        if is_broken or memory_limit != MEMORY_LIMIT or not _given_back(database):
             database.close()
 
 
