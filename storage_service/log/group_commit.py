@@ -6,7 +6,7 @@ A unit is the append of one request, to one or several logs. Promises to callers
   stored in any of its logs, also after a crash.
 - Acknowledged means durable in every log of the unit. Rows of all units committed together become
   visible in one step: `CommitGroup.complete`. Only buckets of primary key tables are published by
-  their own writer (key_writer.py), after their rows can be looked up.
+  their own writer (_key_writer.py), after their rows can be looked up.
 - UnknownOutcomeError means a disk failed to sync. Rows of the unit in *other* logs are durable and
   become visible, unacknowledged: a rollback would need another sync of the same kind, and would
   prove nothing. Rows in the failed log may reappear at the next start. Repeating the unit with the

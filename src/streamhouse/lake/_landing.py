@@ -7,7 +7,7 @@ Guarantees for a change, whatever the catalog answers and whenever:
   must those that the caller wrote for it
 - the metadata of attempts is deleted when it is certain that they have not landed and never will
 
-Whether that is certain is judged in `attempts.py`. A look that finds an older state than was known
+Whether that is certain is judged in `_attempts.py`. A look that finds an older state than was known
 proves nothing, and is not gone by.
 """
 

@@ -107,7 +107,7 @@ _KEPT_PREFIXES: Final = (
     "write.parquet.stats-enabled.column.",
     "option.",
 )
-# Ours, which `commit_guard.py` looks after; settings of the catalog are no table's.
+# Ours, which `_commit_guard.py` looks after; settings of the catalog are no table's.
 _OURS: Final = "streamhouse."
 _OURS_OF_CATALOGS: Final = (LAKE_PATHS_PROPERTY, CATALOG_TIMEOUT_PROPERTY)
 

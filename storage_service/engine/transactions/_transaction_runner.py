@@ -4,7 +4,7 @@ Event loop only. The order of a commit, each step durable before the next:
 
 1. the table's write gate is held: nothing else is written to the table until the end
 2. everything that could refuse the transaction is looked at, also what others have changed since
-   its rows were computed from the table (read_conflicts.py)
+   its rows were computed from the table (_read_conflicts.py)
 3. `decision`: from here on the transaction happens, whatever breaks
 4. its rows are stored, piece by piece, in the logs (and applied to the rows by key), not visible
 5. what is linked to it in another table is committed there, by the same steps

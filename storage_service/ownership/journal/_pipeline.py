@@ -1,6 +1,6 @@
 """An owner's objects in its epoch: in order, several in flight, complete in order.
 
-Plain values and steps; `writer.py` has the threads, the model check runs every order of the steps.
+Plain values and steps; `_writer.py` has the threads, the model check runs every order of the steps.
 Positions count the operations recorded since the start.
 
 Invariants:

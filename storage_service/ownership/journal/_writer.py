@@ -1,6 +1,6 @@
 """Writes operations to the journal: in groups, several in flight, complete in order.
 
-Promises, besides those of `pipeline.py`:
+Promises, besides those of `_pipeline.py`:
 - awaited operations are sent at once if nothing is in flight, else together with operations
   arriving within `linger_ms`; other operations linger 50 ms at least, but within `lag_ms_max`.
   Large groups are sent at once

@@ -6,9 +6,9 @@ the store delays, reorders, loses or lists late (only `create` is trusted):
 - epoch E + 1 is opened once, by one owner, and only after E has a seal
 - a taker seals the first place without an object, and never passes an empty place
 
-Requirements for trimming (`trim.py`): an epoch loses objects only once a *later* epoch is open, and
-keeps its open object and its seal. So trimming makes no holes in the newest epoch. A running owner
-opens a new epoch (`JournalWriter.roll`) before trimming.
+Requirements for trimming (`_trim.py`): an epoch loses objects only once a *later* epoch is open,
+and keeps its open object and its seal. So trimming makes no holes in the newest epoch. A running
+owner opens a new epoch (`JournalWriter.roll`) before trimming.
 """
 
 from __future__ import annotations

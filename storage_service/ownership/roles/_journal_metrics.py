@@ -17,7 +17,7 @@ _DAMAGED_SHOWN_MAX: Final = 10
 
 
 class WriterFigures(Protocol):
-    """The figures of `journal/writer.py` `JournalWriter`."""
+    """The figures of `journal/_writer.py` `JournalWriter`."""
 
     objects_stored: int
     bytes_stored: int

@@ -1,4 +1,4 @@
-"""The door to lake tables: any pyiceberg catalog, made to keep `policy.py`.
+"""The door to lake tables: any pyiceberg catalog, made to keep `_policy.py`.
 
 Guarantees, for whoever loads or commits through a catalog that `guarded` returned:
 - of a table's properties nothing chooses code, an endpoint or a credential: refused ones are not in

@@ -1,6 +1,6 @@
 """Commits to one lake table: one snapshot a round.
 
-What a commit promises besides what every commit does (`lake/landing.py`): it lands only on a
+What a commit promises besides what every commit does (`lake/_landing.py`): it lands only on a
 snapshot that covers exactly the offsets the round started from.
 """
 

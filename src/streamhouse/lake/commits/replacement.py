@@ -1,7 +1,7 @@
 """Commits of maintenance: a snapshot that replaces lake files, or drops the files for good.
 
 Guarantees for a rewrite, a REPLACE snapshot with the same rows, besides what every commit
-promises (`lake/landing.py`):
+promises (`lake/_landing.py`):
 - it lands only while every file it replaces is still live and no row of them was deleted since the
   rewrite was planned
 - rewritten rows keep the sequence number of the snapshot they were read from, as Iceberg's own

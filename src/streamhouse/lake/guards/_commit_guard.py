@@ -7,7 +7,7 @@ so nothing slips through by another spelling. After every commit that passes:
   table's columns and the system columns keep id, name and type, unless the service's own table was
   altered that way first; other engines may add columns that can be null
 - the snapshots that readers have pinned are there
-Which rows files hold is looked at in `lake/snapshots/outside_changes.py`.
+Which rows files hold is looked at in `lake/snapshots/_outside_changes.py`.
 """
 
 from __future__ import annotations

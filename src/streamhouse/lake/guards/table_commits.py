@@ -2,7 +2,7 @@
 
 What a commit promises:
 - its requirements hold for the very metadata that it replaces, and so do the checks of
-  `commit_guard.py` and `outside_changes.py`
+  `_commit_guard.py` and `_outside_changes.py`
 - several tables change together or not at all
 - an error other than `UnknownOutcomeError` means that nothing was committed
 """

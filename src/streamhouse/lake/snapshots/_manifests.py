@@ -3,7 +3,7 @@
 Iceberg's metadata has no checksums. What refers to a file says how many files and rows of which
 status it has, and which snapshot wrote it: a file that was exchanged, or put back as it was, says
 otherwise, and is refused with `CorruptDataError`. So is, with `ForbiddenError`, what names a file
-that is not the table's (`bounded_io.py`).
+that is not the table's (`_bounded_io.py`).
 
 pyiceberg builds a tree of readers from the schema of each file that it opens: more work than the
 few records of a small round are. The trees have no state, so one of each schema is kept.

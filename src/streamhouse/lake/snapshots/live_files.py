@@ -255,7 +255,7 @@ def delete_files(io: FileIO, manifest: ManifestFile, *, table: str) -> Sequence[
 def unreadable_because(file: DataFile) -> str:
     """Return why we cannot read a lake table that has this file; empty if we can.
 
-    What is read here is what may be committed (`outside_changes.py`).
+    What is read here is what may be committed (`_outside_changes.py`).
     """
     if file.content is DataFileContent.EQUALITY_DELETES:
         return (

@@ -1,6 +1,6 @@
 """Which files of a lake snapshot a read needs, from its manifests; on the driver only.
 
-What manifests say is pruned in pruning.py.
+What manifests say is pruned in _pruning.py.
 """
 
 from __future__ import annotations

@@ -182,13 +182,13 @@ PROVIDER_PREFIX: Final = "streamhouse_"
 """How the formats of attached names begin: each has one of its own."""
 
 STREAM_MARK: Final = "__streamhouse_stream"
-"""What `readStream` adds, so that the source can give a stream its columns (spark_readers.py)."""
+"""What `readStream` adds, so that the source can give a stream its columns (_spark_readers.py)."""
 
 PLANNED_MARK: Final = "__streamhouse_planned"
-"""What `read` adds, so that each statement plans the read afresh (spark_readers.py)."""
+"""What `read` adds, so that each statement plans the read afresh (_spark_readers.py)."""
 
 NUMBERS_MARK: Final = "__streamhouse_numbers"
-"""What `read` adds where it can show numbers as the decimals that they are (decimal_numbers.py)."""
+"""What `read` adds where it can show numbers as decimals (_decimal_numbers.py)."""
 
 PLANNED_COLUMN: Final = "__streamhouse_planned"
 """The column that such a read has beside the table's; it is true in every row."""

@@ -1,4 +1,4 @@
-"""Spark SQL text to a predicate: the room's door for text. With operand.py the user of sqlglot.
+"""Spark SQL text to a predicate: the room's door for text. With _operand.py the user of sqlglot.
 
 sqlglot reads the grammar; this module decides what each piece means. A piece is either translated
 exactly or refused by name: every argument of every sqlglot node must be one that is known here.

@@ -11,7 +11,7 @@ Plain values: boolean bool; integers int; decimal Decimal with the column's scal
 float; string str; binary bytes; date int (days since 1970-01-01); both timestamps int
 (microseconds since 1970-01-01).
 
-Text becomes a predicate by `parse_predicate` in parser.py; evaluation.py decides what one keeps.
+Text becomes a predicate by `parse_predicate` in parser.py; _evaluation.py decides what one keeps.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Order: link rows by key aside; choose the place and copy the tree; read files and upload bytes
 missing from packs; wait for the journal; write the manifest. A failed attempt leaves at most packs
-without a manifest, and `trim.py` deletes them.
+without a manifest, and `_trim.py` deletes them.
 
 Promises:
 - a manifest describes a file exactly as journalled: every byte read is compared with the tree's

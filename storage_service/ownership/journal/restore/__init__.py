@@ -1,1 +1,1 @@
-"""A data directory made what its journal says; begin at `start.py`."""
+"""A data directory made what its journal says; begin at `_start.py`."""
