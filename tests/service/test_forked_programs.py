@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.forked_python import FORKED_FOR_PID
+from tests.support.forked_python import FORKED_FOR_PID, LENGTH
 from tests.support.python_process import ForkedProcess, python_for_spark, run_python, start_python
 
 pytestmark = pytest.mark.slow
@@ -98,6 +99,38 @@ def test_what_spark_starts_as_python_knows_who_started_it() -> None:
     told = subprocess.run([python_for_spark(), "-c", program], stdout=subprocess.PIPE, check=True)
 
     assert int(told.stdout) == os.getpid()
+
+
+def test_what_spark_starts_as_python_runs_after_the_server_has_ended() -> None:
+    launcher = python_for_spark()
+    parent = "import os; print(os.getppid(), os.environ['FORKED_FOR_PID'])"
+    server = int(_output_of(launcher, parent).split()[0])
+
+    os.kill(server, signal.SIGKILL)
+
+    assert _output_of(launcher, parent).split() == [str(os.getpid())] * 2
+    assert python_for_spark() == launcher
+    assert int(_output_of(launcher, parent).split()[0]) not in {server, os.getpid()}
+
+
+def test_a_request_that_breaks_off_does_not_end_the_server() -> None:
+    launcher = python_for_spark()
+    parent = "import os; print(os.getppid())"
+    server = _output_of(launcher, parent)
+    address = str(Path(launcher).with_name("socket"))
+
+    for sent in (b"", b"\0\0", LENGTH.pack(100) + b"{", LENGTH.pack(3) + b"???"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(address)
+            connection.sendall(sent)
+
+    assert _output_of(launcher, parent) == server
+
+
+def _output_of(launcher: str, program: str) -> str:
+    return subprocess.run(
+        [launcher, "-c", program], stdout=subprocess.PIPE, check=True, text=True
+    ).stdout
 
 
 def test_a_module_is_run_as_the_main_one() -> None:

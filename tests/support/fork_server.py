@@ -22,6 +22,7 @@ import select
 import signal
 import socket
 import sys
+import traceback
 import types
 import warnings
 from typing import Any, Final
@@ -55,6 +56,7 @@ class _Server:
     def __init__(self, listener: socket.socket, life: int) -> None:
         self._listener = listener
         self._life = life
+        self._pid = os.getpid()
         self._exit_codes_to: dict[int, int] = {}
         signal.signal(signal.SIGCHLD, lambda *_: self._reap())
 
@@ -62,28 +64,42 @@ class _Server:
         """Fork for each request until there are no more; raises `_Child` in the forked process."""
         while self._life not in select.select([self._listener, self._life], [], [])[0]:
             connection, _ = self._listener.accept()
-            # Who asked may have been killed since.
-            with connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._answer(connection)
+            with connection:
+                try:
+                    self._answer(connection)
+                except _Child:
+                    raise
+                except Exception:  # noqa: BLE001
+                    # One request that fails (its sender was killed, no more processes are
+                    # allowed) must not end the server, which all tests of a process share.
+                    traceback.print_exc()
 
     def _answer(self, connection: socket.socket) -> None:
         head, descriptors, _, _ = socket.recv_fds(connection, LENGTH.size, DESCRIPTORS)
-        head += _receive_exactly(connection, LENGTH.size - len(head))
-        body = _receive_exactly(connection, LENGTH.unpack(head)[0]) if head else b""
-        if not body:
-            return
-        request = json.loads(body)
-        # A program that ends at once must be known before it is reaped.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-        pid = os.fork()
-        if not pid:
-            self._become_child(descriptors)
-            raise _Child(request)
-        for descriptor in descriptors[:-1]:
-            os.close(descriptor)
-        self._exit_codes_to[pid] = descriptors[-1]
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        connection.sendall(LENGTH.pack(pid))
+        try:
+            head += _receive_exactly(connection, LENGTH.size - len(head))
+            size = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else 0
+            body = _receive_exactly(connection, size)
+            # The sender may have been killed.
+            if not body or len(body) < size or len(descriptors) < DESCRIPTORS:
+                return
+            request = json.loads(body)
+            # A program that ends at once must be known before it is reaped.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+            try:
+                pid = os.fork()
+                if not pid:
+                    self._become_child(descriptors)
+                    raise _Child(request)
+                self._exit_codes_to[pid] = descriptors.pop()
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        finally:
+            if os.getpid() == self._pid:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(LENGTH.pack(pid))
 
     def _reap(self) -> None:
         while self._exit_codes_to:

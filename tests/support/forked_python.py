@@ -3,8 +3,9 @@
     python -SE forked_python.py PYTHON SOCKET ARGUMENT...
 
 It starts in a hundredth of a second, since it imports nothing but the standard library. What is
-neither `-m` nor `-c` is executed by PYTHON. The forked program has another parent than this one:
-who started this one is in its environment, as FORKED_FOR_PID.
+neither `-m` nor `-c` is executed by PYTHON, and so is everything once the server has ended. The
+forked program has another parent than this one: who started this one is in its environment, as
+FORKED_FOR_PID.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def ask_to_fork(
             socket.send_fds(connection, [head], [*descriptors, exit_code_to])
             connection.sendall(request)
             answer = connection.recv(LENGTH.size, socket.MSG_WAITALL)
-        assert len(answer) == LENGTH.size, "the server that forks programs is gone"
+        if len(answer) < LENGTH.size:
+            raise ConnectionResetError("the server that forks programs has ended")
     except BaseException:
         os.close(exit_code)
         raise
@@ -61,10 +63,15 @@ def ask_to_fork(
 def main(python: str, address: str, *arguments: str) -> None:
     if arguments[:1] not in (("-m",), ("-c",)):
         os.execv(python, [python, *arguments])
-    environment = {**os.environ, FORKED_FOR_PID: str(os.getppid())}
+    os.environ[FORKED_FOR_PID] = str(os.getppid())
     # What comes before the program is known is handed on when it is.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    pid, exit_code = ask_to_fork(Path(address), arguments, environment, (0, 1, 2))
+    try:
+        pid, exit_code = ask_to_fork(Path(address), arguments, os.environ, (0, 1, 2))
+    except (ConnectionError, FileNotFoundError):
+        # Spark keeps this launcher's path for the whole session, and the server may end before.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        os.execv(python, [python, *arguments])
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(pid, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     # Its input ends when the forked program's own descriptors do.

@@ -91,13 +91,19 @@ class _ForkServer:
     def __init__(self, imported: Sequence[str]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="fork-server-")
         self.address: Final = Path(self._folder.name) / "socket"
+        self._imported = imported
+        self._start_process()
+
+    def _start_process(self) -> None:
+        self.address.unlink(missing_ok=True)
         life, self._life = os.pipe()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(self.address))
             listener.listen(64)
             given = [listener.fileno(), life]
+            arguments = [*map(str, given), *self._imported]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.fork_server", *map(str, given), *imported],
+                [sys.executable, "-m", "tests.support.fork_server", *arguments],
                 stdin=subprocess.DEVNULL,
                 cwd=_ROOT,
                 env={**os.environ, **_SERVER_ENVIRONMENT},
@@ -127,6 +133,14 @@ class _ForkServer:
         path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         path.chmod(0o700)
         return path
+
+    def restart_if_ended(self) -> None:
+        """Start another process at the same address if something has ended the server's."""
+        if self._process.poll() is not None:
+            code = self._process.returncode
+            sys.stderr.write(f"a server that forks programs ended with {code}\n")
+            os.close(self._life)
+            self._start_process()
 
     def end(self) -> None:
         """End the server and wait until it has ended; programs it forked go on."""
@@ -245,4 +259,5 @@ def run_python(
 def _running_server(imported: tuple[str, ...]) -> _ForkServer:
     if imported not in _servers:
         _servers[imported] = _ForkServer(imported)
+    _servers[imported].restart_if_ended()
     return _servers[imported]
