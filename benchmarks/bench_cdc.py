@@ -21,8 +21,8 @@ from integration.judges.postgres_server import USER, PostgresServer
 from streamhouse.api.client import StreamhouseClient
 from streamhouse.cdc_source._debezium_engine import EngineSettings
 from streamhouse.cdc_source._java import implements, java_class, start_java
-from streamhouse.cdc_source._progress import ProgressTable
 from streamhouse.cdc_source._source_database import SourceDatabase
+from streamhouse.cdc_source._stream_progress import ProgressTable
 from streamhouse.cdc_source.follower import Follower
 from streamhouse.cdc_source.source_address import SourceAddress
 from streamhouse.cdc_source.stream_options import StreamOptions

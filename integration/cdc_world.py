@@ -20,7 +20,7 @@ import pytest
 from integration.judges.environment import judge_python
 from integration.judges.postgres_server import USER, PostgresServer
 from streamhouse.api.client import StreamhouseClient
-from streamhouse.cdc_source._progress import ProgressTable
+from streamhouse.cdc_source._stream_progress import ProgressTable
 from streamhouse.client import StorageClient
 from tests.support.service_process import ServiceProcess
 

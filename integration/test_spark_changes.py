@@ -18,7 +18,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import streamhouse
 from integration.spark_world import EVENTS, SparkWorld, event_rows, world
-from streamhouse.connector.changes._merge import Merge
+from streamhouse.connector.changes._merge_clauses import Merge
 from streamhouse.core.errors import (
     CommitConflictError,
     InvalidRequestError,

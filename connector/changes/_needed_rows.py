@@ -29,7 +29,7 @@ from streamhouse.connector.lookup._lookup_plan import INNER, LEFT, planned
 from streamhouse.connector.lookup.lookup_join import joined_frame
 from streamhouse.connector.query._narrowing import Build, QueryTable, narrowed, needs_by_text
 from streamhouse.connector.query._plan_needs import PlanNeeds
-from streamhouse.connector.query._statement import Statement
+from streamhouse.connector.query._query_text import QueryText
 from streamhouse.connector.write._spark_types import check_spark_types
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.core.model.table import TableInfo
@@ -198,7 +198,7 @@ def rows_for(
             f"SELECT {', '.join(map(quoted, columns))} FROM {'.'.join(map(quoted, name))}"
             f" WHERE ({where}\n)"
         )
-        return needs_by_text(spark, Statement.of(text), {name: table})
+        return needs_by_text(spark, QueryText.of(text), {name: table})
 
     query = narrowed([table], build, by_text)
     (pushed,) = query.pushed

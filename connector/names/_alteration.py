@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from streamhouse.connector.names._statement import Statement, Token, name_at, unquoted
+from streamhouse.connector.names._table_statement import TableStatement, Token, name_at, unquoted
 from streamhouse.core.errors import UnsupportedError
 
 __all__ = ["Alteration", "alteration_of", "commented"]
@@ -30,7 +30,7 @@ class Alteration:
     removals: tuple[str, ...] = ()
 
 
-def alteration_of(statement: Statement, *, type_of: Callable[[str], Any]) -> Alteration:
+def alteration_of(statement: TableStatement, *, type_of: Callable[[str], Any]) -> Alteration:
     """Return the alteration of an `ALTER TABLE`; `type_of` parses a type in Spark's spelling.
 
     Raise `UnsupportedError` for an impossible alteration, with the possible ones.
@@ -65,7 +65,7 @@ def alteration_of(statement: Statement, *, type_of: Callable[[str], Any]) -> Alt
     raise _cannot(statement)
 
 
-def commented(column: str, statement: Statement) -> Alteration:
+def commented(column: str, statement: TableStatement) -> Alteration:
     """Return the alteration of a `COMMENT ON COLUMN ... IS 'text' | NULL`."""
     tokens = [token for token in statement.tokens if token.text != ";"]
     if (
@@ -93,7 +93,7 @@ def _is_of_field(tokens: Sequence[Token], words: Sequence[str]) -> bool:
     return len(path) > 1 and words[behind : behind + 1] != ["TYPE"]
 
 
-def _cannot(statement: Statement) -> UnsupportedError:
+def _cannot(statement: TableStatement) -> UnsupportedError:
     words = " ".join(token.text for token in statement.tokens[:3])
     return UnsupportedError(
         f"ALTER TABLE {'.'.join(statement.name)} {words} ...: that cannot be done to a Streamhouse"
@@ -119,7 +119,7 @@ def _listed(tokens: Sequence[Token]) -> Iterator[list[Token]]:
 
 
 def _added(
-    spec: list[Token], statement: Statement, *, type_of: Callable[[str], Any]
+    spec: list[Token], statement: TableStatement, *, type_of: Callable[[str], Any]
 ) -> dict[str, Any]:
     """Return the change for `name[.field] type [COMMENT 'text'] [FIRST | AFTER column]`."""
     end = len(spec)
@@ -145,7 +145,7 @@ def _added(
 
 
 def _column(
-    tokens: list[Token], statement: Statement, *, type_of: Callable[[str], Any]
+    tokens: list[Token], statement: TableStatement, *, type_of: Callable[[str], Any]
 ) -> dict[str, Any]:
     """Return the change for `[COLUMN] name TYPE type | COMMENT 'text' | DROP NOT NULL`.
 
@@ -165,7 +165,7 @@ def _column(
     raise _cannot(statement)
 
 
-def _property(spec: list[Token], statement: Statement) -> tuple[str, str]:
+def _property(spec: list[Token], statement: TableStatement) -> tuple[str, str]:
     """Return the pair of `'key' = 'value'`; the key may be written without quotes."""
     texts = [token.text for token in spec]
     if "=" not in texts:
@@ -174,5 +174,5 @@ def _property(spec: list[Token], statement: Statement) -> tuple[str, str]:
     return "".join(map(unquoted, spec[:at])), "".join(map(unquoted, spec[at + 1 :]))
 
 
-def _text(tokens: Sequence[Token], statement: Statement) -> str:
+def _text(tokens: Sequence[Token], statement: TableStatement) -> str:
     return statement.text[tokens[0].start : tokens[-1].end]

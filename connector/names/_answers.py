@@ -20,7 +20,7 @@ from streamhouse.connector.names._attached_names import (
 )
 from streamhouse.connector.names._definition import Definition, definition_of
 from streamhouse.connector.names._shared_options import check_plan, check_statement
-from streamhouse.connector.names._statement import Statement
+from streamhouse.connector.names._table_statement import TableStatement
 from streamhouse.connector.write._spark_types import arrow_columns
 from streamhouse.connector.write._write_options import write_options
 from streamhouse.connector.write._write_table import existing_or_created
@@ -80,7 +80,7 @@ class Names:
         self._spark = spark
         self._attach = attach
 
-    def answer(self, statement: Statement) -> bool:
+    def answer(self, statement: TableStatement) -> bool:
         """Execute the statement and return True, or return False to leave the statement to Spark.
 
         Raise `UnsupportedError` for an impossible statement, with the alternative.
@@ -104,7 +104,7 @@ class Names:
         attached_name = attached(self._spark, statement.name)
         return attached_name is not None and self._answer_for(attached_name, statement, name)
 
-    def refuse(self, within: Iterable[Statement]) -> None:
+    def refuse(self, within: Iterable[TableStatement]) -> None:
         """Refuse the statements of a script that Spark would execute without asking us."""
         for statement in within:
             verb, of = statement.verb, statement.like or statement.name
@@ -121,7 +121,9 @@ class Names:
                 " Python source about such statements: give the statement to spark.sql by itself"
             )
 
-    def _answer_for(self, attached_name: AttachedName, statement: Statement, name: str) -> bool:
+    def _answer_for(
+        self, attached_name: AttachedName, statement: TableStatement, name: str
+    ) -> bool:
         table = attached_name.connection.name
         verb = statement.verb
         if verb == "REFRESH TABLE":
@@ -154,7 +156,7 @@ class Names:
         self._alter(attached_name, statement)
         return True
 
-    def _comment(self, statement: Statement, name: str) -> bool:
+    def _comment(self, statement: TableStatement, name: str) -> bool:
         """Comment a column of an attached name."""
         # A table's name has at most three parts; the next part is a column, and a further part a
         # field.
@@ -174,7 +176,7 @@ class Names:
             return True
         return False
 
-    def _alter(self, attached_name: AttachedName, statement: Statement) -> None:
+    def _alter(self, attached_name: AttachedName, statement: TableStatement) -> None:
         path = str(attached_name.connection.name.path)
         alteration = alteration_of(statement, type_of=functools.partial(_type_of, table=path))
         if alteration.changes:
@@ -254,7 +256,7 @@ class Names:
         frame.write.format(FORMAT).options(**write_options_by_key).mode("append").save()
 
 
-def _no_replacement(statement: Statement, name: str) -> UnsupportedError:
+def _no_replacement(statement: TableStatement, name: str) -> UnsupportedError:
     if statement.verb == "CREATE VIEW":
         return UnsupportedError(
             f"a temporary view USING {FORMAT} would keep the rows of its first use: make it of a"

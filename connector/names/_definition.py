@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from streamhouse.connector.names._statement import Statement, Token, unquoted
+from streamhouse.connector.names._table_statement import TableStatement, Token, unquoted
 from streamhouse.core.errors import UnsupportedError
 
 __all__ = ["Definition", "definition_of"]
@@ -25,7 +25,7 @@ class Definition:
     options: dict[str, str] = field(default_factory=dict)
 
 
-def definition_of(statement: Statement) -> Definition:
+def definition_of(statement: TableStatement) -> Definition:
     """Return the parts of a `CREATE TABLE ... USING streamhouse`.
 
     Raise `UnsupportedError` for a clause without a meaning for a Streamhouse table.

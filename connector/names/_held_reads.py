@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamhouse.connector.names._attached_names import attached, is_attached
-from streamhouse.connector.names._statement import name_parts
+from streamhouse.connector.names._table_statement import name_parts
 from streamhouse.reading.options.options import BATCH, FORMAT, applicable
 from streamhouse.reading.options.quoted_names import quoted
 

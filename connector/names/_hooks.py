@@ -21,14 +21,14 @@ from streamhouse.connector.names._answers import Names, is_ours, no_such_definit
 from streamhouse.connector.names._asked_first import Around, put_around, session_of
 from streamhouse.connector.names._attached_names import HOOK_MARK, attached, attached_in, refresh
 from streamhouse.connector.names._held_reads import planned_afresh
+from streamhouse.connector.names._refused_writer_calls import LAYOUT_CALLS, check_layout, check_mode
 from streamhouse.connector.names._shared_options import (
     check_plan,
     check_statement,
     check_view_options,
 )
 from streamhouse.connector.names._stale_streams import warn_of_stale_names
-from streamhouse.connector.names._statement import name_parts, statement_of, statements_within
-from streamhouse.connector.names._writers import LAYOUT_CALLS, check_layout, check_mode
+from streamhouse.connector.names._table_statement import name_parts, statement_of, statements_within
 from streamhouse.core.errors import UnsupportedError
 from streamhouse.reading.options.options import FORMAT
 

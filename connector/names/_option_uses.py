@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from streamhouse.connector.names._statement import Token, name_at, tokens_of, unquoted
+from streamhouse.connector.names._table_statement import Token, name_at, tokens_of, unquoted
 
 __all__ = ["Use", "is_defined_in", "plain_uses", "uses_with_options"]
 

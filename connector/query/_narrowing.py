@@ -31,8 +31,8 @@ from pyspark.sql.types import DataType, StructType
 from streamhouse.connector.format.registration import register
 from streamhouse.connector.names._asked_first import has_jvm
 from streamhouse.connector.query._plan_needs import KEY_OPTION, PlanNeeds, ScanNeeds, needs_of
+from streamhouse.connector.query._query_text import QueryText
 from streamhouse.connector.query._relation_needs import RelationTable, needs_of_relation
-from streamhouse.connector.query._statement import Statement
 from streamhouse.connector.query._text_needs import TextTable, needs_of_text
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.core.model.schema import Schema
@@ -243,7 +243,7 @@ def narrowed(
 
 
 def needs_by_text(
-    spark: SparkSession, statement: Statement, tables: Mapping[tuple[str, ...], QueryTable]
+    spark: SparkSession, statement: QueryText, tables: Mapping[tuple[str, ...], QueryTable]
 ) -> PlanNeeds | None:
     """Return the needs of a statement by its text, None if the text is not enough."""
     text_tables = {

@@ -21,7 +21,7 @@ from typing import Final
 from sqlglot import exp
 
 from streamhouse.connector.query._plan_needs import MOMENTS, PlanNeeds, ScanNeeds
-from streamhouse.connector.query._statement import Statement, TableUse
+from streamhouse.connector.query._query_text import QueryText, TableUse
 from streamhouse.reading.options.quoted_names import quoted
 
 __all__ = ["TextTable", "needs_of_text"]
@@ -47,7 +47,7 @@ class TextTable:
 
 
 def needs_of_text(
-    statement: Statement, tables: Mapping[tuple[str, ...], TextTable], *, has_usual_literals: bool
+    statement: QueryText, tables: Mapping[tuple[str, ...], TextTable], *, has_usual_literals: bool
 ) -> PlanNeeds | None:
     """Return the needs of a statement; None if the text is not enough.
 

@@ -17,7 +17,7 @@ from streamhouse.connector.query._narrowing import (
     narrowed,
     needs_by_text,
 )
-from streamhouse.connector.query._statement import Statement
+from streamhouse.connector.query._query_text import QueryText
 from streamhouse.core.errors import InvalidNameError, NotFoundError
 from streamhouse.reading.options.options import BATCH, applicable, as_options, check_keys
 from streamhouse.reading.options.quoted_names import quoted
@@ -49,7 +49,7 @@ def sql(
             attached name has its own.
     """
     all_options = check_keys(as_options(options), uses=(BATCH,))
-    read = Statement.of(statement)
+    read = QueryText.of(statement)
     names = {name: _attached(spark, name) for name in read.names}
     service_tables = {
         name: table
@@ -72,7 +72,7 @@ def sql(
 
 def _narrowed(
     spark: SparkSession,
-    read: Statement,
+    read: QueryText,
     args: dict[str, Any] | list[Any] | None,
     tables: Mapping[tuple[str, ...], QueryTable],
 ) -> DataFrame:

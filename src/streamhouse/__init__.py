@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from streamhouse.client.writing.transactions import Transaction
     from streamhouse.client.writing.writes import AppendWriter
     from streamhouse.connector import cdc
-    from streamhouse.connector.changes.table import Table
+    from streamhouse.connector.changes.spark_table import Table
     from streamhouse.connector.format.registration import attach, register
     from streamhouse.connector.lookup.lookup_join import lookup_join, register_lookup
     from streamhouse.connector.query.sql_query import sql
@@ -125,7 +125,7 @@ _HOMES: Final = {
     "StreamhouseClient": "streamhouse.api.client",
     "StreamhouseError": _ERRORS,
     "Subscription": "streamhouse.client.following.subscription",
-    "Table": "streamhouse.connector.changes.table",
+    "Table": "streamhouse.connector.changes.spark_table",
     "TableBatch": "streamhouse.reading.follow.full_subscription",
     "TableDamagedError": _ERRORS,
     "TableExistsError": _ERRORS,

@@ -53,7 +53,7 @@ from streamhouse.storage_service.engine.keys.key_table import KeyTable
 from streamhouse.storage_service.engine.lake_pins import LakePins
 from streamhouse.storage_service.engine.open_table import LogTable, OpenTable
 from streamhouse.storage_service.engine.record_schemas import RecordSchemas
-from streamhouse.storage_service.engine.tiering_desk.lake_history import check_history, covered_by
+from streamhouse.storage_service.engine.tiering_desk.history_check import check_history, covered_by
 from streamhouse.storage_service.engine.transactions.transaction_files import TransactionFiles
 from streamhouse.storage_service.engine.wakeups import WaiterLimit, Wakeups
 from streamhouse.storage_service.kv.kv_tablet import KvOptions, KvTablet

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from streamhouse.core.errors import SchemaMismatchError, UnsupportedError
 from streamhouse.storage_service.kafka.avro_schema import AvroSchema
-from streamhouse.storage_service.kafka.errors import is_bug
+from streamhouse.storage_service.kafka.protocol_errors import is_bug
 
 __all__ = ["check_known", "read_values", "write_rows"]
 

@@ -39,7 +39,7 @@ from streamhouse.core.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from streamhouse.storage_service.kafka.errors import (
+from streamhouse.storage_service.kafka.protocol_errors import (
     FencedLeaderEpochError,
     InvalidRecordsError,
     UnknownLeaderEpochError,

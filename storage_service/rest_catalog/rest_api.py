@@ -17,9 +17,9 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.lake.facts import LakeCatalog
 from streamhouse.lake.catalogs.open_catalog import OpenCatalog
 from streamhouse.lake.catalogs.rest_catalog import passed_through
-from streamhouse.lake.errors import catalog_errors
 from streamhouse.lake.guards.lake_look import readable_head
 from streamhouse.lake.guards.live_tables import LiveTable, LiveTables
+from streamhouse.lake.iceberg_errors import catalog_errors
 from streamhouse.storage_service.rest_catalog._catalog_properties import FileAccess, HiddenValues
 from streamhouse.storage_service.rest_catalog._routes import (
     NamespaceRoutes,

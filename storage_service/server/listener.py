@@ -30,7 +30,7 @@ from streamhouse.core.extras import require
 from streamhouse.core.model.lake.facts import LakeCatalog, LakeState
 from streamhouse.core.model.lake.older_rows import LakeBucket, LakeHistory
 from streamhouse.core.model.table import TableInfo, TablePath
-from streamhouse.core.traces.settings import opened_spans
+from streamhouse.core.traces.exporter_settings import opened_spans
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.data_directory import DataDirectory
 from streamhouse.storage_service.directory.runtime import Runtime
@@ -56,9 +56,9 @@ from streamhouse.storage_service.server.http._http_protocol import bounded_proto
 from streamhouse.storage_service.server.http.http_exchange import Tenure
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
 from streamhouse.storage_service.server.http.tls import Certificate, TlsListener
+from streamhouse.storage_service.server.other_shards import Shards
 from streamhouse.storage_service.server.peers import HttpPeers
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.server.shards import Shards
 from streamhouse.storage_service.server.status._metrics import ServiceMetrics
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ from streamhouse.storage_service.server.http.http_exchange import (
     Tenure,
 )
 from streamhouse.storage_service.server.http.open_connections import OpenConnections
-from streamhouse.storage_service.server.shards import Shards
+from streamhouse.storage_service.server.other_shards import Shards
 from streamhouse.storage_service.server.status._metrics import ServiceMetrics
 from streamhouse.storage_service.server.status._service_figures import ServiceFigures
 from streamhouse.storage_service.server.status._status import STATUS_INTERVAL_MS, StatusSampler

@@ -36,7 +36,7 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.storage_service.server.*",
         "streamhouse.storage_service.kafka_door.kafka_routes",
     ),
-    "httptools": ("streamhouse.client.http._connection",),
+    "httptools": ("streamhouse.client.http._http_connection",),
     "kio": (
         "streamhouse.storage_service.kafka.*",
         "streamhouse.storage_service.kafka_door.*",
@@ -55,11 +55,11 @@ DOORS: Final[dict[str, tuple[str, ...]]] = {
         "streamhouse.tiering.worker._spark_runner",
     ),
     "pyruhvro": ("streamhouse.storage_service.kafka.*",),
-    "rich": ("streamhouse.cli*", "streamhouse.tiering.worker._progress"),
+    "rich": ("streamhouse.cli*", "streamhouse.tiering.worker._terminal_progress"),
     "rocksdict": ("streamhouse.storage_service.kv.rocksdb_store",),
     "sqlglot": (
         "streamhouse.reading.where.*",
-        "streamhouse.connector.query._statement",
+        "streamhouse.connector.query._query_text",
         "streamhouse.connector.query._text_needs",
     ),
     "sqlalchemy": ("streamhouse.lake.catalogs._sql_*",),

@@ -37,9 +37,9 @@ USERS: Final[dict[str, dict[str, str]]] = {
         f"{_CONNECTOR}.write._sieve": "applies it where rows that do not fit are rejected",
     },
     "Assignment": {
-        f"{_CONNECTOR}.changes._merge": "asks it for values and keys of each clause",
+        f"{_CONNECTOR}.changes._merge_clauses": "asks it for values and keys of each clause",
         f"{_CONNECTOR}.changes._needed_rows": "asks it for the keys of the rows that are needed",
-        f"{_CONNECTOR}.changes.table": "makes it, and asks it for values of update",
+        f"{_CONNECTOR}.changes.spark_table": "makes it, and asks it for values of update",
     },
     "settled": {f"{_CONNECTOR}.changes._commit": "settles what all changes stage"},
     "try_cast": {
@@ -49,11 +49,11 @@ USERS: Final[dict[str, dict[str, str]]] = {
     },
     # Marks in the options of a write say in which query and run of a stream it is.
     "stream_marks": {
-        f"{_CONNECTOR}.changes.table": "adds them to all changes",
+        f"{_CONNECTOR}.changes.spark_table": "adds them to all changes",
         f"{_CONNECTOR}.format._spark_readers": "adds them to what Spark writes to the format",
     },
     "write_options": {
-        f"{_CONNECTOR}.changes.table": "adds the marks, or only looks at the options",
+        f"{_CONNECTOR}.changes.spark_table": "adds the marks, or only looks at the options",
         f"{_CONNECTOR}.format.data_source": "gets them with the marks",
         f"{_CONNECTOR}.format.registration": "writes to the format",
         f"{_CONNECTOR}.names._answers": "creates a table, and writes to the format",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.storage_service.kafka.errors import InvalidRecordsError
+from streamhouse.storage_service.kafka.protocol_errors import InvalidRecordsError
 from streamhouse.storage_service.kafka.records.batches import (
     Compression,
     fitting_count,

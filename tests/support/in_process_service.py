@@ -51,9 +51,9 @@ from streamhouse.storage_service.server._app import ServiceApp
 from streamhouse.storage_service.server._gauges import read_state
 from streamhouse.storage_service.server._moves import MoveDesk
 from streamhouse.storage_service.server.http.http_exchange import Tenure
+from streamhouse.storage_service.server.other_shards import ShardOwners, Shards
 from streamhouse.storage_service.server.peers import Peers
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.server.shards import ShardOwners, Shards
 from streamhouse.storage_service.server.status._metrics import ServiceMetrics
 from tests.support.asgi_call import AsgiAnswer, AsgiCall
 from tests.support.kv_world import looked_up

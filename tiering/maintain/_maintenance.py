@@ -42,7 +42,7 @@ from streamhouse.lake.snapshots.inventory import (
     InventoryReader,
     LiveFile,
 )
-from streamhouse.lake.tables.schema import METADATA_PROPERTIES
+from streamhouse.lake.tables.iceberg_schema import METADATA_PROPERTIES
 from streamhouse.tiering._ports import TaskRunner
 from streamhouse.tiering.maintain._due import (
     TableMemory,

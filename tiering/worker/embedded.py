@@ -10,7 +10,7 @@ from typing import Final
 
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import StreamhouseError
-from streamhouse.core.traces.settings import opened_spans
+from streamhouse.core.traces.exporter_settings import opened_spans
 
 __all__ = ["EmbeddedTieringWorker"]
 

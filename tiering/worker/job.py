@@ -20,7 +20,7 @@ from streamhouse.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.model.lake.facts import SERVICE_ID_PROPERTY, LakeCatalog
 from streamhouse.core.secret_sources import catalog_properties_from, read_secret
-from streamhouse.core.traces.settings import opened_spans
+from streamhouse.core.traces.exporter_settings import opened_spans
 from streamhouse.tiering._ports import TaskRunner
 from streamhouse.tiering.round._round_planner import ROWS_PER_ROUND_MAX
 from streamhouse.tiering.worker._tables_in_flight import TABLES_IN_FLIGHT
@@ -147,8 +147,8 @@ def run_job(options: JobOptions, runner: TaskRunner) -> int:
     """
     # Not at the top: `streamhouse tier --help` must not wait for pyiceberg.
     from streamhouse.lake.lake_tables import IcebergLake
-    from streamhouse.tiering.worker._progress import TerminalProgress
     from streamhouse.tiering.worker._service import TieringService
+    from streamhouse.tiering.worker._terminal_progress import TerminalProgress
 
     stopping = threading.Event()
     with (

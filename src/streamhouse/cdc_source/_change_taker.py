@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from streamhouse.cdc_source._debezium_engine import EventKind, SourceEvent
-from streamhouse.cdc_source._progress import Progress, ProgressTable
+from streamhouse.cdc_source._stream_progress import Progress, ProgressTable
 from streamhouse.cdc_source._target_table import TargetTable
 from streamhouse.cdc_source.stream_options import check_not_renamed
 from streamhouse.core.errors import SchemaMismatchError

@@ -17,9 +17,9 @@ from typing import Final
 from streamhouse.cdc_source._change_taker import ChangeTaker
 from streamhouse.cdc_source._debezium_engine import DebeziumEngine, EngineSettings
 from streamhouse.cdc_source._new_tables import MakeTarget, NewTables, targets_of
-from streamhouse.cdc_source._progress import FollowedTable, Progress, ProgressTable
 from streamhouse.cdc_source._snapshot import read_snapshot
 from streamhouse.cdc_source._source_database import SourceDatabase
+from streamhouse.cdc_source._stream_progress import FollowedTable, Progress, ProgressTable
 from streamhouse.cdc_source._target_table import SourceTable, TargetTable
 from streamhouse.cdc_source.source_address import SourceAddress
 from streamhouse.cdc_source.stream_options import StreamOptions, check_not_renamed

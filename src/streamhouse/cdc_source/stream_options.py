@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from streamhouse.cdc_source._progress import FollowedTable
 from streamhouse.cdc_source._source_types import is_key
+from streamhouse.cdc_source._stream_progress import FollowedTable
 from streamhouse.cdc_source._target_table import SourceTable
 from streamhouse.core.errors import InvalidRequestError, SchemaMismatchError
 from streamhouse.core.model.table import TablePath

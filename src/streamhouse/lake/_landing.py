@@ -49,7 +49,7 @@ from streamhouse.lake._attempts import (
     fate_of,
     judge,
 )
-from streamhouse.lake.errors import lake_errors, sentence_of
+from streamhouse.lake.iceberg_errors import lake_errors, sentence_of
 
 __all__ = ["ATTEMPTS_MAX", "Change", "StagedChange", "land", "land_snapshot", "pause", "reload"]
 

@@ -31,7 +31,7 @@ from streamhouse.core.secret_sources import withheld_explained
 from streamhouse.lake._landing import pause
 from streamhouse.lake.catalogs._sql_catalog import open_catalog
 from streamhouse.lake.commits.committer import IcebergLakeTable
-from streamhouse.lake.errors import lake_errors
+from streamhouse.lake.iceberg_errors import lake_errors
 from streamhouse.lake.snapshots.live_files import LiveFilesCache
 from streamhouse.lake.tables._creation import create_lake_table, lake_identifier
 from streamhouse.lake.tables._evolution import evolve_lake_table, evolve_partitioning

@@ -52,7 +52,7 @@ from streamhouse.storage_service.engine.tiering_desk._tiering_schedule import (
     TableDue,
     due,
 )
-from streamhouse.storage_service.engine.tiering_desk.lake_history import (
+from streamhouse.storage_service.engine.tiering_desk.history_check import (
     check_history,
     covered_by,
     fingerprints_at,

@@ -20,7 +20,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault
+from streamhouse.storage_service.kafka.protocol_errors import InvalidRecordsError, RecordsFault
 
 __all__ = ["Compression", "compress", "decompress"]
 

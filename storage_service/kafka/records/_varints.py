@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamhouse.storage_service.kafka.errors import InvalidRecordsError
+from streamhouse.storage_service.kafka.protocol_errors import InvalidRecordsError
 
 __all__ = [
     "VARINT_BYTES_MAX",

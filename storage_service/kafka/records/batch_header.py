@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 import crc32c
 
-from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault
+from streamhouse.storage_service.kafka.protocol_errors import InvalidRecordsError, RecordsFault
 from streamhouse.storage_service.kafka.records._compression import Compression
 
 __all__ = [

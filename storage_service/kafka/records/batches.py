@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault
+from streamhouse.storage_service.kafka.protocol_errors import InvalidRecordsError, RecordsFault
 from streamhouse.storage_service.kafka.records._compression import (
     Compression,
     compress,

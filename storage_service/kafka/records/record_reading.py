@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault
+from streamhouse.storage_service.kafka.protocol_errors import InvalidRecordsError, RecordsFault
 from streamhouse.storage_service.kafka.records._varints import (
     VARINT_BYTES_MAX,
     VARLONG_BYTES_MAX,

@@ -18,12 +18,12 @@ from kio.schema.errors import ErrorCode
 
 from streamhouse.core.errors import StreamhouseError, TableDamagedError
 from streamhouse.storage_service.kafka.groups.coordinator import Coordinator, GroupKey, GroupLimits
+from streamhouse.storage_service.kafka.groups.coordinator_shard import coordinator_of
 from streamhouse.storage_service.kafka.groups.messages import Identity
-from streamhouse.storage_service.kafka.groups.placement import coordinator_of
 from streamhouse.storage_service.kafka_door._error_codes import error_code_of
 from streamhouse.storage_service.server.caller import Caller
+from streamhouse.storage_service.server.other_shards import ShardState
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.server.shards import ShardState
 
 __all__ = ["GroupDesk", "code_for_members", "retriable_by_members"]
 

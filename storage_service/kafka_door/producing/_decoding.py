@@ -31,7 +31,11 @@ from streamhouse.core.model.rejected.row_splitter import BadRow
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault, is_bug
+from streamhouse.storage_service.kafka.protocol_errors import (
+    InvalidRecordsError,
+    RecordsFault,
+    is_bug,
+)
 from streamhouse.storage_service.kafka.records.batch_header import (
     NO_PRODUCER,
     BatchHeader,

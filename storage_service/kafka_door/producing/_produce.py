@@ -23,11 +23,15 @@ from streamhouse.core.errors import (
     UnsupportedError,
 )
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault, is_bug
 from streamhouse.storage_service.kafka.messages.produce_answer import (
     PRODUCE_VERSIONS,
     StoredPartition,
     produce_answer,
+)
+from streamhouse.storage_service.kafka.protocol_errors import (
+    InvalidRecordsError,
+    RecordsFault,
+    is_bug,
 )
 from streamhouse.storage_service.kafka_door._api import Answer, Api, ConnectionEnded
 from streamhouse.storage_service.kafka_door._error_codes import is_repeated, produce_code_of

@@ -18,7 +18,7 @@ from typing import Final
 
 from streamhouse.core.errors import OffsetOutOfRangeError, TableNotFoundError
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.kafka.errors import (
+from streamhouse.storage_service.kafka.protocol_errors import (
     FencedLeaderEpochError,
     UnknownLeaderEpochError,
     UnknownTopicIdError,

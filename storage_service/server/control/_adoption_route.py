@@ -20,7 +20,7 @@ from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.directory.data_directory import GIVEN_UP_SUFFIX
 from streamhouse.storage_service.directory.runtime import clock_us
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.tiering_desk.lake_history import divergence_of
+from streamhouse.storage_service.engine.tiering_desk.history_check import divergence_of
 from streamhouse.storage_service.server.control._iceberg_route import ServiceTables
 from streamhouse.storage_service.server.control._request_bodies import AdoptTable, TableName
 from streamhouse.storage_service.server.control.control_routes import ControlRoutes

@@ -18,9 +18,9 @@ from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.ownership.shards.owners import Owner
 from streamhouse.storage_service.rest_catalog.rest_request import RestRequest
 from streamhouse.storage_service.server.http.http_exchange import HttpExchange
+from streamhouse.storage_service.server.other_shards import ShardState
 from streamhouse.storage_service.server.peers import HANDED_ON, PeerAnswer, PeerRequest, Peers
 from streamhouse.storage_service.server.service import Service
-from streamhouse.storage_service.server.shards import ShardState
 from streamhouse.storage_service.server.status._status import CONSUMERS_BRIEF_MAX
 
 __all__ = ["catalog_tables", "handed_on", "shards_of_all", "status_of_all"]

@@ -21,7 +21,7 @@ from streamhouse.core.model.lake.coverage import CoveredOffsets
 from streamhouse.core.model.lake.older_rows import LakeHistory, OlderRows, WrittenAt
 from streamhouse.core.model.table import TableInfo
 from streamhouse.storage_service.engine.open_table import OpenTable
-from streamhouse.storage_service.engine.tiering_desk.lake_history import check_history
+from streamhouse.storage_service.engine.tiering_desk.history_check import check_history
 from streamhouse.storage_service.server.history._lake_cursors import LakeCursors
 from streamhouse.storage_service.server.history.failures import failure_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamhouse.client.http._connection import Answer
+from streamhouse.client.http._http_connection import Answer
 from streamhouse.client.writing.writes import ColumnChecks, TableWrites
 from streamhouse.core.errors import SchemaMismatchError, UnknownColumnError
 from streamhouse.core.model.bucketing import buckets_for_rows

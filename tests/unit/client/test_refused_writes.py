@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from streamhouse.client import AppendWriter, Producer, StorageClient
-from streamhouse.client.http._connection import Answer
+from streamhouse.client.http._http_connection import Answer
 from streamhouse.core.errors import (
     OutOfOrderSequenceError,
     SchemaMismatchError,

@@ -17,7 +17,10 @@ from streamhouse.core.errors import (
     error_for_code,
     suggestion,
 )
-from streamhouse.storage_service.kafka.errors import InvalidRecordsError, UnknownLeaderEpochError
+from streamhouse.storage_service.kafka.protocol_errors import (
+    InvalidRecordsError,
+    UnknownLeaderEpochError,
+)
 from streamhouse.storage_service.server.http.http_exchange import error_to_json
 
 

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import click
 
-from streamhouse.cli.connection import endpoint_option, open_client, read_token, token_file_option
+from streamhouse.cli.service_options import (
+    endpoint_option,
+    open_client,
+    read_token,
+    token_file_option,
+)
 from streamhouse.core.model.lake.coverage import BucketDivergence, LakeDivergence
 
 __all__ = ["command"]

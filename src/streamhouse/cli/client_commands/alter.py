@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import click
 
-from streamhouse.cli.connection import (
+from streamhouse.cli.output import json_option, print_json
+from streamhouse.cli.service_options import (
     endpoint_option,
     open_client,
     read_token,
     token_file_option,
 )
-from streamhouse.cli.output import json_option, print_json
 from streamhouse.core.model.table import TableInfo
 
 __all__ = ["command"]

@@ -16,8 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from streamhouse.cli.connection import endpoint_option, open_client, read_token, token_file_option
 from streamhouse.cli.log_options import log_options
+from streamhouse.cli.service_options import (
+    endpoint_option,
+    open_client,
+    read_token,
+    token_file_option,
+)
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.log_lines import configure_logging
 from streamhouse.core.secret_sources import read_secret

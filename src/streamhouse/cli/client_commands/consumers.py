@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from streamhouse.cli.connection import (
+from streamhouse.cli.option_values import age_text
+from streamhouse.cli.output import json_option, print_json
+from streamhouse.cli.service_options import (
     endpoint_option,
     open_client,
     read_token,
     token_file_option,
 )
-from streamhouse.cli.output import json_option, print_json
-from streamhouse.cli.units import age_text
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import (
     TableDamagedError,

@@ -15,9 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from streamhouse.cli.connection import endpoint_option, open_client, read_token, token_file_option
-from streamhouse.cli.progress import ProgressBar, quiet_option
-from streamhouse.cli.units import MeasureType, parse_pause_s
+from streamhouse.cli.option_values import MeasureType, parse_pause_s
+from streamhouse.cli.progress_bar import ProgressBar, quiet_option
+from streamhouse.cli.service_options import (
+    endpoint_option,
+    open_client,
+    read_token,
+    token_file_option,
+)
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import DatabaseNotFoundError
 from streamhouse.core.model.lake.facts import parse_catalog_properties

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import click
 
-from streamhouse.cli.connection import endpoint_option, open_client, read_token, token_file_option
 from streamhouse.cli.output import matches
+from streamhouse.cli.service_options import (
+    endpoint_option,
+    open_client,
+    read_token,
+    token_file_option,
+)
 from streamhouse.client import StorageClient
 from streamhouse.core.errors import (
     NotFoundError,

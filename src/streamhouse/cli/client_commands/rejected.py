@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from streamhouse.cli.connection import (
+from streamhouse.cli.output import json_option, print_json
+from streamhouse.cli.service_options import (
     endpoint_option,
     open_reader,
     read_token,
     token_file_option,
 )
-from streamhouse.cli.output import json_option, print_json
 from streamhouse.core.errors import TableNotFoundError
 
 __all__ = ["command"]

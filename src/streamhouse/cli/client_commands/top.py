@@ -15,12 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from streamhouse.cli.connection import (
-    endpoint_option,
-    open_client,
-    read_token,
-    token_file_option,
-)
+from streamhouse.cli.option_values import age_text, size_text
 from streamhouse.cli.output import (
     filter_option,
     json_option,
@@ -28,7 +23,12 @@ from streamhouse.cli.output import (
     matches,
     sort_option,
 )
-from streamhouse.cli.units import age_text, size_text
+from streamhouse.cli.service_options import (
+    endpoint_option,
+    open_client,
+    read_token,
+    token_file_option,
+)
 from streamhouse.client import StorageClient
 
 __all__ = ["command"]

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from streamhouse.cli.connection import open_client, open_owner, read_token, token_file_option
 from streamhouse.cli.output import json_option, print_json
-from streamhouse.cli.progress import ProgressBar, quiet_option
+from streamhouse.cli.progress_bar import ProgressBar, quiet_option
+from streamhouse.cli.service_options import open_client, open_owner, read_token, token_file_option
 from streamhouse.client import ENDPOINT_VARIABLE, StorageClient
 from streamhouse.core.errors import InvalidRequestError, UnavailableError
 from streamhouse.storage_service.directory.data_directory import DataDirectory

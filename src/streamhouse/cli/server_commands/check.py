@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from streamhouse.cli.progress import ProgressBar, quiet_option
+from streamhouse.cli.progress_bar import ProgressBar, quiet_option
 from streamhouse.core.errors import (
     StorageFailedError,
     StreamhouseError,

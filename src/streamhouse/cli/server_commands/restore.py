@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from streamhouse.cli.output import json_option, print_json
-from streamhouse.cli.progress import ProgressBar, quiet_option
+from streamhouse.cli.progress_bar import ProgressBar, quiet_option
 from streamhouse.storage_service.operations.backup_files import restore_backup, verify_backup
 
 __all__ = ["command"]

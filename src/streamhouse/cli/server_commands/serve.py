@@ -12,13 +12,13 @@ from typing import Any, Final, TypeVar
 import click
 
 from streamhouse.cli.log_options import log_options
+from streamhouse.cli.option_values import SIZE, MeasureType
 from streamhouse.cli.server_commands.supervisor import (
     is_supervised,
     shard_commands,
     stop_with_supervisor,
     supervise,
 )
-from streamhouse.cli.units import SIZE, MeasureType
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.log_lines import configure_logging
 from streamhouse.core.model.lake.facts import s3_properties_from_environment

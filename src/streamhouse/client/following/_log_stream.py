@@ -10,8 +10,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamhouse.client.http._connection import AnswerStream
-from streamhouse.client.http._routes import Search
+from streamhouse.client.http._http_connection import AnswerStream
+from streamhouse.client.http._request_routes import Search
 from streamhouse.client.http._stop_signal import StopSignal
 from streamhouse.client.http._transport import HttpTransport
 from streamhouse.client.positions._reached_offsets import ReachedOffsets

@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Final
 from urllib.parse import quote, urlsplit
 
-from streamhouse.client.http._connection import Connection
+from streamhouse.client.http._http_connection import Connection
 from streamhouse.client.http.endpoint import Endpoint, Endpoints
 from streamhouse.client.http.own_certificate import (
     OWN_CERTIFICATE,

@@ -7,7 +7,7 @@ import time
 from contextvars import ContextVar
 from typing import Final
 
-from streamhouse.client.http._connection import Connection
+from streamhouse.client.http._http_connection import Connection
 
 __all__ = ["STOP", "StopSignal", "pause"]
 

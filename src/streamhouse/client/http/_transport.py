@@ -21,16 +21,16 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from streamhouse.client.http._connection import (
-    Answer,
-    AnswerStream,
-)
 from streamhouse.client.http._connection_pool import (
     ConnectionPool,
     ReachingError,
     StrangerError,
 )
-from streamhouse.client.http._routes import (
+from streamhouse.client.http._http_connection import (
+    Answer,
+    AnswerStream,
+)
+from streamhouse.client.http._request_routes import (
     BACKOFF,
     Routes,
     Search,

@@ -28,7 +28,7 @@ from streamhouse.core.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from streamhouse.lake.errors import sentence_of
+from streamhouse.lake.iceberg_errors import sentence_of
 
 __all__ = ["StagedCommit", "commit_staged"]
 

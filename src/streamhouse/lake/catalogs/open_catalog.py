@@ -9,7 +9,7 @@ from pyiceberg.catalog import Catalog
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.core.model.lake.facts import VIA_HEADER, LakeCatalog, is_rest_catalog
 from streamhouse.lake.catalogs._sql_catalog import open_catalog
-from streamhouse.lake.errors import catalog_errors
+from streamhouse.lake.iceberg_errors import catalog_errors
 
 __all__ = ["OpenCatalog"]
 

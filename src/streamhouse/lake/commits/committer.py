@@ -29,11 +29,11 @@ from streamhouse.lake.commits._staged_snapshot import (
     SnapshotChanges,
     stage_snapshot,
 )
-from streamhouse.lake.errors import lake_errors
 from streamhouse.lake.files._written_files import data_files, position_delete_files
 from streamhouse.lake.files.name_mapping import NameMapping
 from streamhouse.lake.files.parquet_writer import WrittenFile
 from streamhouse.lake.files.position_deletes import WrittenDeletes
+from streamhouse.lake.iceberg_errors import lake_errors
 from streamhouse.lake.snapshots._coverage import (
     CoveredOffsets,
     covered_offsets,
@@ -52,7 +52,7 @@ from streamhouse.lake.snapshots.live_files import (
 )
 from streamhouse.lake.tables._column_types import name_mapping_of
 from streamhouse.lake.tables._creation import LakeLayout, lake_identifier, layout_of
-from streamhouse.lake.tables.schema import description_properties
+from streamhouse.lake.tables.iceberg_schema import description_properties
 
 __all__ = ["IcebergLakeTable", "LakeCommit"]
 

@@ -32,9 +32,9 @@ from pyiceberg.table.update import (
 
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.lake._landing import StagedChange, land
-from streamhouse.lake.errors import lake_errors
 from streamhouse.lake.files._bounded_io import only_own
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
+from streamhouse.lake.iceberg_errors import lake_errors
 from streamhouse.lake.snapshots._manifests import live_entries, manifests_of
 
 __all__ = [

@@ -19,12 +19,12 @@ from pyiceberg.table import Table
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.lake._landing import reload
 from streamhouse.lake.commits.expiry import reachable_files
-from streamhouse.lake.errors import lake_errors
 from streamhouse.lake.files.lake_filesystem import (
     LakeFilesystem,
     ListedFile,
     file_identity,
 )
+from streamhouse.lake.iceberg_errors import lake_errors
 from streamhouse.lake.snapshots._table_files import check_alone
 
 __all__ = ["OrphansRemoved", "find_orphans", "remove_orphans"]

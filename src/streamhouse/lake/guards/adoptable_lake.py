@@ -45,8 +45,8 @@ from streamhouse.lake.commits._staged_snapshot import (
     SnapshotChanges,
     stage_snapshot,
 )
-from streamhouse.lake.errors import catalog_errors
 from streamhouse.lake.guards.live_tables import LiveTables
+from streamhouse.lake.iceberg_errors import catalog_errors
 from streamhouse.lake.snapshots._coverage import (
     ancestors_of,
     covered_offsets,

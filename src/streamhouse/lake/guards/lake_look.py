@@ -10,8 +10,8 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 
 from streamhouse.core.model.lake.facts import LakeRole
-from streamhouse.lake.errors import catalog_errors
 from streamhouse.lake.guards.live_tables import LiveTable
+from streamhouse.lake.iceberg_errors import catalog_errors
 from streamhouse.lake.snapshots._coverage import covered_offsets
 from streamhouse.lake.snapshots._outside_changes import outside_problem
 

@@ -49,7 +49,6 @@ from streamhouse.lake.catalogs._sql_catalog import LakeSqlCatalog
 from streamhouse.lake.catalogs._sql_commits import StagedCommit, commit_staged
 from streamhouse.lake.catalogs.guarded_catalog import check_updates, guard_of
 from streamhouse.lake.catalogs.rest_catalog import commit_many, offers_commit_many
-from streamhouse.lake.errors import catalog_errors, sentence_of
 from streamhouse.lake.guards._commit_guard import (
     check_commit,
     covered_offsets,
@@ -58,6 +57,7 @@ from streamhouse.lake.guards._commit_guard import (
     protecting_table,
 )
 from streamhouse.lake.guards.live_tables import LiveTables
+from streamhouse.lake.iceberg_errors import catalog_errors, sentence_of
 from streamhouse.lake.snapshots._coverage import role_of
 from streamhouse.lake.snapshots._outside_changes import check_outside_commit
 from streamhouse.lake.snapshots._table_files import check_new_files

@@ -25,10 +25,10 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import Record
 
 from streamhouse.core.model.lake.facts import ORPHANS_REMOVED_PROPERTY
-from streamhouse.lake.errors import lake_errors
 from streamhouse.lake.files.deleted_positions import data_paths_of
 from streamhouse.lake.files.lake_filesystem import LakeFilesystem
 from streamhouse.lake.files.partition_layout import PartitionValues
+from streamhouse.lake.iceberg_errors import lake_errors
 from streamhouse.lake.snapshots._manifests import live_entries, manifests_of
 from streamhouse.lake.snapshots.live_files import SystemBounds, path_bounds
 

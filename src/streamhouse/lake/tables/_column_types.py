@@ -37,9 +37,9 @@ from streamhouse.core.model.lake.facts import (
     SYSTEM_FIELD_ID_FIRST,
 )
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN, RESERVED_COLUMNS, Column
-from streamhouse.lake.errors import sentence_of
 from streamhouse.lake.files._field_ids import FIELD_ID_KEY
 from streamhouse.lake.files.name_mapping import MappedField, NameMapping
+from streamhouse.lake.iceberg_errors import sentence_of
 
 __all__ = ["iceberg_field", "name_mapping_of", "nested_fields", "readable_columns"]
 

@@ -44,7 +44,7 @@ from streamhouse.lake.files._field_ids import (
 from streamhouse.lake.files.partition_layout import (
     lake_clustering,
 )
-from streamhouse.lake.tables.schema import (
+from streamhouse.lake.tables.iceberg_schema import (
     known_nested_ids,
     lake_partition_spec,
     lake_properties,

@@ -38,7 +38,7 @@ from streamhouse.lake.files._field_ids import (
     NESTED_FIELD_ID_FIRST,
     assign_nested_ids,
 )
-from streamhouse.lake.tables.schema import (
+from streamhouse.lake.tables.iceberg_schema import (
     description_properties,
     known_nested_ids,
     lake_partition_spec,

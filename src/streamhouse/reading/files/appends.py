@@ -22,7 +22,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.lake.facts import LakeCatalog
 from streamhouse.core.model.schema import RESERVED_COLUMNS, Schema
-from streamhouse.lake.errors import metadata_errors
+from streamhouse.lake.iceberg_errors import metadata_errors
 from streamhouse.lake.opened_table import (
     OpenedTable,
     SnapshotFiles,

@@ -26,7 +26,7 @@ from streamhouse.core.model.schema import (
     Schema,
 )
 from streamhouse.core.model.table import TableInfo
-from streamhouse.lake.errors import metadata_errors
+from streamhouse.lake.iceberg_errors import metadata_errors
 from streamhouse.lake.opened_table import OpenedTable, open_table
 from streamhouse.reading.files._file_planner import FilePlanner
 from streamhouse.reading.files._pruning import LakeQuery

@@ -16,11 +16,11 @@ from typing import Final
 import pytest
 
 from streamhouse.client import StorageClient
-from streamhouse.client.http._connection import BrokenConnectionError
 from streamhouse.client.http._connection_pool import (
     CONNECTIONS_KEPT_MAX,
     Node,
 )
+from streamhouse.client.http._http_connection import BrokenConnectionError
 from streamhouse.client.http._stop_signal import StopSignal
 from streamhouse.client.http._transport import HttpTransport
 from streamhouse.client.http.endpoint import Endpoint

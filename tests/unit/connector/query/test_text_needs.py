@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from streamhouse.connector.query._plan_needs import PlanNeeds, ScanNeeds
-from streamhouse.connector.query._statement import Statement
+from streamhouse.connector.query._query_text import QueryText
 from streamhouse.connector.query._text_needs import TextTable, needs_of_text
 
 _COLUMNS = ("id", "k", "word", "day", "place", "odd name")
 
 
 def _needs(text: str, *, has_usual_literals: bool = True) -> PlanNeeds | None:
-    statement = Statement.of(text)
+    statement = QueryText.of(text)
     tables = {name: TextTable(".".join(name), _COLUMNS) for name in statement.names}
     return needs_of_text(statement, tables, has_usual_literals=has_usual_literals)
 

@@ -26,7 +26,7 @@ from streamhouse.lake.catalogs.rest_catalog import (
     passed_through,
     with_rest_catalog,
 )
-from streamhouse.lake.errors import catalog_errors
+from streamhouse.lake.iceberg_errors import catalog_errors
 from tests.support.held_step import around
 from tests.support.silent_server import SilentServer
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault
+from streamhouse.storage_service.kafka.protocol_errors import InvalidRecordsError, RecordsFault
 from streamhouse.storage_service.kafka.records._compression import compress, decompress
 from streamhouse.storage_service.kafka.records.batches import (
     Compression,

@@ -16,7 +16,7 @@ from kio.schema.errors import ErrorCode
 from streamhouse.core.errors import NotOwnerError
 from streamhouse.storage_service.kafka.groups._member import Member
 from streamhouse.storage_service.kafka.groups.coordinator import GroupLimits
-from streamhouse.storage_service.kafka.groups.placement import coordinator_of
+from streamhouse.storage_service.kafka.groups.coordinator_shard import coordinator_of
 from streamhouse.storage_service.kafka.topics import table_paths_of
 from streamhouse.storage_service.server.access._grants import token_hash
 from tests.support.in_process_service import (

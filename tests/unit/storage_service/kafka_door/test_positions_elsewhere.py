@@ -13,7 +13,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from streamhouse.core.model.table import TablePath
-from streamhouse.storage_service.kafka.groups.placement import coordinator_of
+from streamhouse.storage_service.kafka.groups.coordinator_shard import coordinator_of
 from tests.support.held_step import around
 from tests.support.in_process_service import InProcessService, event_rows, until
 from tests.support.kafka_world import KafkaClient, kafka_door

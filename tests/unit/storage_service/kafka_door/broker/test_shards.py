@@ -19,7 +19,7 @@ from streamhouse.core.model.records.record_sequence import (
     RecordSequence,
 )
 from streamhouse.core.model.table import TablePath
-from streamhouse.storage_service.kafka.groups.placement import coordinator_of
+from streamhouse.storage_service.kafka.groups.coordinator_shard import coordinator_of
 from streamhouse.storage_service.kafka.topics import node_id_of
 from streamhouse.storage_service.kafka_door.broker._group_desk import GroupDesk
 from streamhouse.storage_service.kafka_door.broker._other_brokers import OtherBrokers

@@ -10,7 +10,7 @@ import pytest
 
 from streamhouse.core.model.records.record_format import RAW_TOPIC
 from streamhouse.storage_service.config import ServiceConfig
-from streamhouse.storage_service.kafka.errors import InvalidRecordsError, RecordsFault
+from streamhouse.storage_service.kafka.protocol_errors import InvalidRecordsError, RecordsFault
 from streamhouse.storage_service.kafka.records.batches import Compression
 from streamhouse.storage_service.kafka_door.producing._decoding import (
     decoded,

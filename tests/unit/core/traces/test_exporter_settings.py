@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from streamhouse.core.traces.settings import opened_spans, why_no_spans
+from streamhouse.core.traces.exporter_settings import opened_spans, why_no_spans
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
 

@@ -24,7 +24,7 @@ from streamhouse.connector.changes._commit import (
     commit_changes,
 )
 from streamhouse.connector.changes._expressions import assignments, condition, first_of
-from streamhouse.connector.changes._merge import Merge, On, changed_rows, check_changeable
+from streamhouse.connector.changes._merge_clauses import Merge, On, changed_rows, check_changeable
 from streamhouse.connector.changes._needed_rows import rows_for
 from streamhouse.connector.format._spark_readers import session_zone, stream_marks
 from streamhouse.connector.format.registration import register, write_batch

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from streamhouse.client.http._connection import (
+from streamhouse.client.http._http_connection import (
     HEAD_BYTES_MAX,
     BrokenConnectionError,
     Connection,

@@ -15,8 +15,8 @@ from __future__ import annotations
 import threading
 from typing import Final, NamedTuple
 
-from streamhouse.client.http._connection import BrokenConnectionError
 from streamhouse.client.http._connection_pool import ReachingError
+from streamhouse.client.http._http_connection import BrokenConnectionError
 from streamhouse.client.http.endpoint import Endpoints
 from streamhouse.core.backoff import Backoff
 from streamhouse.core.errors import (

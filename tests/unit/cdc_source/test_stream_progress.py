@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.cdc_source._progress import FollowedTable
+from streamhouse.cdc_source._stream_progress import FollowedTable
 from streamhouse.cdc_source._target_table import SourceTable
 from streamhouse.cdc_source.stream_options import StreamOptions
 from streamhouse.core.errors import InvalidRequestError

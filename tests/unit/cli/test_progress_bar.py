@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streamhouse.cli.progress import ProgressBar
+from streamhouse.cli.progress_bar import ProgressBar
 from streamhouse.storage_service.operations.backup_files import (
     restore_backup,
     verify_backup,

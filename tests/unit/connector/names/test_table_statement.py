@@ -8,8 +8,8 @@ import pytest
 
 from streamhouse.connector.names._alteration import alteration_of
 from streamhouse.connector.names._definition import definition_of
-from streamhouse.connector.names._statement import (
-    Statement,
+from streamhouse.connector.names._table_statement import (
+    TableStatement,
     name_parts,
     statement_of,
     statements_within,
@@ -17,7 +17,7 @@ from streamhouse.connector.names._statement import (
 from streamhouse.core.errors import UnsupportedError
 
 
-def _of(text: str) -> Statement:
+def _of(text: str) -> TableStatement:
     found = statement_of(text)
     assert found is not None
     return found

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from streamhouse.connector.query._statement import Statement
+from streamhouse.connector.query._query_text import QueryText
 
 
 def _filled(text: str) -> str:
     """Return the text with V0, V1, ... for the tables in order."""
-    read = Statement.of(text)
+    read = QueryText.of(text)
     fields = {name: f"v{number}" for number, name in enumerate(read.names)}
     return read.template(fields).format(**{field: field.upper() for field in fields.values()})
 
@@ -60,7 +60,7 @@ def test_only_names_of_tables_are_replaced(text: str, filled: str) -> None:
     ],
 )
 def test_what_is_not_surely_read_names_no_table(text: str) -> None:
-    read = Statement.of(text)
+    read = QueryText.of(text)
 
     assert read.names == ()
     assert read.template({}).format() == text

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 __all__ = [
-    "Statement",
+    "TableStatement",
     "Token",
     "name_at",
     "name_parts",
@@ -62,7 +62,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
+class TableStatement:
     """A statement about a table.
 
     `verb` is `CREATE TABLE`, `CREATE VIEW`, `REPLACE TABLE` (also if it may exist), `ALTER TABLE`,
@@ -80,7 +80,7 @@ class Statement:
     like: tuple[str, ...] | None = None
 
 
-def statement_of(text: str) -> Statement | None:
+def statement_of(text: str) -> TableStatement | None:
     """Return the parts of a statement; None for statements that are left to Spark."""
     # Most statements, and all long ones, are queries, which need no tokens.
     if text.lstrip()[:1].upper() not in set("ACDMRTU-/"):
@@ -99,7 +99,7 @@ def statement_of(text: str) -> Statement | None:
     return None
 
 
-def statements_within(text: str) -> list[Statement]:
+def statements_within(text: str) -> list[TableStatement]:
     """Return the statements in a script, `BEGIN ... END`, or in the texts of EXECUTE IMMEDIATE.
 
     The result may have more statements than the script executes: the UPDATE of a MERGE counts as
@@ -115,7 +115,7 @@ def statements_within(text: str) -> list[Statement]:
     return list(_within(text, tokens, with_texts=is_immediate or "IMMEDIATE" in words))
 
 
-def _within(text: str, tokens: Sequence[Token], *, with_texts: bool) -> Iterator[Statement]:
+def _within(text: str, tokens: Sequence[Token], *, with_texts: bool) -> Iterator[TableStatement]:
     for token in tokens:
         if token.is_string:
             if with_texts:
@@ -154,14 +154,14 @@ def unquoted(token: Token) -> str:
     return text
 
 
-def _about(text: str, tokens: list[Token], *, verb: str, at: int) -> Statement | None:
+def _about(text: str, tokens: list[Token], *, verb: str, at: int) -> TableStatement | None:
     name, end = name_at(tokens, at)
     if not name:
         return None
-    return Statement(verb=verb, name=name, text=text, tokens=tuple(tokens[end:]))
+    return TableStatement(verb=verb, name=name, text=text, tokens=tuple(tokens[end:]))
 
 
-def _definition(text: str, tokens: list[Token], words: tuple[str, ...]) -> Statement | None:
+def _definition(text: str, tokens: list[Token], words: tuple[str, ...]) -> TableStatement | None:
     """Return the parts of a `CREATE ... TABLE`, `CREATE ... VIEW` or `REPLACE TABLE`."""
     at = 1
     while at < len(words) and words[at] in ("OR", "REPLACE", "GLOBAL", "TEMP", "TEMPORARY"):
@@ -178,7 +178,7 @@ def _definition(text: str, tokens: list[Token], words: tuple[str, ...]) -> State
         return None
     following = tuple(tokens[end:])
     provider, like = _clauses(following)
-    return Statement(
+    return TableStatement(
         verb=verb, name=name, text=text, tokens=following, provider=provider, like=like
     )
 

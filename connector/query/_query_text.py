@@ -15,7 +15,7 @@ from sqlglot.errors import SqlglotError
 
 from streamhouse.reading.options.quoted_names import quoted
 
-__all__ = ["Statement", "TableUse"]
+__all__ = ["QueryText", "TableUse"]
 
 # Clauses between a table's name and its alias: an alias cannot be inserted after the name.
 _BEFORE_ALIAS = ("sample", "version", "when", "hints", "changes", "partition", "pivots")
@@ -30,7 +30,7 @@ class TableUse:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Statement:
+class QueryText:
     """A query's text, and the names of tables in it: two or more parts, or one, in no CTE.
 
     `names` are the distinct table names as the statement spells them; `uses` are all their places.
@@ -44,7 +44,7 @@ class Statement:
     _places: tuple[_Place, ...]
 
     @classmethod
-    def of(cls, text: str) -> Statement:
+    def of(cls, text: str) -> QueryText:
         """Parse a statement; any statement but a readable query names no table."""
         root = _parsed(text)
         if root is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from streamhouse.storage_service.kafka.groups.placement import coordinator_of
+from streamhouse.storage_service.kafka.groups.coordinator_shard import coordinator_of
 
 GROUPS = [f"group-{i}" for i in range(3_000)]
 SHARDS = ["a", "b", "c"]
