@@ -14,8 +14,8 @@ from streamhouse.connector.write._assignment import assigned, assigned_key
 from streamhouse.connector.write._write_options import WriteMode
 from streamhouse.connector.write._write_target import RowShape, WriteTarget
 from streamhouse.core.errors import TableNotFoundError
-from streamhouse.core.model.rejected.row_splitter import RowSplitter, cast_values
 from streamhouse.core.model.values.zone import Zone
+from streamhouse.core.rows.row_splitter import RowSplitter, cast_values
 
 __all__ = ["OpenedOnce", "Sieve", "check_table"]
 

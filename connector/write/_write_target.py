@@ -25,7 +25,6 @@ from streamhouse.core.model.casts.conform import check_schema
 from streamhouse.core.model.casts.written_rows import check_names, version_of
 from streamhouse.core.model.merge_engine import DeleteBehavior, MergeEngine
 from streamhouse.core.model.nested_fields import fields_lacking, named_like
-from streamhouse.core.model.rejected.row_splitter import castable
 from streamhouse.core.model.schema import (
     CHANGE_TYPE_COLUMN,
     Schema,
@@ -33,6 +32,7 @@ from streamhouse.core.model.schema import (
 )
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.zone import Zone, spark_zone
+from streamhouse.core.rows.row_splitter import castable
 from streamhouse.reading.options.connection import ConnectionOptions
 
 __all__ = ["RowShape", "WriteTarget", "not_assigned", "resolve_target"]

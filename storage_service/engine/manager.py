@@ -24,8 +24,8 @@ from streamhouse.core.errors import (
     UnknownOutcomeError,
 )
 from streamhouse.core.model.lake.facts import LakeState
-from streamhouse.core.model.rejected.companion import companion_of, in_opening_order
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
+from streamhouse.core.rows.companion import companion_of, in_opening_order
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.damaged_table import DamagedTable
 from streamhouse.storage_service.directory.data_directory import DataDirectory

@@ -31,8 +31,8 @@ from streamhouse.core.errors import (
     StreamhouseError,
     UnavailableError,
 )
-from streamhouse.core.model.rejected.companion import companion_of, table_of
 from streamhouse.core.model.table import TablePath
+from streamhouse.core.rows.companion import companion_of, table_of
 from streamhouse.storage_service.engine.keys._key_copies import copy_keys
 from streamhouse.storage_service.engine.manager import TabletManager
 from streamhouse.storage_service.engine.open_table import OpenTable

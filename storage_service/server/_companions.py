@@ -9,11 +9,11 @@ from streamhouse.core.errors import (
     TableNotFoundError,
     UnavailableError,
 )
-from streamhouse.core.model.rejected.companion import (
+from streamhouse.core.model.table import TablePath
+from streamhouse.core.rows.companion import (
     check_companion,
     companion_descriptor,
 )
-from streamhouse.core.model.table import TablePath
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.server.other_shards import Shards
 from streamhouse.storage_service.server.service import Service

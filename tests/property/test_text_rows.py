@@ -21,11 +21,11 @@ from streamhouse.core.errors import (
     StreamhouseError,
     UnknownColumnError,
 )
-from streamhouse.core.model.rejected.division import Divided
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import TableDescriptor, TableInfo, TablePath
 from streamhouse.core.model.values.calendar import python_value
 from streamhouse.core.model.values.json_values import row_to_json
+from streamhouse.core.rows.division import Divided
 from streamhouse.core.text.csv_rows import divide_csv
 from streamhouse.core.text.json_text import joined, row_texts
 from streamhouse.core.text.ndjson_rows import divide_ndjson

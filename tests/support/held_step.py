@@ -173,7 +173,7 @@ BOUNDS: Final = {
     "met-bytes-of-buckets": Place("storage_service.kv.plan.upsert_plan", "MET_BYTES_MAX", _SLOW),
     "run-bytes": Place("storage_service.kv.cache._write_behind", "_RUN_BYTES_MIN", _SLOW),
     "stored-chunk": Place("storage_service.kv.rocksdb_store", "_CHUNK_ROWS", _SLOW),
-    "log-row-bytes": Place("core.model.rejected.row_splitter", "LOG_ROW_BYTES_MAX", _SLOW),
+    "log-row-bytes": Place("core.rows.row_splitter", "LOG_ROW_BYTES_MAX", _SLOW),
     "loop-slice-s": Place(
         "storage_service.server.status.event_loop", "_SLICE_S", "a turn of the loop has no size"
     ),

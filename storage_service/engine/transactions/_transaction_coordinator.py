@@ -15,9 +15,9 @@ from streamhouse.core.errors import (
     TableNotFoundError,
     TransactionNotFoundError,
 )
-from streamhouse.core.model.rejected.companion import companion_of
 from streamhouse.core.model.table import TablePath
 from streamhouse.core.model.transaction import LinkedCommit
+from streamhouse.core.rows.companion import companion_of
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.directory.damaged_table import DamagedTable
 from streamhouse.storage_service.directory.data_directory import DataDirectory

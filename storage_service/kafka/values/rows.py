@@ -31,11 +31,11 @@ from streamhouse.core.model.records.record_format import (
     RecordFormat,
     ValueFormat,
 )
-from streamhouse.core.model.rejected.companion import ROW_TEXT_MAX
-from streamhouse.core.model.rejected.row_splitter import BadRow, RowSplitter
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.values.calendar import python_value
+from streamhouse.core.rows.companion import ROW_TEXT_MAX
+from streamhouse.core.rows.row_splitter import BadRow, RowSplitter
 from streamhouse.core.text.json_reading import json_object, plain_values
 from streamhouse.storage_service.kafka.records.columns import RecordColumns
 from streamhouse.storage_service.kafka.values._debezium import debezium_draft, debezium_keys

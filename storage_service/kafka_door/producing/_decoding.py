@@ -26,10 +26,10 @@ from streamhouse.core.model.records.record_sequence import (
     RECORDS_MAX,
     RecordSequence,
 )
-from streamhouse.core.model.rejected.division import Divided
-from streamhouse.core.model.rejected.row_splitter import BadRow
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
+from streamhouse.core.rows.division import Divided
+from streamhouse.core.rows.row_splitter import BadRow
 from streamhouse.storage_service.config import ServiceConfig
 from streamhouse.storage_service.kafka.protocol_errors import (
     InvalidRecordsError,

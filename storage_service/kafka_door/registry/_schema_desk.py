@@ -11,8 +11,8 @@ from streamhouse.core.errors import (
     TableExistsError,
 )
 from streamhouse.core.model.records.record_format import KeyFormat, ValueFormat
-from streamhouse.core.model.rejected.companion import is_rejecting
 from streamhouse.core.model.table import TableDescriptor, TableInfo
+from streamhouse.core.rows.companion import is_rejecting
 from streamhouse.storage_service.engine.column_replacement import (
     is_untouched,
     may_have_rows,

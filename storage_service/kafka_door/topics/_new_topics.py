@@ -21,7 +21,6 @@ from streamhouse.core.model.records.record_format import (
     OnSchema,
     ValueFormat,
 )
-from streamhouse.core.model.rejected.companion import is_rejecting
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import (
     BUCKET_COUNT_MAX,
@@ -29,6 +28,7 @@ from streamhouse.core.model.table import (
     TableInfo,
     TablePath,
 )
+from streamhouse.core.rows.companion import is_rejecting
 from streamhouse.storage_service.kafka.topics import (
     TOPIC_PROPERTY,
     is_same_topic,

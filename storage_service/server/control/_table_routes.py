@@ -13,13 +13,13 @@ from fastapi.responses import JSONResponse, Response
 from streamhouse.core.errors import InvalidNameError, InvalidRequestError
 from streamhouse.core.model.lake.facts import LakeState
 from streamhouse.core.model.offsets import buckets_to_json
-from streamhouse.core.model.rejected.companion import is_rejecting
 from streamhouse.core.model.table import (
     REJECTED_SUFFIX,
     TableDescriptor,
     TablePath,
 )
 from streamhouse.core.model.table_state import BucketSizes, TableSizes
+from streamhouse.core.rows.companion import is_rejecting
 from streamhouse.storage_service.engine.open_table import OpenTable
 from streamhouse.storage_service.engine.upkeep.disk_budget import bytes_below
 from streamhouse.storage_service.engine.wakeups import ANY_BUCKET

@@ -10,13 +10,13 @@ from fastapi.responses import JSONResponse, Response
 from streamhouse.core.errors import StreamhouseError, UnsupportedError
 from streamhouse.core.model.casts.written_rows import current_columns
 from streamhouse.core.model.merge_engine import DeleteBehavior
-from streamhouse.core.model.rejected.companion import rejected_path
 from streamhouse.core.model.table import TableInfo, TablePath
 from streamhouse.core.model.transaction import (
     LinkedCommit,
     ReadPosition,
     TransactionOperation,
 )
+from streamhouse.core.rows.companion import rejected_path
 from streamhouse.storage_service.server.control._request_bodies import (
     BeginTransaction,
     CommitTransaction,

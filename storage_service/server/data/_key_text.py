@@ -14,9 +14,9 @@ from streamhouse.core.errors import (
     RequestTooLargeError,
     SchemaMismatchError,
 )
-from streamhouse.core.model.rejected.row_text import column_of
 from streamhouse.core.model.schema import FOUND_COLUMN
 from streamhouse.core.model.table import TableInfo
+from streamhouse.core.rows.row_text import column_of
 from streamhouse.core.text.json_reading import read_json
 from streamhouse.core.text.json_text import joined, row_texts
 from streamhouse.core.text.ndjson_rows import json_object_lines

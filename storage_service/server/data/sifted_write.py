@@ -26,8 +26,6 @@ from streamhouse.core.errors import (
     UnsupportedError,
 )
 from streamhouse.core.model.casts.written_rows import check_names
-from streamhouse.core.model.rejected.companion import rejected_rows
-from streamhouse.core.model.rejected.division import Divided, divide, divide_rows
 from streamhouse.core.model.table import TableDescriptor, TableInfo
 from streamhouse.core.model.transaction import (
     CommitResult,
@@ -35,6 +33,8 @@ from streamhouse.core.model.transaction import (
     TransactionOperation,
     TransactionStatus,
 )
+from streamhouse.core.rows.companion import rejected_rows
+from streamhouse.core.rows.division import Divided, divide, divide_rows
 from streamhouse.core.text.csv_rows import divide_csv
 from streamhouse.core.text.json_reading import plain_values, read_json
 from streamhouse.core.text.ndjson_rows import divide_ndjson

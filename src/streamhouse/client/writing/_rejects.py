@@ -30,11 +30,11 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.casts.lossless import castings, fitted
 from streamhouse.core.model.offsets import ranges_in
-from streamhouse.core.model.rejected.companion import rejected_rows
-from streamhouse.core.model.rejected.division import Divided, divide
-from streamhouse.core.model.rejected.row_splitter import BadRow, castable
 from streamhouse.core.model.table import TableInfo
 from streamhouse.core.model.transaction import TransactionOperation
+from streamhouse.core.rows.companion import rejected_rows
+from streamhouse.core.rows.division import Divided, divide
+from streamhouse.core.rows.row_splitter import BadRow, castable
 from streamhouse.core.wire.arrow_body import encode_append_body
 
 __all__ = [

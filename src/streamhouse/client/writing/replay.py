@@ -16,10 +16,10 @@ import pyarrow as pa
 from streamhouse.client.writing._rejects import Rejects, RejectsClient
 from streamhouse.client.writing.transactions import StagedRejects
 from streamhouse.core.errors import TableNotFoundError
-from streamhouse.core.model.rejected.companion import ID_COLUMN, rejected_path
-from streamhouse.core.model.rejected.division import divide_rows
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo, TablePath
+from streamhouse.core.rows.companion import ID_COLUMN, rejected_path
+from streamhouse.core.rows.division import divide_rows
 
 __all__ = ["Fix", "Replayed", "replay_rejected"]
 

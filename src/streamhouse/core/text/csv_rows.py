@@ -22,9 +22,9 @@ from streamhouse.core.errors import (
     UnknownColumnError,
     UnsupportedError,
 )
-from streamhouse.core.model.rejected.division import Divided, divide
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
+from streamhouse.core.rows.division import Divided, divide
 from streamhouse.core.text.text_rows import (
     DividedText,
     TextBounds,

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from streamhouse.core.errors import RequestTooLargeError, SchemaMismatchError
-from streamhouse.core.model.rejected.division import Arranged, arranged
+from streamhouse.core.rows.division import Arranged, arranged
 from streamhouse.core.text._json_marks import has_far_exponents, is_strict_json
 from streamhouse.core.text.json_reading import (
     JSON_DEPTH_MAX,

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from streamhouse.core.errors import InvalidRequestError, RequestTooLargeError
-from streamhouse.core.model.rejected.division import (
+from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.model.table import TableInfo
+from streamhouse.core.rows.division import (
     Arranged,
     Divided,
     divide,
     divide_arranged,
 )
-from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
-from streamhouse.core.model.table import TableInfo
 from streamhouse.core.text.json_reading import json_object
 from streamhouse.core.text.json_texts import JsonTexts, RowReader
 from streamhouse.core.text.text_rows import DividedText, TextBounds

@@ -14,9 +14,9 @@ from streamhouse.core.errors import (
     SchemaMismatchError,
     StreamhouseError,
 )
-from streamhouse.core.model.rejected.division import Divided
-from streamhouse.core.model.rejected.row_splitter import BadRow, cast_values
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
+from streamhouse.core.rows.division import Divided
+from streamhouse.core.rows.row_splitter import BadRow, cast_values
 
 __all__ = [
     "DividedText",

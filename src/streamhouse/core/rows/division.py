@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from streamhouse.core.model.casts.conform import check_schema
-from streamhouse.core.model.rejected.row_splitter import BadRow, RowSplitter, castable
-from streamhouse.core.model.rejected.row_text import column_of
 from streamhouse.core.model.schema import CHANGE_TYPE_COLUMN
 from streamhouse.core.model.table import TableInfo
+from streamhouse.core.rows.row_splitter import BadRow, RowSplitter, castable
+from streamhouse.core.rows.row_text import column_of
 
 __all__ = ["Arranged", "Divided", "arranged", "divide", "divide_arranged", "divide_rows"]
 

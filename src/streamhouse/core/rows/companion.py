@@ -14,8 +14,6 @@ from typing import Final
 import pyarrow as pa
 
 from streamhouse.core.errors import InvalidRequestError, UnsupportedError
-from streamhouse.core.model.rejected.row_splitter import BadRow
-from streamhouse.core.model.rejected.row_text import row_of
 from streamhouse.core.model.schema import Schema
 from streamhouse.core.model.table import (
     REJECTED_SUFFIX,
@@ -23,6 +21,8 @@ from streamhouse.core.model.table import (
     TableInfo,
     TablePath,
 )
+from streamhouse.core.rows.row_splitter import BadRow
+from streamhouse.core.rows.row_text import row_of
 
 __all__ = [
     "ID_COLUMN",
