@@ -1,4 +1,4 @@
-"""The `streamhouse` command: one group, its commands imported only when they are called."""
+"""The `streamhouse` command: one group, with lazily imported commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["main"]
 _COMMANDS: Final = {
     "adopt": (
         "streamhouse.cli.client_commands.adopt",
-        "Go on with the lake's rows where the log has others.",
+        "Go on with the lake's rows where the log has different rows.",
     ),
     "backup": (
         "streamhouse.cli.server_commands.backup",
@@ -28,9 +28,9 @@ _COMMANDS: Final = {
     "cdc": ("streamhouse.cli.client_commands.cdc", "Follow the tables of a database."),
     "check": ("streamhouse.cli.server_commands.check", "Verify a data directory, reading only."),
     "completion": ("streamhouse.cli.completion", "Print a shell's completion script."),
-    "config": ("streamhouse.cli.config", "Show the options in force, and what says so."),
+    "config": ("streamhouse.cli.config", "Show the options in force, and the source of each."),
     "consumers": ("streamhouse.cli.client_commands.consumers", "Show how far readers are behind."),
-    "dump": ("streamhouse.cli.server_commands.dump", "Show what a log segment holds."),
+    "dump": ("streamhouse.cli.server_commands.dump", "Show the contents of a log segment."),
     "import": ("streamhouse.cli.client_commands.import_table", "Make a table of an Iceberg table."),
     "maintain": ("streamhouse.cli.client_commands.maintain", "Tidy a lake table now."),
     "rejected": (
@@ -45,11 +45,11 @@ _COMMANDS: Final = {
     "top": ("streamhouse.cli.client_commands.top", "Watch tables, rates and lake lag."),
     "tier": ("streamhouse.cli.client_commands.tier", "Move the log into Iceberg."),
 }
-"""Name -> its module, and what the help says of it."""
+"""Command name -> its module and its line of the help."""
 
 
 class _LazyGroup(click.Group):
-    """Imports a command's module when it is run: `--help` must not wait for pyspark."""
+    """Imports a command's module when the command runs: `--help` must not wait for pyspark."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)
@@ -59,7 +59,7 @@ class _LazyGroup(click.Group):
             return None
         module = _COMMANDS[cmd_name][0]
         if not is_installed(extra_of(module)):
-            return _without(extra_of(module), cmd_name)
+            return _command_needing(extra_of(module), cmd_name)
         command = importlib.import_module(module).command
         assert isinstance(command, click.Command)
         if cmd_name == "config":
@@ -69,31 +69,34 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is to run."""
+        """Return the command to run."""
         if args[0] == "serve" and not ctx.resilient_parsing:
             restart_with_tuned_malloc()
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the commands that begin so: none is imported for it."""
-        found = [
+        """Return the commands with this prefix, without an import."""
+        matching = [
             CompletionItem(name, help=text)
             for name, (_, text) in sorted(_COMMANDS.items())
             if name.startswith(incomplete)
         ]
-        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+        return [*matching, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(
-                [(name, text + _need(module)) for name, (module, text) in sorted(_COMMANDS.items())]
+                [
+                    (name, text + _extra_note(module))
+                    for name, (module, text) in sorted(_COMMANDS.items())
+                ]
             )
 
 
-def _without(extra: str, name: str) -> click.Command:
-    """Return what stands for a command whose extra is not installed: it says so, also for --help.
+def _command_needing(extra: str, name: str) -> click.Command:
+    """Return the stand-in for a command whose extra is not installed.
 
-    Listing and completing commands goes by it unharmed.
+    Running the stand-in, also with `--help`, names the missing extra. Listing and completion work.
     """
     return click.Command(
         name,
@@ -103,8 +106,8 @@ def _without(extra: str, name: str) -> click.Command:
     )
 
 
-def _need(module: str) -> str:
-    """Return what a line of the help adds where a command's extra is not installed."""
+def _extra_note(module: str) -> str:
+    """Return the note in the help for a command whose extra is not installed."""
     extra = extra_of(module)
     return "" if is_installed(extra) else f" [needs the extra '{extra}']"
 

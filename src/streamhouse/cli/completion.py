@@ -9,7 +9,7 @@ __all__ = ["command"]
 
 _PROGRAM = "streamhouse"
 _VARIABLE = "_STREAMHOUSE_COMPLETE"
-"""With this variable click answers the shell, instead of running a command."""
+"""With this variable set, click answers the shell instead of running a command."""
 
 
 @click.command("completion")

@@ -1,4 +1,7 @@
-"""`streamhouse config`: what a command would do with, and what says so. Secrets are never shown."""
+"""`streamhouse config`: the options a command would run with, and the source of each.
+
+Secrets are never shown.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _MASK: Final = "***"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
-    """One option of one command: its value as one would write it, and where that comes from."""
+    """One option of a command: the value as on the command line, and the source."""
 
     command: str
     option: str
@@ -60,54 +63,65 @@ def command(
     config_file: Path | None,
     is_json: bool,
 ) -> None:
-    """Print the options that are in force for COMMAND, and where each comes from.
+    """Print the options that are in force for COMMAND, and the source of each.
 
-    What is first in this order counts: command line, environment, file, default. Without COMMAND
-    all that environment and file say, of every command. What COMMAND would refuse is refused.
+    The first source counts, in this order: command line, environment, file, default. Without
+    COMMAND every option that the environment or the file sets is printed, of all commands. Values
+    that COMMAND would refuse are refused.
     """
     group = context.find_root().command
     assert isinstance(group, click.Group)
     names = group.list_commands(context)
     if name is not None and name not in names:
         raise click.UsageError(f"there is no command '{name}'{suggestion(name, names)}")
-    given = () if config_file is None else ("--config", str(config_file))
-    found: list[_Setting] = []
-    for each in names if name is None else [name]:
-        if each == "config":
+    file_arguments = () if config_file is None else ("--config", str(config_file))
+    settings: list[_Setting] = []
+    for command_name in names if name is None else [name]:
+        if command_name == "config":
             continue
         try:
-            known = group.get_command(context, each)
+            loaded = group.get_command(context, command_name)
         except MissingExtraError:
-            # Of a client's installation; asked for by name it says what to install.
+            # The command's extra is not installed: named alone, it says what to install.
             if name is not None:
                 raise
             continue
-        assert known is not None
-        settings = _in_force(each, known, [*given, *arguments], file=config_file)
-        found += [one for one in settings if name is not None or one.source != "default"]
+        assert loaded is not None
+        command_settings = _in_force(
+            command_name, loaded, [*file_arguments, *arguments], file=config_file
+        )
+        settings += [
+            setting
+            for setting in command_settings
+            if name is not None or setting.source != "default"
+        ]
     if is_json:
-        click.echo(json.dumps([asdict(setting) for setting in found], indent=2))
-    elif found:
-        _print(found)
+        click.echo(json.dumps([asdict(setting) for setting in settings], indent=2))
+    elif settings:
+        _print(settings)
     else:
-        click.echo("neither the environment nor a file says anything: every option has its default")
+        click.echo(
+            "neither the environment nor a file sets an option: every option has its default"
+        )
 
 
 def _in_force(
-    name: str, known: click.Command, arguments: list[str], *, file: Path | None
+    name: str, command: click.Command, arguments: list[str], *, file: Path | None
 ) -> Iterator[_Setting]:
-    """Return every option as the command would read it; raises what the command would raise."""
+    """Return every option with the value that the command would read; raises the errors of the
+    command.
+    """
     parameters = {
         parameter.name: copy.copy(parameter)
-        for leaf in leaves_of(known)
+        for leaf in leaves_of(command)
         for parameter in leaf.params
     }
     for parameter in parameters.values():
-        # What is missing is shown as such, not refused.
+        # A missing option is shown as missing, not refused.
         parameter.required = False
-    shown = click.Command(name, params=list(parameters.values()))
-    context = shown.make_context(name, arguments)
-    for flag, option in sorted(options_of(shown).items()):
+    probe = click.Command(name, params=list(parameters.values()))
+    context = probe.make_context(name, arguments)
+    for flag, option in sorted(options_of(probe).items()):
         assert option.name is not None
         source = context.get_parameter_source(option.name)
         value = context.params.get(option.name)
@@ -115,11 +129,11 @@ def _in_force(
             command=name,
             option=flag,
             value=_texts(option, value),
-            source=_said(source, option, file),
+            source=_source_text(source, option, file),
         )
 
 
-def _said(source: ParameterSource | None, option: click.Option, file: Path | None) -> str:
+def _source_text(source: ParameterSource | None, option: click.Option, file: Path | None) -> str:
     if source is ParameterSource.COMMANDLINE:
         return "command line"
     if source is ParameterSource.ENVIRONMENT:
@@ -132,15 +146,15 @@ def _said(source: ParameterSource | None, option: click.Option, file: Path | Non
 
 def _texts(option: click.Option, value: object) -> list[str]:
     values = value if isinstance(value, (tuple, list)) else () if value is None else (value,)
-    return [_shown(option, text) for text in map(_text, values)]
+    return [_masked(option, text) for text in map(_text, values)]
 
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _shown(option: click.Option, text: str) -> str:
-    """Return a value without what nobody may read over a shoulder."""
+def _masked(option: click.Option, text: str) -> str:
+    """Return a value with its secrets masked."""
     if option.metavar != KEY_VALUE:
         return without_secrets({"value": text}).get("value", _MASK)
     key, _, value = text.partition("=")

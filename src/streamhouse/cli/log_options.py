@@ -1,4 +1,4 @@
-"""What is logged, and how: the options of the commands that run until they are stopped."""
+"""`--log-level` and `--log-format`, for the commands that run until stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def log_options(level: str) -> Callable[[_F], _F]:
-    """Return what gives a command `--log-level`, by default `level`, and `--log-format`."""
+    """Return a decorator: a command gets `--log-level`, by default `level`, and `--log-format`."""
 
     def with_options(command: _F) -> _F:
         command = click.option(

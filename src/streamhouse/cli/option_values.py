@@ -1,4 +1,4 @@
-"""Sizes and durations, as options take them and as commands print them."""
+"""Sizes and durations in the form that options take and commands print."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ else:
 
 
 class MeasureType(_TextType):
-    """A size, a duration or a number that stays as it was written once it was checked.
+    """A size, a duration or a number, kept in the written form after the check.
 
-    Command line, environment and file are read by the same parser, and its sentence names the
-    option or the variable; a file is named by who reads it.
+    The command line, the environment and the file share the parser. Its message names the option or
+    the variable; the reader of the file adds the file's name.
     """
 
     def __init__(self, name: str, parse: Callable[..., Any]) -> None:
@@ -41,26 +41,26 @@ class MeasureType(_TextType):
         self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text; raises `click.UsageError`, as for an option that there is not."""
+        """Return the text; raises `click.UsageError`, as click does for an unknown option."""
         text = str(value)
         try:
-            self._parse(text, name=_whose(param, ctx))
+            self._parse(text, name=_value_name(param, ctx))
         except InvalidRequestError as error:
             raise click.UsageError(error.message, ctx) from error
         return text
 
 
-def _whose(param: click.Parameter | None, ctx: click.Context | None) -> str:
+def _value_name(param: click.Parameter | None, ctx: click.Context | None) -> str:
     if not isinstance(param, click.Option) or param.name is None:
         return "the value"
     if ctx is not None and ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT:
-        given = next((name for name in variables_of(param) if os.environ.get(name)), None)
-        return f"the variable {given}" if given else flag_of(param)
+        variable = next((name for name in variables_of(param) if os.environ.get(name)), None)
+        return f"the variable {variable}" if variable else flag_of(param)
     return flag_of(param)
 
 
 def parse_pause_s(text: str, *, name: str) -> float:
-    """Read `10s` or `5m` as seconds; a number alone has seconds, and may have a fraction."""
+    """Read `10s` or `5m` as seconds; a bare number is seconds, and may have a fraction."""
     if _SECONDS.fullmatch(text.strip()):
         pause_s = float(text)
     else:

@@ -1,4 +1,4 @@
-"""What commands print for programs, and which tables of many they show."""
+"""The JSON output of commands, and the options that filter and order their tables."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ filter_option = click.option(
     "patterns",
     multiple=True,
     metavar="PATTERN",
-    help="Only tables whose name is like this, as in 'shop.*'; may be repeated.",
+    help="Only tables whose name matches the pattern, as in 'shop.*'; may be repeated.",
 )
 
 _Figures = Mapping[str, Callable[[dict[str, Any]], float]]
-"""By what tables are ordered, besides names: each figure of a table's line, by its name."""
+"""The figures that order tables, by the figure's name in `--sort`."""
 
 
 def sort_option(figures: _Figures) -> Callable[[_Command], _Command]:
-    """Return the option `--sort` of a command that shows these figures."""
+    """Return the option `--sort` of a command, by these figures."""
     return click.option(
         "--sort",
         type=click.Choice(["name", *figures]),
@@ -45,17 +45,17 @@ def sort_option(figures: _Figures) -> Callable[[_Command], _Command]:
 
 
 def print_json(document: object) -> None:
-    """Print one document. Names are those of the HTTP API; bytes, rows and ms are whole numbers."""
+    """Print one document, with the names of the HTTP API; bytes, rows and ms are whole numbers."""
     click.echo(json.dumps(document, indent=2))
 
 
 def matches(path: str, patterns: Sequence[str]) -> bool:
-    """Return whether a table's name is like one of the patterns, or there are none."""
+    """Return whether a table's name matches a pattern; every name matches no patterns."""
     return not patterns or any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
 def largest_first(
     lines: Iterable[dict[str, Any]], figure: Callable[[dict[str, Any]], float] | None
 ) -> list[dict[str, Any]]:
-    """Order lines of tables by a figure, the largest first; where there is none, by name."""
+    """Order the lines of tables by a figure, the largest first; without a figure, by name."""
     return sorted(lines, key=lambda line: (-figure(line) if figure else 0, line["table"]))

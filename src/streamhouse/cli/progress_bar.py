@@ -1,4 +1,4 @@
-"""How far a long command is: a bar on stderr, on a terminal and unless `--quiet` says otherwise."""
+"""The progress bar of a long command, on stderr: only on a terminal, and not with `--quiet`."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ __all__ = ["ProgressBar", "quiet_option"]
 
 quiet_option = click.option("-q", "--quiet", "is_quiet", is_flag=True, help="Show no progress.")
 
-_COUNTED: Final[dict[str, tuple[ProgressColumn, ...]]] = {
+_COUNTER_COLUMNS: Final[dict[str, tuple[ProgressColumn, ...]]] = {
     "bytes": (DownloadColumn(binary_units=True),),
     "rows": (MofNCompleteColumn(), TextColumn("rows")),
 }
 
 
 class ProgressBar:
-    """One bar for a whole command; leaving removes the bar, so that printed lines stand alone."""
+    """One bar for a whole command; leaving the context removes the bar from the terminal."""
 
-    def __init__(self, what: str, *, is_quiet: bool, unit: str = "bytes") -> None:
-        """Say `what` is done, counted in bytes or rows."""
+    def __init__(self, title: str, *, is_quiet: bool, unit: str = "bytes") -> None:
+        """Show a bar with this title, counted in bytes or rows."""
         console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            *_COUNTED[unit],
+            *_COUNTER_COLUMNS[unit],
             TimeRemainingColumn(),
             console=console,
             transient=True,
-            # Else rich would write to stderr what others print to a file or a pipe meanwhile.
+            # Otherwise rich writes to stderr the lines that the command prints to a file or a pipe.
             redirect_stdout=sys.stdout.isatty(),
             disable=is_quiet or not console.is_terminal,
         )
-        self._task = self._bar.add_task(what, total=None)
+        self._task = self._bar.add_task(title, total=None)
         self._total = 0
 
     def __enter__(self) -> ProgressBar:
@@ -55,10 +55,10 @@ class ProgressBar:
         self._bar.stop()
 
     def expect(self, total: int) -> None:
-        """So much more has to be done."""
+        """Add to the bytes or rows that the command has to process."""
         self._total += total
         self._bar.update(self._task, total=self._total)
 
     def done(self, count: int) -> None:
-        """So much more of it is done."""
+        """Add to the bytes or rows that the command has processed."""
         self._bar.advance(self._task, count)

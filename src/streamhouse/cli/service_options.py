@@ -1,4 +1,4 @@
-"""The options by which a command finds a running service, and its way there."""
+"""The options with a running service's address, and the clients of commands."""
 
 from __future__ import annotations
 
@@ -42,32 +42,33 @@ token_file_option = click.option(
 
 
 def read_token(token_file: Path | None) -> str | None:
-    """Return the token in the file of `--token-file`; None leaves it to the environment."""
+    """Return the token in the file of `--token-file`; without a file, None: the environment's."""
     return None if token_file is None else read_secret(token_file, kind="token")
 
 
 def open_client(endpoint: str | None, *, token: str | None = None) -> StorageClient:
-    """Return a client for a command: a wrong endpoint is said soon, a takeover is waited for."""
-    return _said_soon(StorageClient(endpoint, token=token))
+    """Return a client for a command. A wrong endpoint fails soon; a takeover is awaited."""
+    return _fail_soon(StorageClient(endpoint, token=token))
 
 
 def open_reader(endpoint: str | None, *, token: str | None = None) -> StreamhouseClient:
-    """Return a client as `open_client` does, of an application that reads the lake, too."""
-    return _said_soon(StreamhouseClient(endpoint, token=token))
+    """Return a client as `open_client` does, for a command that also reads the lake."""
+    return _fail_soon(StreamhouseClient(endpoint, token=token))
 
 
-def _said_soon(client: _Client) -> _Client:
+def _fail_soon(client: _Client) -> _Client:
     StorageClient.of(client).transport.routes.first_contact_s = _FIRST_CONTACT_S
     return client
 
 
 def open_owner(client: StorageClient, shard: str, *, token: str | None = None) -> StorageClient:
-    """Return a client of the one process that owns a shard of the service `client` speaks to.
+    """Return a client of the process that owns a shard of `client`'s service.
 
-    A service's address may be any shard's, another one with each connection. Raises
-    `InvalidRequestError` if the service has no such shard, `UnavailableError` if it has no owner.
+    The service's address may lead to any shard, to another shard with each connection. Raises
+    `InvalidRequestError` for a shard that the service does not have, `UnavailableError` for a shard
+    without an owner.
     """
-    shards = {found["shard"]: found for found in client.shards()}
+    shards = {shard["shard"]: shard for shard in client.shards()}
     if shard not in shards:
         raise InvalidRequestError(
             f"the service at {client.endpoint} has no shard '{shard}'; name the right one with"
@@ -77,7 +78,7 @@ def open_owner(client: StorageClient, shard: str, *, token: str | None = None) -
     url = endpoints.told(shards[shard]["endpoint"]) if shards[shard]["is_live"] else None
     if url is None:
         raise UnavailableError(
-            f"shard '{shard}' of the service at {client.endpoint} has no owner that can be asked;"
+            f"shard '{shard}' of the service at {client.endpoint} has no owner that can be reached;"
             " 'streamhouse shards' shows them"
         )
     return open_client(endpoints.at(url).text, token=token)

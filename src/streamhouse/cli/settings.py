@@ -1,9 +1,9 @@
 """Options from the environment and from a file, for every command alike.
 
-An option has the value that the first of these gives: the command line, the environment, the file
-of `--config`, its default. A list is never put together from two of them. The variable of
-`--data-dir` of `streamhouse serve` is `STREAMHOUSE_SERVE_DATA_DIR`: with the command's name in it,
-because Kubernetes gives the pods beside a Service `streamhouse` a variable `STREAMHOUSE_PORT`. The
+An option's value comes from the first source with the option: the command line, the environment,
+the file of `--config`, the default. Two sources of a list are never combined. The variable of
+`--data-dir` of `streamhouse serve` is `STREAMHOUSE_SERVE_DATA_DIR`. The command's name is in the
+variable because Kubernetes sets `STREAMHOUSE_PORT` in the pods beside a Service `streamhouse`. The
 file is TOML with a table for each command:
 
     [serve]
@@ -11,7 +11,8 @@ file is TOML with a table for each command:
     allowed-host = ["lake.example"]
     catalog-property = { type = "rest", uri = "http://catalog:8181" }
 
-What is no option is refused, in both. The file holds no secret, only the names of files that do.
+An unknown option is refused, in the environment and in the file. The file holds no secret, only the
+paths of files that do.
 """
 
 from __future__ import annotations
@@ -39,23 +40,23 @@ __all__ = [
 ]
 
 CONFIG_VARIABLE: Final = "STREAMHOUSE_CONFIG"
-"""Names the file where `--config` does not."""
+"""The variable with the path of the file, for commands without `--config`."""
 KEY_VALUE: Final = "KEY=VALUE"
-"""What options that take pairs have as their metavar."""
+"""The metavar of options that take pairs."""
 SECRET_REFERENCES: Final = ("@file:", "@env:")
-"""How the value of a pair begins that is elsewhere."""
+"""The prefixes of a pair's value that refers to a file or a variable."""
 _CONFIG: Final = "config_file"
-# By this the command gives a process that it starts anew the password of a database.
+# The command passes a database's password to the process that replaces it by this variable.
 _NO_OPTIONS: Final = frozenset({"STREAMHOUSE_CDC_PASSWORD_FD"})
 
 
 def with_settings(name: str, command: click.Command, *, commands: Sequence[str]) -> click.Command:
     """Let the options of a command come from the environment and a file; returns the command.
 
-    `commands` are the names of all commands, of which the file may have tables.
+    `commands` are the names of all commands: the tables that the file may have.
     """
     for leaf in leaves_of(command):
-        # A command is loaded once, and asked for more often.
+        # A command is loaded once, and may come here several times.
         if any(parameter.name == _CONFIG for parameter in leaf.params):
             continue
         for option in options_of(leaf).values():
@@ -67,7 +68,7 @@ def with_settings(name: str, command: click.Command, *, commands: Sequence[str])
                 envvar=CONFIG_VARIABLE,
                 is_eager=True,
                 expose_value=False,
-                callback=functools.partial(_take_file, name=name, all_of=command, names=commands),
+                callback=functools.partial(_apply_file, name=name, root=command, names=commands),
                 help="TOML file with options; the environment and the command line come before it.",
             )
         )
@@ -75,7 +76,7 @@ def with_settings(name: str, command: click.Command, *, commands: Sequence[str])
 
 
 def leaves_of(command: click.Command) -> Iterator[click.Command]:
-    """Return the command, or what a group consists of."""
+    """Return the command, or the commands of a group."""
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             yield from leaves_of(inner)
@@ -84,7 +85,7 @@ def leaves_of(command: click.Command) -> Iterator[click.Command]:
 
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
-    """Return flag -> option, of those that environment and file can have."""
+    """Return flag -> option, of the options that the environment and the file can set."""
     return {
         flag_of(parameter): parameter
         for leaf in leaves_of(command)
@@ -94,14 +95,14 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
 
 
 def flag_of(option: click.Option) -> str:
-    """Return how an option is written in full, as in `--data-dir`."""
+    """Return an option's full flag, as in `--data-dir`."""
     return max(option.opts, key=len)
 
 
 def variables_of(option: click.Option) -> tuple[str, ...]:
-    """Return the variables that are asked for an option, in this order."""
-    given = option.envvar or ()
-    return (given,) if isinstance(given, str) else tuple(given)
+    """Return the environment variables of an option, in the order in which they count."""
+    variables = option.envvar or ()
+    return (variables,) if isinstance(variables, str) else tuple(variables)
 
 
 def _variable(command: str, option: click.Option) -> str:
@@ -109,26 +110,26 @@ def _variable(command: str, option: click.Option) -> str:
     return text.upper().replace("-", "_")
 
 
-def _take_file(
+def _apply_file(
     context: click.Context,
     _: click.Parameter,
     path: Path | None,
     *,
     name: str,
-    all_of: click.Command,
+    root: click.Command,
     names: Sequence[str],
 ) -> None:
-    """Read the file before any other option, so that these find their values in it."""
-    options = options_of(all_of)
+    """Read the file before the other options: the options get their values from it."""
+    options = options_of(root)
     _refuse_unknown_variables(name, options, os.environ)
     if path is None:
         return
-    found = _read(path, name=name, options=options, names=names)
-    here = options_of(context.command)
+    entries = _read(path, name=name, options=options, names=names)
+    leaf_options = options_of(context.command)
     values = {
         option.name: _checked(context, option, value, where=f"{path}, [{name}], {flag[2:]}")
-        for flag, value in found.items()
-        if (option := here.get(flag)) is not None and option.name is not None
+        for flag, value in entries.items()
+        if (option := leaf_options.get(flag)) is not None and option.name is not None
     }
     context.default_map = {**(context.default_map or {}), **values}
 
@@ -137,19 +138,19 @@ def _refuse_unknown_variables(
     name: str, options: Mapping[str, click.Option], environment: Mapping[str, str]
 ) -> None:
     prefix = f"STREAMHOUSE_{name}_".upper().replace("-", "_")
-    known = [_variable(name, option) for option in options.values()]
+    variables = [_variable(name, option) for option in options.values()]
     for variable in sorted(environment):
-        if variable.startswith(prefix) and variable not in (*known, *_NO_OPTIONS):
+        if variable.startswith(prefix) and variable not in (*variables, *_NO_OPTIONS):
             raise InvalidRequestError(
                 f"the variable {variable} is no option of 'streamhouse {name}'"
-                f"{suggestion(variable, known)}"
+                f"{suggestion(variable, variables)}"
             )
 
 
 def _read(
     path: Path, *, name: str, options: Mapping[str, click.Option], names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return flag -> value as the file has it, for one command."""
+    """Return flag -> value for a command, from the file."""
     where = f"configuration file {path}"
     try:
         document = tomllib.loads(path.read_text("utf-8"))
@@ -159,39 +160,39 @@ def _read(
         raise InvalidRequestError(f"{where} is no TOML: {error}") from error
     for table, content in document.items():
         if table not in names:
-            inside = f"; put it below [{name}]" if f"--{table}" in options else ""
+            advice = f"; put it below [{name}]" if f"--{table}" in options else ""
             raise InvalidRequestError(
-                f"{where}: there is no command '{table}'{inside or suggestion(table, [*names])}"
+                f"{where}: there is no command '{table}'{advice or suggestion(table, [*names])}"
             )
         if not isinstance(content, dict):
             raise InvalidRequestError(f"{where}: [{table}] must be a table of options")
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for key, value in document.get(name, {}).items():
         if f"--{key}" not in options:
-            known = [flag.removeprefix("--") for flag in options]
+            names = [flag.removeprefix("--") for flag in options]
             raise InvalidRequestError(
-                f"{where}, [{name}]: there is no option '{key}'{suggestion(key, known)}"
+                f"{where}, [{name}]: there is no option '{key}'{suggestion(key, names)}"
             )
-        found[f"--{key}"] = value
-    return found
+        entries[f"--{key}"] = value
+    return entries
 
 
 def _checked(context: click.Context, option: click.Option, value: object, *, where: str) -> object:
-    """Return a value of the file as click takes it; raises what names the place in the file."""
-    taken: object
+    """Return a value of the file as click takes it; an error names the place in the file."""
+    parameter_value: object
     if option.is_flag:
         if not isinstance(value, bool):
             raise InvalidRequestError(f"{where} must be true or false")
-        taken = value
+        parameter_value = value
     elif option.multiple:
-        taken = [*_texts(option, value, where=where)]
+        parameter_value = [*_texts(option, value, where=where)]
     else:
-        taken = _text(value, where=where)
+        parameter_value = _text(value, where=where)
     try:
-        option.type_cast_value(context, taken)
+        option.type_cast_value(context, parameter_value)
     except click.UsageError as error:
         raise InvalidRequestError(f"{where}: {error.message}") from error
-    return taken
+    return parameter_value
 
 
 def _texts(option: click.Option, value: object, *, where: str) -> Iterator[str]:
@@ -227,7 +228,7 @@ def _text(value: object, *, where: str) -> str:
 
 
 def _refuse_secret(text: str, *, where: str) -> None:
-    # Not at the top: commands that take no pairs need not wait for it.
+    # Not at the top: commands without pairs need not wait for the import.
     from streamhouse.core.secret_sources import has_secret
 
     key, _, value = text.partition("=")

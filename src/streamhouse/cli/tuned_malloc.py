@@ -1,8 +1,8 @@
 """malloc tuned for large bodies, for a process that has just started.
 
 With glibc's defaults every large body is mapped and unmapped, page by page: uploads are 3 to 5
-times slower. glibc reads the variables when a process starts, hence the exec; before anything
-heavy is imported, or all of it would be imported twice.
+times slower. glibc reads the variables only when a process starts, hence the exec. The exec comes
+before the heavy imports: otherwise they would run twice.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TUNED_MALLOC: Final = {
 def restart_with_tuned_malloc() -> None:
     """Replace this process by itself with malloc tuned; the process id stays.
 
-    Returns if there is nothing to tune: another libc, or a variable set by the user or by this.
+    Returns if there is nothing to tune: another libc, or variables that are already set.
     """
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in TUNED_MALLOC):
         return

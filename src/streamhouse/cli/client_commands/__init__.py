@@ -1,1 +1,1 @@
-"""Commands that speak to a running service, as any client does; each module has one `command`."""
+"""Commands of clients: each calls a running service; each module has one `command`."""

@@ -1,4 +1,4 @@
-"""`streamhouse adopt`: of two histories of a table, that of the lake goes on."""
+"""`streamhouse adopt`: a table goes on with the lake's rows where lake and log differ."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ __all__ = ["command"]
 def command(
     *, path: str, yes: bool, force: bool, endpoint: str | None, token_file: Path | None
 ) -> None:
-    """Let DB.TABLE, whose lake has other rows than its log, go on with those of the lake.
+    """Let DB.TABLE go on with its lake's rows, where the lake and the log have different rows.
 
-    Prints first which rows the table keeps and which it loses, and asks. Nothing is deleted: the
-    files of the log are set aside in the data directory, where 'streamhouse dump' shows what they
-    hold. A table whose adoption was cut off is adopted as 'streamhouse import' does.
+    Prints first the rows kept and the rows lost, and asks. Nothing is deleted: the files of the log
+    are set aside in the data directory, and 'streamhouse dump' shows their contents. An interrupted
+    adoption is repeated by 'streamhouse import'.
     """
     token = read_token(token_file)
     with open_client(endpoint, token=token) as client:
-        found = client.lake_divergence(path)
-        if found is not None:
-            _print(found)
+        divergence = client.lake_divergence(path)
+        if divergence is not None:
+            _print(divergence)
             if not yes:
                 click.confirm(f"Go on with the lake's rows as {path}?", abort=True)
-        before = None if found is None else client.describe_table(path).table_id
-        table = client.adopt_table(path, force=force, replace=found is not None)
-    if table.table_id == before:
+        former_id = None if divergence is None else client.describe_table(path).table_id
+        table = client.adopt_table(path, force=force, replace=divergence is not None)
+    if table.table_id == former_id:
         click.echo(f"{table.path} goes on: its lake has the history of its log again")
         return
     ends = table.adopted_from[max(table.adopted_from)]
-    said = ", ".join(f"{bucket}: {end:,}" for bucket, end in sorted(ends.items()))
-    click.echo(f"{table.path} goes on with its lake table, from these offsets on: {said}")
+    end_offsets = ", ".join(f"{bucket}: {end:,}" for bucket, end in sorted(ends.items()))
+    click.echo(f"{table.path} goes on with its lake table, from these offsets on: {end_offsets}")
 
 
-def _print(found: LakeDivergence) -> None:
-    click.echo(f"{found.why}.\n")
-    for bucket in found.buckets:
-        click.echo(f"bucket {bucket.bucket}: {_kept(bucket)}; {_lost(bucket)}")
-    click.echo(f"\nThe log's files are set aside in {found.set_aside} of the data directory.")
+def _print(divergence: LakeDivergence) -> None:
+    click.echo(f"{divergence.why}.\n")
+    for bucket in divergence.buckets:
+        click.echo(f"bucket {bucket.bucket}: {_kept_rows(bucket)}; {_lost_rows(bucket)}")
+    click.echo(f"\nThe log's files are set aside in {divergence.set_aside} of the data directory.")
 
 
-def _kept(bucket: BucketDivergence) -> str:
+def _kept_rows(bucket: BucketDivergence) -> str:
     common = f"kept are offsets 0 to {bucket.common_offset:,}, which both have"
     if not bucket.lake_rows:
         return common
@@ -67,7 +67,7 @@ def _kept(bucket: BucketDivergence) -> str:
     )
 
 
-def _lost(bucket: BucketDivergence) -> str:
+def _lost_rows(bucket: BucketDivergence) -> str:
     if not bucket.log_rows:
         return "the log has nothing more"
     return (

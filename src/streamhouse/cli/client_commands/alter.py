@@ -52,18 +52,20 @@ def command(
     is_json: bool,
     updates: tuple[str, ...],
     removals: tuple[str, ...],
-    **given: Any,
+    **options: Any,
 ) -> None:
-    """Change the schema of the table at PATH, or its properties: all that is given, or nothing."""
+    """Change the schema or the properties of the table at PATH: all the changes, or none."""
     if updates or removals:
-        table = _alter_properties(path, endpoint, token_file, updates, removals, given)
+        table = _alter_properties(path, endpoint, token_file, updates, removals, options)
         properties = sorted(table.descriptor.properties.items())
         shown = ", ".join(f"{key} = {value}" for key, value in properties)
         _print(table, f"{table.path}, properties: {shown or 'none'}", is_json=is_json)
         return
-    changes = _changes(given)
-    if given["drop"] and not yes:
-        click.confirm(f"Hide column '{given['drop']}' of {path} for good?", abort=True, err=is_json)
+    changes = _changes(options)
+    if options["drop"] and not yes:
+        click.confirm(
+            f"Hide column '{options['drop']}' of {path} for good?", abort=True, err=is_json
+        )
     with open_client(endpoint, token=read_token(token_file)) as client:
         table = client.alter_schema(path, changes)
     columns = ", ".join(f"{column.name} {column.type}" for column in table.schema.columns)
@@ -83,9 +85,9 @@ def _alter_properties(
     token_file: Path | None,
     updates: tuple[str, ...],
     removals: tuple[str, ...],
-    given: dict[str, Any],
+    options: dict[str, Any],
 ) -> TableInfo:
-    if any(given.values()):
+    if any(options.values()):
         raise click.UsageError("change properties and columns one after the other")
     pairs = {}
     for text in updates:
@@ -97,38 +99,38 @@ def _alter_properties(
         return client.alter_properties(path, updates=pairs, removals=removals)
 
 
-def _added(text: str) -> tuple[list[str], str]:
+def _column_to_add(text: str) -> tuple[list[str], str]:
     """Return the path and the type of `name type`; a dot leads into a column, unless in backticks.
 
-    Raises `click.UsageError` for what is neither.
+    Raises `click.UsageError` for any other text.
     """
-    found = _NEW_COLUMN.fullmatch(text.strip())
-    if found is None:
+    match = _NEW_COLUMN.fullmatch(text.strip())
+    if match is None:
         raise click.UsageError(f"--add '{text}' must be a name and a type, as in 'unit string'")
-    return _path(found["path"]), found["type"].strip()
+    return _path(match["path"]), match["type"].strip()
 
 
 def _path(text: str) -> list[str]:
     return [part[0] or part[1] for part in _NAME_PART.findall(text)]
 
 
-def _changes(given: dict[str, Any]) -> list[dict[str, Any]]:
+def _changes(options: dict[str, Any]) -> list[dict[str, Any]]:
     changes: list[dict[str, Any]] = []
     for verb in ("rename", "widen", "comment"):
-        if given[verb]:
-            column, to = given[verb]
+        if options[verb]:
+            column, to = options[verb]
             changes.append({verb: _path(column) if verb == "widen" else column, "to": to})
-    if given["drop_not_null"]:
-        changes.append({"drop_not_null": given["drop_not_null"]})
-    if given["add"]:
-        names, data_type = _added(given["add"])
-        added = {"add": names, "type": data_type, "first": given["first"]}
-        placed = {key: given[key] for key in ("after", "aggregate") if given[key]}
-        changes.append(added | placed)
-    elif given["after"] or given["first"] or given["aggregate"]:
+    if options["drop_not_null"]:
+        changes.append({"drop_not_null": options["drop_not_null"]})
+    if options["add"]:
+        names, data_type = _column_to_add(options["add"])
+        added = {"add": names, "type": data_type, "first": options["first"]}
+        placement = {key: options[key] for key in ("after", "aggregate") if options[key]}
+        changes.append(added | placement)
+    elif options["after"] or options["first"] or options["aggregate"]:
         raise click.UsageError("--after, --first and --aggregate are of the column of --add")
-    if given["drop"]:
-        changes.append({"drop": given["drop"], "confirm": given["drop"]})
+    if options["drop"]:
+        changes.append({"drop": options["drop"], "confirm": options["drop"]})
     if not changes:
         raise click.UsageError("nothing to change: see streamhouse alter --help")
     return changes

@@ -1,6 +1,7 @@
-"""`streamhouse cdc`: the tables of a PostgreSQL database, here, kept in step.
+"""`streamhouse cdc`: follows the tables of a PostgreSQL database.
 
-`streamhouse cdc URL` follows; `streamhouse cdc drop URL` takes away what that left in the source.
+`streamhouse cdc URL` follows. `streamhouse cdc drop URL` removes the slot and the publication from
+the source.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ __all__ = ["command"]
 
 _logger = logging.getLogger(__name__)
 
-# What a replication slot may be named, less the prefix that is put before it.
+# The names of replication slots, without the prefix that the follower adds.
 _STREAM_NAME: Final = re.compile(r"[a-z0-9_]{1,48}")
 
 
-class _FollowsByDefault(click.Group):
-    """A URL in the place of a subcommand's name is followed."""
+class _FollowByDefault(click.Group):
+    """A group with a default: without a subcommand's name it follows."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] != "--help":
@@ -49,11 +50,12 @@ class _FollowsByDefault(click.Group):
 
 _source = click.argument("url", metavar="URL")
 _database_option = click.option(
-    "--database", help="Ours, into which the tables come. Default: the name of the source's."
+    "--database",
+    help="The Streamhouse database of the tables. Default: the source database's name.",
 )
 _name_option = click.option(
     "--name",
-    help="Names slot and publication streamhouse_NAME in the source. Default: our database.",
+    help="Names slot and publication streamhouse_NAME in the source. Default: that database.",
 )
 _password_file_option = click.option(
     "--password-file",
@@ -62,13 +64,13 @@ _password_file_option = click.option(
 )
 
 
-@click.group("cdc", cls=_FollowsByDefault)
+@click.group("cdc", cls=_FollowByDefault)
 def command() -> None:
     """Follow the tables of a database: 'streamhouse cdc postgres://user@host/shop --tables ...'.
 
-    The tables are read as they are, then each committed change comes over, exactly once. It runs
-    until it is stopped, and goes on where it was when started again. While it does not run the
-    database keeps its log for it: 'streamhouse cdc drop URL' ends that.
+    The tables are read as they are; then each committed change arrives exactly once. The command
+    runs until stopped, and resumes at the same place. Meanwhile the database keeps its log for the
+    command: 'streamhouse cdc drop URL' ends that.
     """
 
 
@@ -79,13 +81,13 @@ def command() -> None:
     required=True,
     multiple=True,
     metavar="SCHEMA.TABLE",
-    help="Which to follow, as in 'public.*'; may be repeated, or several with commas.",
+    help="The tables to follow, as in 'public.*'; may be repeated, or several with commas.",
 )
 @click.option(
     "--exclude",
     multiple=True,
     metavar="SCHEMA.TABLE",
-    help="Which of them not to follow, as --tables has it.",
+    help="The tables not to follow, as --tables has them.",
 )
 @_database_option
 @_name_option
@@ -125,12 +127,12 @@ def follow(
     from streamhouse.cdc_source.stream_options import StreamOptions
 
     configure_logging(log_level, log_format)
-    ours = database or address.database
+    target_database = database or address.database
     options = StreamOptions(
         patterns=_patterns(tables),
         exclude=_patterns(exclude),
-        database=ours,
-        name=_stream_name(name, ours),
+        database=target_database,
+        name=_stream_name(name, target_database),
         bucket_count=bucket_num,
         keyless=keyless == "append",
         snapshot=snapshot,
@@ -140,7 +142,7 @@ def follow(
         signal.signal(number, lambda *_: stop.set())
     token = read_token(token_file)
     with open_client(endpoint, token=token) as client:
-        Follower(client, address, options, say=_say_as(log_format)).run(stop)
+        Follower(client, address, options, say=_reporter(log_format)).run(stop)
 
 
 @command.command("drop")
@@ -159,22 +161,22 @@ def drop(
     endpoint: str | None,
     token_file: Path | None,
 ) -> None:
-    """Drop slot and publication in the database at URL; tables here stay as they are."""
+    """Drop slot and publication in the database at URL; the Streamhouse tables stay as they are."""
     address = _address(url, password_file)
     from streamhouse.cdc_source.follower import drop_stream
 
-    ours = database or address.database
+    target_database = database or address.database
     token = read_token(token_file)
     with open_client(endpoint, token=token) as client:
-        stream = _stream_name(name, ours)
-        had_slot = drop_stream(client, address, database=ours, name=stream)
+        stream = _stream_name(name, target_database)
+        had_slot = drop_stream(client, address, database=target_database, name=stream)
     click.echo(
         f"dropped streamhouse_{stream}" if had_slot else f"there was no slot streamhouse_{stream}"
     )
 
 
-def _say_as(log_format: str) -> Callable[[str], None]:
-    """Return what says what happens: for who reads along, or as a line of the log."""
+def _reporter(log_format: str) -> Callable[[str], None]:
+    """Return the function that reports progress: text on stderr, or lines of the JSON log."""
     if log_format == "text":
         return lambda text: click.echo(text, err=True)
     _logger.setLevel(logging.INFO)
@@ -184,18 +186,18 @@ def _say_as(log_format: str) -> Callable[[str], None]:
 def _address(url: str, password_file: Path | None) -> SourceAddress:
     from streamhouse.cdc_source.source_address import SourceAddress, hide_password
 
-    hidden = hide_password(sys.orig_argv)
+    password = hide_password(sys.orig_argv)
     if password_file is not None:
-        hidden = read_secret(password_file, kind="password")
-    return SourceAddress.parse(url, password=hidden)
+        password = read_secret(password_file, kind="password")
+    return SourceAddress.parse(url, password=password)
 
 
 def _patterns(texts: tuple[str, ...]) -> list[str]:
     return [part.strip() for text in texts for part in text.split(",") if part.strip()]
 
 
-def _stream_name(given: str | None, database: str) -> str:
-    name = given or database.lower()
+def _stream_name(name_option: str | None, database: str) -> str:
+    name = name_option or database.lower()
     if not _STREAM_NAME.fullmatch(name):
         raise InvalidRequestError(
             f"the name of a stream is 1 to 48 of a-z, 0-9 and _, not '{name}': give one with --name"

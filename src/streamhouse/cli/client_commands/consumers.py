@@ -1,4 +1,4 @@
-"""`streamhouse consumers`: where the readers of tables stand, and how far behind they are."""
+"""`streamhouse consumers`: the positions of the tables' readers, and their lag."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def command(
     is_json: bool,
 ) -> None:
     """Show how far the readers of all tables, or of TABLE, are: streams and subscriptions that
-    report their position. At risk: unread rows that retention takes soon."""
+    report their position. At risk: unread rows that retention removes soon.
+    """
     if forget is not None and path is None:
         raise click.UsageError("--forget needs the TABLE whose consumer it is")
     console = Console()
@@ -55,37 +56,37 @@ def command(
             client.forget_consumer(path, forget)
             return
         paths = client.list_tables() if path is None else [path]
-        found, troubles = _found(client, paths, is_one=path is not None)
+        consumers, troubles = _consumers_of(client, paths, is_single=path is not None)
     if is_json:
-        print_json({"consumers": found, "not_served": troubles})
+        print_json({"consumers": consumers, "not_served": troubles})
         return
     overview = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in _LEFT:
         overview.add_column(heading, overflow="fold")
     for heading in _RIGHT:
         overview.add_column(heading, justify="right", no_wrap=True)
-    for consumer in found:
+    for consumer in consumers:
         overview.add_row(*_row(consumer))
     console.print(
-        overview if found else "no reader has reported its position",
+        overview if consumers else "no reader has reported its position",
         *(Text(trouble, style="red") for trouble in troubles),
         sep="\n",
     )
 
 
-def _found(
-    client: StorageClient, paths: list[str], *, is_one: bool
+def _consumers_of(
+    client: StorageClient, paths: list[str], *, is_single: bool
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    found, troubles = [], []
+    consumers, troubles = [], []
     for path in paths:
         try:
-            found += [{"table": path, **consumer} for consumer in client.consumers(path)]
+            consumers += [{"table": path, **consumer} for consumer in client.consumers(path)]
         except (TableDamagedError, UnavailableError) as error:
-            if is_one:
+            if is_single:
                 raise
-            # One shard of several may be away: the others' tables are shown.
+            # One shard of several may be away: the tables of the other shards are shown.
             troubles.append(error.message)
-    return found, troubles
+    return consumers, troubles
 
 
 def _row(consumer: dict[str, Any]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """`streamhouse import`: an existing Iceberg table becomes the history of a new table.
 
-Under its own name it is adopted: the lake table of a Streamhouse table, which goes on in place.
-Under another one it is copied.
+Under the old name the Iceberg table is adopted: a Streamhouse table goes on with the files in
+place. Under a new name the rows are copied.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_OF_COPIES: Final = {
+_COPY_OPTIONS: Final = {
     "primary_key": "--primary-key",
     "bucket_num": "--bucket-num",
     "bucket_key": "--bucket-key",
@@ -53,7 +53,7 @@ _OF_COPIES: Final = {
     help="The table to make; rows are copied. Default: the same name, which adopts the table.",
 )
 @click.option(
-    "--adopt", is_flag=True, help="Adopt it though another service tiered to it just now."
+    "--adopt", is_flag=True, help="Adopt the table though another service tiered to it just now."
 )
 @click.option("--copy", is_flag=True, help="Refuse anything but copying.")
 @click.option("--primary-key", default="", metavar="COLUMNS", help="As in a,b: rows are upserted.")
@@ -65,14 +65,14 @@ _OF_COPIES: Final = {
     help="Lake partitioning, as in 'region, day(at)'. Default: the Iceberg table's.",
 )
 @click.option("--property", "properties", multiple=True, metavar="KEY=VALUE", help="Of the table.")
-@click.option("--follow", is_flag=True, help="Then go on with what is appended, until stopped.")
+@click.option("--follow", is_flag=True, help="Then import appended rows, too, until stopped.")
 @click.option(
     "--interval",
     type=MeasureType("duration", parse_pause_s),
     metavar="DURATION",
     default="10s",
     show_default=True,
-    help="With --follow: how long between two looks at the Iceberg table.",
+    help="With --follow: the pause between two looks at the Iceberg table.",
 )
 @click.option(
     "--skip-overwrites",
@@ -104,10 +104,10 @@ def command(
 ) -> None:
     """Import ICEBERG_TABLE, a table of the service's lake catalog, as a new table.
 
-    Without --as it is adopted: a lake table that a Streamhouse service tiered to, which is gone or
-    has dropped the table, goes on as the table of its name, no row copied. With --as its rows are
-    copied, each once, however often that is stopped and started again; the Iceberg table is only
-    read.
+    Without --as the lake table is adopted: the lake table of a Streamhouse service that is gone, or
+    that has dropped the table, goes on as the table of the same name, and no row is copied. With
+    --as the rows are copied, each once, also after an interruption and a restart. The Iceberg table
+    is only read.
     """
     # Not at the top: `--help` must not wait for pyarrow.
     from streamhouse.reading.imports.table_import import TableImport
@@ -119,7 +119,7 @@ def command(
     if _is_adoption(source, target, adopt=adopt, copy=copy):
         with open_client(endpoint, token=token) as client:
             return _adopt(client, source, force=adopt)
-    assert target is not None, "it has another name"
+    assert target is not None, "without a target the table is adopted"
     with open_client(endpoint, token=token) as client:
         job = TableImport(
             client,
@@ -128,7 +128,7 @@ def command(
             threads=threads or os.cpu_count() or 1,
             skipped_snapshots=SKIP_OPTIONS if skip_overwrites else (),
         )
-        table, left = job.prepare(
+        table, dropped_fields = job.prepare(
             primary_key=parse_names(primary_key, name="--primary-key") if primary_key else (),
             bucket_count=bucket_num or 1,
             bucket_key=parse_names(bucket_key, name="--bucket-key") if bucket_key else (),
@@ -137,8 +137,8 @@ def command(
             else parse_expressions(partitioned_by, name="--partitioned-by"),
             properties=parse_catalog_properties(properties),
         )
-        for field in left:
-            click.echo(f"not partitioned by {field}, which has no form here", err=True)
+        for field in dropped_fields:
+            click.echo(f"not partitioned by {field}, unknown to Streamhouse", err=True)
         fields = ", ".join(map(str, table.descriptor.partitioned_by)) or "nothing"
         click.echo(f"{source} -> {table.path}: partitioned by {fields}")
         stopping = threading.Event()
@@ -155,24 +155,24 @@ def command(
 
 
 def _is_adoption(source: str, target: str | None, *, adopt: bool, copy: bool) -> bool:
-    """Return whether the table is to go on in place; raises if the options contradict that."""
-    is_same = target is None or TablePath.parse(target) == TablePath.parse(source)
-    if copy and (is_same or adopt):
+    """Return whether the table is adopted in place; raises if the options contradict that."""
+    is_same_name = target is None or TablePath.parse(target) == TablePath.parse(source)
+    if copy and (is_same_name or adopt):
         raise click.UsageError("--copy makes another table: give it a name with --as")
-    if adopt and not is_same:
+    if adopt and not is_same_name:
         raise click.UsageError(
             f"an adopted table has the name of its lake table, '{source}': leave out --as, or"
             " --adopt to copy the rows"
         )
-    if is_same:
-        given = click.get_current_context().params
-        for name, option in _OF_COPIES.items():
-            if given[name] not in (None, "", (), False):
+    if is_same_name:
+        params = click.get_current_context().params
+        for name, option in _COPY_OPTIONS.items():
+            if params[name] not in (None, "", (), False):
                 raise click.UsageError(
-                    f"an adopted table is as it was: leave out {option}, or"
+                    f"an adopted table keeps its schema and its rows: leave out {option}, or"
                     " copy the rows into another one with --as"
                 )
-    return is_same
+    return is_same_name
 
 
 def _adopt(client: StorageClient, source: str, *, force: bool) -> None:
@@ -187,9 +187,9 @@ def _adopt(client: StorageClient, source: str, *, force: bool) -> None:
 
 
 def _import(job: TableImport, stopping: threading.Event, *, is_quiet: bool) -> int:
-    """Import what there is now, and say how it goes; return how many rows that were.
+    """Import the table's present rows, with progress; return the number of rows.
 
-    Once `stopping` is set it ends after the step at hand, which is a transaction.
+    Once `stopping` is set, the import ends after the current step, which is one transaction.
     """
     with ProgressBar("importing", is_quiet=is_quiet, unit="rows") as progress:
         return _imported(job, stopping, progress, is_quiet=is_quiet)

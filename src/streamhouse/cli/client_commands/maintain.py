@@ -1,4 +1,4 @@
-"""`streamhouse maintain`: tidy the lake tables of tables now, or say what that would do."""
+"""`streamhouse maintain`: maintains the lake tables of tables now, or prints the plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WILDCARDS = frozenset("*?[")
 
 @click.command("maintain")
 @click.argument("tables", metavar="[DB.TABLE]...", nargs=-1)
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Only print the plan.")
 @endpoint_option
 @token_file_option
 @click.option("--threads", type=click.IntRange(min=1), help="Tasks at once. Default: one per core.")
@@ -46,8 +46,8 @@ def command(
 
     DB.TABLE may be a pattern such as 'sales.*'; without any, all tables are maintained.
 
-    While a tiering worker has a table the command goes on with the others and comes back once. It
-    exits with 1 if a table could not be maintained.
+    While a tiering worker holds a table, the command goes on with the other tables and retries
+    once at the end. The exit code is 1 if a table could not be maintained.
     """
     # Not at the top: `--help` must not wait for pyiceberg.
     from streamhouse.tiering.maintain.maintenance_report import plan_text, report_text
@@ -72,30 +72,32 @@ def command(
         if len(tables) == 1 and not _WILDCARDS & set(tables[0]):
             maintain(str(TablePath.parse(tables[0])))
             return
-        failures = _each(_chosen(client, tables), maintain)
+        failures = _maintain_each(_selected_tables(client, tables), maintain)
     for path, error in failures.items():
         click.echo(f"{path}: {error.message}", err=True)
     if failures:
         raise SystemExit(1)
 
 
-def _chosen(client: StorageClient, patterns: Sequence[str]) -> list[str]:
-    """Return the tables that are named or match; all, if nothing is said."""
+def _selected_tables(client: StorageClient, patterns: Sequence[str]) -> list[str]:
+    """Return the tables that match a pattern; without patterns, all tables."""
     paths = client.list_tables()
     if not patterns:
         return paths
-    chosen: set[str] = set()
+    selected: set[str] = set()
     for pattern in patterns:
         whole = pattern if "." in pattern else f"{DEFAULT_DATABASE}.{pattern}"
-        found = [path for path in paths if matches(path, [whole])]
-        if not found:
+        matching = [path for path in paths if matches(path, [whole])]
+        if not matching:
             raise NotFoundError(f"there is no table '{pattern}'; 'streamhouse tables' lists them")
-        chosen.update(found)
-    return sorted(chosen)
+        selected.update(matching)
+    return sorted(selected)
 
 
-def _each(paths: Iterable[str], maintain: Callable[[str], None]) -> dict[str, StreamhouseError]:
-    """Maintain table after table, those that a worker has once more at the end; return failures."""
+def _maintain_each(
+    paths: Iterable[str], maintain: Callable[[str], None]
+) -> dict[str, StreamhouseError]:
+    """Maintain each table, and at the end once more each that a worker held; return failures."""
     failures: dict[str, StreamhouseError] = {}
     for path in paths:
         _try(path, maintain, failures)
@@ -109,7 +111,7 @@ def _try(path: str, maintain: Callable[[str], None], failures: dict[str, Streamh
     try:
         maintain(path)
     except TableNotFoundError:
-        # It was dropped since it was listed.
+        # The table was dropped after it was listed.
         return
     except StreamhouseError as error:
         failures[path] = error

@@ -1,4 +1,4 @@
-"""`streamhouse rejected`: what a table's writers rejected, and trying it again."""
+"""`streamhouse rejected`: shows a table's rejected rows, and replays the rows."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def show(*, table: str, endpoint: str | None, token_file: Path | None, is_json: 
 @token_file_option
 @json_option
 def replay(*, table: str, endpoint: str | None, token_file: Path | None, is_json: bool) -> None:
-    """Write the rejected rows of DB.TABLE that fit by now, each once."""
+    """Write the rejected rows of DB.TABLE that fit the table now, each once."""
     with open_reader(endpoint, token=read_token(token_file)) as client:
         result = client.replay_rejected(table)
     if is_json:

@@ -1,4 +1,4 @@
-"""`streamhouse shards`: the processes that a service consists of; `move` puts a table elsewhere."""
+"""`streamhouse shards`: the processes of a service; `move` moves a table to another shard."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ __all__ = ["command"]
 def command(
     context: click.Context, *, endpoint: str | None, token_file: Path | None, is_json: bool
 ) -> None:
-    """Show the shards of a service: owner, load, and how its journal is.
+    """Show the shards of a service: owner, load, and the state of the journal.
 
     A service with a journal has one shard or more. Standbys are not shown: they leave nothing in
-    the store. "lag" is how long the oldest change waits that the journal lacks, "lease" how long
-    the owner may still answer, "saved" the age of the newest checkpoint.
+    the store. "lag" is the age of the oldest change that the journal lacks, "lease" how long the
+    owner may still answer, "saved" the age of the newest checkpoint.
 
-    `streamhouse shards move TABLE --to SHARD` moves a table to another one.
+    `streamhouse shards move TABLE --to SHARD` moves a table to another shard.
     """
     if context.invoked_subcommand is None:
         _show(endpoint, token_file, is_json=is_json)
@@ -46,15 +46,16 @@ def command(
 
 @command.command("move")
 @click.argument("table")
-@click.option("--to", "shard", required=True, help="The shard that is to have it.")
+@click.option("--to", "shard", required=True, help="The shard that the table moves to.")
 @endpoint_option
 @token_file_option
 @click.pass_context
 def move(
     context: click.Context, table: str, shard: str, endpoint: str | None, token_file: Path | None
 ) -> None:
-    """Move TABLE to another shard. Nobody reads or writes it meanwhile; repeat it if it is broken
-    off."""
+    """Move TABLE to another shard. Nobody reads or writes the table meanwhile; repeat the command
+    if it is interrupted.
+    """
     outer = context.parent
     assert outer is not None
     if outer.get_parameter_source("endpoint") is ParameterSource.COMMANDLINE:
@@ -109,7 +110,7 @@ def _row(shard: dict[str, Any]) -> tuple[str | Text, ...]:
 
 def _journal(journal: dict[str, Any] | None) -> tuple[str, str, str]:
     if journal is None:
-        # Its owner did not say in time, or there is none.
+        # The owner did not answer in time, or the shard has no owner.
         return "", "", ""
     return (
         f"{journal['lag_ms'] / 1000:.1f} s",

@@ -1,4 +1,4 @@
-"""`streamhouse tables`: what is there, how far it is tiered, and the bytes it takes."""
+"""`streamhouse tables`: the tables, their tiering, and their sizes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _FIGURES: Final[dict[str, Callable[[dict[str, Any]], float]]] = {
     "untiered": lambda line: line["untiered_rows"],
     "lag": lambda line: -1 if line["lag_ms"] is None else line["lag_ms"],
 }
-"""By what `--sort` orders, besides names."""
+"""The figures that `--sort` can order by, besides the name."""
 _NO_ROUND: Final[dict[str, Any]] = {"step": None, "rows_done": None, "rows_planned": None}
 _PIPE_COLUMNS: Final = 10_000
 _OF_KEY_TABLES: Final = (
@@ -89,7 +89,7 @@ def command(
         raise click.UsageError("--sort is for the list without --sizes")
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        # In a pipe or a file nothing is cut off.
+        # A pipe or a file has no width: no column is cut.
         console = Console(width=_PIPE_COLUMNS)
     with open_client(endpoint, token=read_token(token_file)) as client:
         if path is not None:
@@ -126,7 +126,7 @@ def command(
 
 
 def _frame(console: Console, frame: box.Box) -> box.Box | None:
-    """Return a frame for a terminal; a program that reads the lines gets plain columns."""
+    """Return a frame for a terminal; a program at the other end of a pipe gets plain columns."""
     return frame if console.is_terminal else None
 
 
@@ -157,7 +157,7 @@ def _overview(lines: list[dict[str, Any]], console: Console, *, with_lag: bool) 
 def _states_of_tables(
     client: StorageClient, patterns: tuple[str, ...]
 ) -> tuple[list[TableState], list[str]]:
-    """Return the tables that are served, and a sentence for each of those that are not."""
+    """Return the served tables, and a message for each unserved table."""
     states, damaged = [], []
     for path in client.list_tables():
         if not matches(path, patterns):
@@ -165,13 +165,13 @@ def _states_of_tables(
         try:
             states.append(client.table_state(path))
         except (TableDamagedError, UnavailableError) as error:
-            # One shard of several may be away: the others' tables are shown.
+            # One shard of several may be away: the tables of the other shards are shown.
             damaged.append(error.message)
     return states, damaged
 
 
 def _scattered(status: dict[str, Any] | None) -> str | None:
-    """Return a sentence if the table's rounds write many files for few rows."""
+    """Return advice if the table's rounds write many files for few rows."""
     if status is None:
         return None
     debt = status["tiering"].get("maintenance_debt")
@@ -186,7 +186,7 @@ def _scattered(status: dict[str, Any] | None) -> str | None:
 def _line(
     client: StorageClient, state: TableState, status: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Return what the list says of a table."""
+    """Return a table's line of the list."""
     positions = state.positions.values()
     written = sum(p.high_watermark - p.first_offset for p in positions)
     is_keyed = state.table.is_primary_key_table
@@ -221,7 +221,7 @@ def _row(line: dict[str, Any], *, with_lag: bool) -> tuple[str, ...]:
 
 
 def _statuses(client: StorageClient) -> dict[str, dict[str, Any]]:
-    """Return each table's lag and rounds; nothing for a token that may not read the status."""
+    """Return each table's lag and rounds; empty if the token may not read the status."""
     try:
         status = client.status(detail="brief")
     except ForbiddenError:
@@ -234,7 +234,7 @@ def _statuses(client: StorageClient) -> dict[str, dict[str, Any]]:
 
 
 def _round(status: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what a table's tiering does now."""
+    """Return the current step of a table's tiering, and its progress."""
     if status is None:
         return {**_NO_ROUND, "failures": None}
     progress = status["progress"] or _NO_ROUND
@@ -252,7 +252,7 @@ def _lag(line: dict[str, Any]) -> str:
 
 
 def _tiering(line: dict[str, Any]) -> str:
-    """Return the same in a few words."""
+    """Return the state of a table's tiering in a few words."""
     if not line["is_tiered"]:
         return "off"
     if line["step"] == "writing" and line["rows_planned"]:
@@ -266,7 +266,7 @@ def _tiering(line: dict[str, Any]) -> str:
 
 
 def _described(state: TableState) -> dict[str, Any]:
-    """Return one table for programs."""
+    """Return one table as JSON."""
     return {
         **state.table.to_json(),
         "buckets": [
@@ -316,27 +316,27 @@ def _sizes(client: StorageClient, state: TableState) -> Iterator[dict[str, Any]]
     """Return the bytes of a table and of the lake tables beside it, a line each."""
     path = str(state.table.path)
     sizes = client.table_sizes(path)
-    for name, known in _lake_tables(state):
-        cold, rows = _in_lake(client, name, known)
-        is_own = name == path
+    for name, lake in _lake_tables(state):
+        cold, rows = _lake_size(client, name, lake)
+        is_main = name == path
         yield {
             "table": name,
-            "hot_bytes": sizes.hot_bytes if is_own else 0,
+            "hot_bytes": sizes.hot_bytes if is_main else 0,
             "cold_bytes": cold,
-            # Rows of the others are in the log or in the rows' own lake table, or were.
-            "doubled_bytes": sizes.doubled_bytes if is_own else cold,
+            # The rows of side tables are also in the log or in the main lake table, or were.
+            "doubled_bytes": sizes.doubled_bytes if is_main else cold,
             "lake_rows": rows,
             "lake_to_log_ratio": _ratio(state, sizes, cold, rows),
         }
 
 
 def _sizes_overview(lines: list[dict[str, Any]], console: Console) -> Table:
-    """Return every table's bytes, and what they come to."""
+    """Return every table's bytes, and the totals."""
     overview = Table(
         box=_frame(console, box.HEAVY_HEAD),
         pad_edge=console.is_terminal,
-        caption="hot: log and rows by key. cold: the lake. doubled: log that the lake has, and lake"
-        " tables beside the rows' own.",
+        caption="hot: log and rows by key. cold: the lake. doubled: log rows also in the lake, and"
+        " the side lake tables.",
     )
     overview.add_column("table", no_wrap=True)
     for heading in _SIZE_HEADINGS:
@@ -357,23 +357,25 @@ def _sizes_overview(lines: list[dict[str, Any]], console: Console) -> Table:
 
 
 def _lake_tables(state: TableState) -> list[tuple[str, LakeState | SideLakeState]]:
-    """Return what is registered of each lake table, by its name; the rows' own first."""
+    """Return name -> state of each of the table's lake tables; the main lake table first."""
     path, lake = str(state.table.path), state.lake
     sides = ((LakeRole.BATCH, lake.batch), (LakeRole.CHANGES, lake.changelog))
-    beside = [(role.lake_name(path), known) for role, known in sides if known is not None]
-    return [(path, lake), *beside]
+    side_tables = [(role.lake_name(path), side) for role, side in sides if side is not None]
+    return [(path, lake), *side_tables]
 
 
-def _in_lake(client: StorageClient, name: str, known: LakeState | SideLakeState) -> tuple[int, int]:
+def _lake_size(
+    client: StorageClient, name: str, lake: LakeState | SideLakeState
+) -> tuple[int, int]:
     """Return bytes and rows of the current lake snapshot, position deletes included."""
-    if known.snapshot_id is None:
+    if lake.snapshot_id is None:
         return 0, 0
     # The lake library takes a second to import.
     require("lake", "'streamhouse tables --sizes'")
     from streamhouse.reading.files.planner import open_lake_table
 
-    lake = open_lake_table(client.lake_catalog(), name, table_uuid=known.table_uuid)
-    for snapshot in lake.snapshots():
+    opened = open_lake_table(client.lake_catalog(), name, table_uuid=lake.table_uuid)
+    for snapshot in opened.snapshots():
         if snapshot["is_current"]:
             properties = snapshot["properties"]
             return int(properties["total-files-size"]), int(properties["total-records"])
@@ -381,7 +383,7 @@ def _in_lake(client: StorageClient, name: str, known: LakeState | SideLakeState)
 
 
 def _ratio(state: TableState, sizes: TableSizes, cold: int, lake_rows: int) -> float | None:
-    """Return how large a row is in the lake, measured by one in the log."""
+    """Return the size of a row in the lake, divided by the size of a row in the log."""
     log_rows = sum(p.high_watermark - p.log_start_offset for p in state.positions.values())
     log_bytes = sum(bucket.log_bytes for bucket in sizes.buckets.values())
     if not (log_rows and log_bytes and lake_rows):

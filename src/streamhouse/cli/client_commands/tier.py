@@ -1,4 +1,4 @@
-"""`streamhouse tier`: moves the log into Iceberg, in this process or on Spark."""
+"""`streamhouse tier`: moves rows from the log into Iceberg, in this process or on Spark."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def command(
 ) -> None:
     """Move rows from the log into their Iceberg tables.
 
-    Several workers may run at once, here and on other machines: each table is tiered by one of
-    them at a time. Exit code 1 when a table could not be tiered.
+    Several workers may run at once, on several machines: each table is tiered by one worker at a
+    time. The exit code is 1 when a table could not be tiered.
     """
     configure_logging("info" if verbose and log_level == "warning" else log_level, log_format)
     if verbose:

@@ -40,7 +40,7 @@ _FIGURES: Final[dict[str, Callable[[dict[str, Any]], float]]] = {
     "log": lambda table: table["log_bytes"],
     "lag": lambda table: table["lag_ms"] if table["is_tiered"] else -1,
 }
-"""By what `--sort` orders, besides names."""
+"""The figures that `--sort` can order by, besides the name."""
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _CHART_CHARACTERS: Final = 24
 _WIDE_CHARACTERS: Final = 110
@@ -62,17 +62,18 @@ def command(
     sort: str,
     is_json: bool,
 ) -> None:
-    """Watch what is written, read and tiered; Ctrl-C ends it.
+    """Watch the rows written, read and tiered; Ctrl-C ends the command.
 
-    With --json each picture is a line, as docs/http_api.md describes the status; with --once one.
+    With --json each picture is a line, in the form of docs/http_api.md; with --once a single
+    picture.
     """
     console = Console()
     with open_client(endpoint, token=read_token(token_file)) as client:
 
-        def look() -> dict[str, Any]:
-            return _chosen(_status(client), patterns, sort)
+        def fetch() -> dict[str, Any]:
+            return _selected(_status(client), patterns, sort)
 
-        status = look()
+        status = fetch()
         if once or is_json:
             _print(status, console, is_json=is_json)
         if once:
@@ -82,12 +83,12 @@ def command(
             if is_json:
                 while True:
                     time.sleep(pause_s)
-                    _print(look(), console, is_json=True)
+                    _print(fetch(), console, is_json=True)
             first = _picture(status, width=console.width)
             with Live(first, console=console, screen=True, auto_refresh=False) as live:
                 while True:
                     time.sleep(pause_s)
-                    live.update(_picture(look(), width=console.width), refresh=True)
+                    live.update(_picture(fetch(), width=console.width), refresh=True)
 
 
 def _print(status: dict[str, Any], console: Console, *, is_json: bool) -> None:
@@ -98,15 +99,15 @@ def _print(status: dict[str, Any], console: Console, *, is_json: bool) -> None:
 
 
 def _status(client: StorageClient) -> dict[str, Any]:
-    """Return the status in full, or in brief if that has more of the tables."""
+    """Return the full status, or the brief status if that has more of the tables."""
     status = client.status()
     if len(status["tables"]) < status.get("table_count", 0):
         return client.status(detail="brief")
     return status
 
 
-def _chosen(status: dict[str, Any], patterns: Sequence[str], sort: str) -> dict[str, Any]:
-    """Return the status with the tables that are wanted, in the order that is."""
+def _selected(status: dict[str, Any], patterns: Sequence[str], sort: str) -> dict[str, Any]:
+    """Return the status with the matching tables, sorted."""
     tables = [table for table in status["tables"] if matches(table["table"], patterns)]
     return {**status, "tables": largest_first(tables, _FIGURES.get(sort))}
 
@@ -149,7 +150,7 @@ def _picture(status: dict[str, Any], *, width: int) -> RenderableType:
 
 
 def _consumers(status: dict[str, Any]) -> list[RenderableType]:
-    """Return the readers that have reported their position, if there are any."""
+    """Return the table of readers with a reported position, or nothing."""
     readers = Table()
     for heading in ("consumer", "of table"):
         readers.add_column(heading, overflow="fold")
@@ -157,25 +158,29 @@ def _consumers(status: dict[str, Any]) -> list[RenderableType]:
         readers.add_column(heading, justify="right", no_wrap=True)
     shown = {table["table"] for table in status["tables"]}
     in_full = [
-        {**one, "table": table["table"]}
+        {**consumer, "table": table["table"]}
         for table in status["tables"]
-        for one in table.get("consumers", ())
+        for consumer in table.get("consumers", ())
     ]
     worst = status.get("consumers", {}).get("worst", ())
-    for one in [*in_full, *(one for one in worst if one["table"] in shown)]:
-        lag = "in the lake" if one["lag_ms"] is None else age_text(one["lag_ms"])
-        at_risk = Text(_short(one["rows_at_risk"]) if one["rows_at_risk"] else "", style="red")
-        readers.add_row(one["name"], one["table"], _short(one["lag_rows"]), lag, at_risk)
+    for consumer in [*in_full, *(consumer for consumer in worst if consumer["table"] in shown)]:
+        lag = "in the lake" if consumer["lag_ms"] is None else age_text(consumer["lag_ms"])
+        at_risk = Text(
+            _short(consumer["rows_at_risk"]) if consumer["rows_at_risk"] else "", style="red"
+        )
+        readers.add_row(
+            consumer["name"], consumer["table"], _short(consumer["lag_rows"]), lag, at_risk
+        )
     return [readers] if readers.row_count else []
 
 
 def _troubles(status: dict[str, Any]) -> list[Text]:
-    """Return a line for each thing that somebody has to look after."""
+    """Return a line for each problem that an operator has to solve."""
     lines = []
     for shard in status.get("shards", ()):
         if not shard["answers"]:
-            away = f"shard {shard['shard']} does not answer: its tables are not shown"
-            lines.append(Text(away, style="red"))
+            message = f"shard {shard['shard']} does not answer: its tables are not shown"
+            lines.append(Text(message, style="red"))
     for damaged in status.get("damaged_tables", ()):
         lines.append(Text(f"{damaged['table']} is not served: {damaged['reason']}", style="red"))
     for table in status["tables"]:
@@ -198,8 +203,8 @@ def _progress(progress: dict[str, Any] | None) -> str:
         return ""
     if progress["step"] != "writing":
         return f", {progress['step']}"
-    done, planned = progress["rows_done"], progress["rows_planned"]
-    return f", writing {_short(done)} of {_short(planned)} rows"
+    rows_done, rows_planned = progress["rows_done"], progress["rows_planned"]
+    return f", writing {_short(rows_done)} of {_short(rows_planned)} rows"
 
 
 def _short(number: float) -> str:

@@ -1,1 +1,1 @@
-"""Commands that work on a data directory or a journal: `serve`, and what is done to its files."""
+"""Commands on a data directory or a journal: `serve`, and the care of its files."""

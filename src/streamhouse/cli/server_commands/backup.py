@@ -1,4 +1,4 @@
-"""`streamhouse backup`: a copy of a data directory that a service can start from."""
+"""`streamhouse backup`: a copy of a data directory, from which a service can start."""
 
 from __future__ import annotations
 
@@ -37,16 +37,20 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command("backup")
-@click.option("--data-dir", required=True, type=_DIRECTORY, help="What to back up.")
+@click.option("--data-dir", required=True, type=_DIRECTORY, help="The data directory to back up.")
 @click.option(
-    "--to", "target", required=True, type=_DIRECTORY, help="A new or empty directory to put it in."
+    "--to",
+    "target",
+    required=True,
+    type=_DIRECTORY,
+    help="A new or empty directory for the backup.",
 )
 @click.option(
     "--with-lake", is_flag=True, help="Also the default Iceberg catalog and its warehouse."
 )
 @click.option("--endpoint", envvar=ENDPOINT_VARIABLE, help="URL of the service, if it runs.")
 @token_file_option
-@click.option("--discard-staged", is_flag=True, help="Give up a backup that was broken off before.")
+@click.option("--discard-staged", is_flag=True, help="Discard a backup that was interrupted.")
 @json_option
 @quiet_option
 def command(
@@ -60,17 +64,17 @@ def command(
     is_json: bool,
     is_quiet: bool,
 ) -> None:
-    """Back up a data directory, while its service runs or not.
+    """Back up a data directory; its service may run.
 
-    Of each table the backup is one moment: all buckets, the rows by key and the lake state. Of
-    several shards each is backed up by itself, from its own directory; any may be the endpoint.
+    The backup has each table as of one moment: all buckets, the rows by key and the lake state.
+    Each of several shards is backed up from its own directory; the endpoint may be any shard's.
     """
-    others = _shard_directories(data_dir)
+    shard_directories = _shard_directories(data_dir)
     if not (data_dir / "service.json").is_file():
-        if others:
+        if shard_directories:
             raise InvalidRequestError(
                 f"{data_dir} has the directories of several shards; back up each by itself:"
-                f" {_commands(others, target)}"
+                f" {_commands(shard_directories, target)}"
             )
         raise InvalidRequestError(f"{data_dir} is no data directory: it has no service.json")
     facts: dict[str, Any] = {
@@ -85,8 +89,8 @@ def command(
         token = read_token(token_file)
         journal = JournalFile.load(data_dir)
         shard = None if journal is None else journal.shard
-        with _open_user(data_dir, shard, endpoint, token=token) as client:
-            manifest = _of_running(
+        with _open_owner_of(data_dir, shard, endpoint, token=token) as client:
+            manifest = _back_up_running(
                 client,
                 data_dir,
                 target,
@@ -98,7 +102,7 @@ def command(
     else:
         try:
             refuse_half_made(directory.path)
-            # Whoever staged something here was broken off: the directory is ours alone now.
+            # No other process uses the directory now: a staged backup was interrupted.
             clear_staging(directory)
             stage_closed(directory, with_lake=with_lake)
             with _bar(is_quiet=is_quiet) as progress:
@@ -112,8 +116,12 @@ def command(
         print_json({"to": str(target), "files": len(files), "bytes": size})
     else:
         click.echo(f"backed up {len(files)} files, {size:,} bytes, to {target}")
-    if others:
-        click.echo(f"this is one shard; the others: {_commands(others, target.parent)}", err=True)
+    if shard_directories:
+        click.echo(
+            "this is one shard; for the other shards:"
+            f" {_commands(shard_directories, target.parent)}",
+            err=True,
+        )
 
 
 def _bar(*, is_quiet: bool) -> ProgressBar:
@@ -121,12 +129,12 @@ def _bar(*, is_quiet: bool) -> ProgressBar:
 
 
 def _shard_directories(data_dir: Path) -> list[Path]:
-    """Return the directories of shards below that of `serve --shards`."""
+    """Return the directories of shards below the directory of `serve --shards`."""
     return sorted(path.parent for path in data_dir.glob("shards/*/service.json"))
 
 
 def _commands(directories: list[Path], target: Path) -> str:
-    """Return the commands that back up each directory below `target`."""
+    """Return the commands for a backup of each directory below `target`."""
     return "; ".join(
         f"streamhouse backup --data-dir {shlex.quote(str(path))} --to"
         f" {shlex.quote(str(target / f'shard-{path.name}'))}"
@@ -135,16 +143,17 @@ def _commands(directories: list[Path], target: Path) -> str:
 
 
 @contextlib.contextmanager
-def _open_user(
+def _open_owner_of(
     data_dir: Path, shard: str | None, endpoint: str | None, *, token: str | None
 ) -> Iterator[StorageClient]:
-    """Speak to the one process that should use a data directory, which is of `shard`."""
+    """Open a client to the process which uses the data directory of a shard."""
     with open_client(endpoint, token=token) as client:
         if shard is not None:
             with open_owner(client, shard, token=token) as owner:
                 yield owner
         elif client.shards():
-            # Their directories know of which shard they are.
+            # A service of several shards has a journal file in each directory; this directory has
+            # none.
             raise _other_process(client, data_dir)
         else:
             yield client
@@ -157,7 +166,7 @@ def _other_process(client: StorageClient, data_dir: Path) -> InvalidRequestError
     )
 
 
-def _of_running(
+def _back_up_running(
     client: StorageClient,
     data_dir: Path,
     target: Path,
@@ -173,13 +182,13 @@ def _of_running(
         if staging.exists():
             raise _other_process(client, data_dir)
     if staging.exists():
-        # It would be taken for what another process stages elsewhere.
+        # The staged files would pass for files that another process stages elsewhere.
         raise already_staged(staging)
     service_id = read_json(data_dir / "service.json").get("service_id")
     staged = client.stage_backup(with_lake=facts["with_lake"])
     try:
         is_named = (staged["service_id"], staged.get("shard")) == (service_id, shard)
-        # A standby and a copy are named alike; what is staged is in one directory.
+        # A standby and a copy have the same names; only one directory has the staged files.
         if not is_named or not (staging / "service.json").is_file():
             raise _other_process(client, data_dir)
         for damaged in staged["damaged_tables"]:

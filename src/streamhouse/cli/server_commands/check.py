@@ -1,4 +1,4 @@
-"""`streamhouse check`: is everything that was acknowledged still there, and right?"""
+"""`streamhouse check`: verifies every acknowledged row."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ _NOT_CHECKED: Final = 2
     metavar="URL",
     help="A journal, as given to serve, instead of a data directory; its service may run.",
 )
-@click.option("--shard", metavar="NAME", help="Only this shard of the journal; else all of them.")
+@click.option(
+    "--shard", metavar="NAME", help="Only this shard of the journal; default: all shards."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--no-lake", is_flag=True, help="Do not open the Iceberg catalog.")
 @click.option(
@@ -84,17 +86,17 @@ def command(
 ) -> None:
     """Verify a data directory, reading only.
 
-    Checks every checksum and every row of the logs, that rows by key are what their changelog says,
-    and that the lake has what is registered as tiered. Exit code 0: sound (warnings are things that
-    the next start mends); 1: acknowledged data is damaged; 2: it could not be checked, because a
-    service uses it or it is no data directory.
+    Checks every checksum and every row of the logs, the rows by key against their changelog, and
+    the lake against the offsets that are registered as tiered. Exit code 0: sound (the next start
+    mends the causes of warnings); 1: acknowledged data is damaged; 2: not checked, because a
+    service uses the directory or it is no data directory.
 
-    Of a journal: that every epoch has its seal, and that the checkpoints and what came after them
-    are whole, to the last byte; without --shard of every shard, and that the directory of tables
-    and the shards say the same.
+    Of a journal: every epoch has its seal, and the checkpoints and the later operations are whole,
+    to the last byte. Without --shard every shard is checked, and the directory of tables against
+    the shards.
     """
     if (data_dir is None) == (journal_url is None):
-        raise click.UsageError("give --data-dir or --journal, one of them")
+        raise click.UsageError("give either --data-dir or --journal")
     if journal_url is not None:
         _check_journal(journal_url, shard, catalog_properties, as_json=as_json, is_quiet=is_quiet)
         return
@@ -130,8 +132,8 @@ def _check_journal(
     as_json: bool,
     is_quiet: bool,
 ) -> None:
-    given = catalog_properties_from(catalog_properties)
-    store = open_store(url, properties={k: v for k, v in given.items() if k.startswith("s3.")})
+    properties = catalog_properties_from(catalog_properties)
+    store = open_store(url, properties={k: v for k, v in properties.items() if k.startswith("s3.")})
     report: JournalReport | ServiceReport
     try:
         with ProgressBar("checking", is_quiet=is_quiet) as progress:
@@ -186,14 +188,14 @@ def _rebuild_service_file(data_dir: Path) -> None:
     finally:
         directory.close()
     click.echo(
-        f"{directory.service_file} was made anew, with {len(paths)} tables: {', '.join(paths)};"
-        " databases that had none are gone"
+        f"{directory.service_file} was rebuilt, with {len(paths)} tables: {', '.join(paths)};"
+        " databases without tables are gone"
     )
 
 
 def _lake_check(catalog: LakeCatalog, *, read_rows: bool) -> LakeCheck:
     def check(table: TableInfo, lake: LakeState, facts: TableFacts, report: CheckReport) -> None:
-        # pyiceberg takes a second to import: only for tables that have a lake.
+        # pyiceberg takes a second to import: only for tables with a lake.
         from streamhouse.reading.plan.lake_check import lake_problems
 
         ends = {bucket.bucket: bucket.log_end_offset for bucket in facts.buckets}
@@ -213,13 +215,13 @@ def _lake_check(catalog: LakeCatalog, *, read_rows: bool) -> LakeCheck:
 
 def _print(report: CheckReport) -> None:
     console = Console()
-    shown = Table(title=report.data_dir)
-    shown.add_column("table", no_wrap=True)
+    overview = Table(title=report.data_dir)
+    overview.add_column("table", no_wrap=True)
     for heading in ("bucket", "segments", "batches", "log rows", "log", "tiered", "rows by key"):
-        shown.add_column(heading, justify="right")
+        overview.add_column(heading, justify="right")
     for table in report.tables:
         for facts in table.buckets:
-            shown.add_row(
+            overview.add_row(
                 table.path,
                 str(facts.bucket),
                 f"{facts.segments:,}",
@@ -229,7 +231,7 @@ def _print(report: CheckReport) -> None:
                 f"{facts.tiered_offset:,}",
                 "" if facts.key_count is None else f"{facts.key_count:,}",
             )
-    console.print(shown)
+    console.print(overview)
     _print_findings(report.findings)
     verdict = _verdict(report.is_sound)
     click.echo(f"{report.data_dir} is {verdict}: {len(report.findings)} findings")

@@ -1,4 +1,4 @@
-"""`streamhouse dump`: what a segment file of a log holds."""
+"""`streamhouse dump`: the contents of a segment file of a log."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ __all__ = ["command"]
 def command(*, segment: Path, rows: bool, offset: int) -> None:
     """Show the batches of SEGMENT, a .log file, one a line.
 
-    Rows need the table's table.json where it belongs, two directories above. Reads only; the file
-    of a running service may be looked at.
+    Rows need the table's table.json in its place, two directories above. Reads only; the file may
+    be of a running service.
     """
     opened = open_segment(segment)
     header = opened.header
@@ -50,14 +50,14 @@ def command(*, segment: Path, rows: bool, offset: int) -> None:
         if table is not None:
             for line in _rows(frame, table, offset):
                 click.echo(line)
-    left = len(opened.view) - ((position + 7) & ~7)
-    if left > 0:
-        click.echo(f"{left:,} bytes at the end are no batch")
+    trailing_bytes = len(opened.view) - ((position + 7) & ~7)
+    if trailing_bytes > 0:
+        click.echo(f"{trailing_bytes:,} bytes at the end are no batch")
 
 
 def _table(segment: Path, table_id: int) -> TableInfo:
     path = segment.absolute().parent.parent / "table.json"
-    # Of whatever service and release: a single file is looked at.
+    # The file may come from any service and release.
     identity = StateIdentity(kind="table", service_id="", table_id=table_id)
     file = StateFile(path=path, identity=identity, filesystem=LocalFilesystem(), is_former=True)
     info, _ = read_table(file)

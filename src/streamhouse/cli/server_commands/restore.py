@@ -24,12 +24,12 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 @json_option
 @quiet_option
 def command(*, backup: Path, data_dir: Path | None, is_json: bool, is_quiet: bool) -> None:
-    """Verify a backup, and copy it to a data directory that a service can start from.
+    """Verify a backup, and copy it to a data directory from which a service can start.
 
-    A backup with the lake goes back to where it came from, because Iceberg knows files by path.
+    A backup with the lake is restored to its original path, because Iceberg knows files by path.
     """
-    what = "verifying" if data_dir is None else "restoring"
-    with ProgressBar(what, is_quiet=is_quiet) as progress:
+    title = "verifying" if data_dir is None else "restoring"
+    with ProgressBar(title, is_quiet=is_quiet) as progress:
         if data_dir is None:
             manifest = verify_backup(backup, progress=progress)
         else:

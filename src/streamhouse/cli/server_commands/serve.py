@@ -42,17 +42,17 @@ __all__ = ["command", "help_sections"]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-# Of these each one is a field of the configuration, as it is given.
+# Each of these options is a field of the configuration, with the value unchanged.
 _JOURNAL: Final = ("journal_url", "shard", "journal_ack", "is_standby", "advertised_endpoint")
 
 _KAFKA: Final = ("kafka_port", "kafka_advertised", "kafka_auto_create")
-_AS_GIVEN: Final = (*_JOURNAL, *_KAFKA)
+_UNPARSED: Final = (*_JOURNAL, *_KAFKA)
 
-_GIVEN: Final = "streamhouse.serve.arguments"
-# What each shard is given for itself.
-_OF_ONE_SHARD: Final = ("--data-dir", "--port", "--shards", "--kafka-port", "--kafka-advertise")
+_ARGUMENTS: Final = "streamhouse.serve.arguments"
+# The supervisor sets these options for each shard.
+_PER_SHARD: Final = ("--data-dir", "--port", "--shards", "--kafka-port", "--kafka-advertise")
 
-# What `--help` shows under which heading, by the options' names here; the limits follow.
+# Heading -> the options that `--help` shows below it; the limits follow.
 _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "Service": ("data_dir", "host", "port", "log_level", "log_format"),
     "Access": ("token_file", "grants_file", "allowed_hosts"),
@@ -68,15 +68,15 @@ _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class _ServeCommand(click.Command):
-    """Shows its options under headings; keeps the arguments for the shards that it starts."""
+    """Shows its options under headings; keeps the arguments for the shards."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the arguments as they were given, then read them."""
-        ctx.meta[_GIVEN] = tuple(args)
+        """Keep the arguments of the command line, then parse the arguments."""
+        ctx.meta[_ARGUMENTS] = tuple(args)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write every section, and what is in none at the end."""
+        """Write every section, and the options of no section at the end."""
         records = {p.name: record for p in self.params if (record := p.get_help_record(ctx))}
         for title, names in help_sections().items():
             with formatter.section(title):
@@ -91,7 +91,7 @@ class _ServeCommand(click.Command):
 
 
 def help_sections() -> dict[str, list[str]]:
-    """Return which options the help shows under which heading."""
+    """Return heading -> the names of the options below the heading."""
     sections = {title: list(names) for title, names in _SECTIONS.items()}
     for option in ServiceConfig.options():
         sections.setdefault(option.section, []).append(option.name)
@@ -106,7 +106,7 @@ def _limit_options(command: _F) -> _F:
             *(option.flag, option.name),
             metavar="N",
             type=kind,
-            # A text as one would write it, so that `streamhouse config` shows what is in force.
+            # The default in its written form: `streamhouse config` shows the value in force.
             default=option.written(option.default),
             help=text,
         )(command)
@@ -193,7 +193,7 @@ def _kafka_options(command: _F) -> _F:
     "--data-dir",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where everything is kept; made if it does not exist.",
+    help="The directory of all data; made if it does not exist.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -313,7 +313,7 @@ def command(
     log_level: str,
     log_format: str,
     shards: int | None,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Run the storage service until SIGTERM or Ctrl-C.
 
@@ -327,7 +327,11 @@ def command(
     if lake_credentials == "shared":
         properties = {**s3_properties_from_environment(os.environ), **properties}
     config = ServiceConfig.from_texts(
-        {name: text for name, text in given.items() if text is not None and name not in _AS_GIVEN},
+        {
+            name: text
+            for name, text in options.items()
+            if text is not None and name not in _UNPARSED
+        },
         data_dir=data_dir,
         host=host,
         port=port,
@@ -342,19 +346,19 @@ def command(
         catalog_access=catalog_access,
         warehouse=warehouse,
         is_strict=is_strict,
-        **{name: given[name] for name in _AS_GIVEN},
+        **{name: options[name] for name in _UNPARSED},
         disk_bytes_max=None if disk_max is None else parse_bytes(disk_max, name="--disk-max"),
     )
     tables = frozenset(TablePath.parse(text) for text in rebuild)
-    # A shard of it has the environment and the file of its supervisor, which name it, too.
+    # A supervised shard shares the supervisor's environment and file, which set `--shards`, too.
     if shards is not None and not is_supervised():
         return _serve_shards(config, shards)
     _serve_one(config, rebuild=tables, is_tiering=tiering == "embedded")
 
 
 def _serve_one(config: ServiceConfig, *, rebuild: frozenset[TablePath], is_tiering: bool) -> None:
-    """Be the process of a service, or of one shard."""
-    # Not at the top: a wrong option is told before all of the service is imported.
+    """Run the only process of a service, or the process of a shard."""
+    # Not at the top: a wrong option fails before the whole service is imported.
     from streamhouse.storage_service.server.listener import run_service
 
     stop_with_supervisor()
@@ -379,28 +383,28 @@ def _serve_one(config: ServiceConfig, *, rebuild: frozenset[TablePath], is_tieri
 
 
 def _serve_shards(config: ServiceConfig, count: int) -> None:
-    """Run the shards of this machine, with the arguments that this command was given."""
-    for flag, is_given in (
+    """Run the shards of this machine, with the arguments of this command."""
+    for flag, is_set in (
         ("--shard", config.shard != DEFAULT_SHARD),
         ("--standby", config.is_standby),
         ("--advertise", config.advertised_endpoint is not None),
     ):
-        if is_given:
+        if is_set:
             raise InvalidRequestError(f"{flag} is of one shard: it cannot be given with --shards")
     if config.journal_url is None:
         raise InvalidRequestError("--shards needs --journal: it has which shard has which table")
     is_elsewhere = config.catalog_properties and not _is_on_command_line("catalog_properties")
     if is_elsewhere and not config.has_own_catalog:
-        # What their common catalog is the shards are told by options, which replace all others.
+        # The shards get their common catalog by options, which replace all other sources.
         raise InvalidRequestError(
             "--shards without a catalog takes --catalog-property from the command line only: name"
             " the catalog, or give the properties there"
         )
-    # Not at the top: as below.
+    # Not at the top, as in `_serve_one`.
     from streamhouse.storage_service.ownership.journal.store.store_opening import refuse_within
 
     refuse_within(config.journal_url, config.data_dir)
-    arguments = _without(click.get_current_context().meta[_GIVEN], _OF_ONE_SHARD)
+    arguments = _without_flags(click.get_current_context().meta[_ARGUMENTS], _PER_SHARD)
     (config.data_dir / "lake" / "warehouse").mkdir(parents=True, exist_ok=True)
     config.data_dir.chmod(0o700)
     supervise(
@@ -428,17 +432,17 @@ def _is_on_command_line(name: str) -> bool:
     return source is click.core.ParameterSource.COMMANDLINE
 
 
-def _without(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Return the arguments without these options and their values."""
-    left, is_value = [], False
+def _without_flags(arguments: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Return the arguments without the flags and their values."""
+    remaining, is_value = [], False
     for text in arguments:
         if is_value:
             is_value = False
         elif text in flags:
             is_value = True
         elif text.partition("=")[0] not in flags:
-            left.append(text)
-    return left
+            remaining.append(text)
+    return remaining
 
 
 def _start_tiering(endpoint: str, config: ServiceConfig) -> Callable[[], None]:
@@ -446,7 +450,7 @@ def _start_tiering(endpoint: str, config: ServiceConfig) -> Callable[[], None]:
     from streamhouse.tiering.worker.embedded import EmbeddedTieringWorker
 
     if config.tls_certificate_file is not None:
-        # The name in the certificate need not be the address that this process calls itself by.
+        # The certificate need not name the address that this process uses for itself.
         endpoint += f"#sha256={OWN_CERTIFICATE}"
     worker = EmbeddedTieringWorker(
         endpoint=endpoint, token=config.token, worker_id=EMBEDDED_WORKER_ID
@@ -460,7 +464,7 @@ def _nothing() -> None:
 
 
 def _service_token(path: Path | None, *, needed: bool) -> str | None:
-    """Return the token of the service's owner; if `needed`, one that nobody else knows."""
+    """Return the token of the service's owner; if `needed` and unset, a random token."""
     if path is None and needed:
         return secrets.token_urlsafe(32)
     return _optional_secret(path, "token")

@@ -1,9 +1,9 @@
 """`streamhouse serve --shards N`: a process for each shard on this machine, and their supervisor.
 
-The supervisor binds the one address to start with and gives the socket to every shard: whoever is
-up answers there, and clients are told where a table is. It has no data and answers nothing. A shard
-that dies is started again, after growing pauses. A shard whose supervisor is gone stops by itself:
-it holds the end of a pipe that only the supervisor keeps open.
+The supervisor binds the service's address and passes the socket to every shard: any shard that is
+up answers at the address, and tells clients where a table is. The supervisor holds no data and
+answers no requests. A dead shard is restarted, after growing pauses. A shard whose supervisor is
+gone stops by itself: the shard reads from a pipe which only the supervisor keeps open.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = ["ShardCommand", "is_supervised", "shard_commands", "stop_with_supervi
 _logger = logging.getLogger(__name__)
 
 SUPERVISOR_VARIABLE: Final = "STREAMHOUSE_SUPERVISOR_PIPE"
-"""The descriptor that ends when the supervisor is gone."""
+"""The file descriptor that ends when the supervisor is gone."""
 READY_PREFIX: Final = "streamhouse listening on "
 KAFKA_PREFIX: Final = "streamhouse serving Kafka clients on "
 _PORT_MAX: Final = 65_535
 
 _BACKOFF: Final = Backoff(first_s=0.5, most_s=30.0)
-# Who has run for so long starts anew: what made it die before is over.
+# A process that has run for so long is healthy: its earlier failures no longer count.
 _STEADY_S: Final = 60.0
 _LINE_BYTES_MAX: Final = 1 << 20
 _BACKLOG: Final = 2_048
@@ -44,12 +44,13 @@ _BACKLOG: Final = 2_048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardCommand:
-    """How the process of one shard is started."""
+    """The command line of one shard's process."""
 
     shard: str
     arguments: tuple[str, ...]
     is_first: bool = False
-    """Whether it has a service's tables: what that is called the other shards take over from it."""
+    """Whether the shard has the tables of a former single service; the other shards start after it.
+    """
 
 
 def shard_commands(
@@ -62,12 +63,12 @@ def shard_commands(
     kafka_port: int | None = None,
     kafka_advertised: tuple[str, int] | None = None,
 ) -> list[ShardCommand]:
-    """Return the commands of `count` shards, given the arguments of `serve` for all of them.
+    """Return the commands of `count` shards.
 
-    `arguments` are those that every shard has; environment and file they have from this process.
-    Kafka clients are told of every shard by itself: its port is the first one's and its number.
-    Shard 0 of a data directory that was one service's stays where it is; without a catalog of their
-    own the shards share one beside them.
+    `arguments` are the common arguments of `serve`; environment and file are inherited. Each shard
+    has its own port for Kafka clients: the first shard's port plus the shard's number. Shard 0
+    keeps the data directory of a former single service. Without a configured catalog the shards
+    share a catalog beside their directories.
     """
     lake = data_dir.absolute() / "lake"
     catalog = (
@@ -78,8 +79,8 @@ def shard_commands(
             *("--catalog-property", f"uri=sqlite:///{lake / 'catalog.db'}"),
         )
     )
-    in_lake = ("--warehouse", f"file://{lake / 'warehouse'}")
-    warehouse = () if has_own_catalog or has_warehouse else in_lake
+    shared_warehouse = ("--warehouse", f"file://{lake / 'warehouse'}")
+    warehouse = () if has_own_catalog or has_warehouse else shared_warehouse
     return [
         ShardCommand(
             shard=str(number),
@@ -102,16 +103,18 @@ def _kafka_arguments(
 ) -> tuple[str, ...]:
     if port is None:
         return ()
-    own = port + number if port else 0
-    there = advertised[1] + number if advertised is not None else 0
-    if max(own, there) > _PORT_MAX:
+    port_of_shard = port + number if port else 0
+    advertised_port = advertised[1] + number if advertised is not None else 0
+    if max(port_of_shard, advertised_port) > _PORT_MAX:
         raise InvalidRequestError(
-            f"--kafka-port: shard {number} would have port {max(own, there)}, which is none; give a"
-            " lower one"
+            f"--kafka-port: shard {number} would have port"
+            f" {max(port_of_shard, advertised_port)}, above {_PORT_MAX}; choose a lower port"
         )
-    found = ("--kafka-port", str(own))
+    port_arguments = ("--kafka-port", str(port_of_shard))
     return (
-        found if advertised is None else (*found, "--kafka-advertise", f"{advertised[0]}:{there}")
+        port_arguments
+        if advertised is None
+        else (*port_arguments, "--kafka-advertise", f"{advertised[0]}:{advertised_port}")
     )
 
 
@@ -122,18 +125,18 @@ def _data_dir(root: Path, number: int) -> Path:
 
 
 def is_supervised() -> bool:
-    """Whether this process is one shard that a supervisor has started."""
+    """Return whether this process is a shard of a supervisor."""
     return SUPERVISOR_VARIABLE in os.environ
 
 
 def stop_with_supervisor() -> None:
-    """Stop this process, as SIGTERM does, when the supervisor that has started it is gone."""
+    """Stop this process, as SIGTERM does, when its supervisor is gone."""
     descriptor = os.environ.pop(SUPERVISOR_VARIABLE, None)
     if descriptor is None:
         return
 
     def watch() -> None:
-        # Nothing is ever written: it ends when nobody can any more.
+        # Nothing is ever written: the read ends when the supervisor's end of the pipe is closed.
         os.read(int(descriptor), 1)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -151,7 +154,7 @@ def supervise(
 ) -> None:
     """Run the shards until SIGTERM or Ctrl-C, and stop them all.
 
-    `is_kafka`: each serves Kafka clients, too. `program` is how `streamhouse serve` is started.
+    With `is_kafka` each shard also serves Kafka clients. `program` starts `streamhouse serve`.
     Raises `UnavailableError` if a shard ends before it has ever served.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -191,35 +194,35 @@ class _Supervisor:
         self._failed = ""
         self._waiting_for = {command.shard for command in commands}
         self._first = next((command.shard for command in commands if command.is_first), None)
-        self._may_begin = asyncio.Event()
+        self._first_is_up = asyncio.Event()
         self._running: dict[str, asyncio.subprocess.Process] = {}
-        self._watched, self._kept_open = os.pipe()
+        self._read_end, self._write_end = os.pipe()
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
         try:
-            await asyncio.gather(*(self._keep(command) for command in self._commands))
+            await asyncio.gather(*(self._keep_running(command) for command in self._commands))
         finally:
-            os.close(self._kept_open)
-            os.close(self._watched)
+            os.close(self._write_end)
+            os.close(self._read_end)
         if self._failed:
             raise UnavailableError(self._failed)
 
     def _stop(self) -> None:
-        """Ask every shard to stop; a second signal reaches them as their second one."""
+        """Ask every shard to stop; each shard gets a second signal, too."""
         self._stopping.set()
-        self._may_begin.set()
+        self._first_is_up.set()
         for process in self._running.values():
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
 
-    async def _keep(self, command: ShardCommand) -> None:
-        """Run a shard, again and again until the supervisor stops."""
+    async def _keep_running(self, command: ShardCommand) -> None:
+        """Run a shard, and restart it until the supervisor stops."""
         loop, failures = asyncio.get_running_loop(), 0
         if self._first not in (None, command.shard):
-            await self._may_begin.wait()
+            await self._first_is_up.wait()
         while not self._stopping.is_set():
             started_s = loop.time()
             code = await self._run_once(command)
@@ -227,8 +230,8 @@ class _Supervisor:
                 return
             if command.shard in self._waiting_for:
                 self._failed = (
-                    f"shard '{command.shard}' ended with code {code} before it served; what it said"
-                    " is above"
+                    f"shard '{command.shard}' ended with code {code} before it served; its messages"
+                    " are above"
                 )
                 return self._stop()
             failures = 1 if loop.time() - started_s > _STEADY_S else failures + 1
@@ -248,8 +251,8 @@ class _Supervisor:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=_environment(os.environ, shared=shared, watched=self._watched),
-            pass_fds=(shared, self._watched),
+            env=_environment(os.environ, shared=shared, watched=self._read_end),
+            pass_fds=(shared, self._read_end),
             # Ctrl-C is for the supervisor, which passes it on in its own time.
             start_new_session=True,
             limit=_LINE_BYTES_MAX,
@@ -261,23 +264,23 @@ class _Supervisor:
         assert process.stderr is not None
         try:
             await asyncio.gather(
-                _each_line(process.stdout, lambda text: self._said(command.shard, text)),
-                _each_line(process.stderr, lambda text: _say(command.shard, text)),
+                _each_line(process.stdout, lambda text: self._on_line(command.shard, text)),
+                _each_line(process.stderr, lambda text: _write_line(command.shard, text)),
             )
             return await process.wait()
         finally:
             del self._running[command.shard]
 
-    def _said(self, shard: str, text: str) -> None:
-        _say(shard, text)
+    def _on_line(self, shard: str, text: str) -> None:
+        _write_line(shard, text)
         if text.startswith(KAFKA_PREFIX):
             self._kafka[shard] = text.removeprefix(KAFKA_PREFIX)
-        # With Kafka's clients it is the line after the one that says that HTTP is answered.
+        # With Kafka a shard is ready at its Kafka line, which follows the HTTP line.
         last = KAFKA_PREFIX if self._is_kafka else READY_PREFIX
         if text.startswith(last) and shard in self._waiting_for:
             self._waiting_for.discard(shard)
             if shard == self._first:
-                self._may_begin.set()
+                self._first_is_up.set()
             if not self._waiting_for:
                 sys.stdout.write(f"{READY_PREFIX}{self._endpoint}\n")
                 if self._is_kafka:
@@ -294,21 +297,21 @@ def _environment(environment: Mapping[str, str], *, shared: int, watched: int) -
     }
 
 
-async def _each_line(stream: asyncio.StreamReader, take: Callable[[str], None]) -> None:
+async def _each_line(stream: asyncio.StreamReader, handle: Callable[[str], None]) -> None:
     while True:
         try:
             line = await stream.readline()
         except ValueError:
-            # Longer than any line of a log: what was read of it is gone.
+            # Longer than any line of a log: the part that was read is dropped.
             continue
         if not line:
             return
-        take(line.decode("utf-8", "replace").rstrip("\n"))
+        handle(line.decode("utf-8", "replace").rstrip("\n"))
 
 
-def _say(shard: str, text: str) -> None:
-    """Write a line of a shard with the shard's name, in the form that the line has."""
-    # What is JSON is an object of a log with --log-format json: the shard is one more field.
-    said = f'{{"shard": "{shard}", {text[1:]}' if text.startswith('{"time"') else None
-    sys.stderr.write(f"{said or f'shard={shard} {text}'}\n")
+def _write_line(shard: str, text: str) -> None:
+    """Write a line of a shard with the shard's name, in the line's own format."""
+    # A JSON line is an object of a log with --log-format json: the shard is one more field.
+    record = f'{{"shard": "{shard}", {text[1:]}' if text.startswith('{"time"') else None
+    sys.stderr.write(f"{record or f'shard={shard} {text}'}\n")
     sys.stderr.flush()
