@@ -1,4 +1,4 @@
-"""Maintenance of lake tables: what is due, what it costs, doing it without harm to a round.
+"""Maintenance of lake tables: which steps are due, the cost of each, and the steps themselves.
 
-The door is `maintenance.Maintainer`; `maintenance_policy` says what a table wants.
+`_maintenance.Maintainer` runs the steps; `_maintenance_policy` has the settings of a table.
 """

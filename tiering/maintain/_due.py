@@ -1,4 +1,4 @@
-"""When maintenance of a lake table is worth its while: from metadata that is there anyway. Pure."""
+"""When maintenance of a lake table pays off, judged from loaded metadata alone. Pure."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from streamhouse.tiering.maintain._reads import ReadCost, least_files
 
 __all__ = ["TableMemory", "are_orphans_due", "idle_due_ms", "is_expiry_due"]
 
-# A round adds a file a bucket and partition, so there is nothing to merge before that many.
+# A round adds one file to a bucket and partition: fewer rounds leave nothing to merge.
 ROUNDS_BETWEEN_PLANS: Final = 8
 SNAPSHOTS_BETWEEN_EXPIRIES: Final = 10
 _REMOVALS_EVERY_MS_MIN: Final = 60_000
 _ORPHANS_EVERY_MS: Final = 86_400_000
-# Rewriting for the sake of readers rests so many times as long as it took: a quarter of the time.
+# After a rewrite for readers the worker rests three times as long as the rewrite took.
 _REST_RATIO: Final = 3
-# What a plan for readers could not mend is looked at again when so much has come on top.
+# Read costs that no plan could lower are planned for again after they have grown by this factor.
 _HOPELESS_GROWTH: Final = 1.1
 
 
 @dataclass
 class TableMemory:
-    """What a worker knows of a lake table between two maintenances; losing it costs a look.
+    """A worker's notes on a lake table between two maintenances; a lost note costs one inventory.
 
     `oldest_us` is when the newest row of the oldest file was written. No file has only rows below
-    the offsets `expired`. `small_files` of the `files` may be packed. The last plan was one for
-    the limits `planned_for`, and is nothing to go by for others. The table could do with
-    `least_files`. Nothing was to be done for readers while a read cost `hopeless_units`. The last
-    rewrite for them took `rewrite_s`, and ended at `rewritten_at_s`.
+    the offsets `expired`. `small_files` of the `files` may be packed. The last plan holds for the
+    limits `planned_for` only. `least_files` would be enough for the table's rows. No plan lowered
+    the cost of a read below `hopeless_units`. The last rewrite for readers took `rewrite_s`, and
+    ended at `rewritten_at_s`.
     """
 
     reader: InventoryReader
@@ -56,7 +56,7 @@ class TableMemory:
     def is_rewrite_due(
         self, head: Head, limits: RewriteLimits, *, now_s: float, patience: int = 1
     ) -> bool:
-        """Whether reads suffer, or enough rounds came since the last plan for files to merge."""
+        """Whether reads are too dear, or the rounds since the last plan left files to merge."""
         if self.has_read_debt(head, limits, now_s=now_s, patience=patience):
             return True
         if self.planned_at is not None and self.planned_for == limits:
@@ -68,9 +68,9 @@ class TableMemory:
     def has_read_debt(
         self, head: Head, limits: RewriteLimits, *, now_s: float, patience: int = 1
     ) -> bool:
-        """Whether reads cost much more than they have to, and a rewrite for that is affordable.
+        """Whether reads cost much more than the least cost, and a rewrite is affordable.
 
-        With `patience` rewrites rest so many times as long.
+        `patience` multiplies the rest between rewrites.
         """
         if self.least_files is None or self.planned_for != limits:
             return False
@@ -82,7 +82,7 @@ class TableMemory:
         return cost.is_debt(least, limits) and not is_hopeless
 
     def is_resting(self, now_s: float, patience: int = 1) -> bool:
-        """Whether the last rewrite took so long that none is to follow for readers' sake yet."""
+        """Whether the rest after the last rewrite lasts: no rewrite for readers begins yet."""
         return now_s < self.rewritten_at_s + self.rewrite_s * _REST_RATIO * patience
 
     def is_removal_due(
@@ -95,17 +95,17 @@ class TableMemory:
         now_ms: int,
         patience: int = 1,
     ) -> bool:
-        """Whether a file may have nothing but rows that have reached their time to live.
+        """Whether all rows of some file may have reached their time to live.
 
-        Of a batch layout that is what has rows below `expired_offsets` alone. With `patience` so
-        many slices of that time must have gone by since.
+        In a batch layout all rows of the file are below `expired_offsets`. With `patience` that
+        many slices of the time to live must have passed since.
         """
         if role is LakeRole.BATCH:
             return dict(expired_offsets) != dict(self.expired)
         if role is not LakeRole.ROWS or policy.ttl_us is None:
             return False
         if self.oldest_us is None:
-            # Nothing but a look at the files tells how old they are.
+            # Only an inventory of the files tells their age.
             return head.file_count > 0
         return self.oldest_us < now_ms * 1000 - policy.ttl_us - patience * policy.ttl_slack_us
 
@@ -118,7 +118,7 @@ class TableMemory:
         *,
         now_ms: int,
     ) -> int | None:
-        """Return when `is_removal_due` even if no more rows come; None: rows stay for ever."""
+        """Return when `is_removal_due` turns true without new rows; None: rows stay for ever."""
         if role is LakeRole.BATCH:
             return now_ms if dict(expired_offsets) != dict(self.expired) else None
         if role is not LakeRole.ROWS or policy.ttl_us is None:
@@ -132,8 +132,8 @@ class TableMemory:
         return due_ms if due_ms > now_ms else soon_ms
 
     def debt_of(self, debt: LakeDebt) -> LakeDebt:
-        """Return what is known of the table besides what its metadata says."""
-        # What rounds have added since the last look is small.
+        """Return `debt`, which comes from the metadata, with this worker's notes added."""
+        # Files that rounds have added since the last inventory are small.
         added = max(0, debt.data_files - self.files)
         at_ms = self.maintained_at_ms
         return replace(
@@ -145,22 +145,22 @@ class TableMemory:
         )
 
     def planned(self, plan: RewritePlan, *, at: int, limits: RewriteLimits) -> None:
-        """Remember that all of a plan is done by the snapshot with this sequence number."""
+        """Note that the snapshot with sequence number `at` has all of the plan's rewrites."""
         self.planned_at, self.planned_for, self.has_more = at, limits, plan.has_more
 
     def rewritten(self, *, began_s: float, ended_s: float) -> None:
-        """Remember how long a rewrite took."""
+        """Note how long a rewrite took."""
         self.rewrite_s, self.rewritten_at_s = ended_s - began_s, ended_s
 
     def looked(self, inventory: Inventory | None, *, now_ms: int, limits: RewriteLimits) -> None:
-        """Remember what the files are; those of later rounds are younger than `now_ms`."""
+        """Note the files of the inventory; files of later rounds are younger than `now_ms`."""
         files = () if inventory is None else inventory.files
-        known = [
+        timestamps_us = [
             f.last_timestamp_us
             for f in files
             if f.last_timestamp_us is not None and f.bucket is not None
         ]
-        self.oldest_us = min(known, default=now_ms * 1000)
+        self.oldest_us = min(timestamps_us, default=now_ms * 1000)
         self.files = len(files)
         self.small_files = sum(not f.is_fixed and f.live_bytes < limits.full_bytes for f in files)
         self.least_files = least_files(files, limits)
@@ -169,9 +169,10 @@ class TableMemory:
 def is_expiry_due(
     times_ms: Collection[int], *, now_ms: int, patience: int = 1, is_idle: bool = False
 ) -> bool:
-    """Whether there are enough snapshots to expire for one more commit: `times_ms` are when.
+    """Whether enough snapshots may be expired to pay for one more commit.
 
-    Of a table that `is_idle` no more come, so those that are left are enough, once all may go.
+    `times_ms` are the times from which each snapshot may go. A table that `is_idle` gets no more
+    snapshots: the commit is due once every snapshot of `times_ms` may go.
     """
     if is_idle and times_ms:
         return max(times_ms) <= now_ms
@@ -179,10 +180,10 @@ def is_expiry_due(
 
 
 def are_orphans_due(head: Head, *, now_ms: int, idle_age_ms_min: int | None = None) -> bool:
-    """Whether a day has passed since somebody looked for orphans of the table.
+    """Whether the last search for orphans of the table is a day old.
 
-    With `idle_age_ms_min` it is of a table that is idle: a look is due once all that the workers
-    of its rounds may have left is as old as that, and then no more.
+    An idle table passes `idle_age_ms_min`: one last search is due once every file that workers of
+    its rounds may have abandoned has that age.
     """
     if idle_age_ms_min is not None:
         idle_ms = _last_orphans_ms(head, idle_age_ms_min)
@@ -192,16 +193,16 @@ def are_orphans_due(head: Head, *, now_ms: int, idle_age_ms_min: int | None = No
 
 
 def idle_due_ms(head: Head, times_ms: Collection[int], *, orphan_age_ms_min: int) -> int | None:
-    """Return when there is something to tidy though no rows come any more; None: never again.
+    """Return when a table without new rows has something to tidy again; None: never again.
 
-    `times_ms` are when each snapshot may be expired that is to go.
+    `times_ms` are the times from which each expirable snapshot may go.
     """
     times = (max(times_ms, default=None), _last_orphans_ms(head, orphan_age_ms_min))
     return min((time for time in times if time is not None), default=None)
 
 
 def _last_orphans_ms(head: Head, age_ms_min: int) -> int | None:
-    """Return when files that the last round's worker may have left are old enough to go."""
+    """Return when files that the last round's worker may have abandoned are old enough to go."""
     if head.committed_ms is None:
         return None
     last_ms = head.orphans_removed_ms or 0

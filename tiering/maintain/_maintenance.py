@@ -1,9 +1,9 @@
-"""Maintenance of lake tables by a tiering worker: what is due, done in order, never a round's harm.
+"""Maintenance of lake tables by a tiering worker: the due steps in order, without harm to rounds.
 
-After a round the worker asks `is_due`, which looks at nothing but metadata it has anyway. If so it
-rewrites files, expires snapshots and removes orphans while it still holds the round's claim, so no
-round of its own can come in between. Every step may fail or be cut off: the table stays right, the
-next maintenance goes on.
+After a round the worker calls `is_due`, which reads loaded metadata only. If maintenance is due,
+the worker rewrites files, expires snapshots and removes orphans under the round's claim, so that
+no round comes in between. Every step may fail or be cut off: the table stays right, and the next
+maintenance goes on.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ __all__ = ["Maintainer"]
 
 _logger = logging.getLogger(__name__)
 
-# So many times more must be due while rows wait in the log.
+# While rows wait in the log, maintenance begins only once this many times more is due.
 PATIENCE_BEHIND: Final = 8
 IDLE_PAUSE_MS: Final = 3_600_000
 _TABLES_REMEMBERED_MAX: Final = 256
@@ -71,7 +71,7 @@ _BACKOFF: Final = Backoff(first_s=60.0, most_s=3_600.0)
 
 @dataclass(kw_only=True)
 class Maintainer:
-    """Maintains the lake tables of one catalog for one worker. Not thread-safe a table."""
+    """Maintains the lake tables of one catalog for one worker; one thread a table at a time."""
 
     pins: Pins
     runner: TaskRunner
@@ -91,9 +91,9 @@ class Maintainer:
         is_idle: bool = False,
         expired_offsets: Mapping[int, int] | None = None,
     ) -> bool:
-        """Whether maintenance is worth its while now: from metadata that is there anyway.
+        """Whether maintenance pays off now, judged from loaded metadata.
 
-        While a table `is_behind` its log, rounds come first until much more is due. One that
+        While a table `is_behind` its log, rounds come first until much more is due. A table that
         `is_idle` is tidied to the end. Rows below `expired_offsets` are due to leave the layout.
         """
         if not info.properties().datalake_auto_maintenance:
@@ -128,7 +128,7 @@ class Maintainer:
         info: TableInfo,
         expired_offsets: Mapping[int, int],
     ) -> int | None:
-        """Return when to look at the lake tables again even if no more rows come; None: never."""
+        """Return when to check the lake tables again without new rows; None: never."""
         if not info.properties().datalake_auto_maintenance:
             return None
         rules = MaintenancePolicy.of(info)
@@ -149,7 +149,7 @@ class Maintainer:
             if removal_ms is not None:
                 times.append(max(removal_ms, not_before_ms))
             if due_ms is not None:
-                # What was left may be pinned: that has time.
+                # The remaining snapshots may be pinned: the next attempt has time.
                 again_ms = (memory.maintained_at_ms or 0) + IDLE_PAUSE_MS
                 times.append(max(due_ms, not_before_ms, again_ms))
         return min(times) * 1000 if times else None
@@ -162,12 +162,12 @@ class Maintainer:
         *,
         policy: MaintenancePolicy | None = None,
     ) -> MaintenanceReport:
-        """Do what is due, or with a `policy` everything it asks for.
+        """Run the due steps, or with a `policy` every step of the policy.
 
         Raises:
             FencedError: another worker has the table now.
-            StreamhouseError: a step failed; those before it are done, and the table is right. What
-                is due by itself is not due again for a while.
+            StreamhouseError: a step failed; the steps before are done, and the table is right.
+                `is_due` is false for a while.
         """
         memory = self._memory(lake_table)
         try:
@@ -186,13 +186,13 @@ class Maintainer:
     def debt(
         self, lake_table: IcebergLakeTable, sides: Iterable[IcebergLakeTable] = ()
     ) -> LakeDebt | None:
-        """Return what is known of the lake table, and what failed for any; for people."""
+        """Return the lake table's figures for people, with an error of the table or of `sides`."""
         debt = lake_table.debt
         if debt is None:
             return None
-        found = self._memory(lake_table).debt_of(debt)
-        errors = (found.maintenance_error, *(self._memory(side).error for side in sides))
-        return replace(found, maintenance_error=next(filter(None, errors), ""))
+        debt = self._memory(lake_table).debt_of(debt)
+        errors = (debt.maintenance_error, *(self._memory(side).error for side in sides))
+        return replace(debt, maintenance_error=next(filter(None, errors), ""))
 
     def plan(
         self,
@@ -202,7 +202,7 @@ class Maintainer:
         path: str,
         expired_offsets: Mapping[int, int] | None = None,
     ) -> MaintenancePlan:
-        """Return what `maintain` with this policy would do; changes nothing."""
+        """Return the steps that `maintain` with this policy would run; changes nothing."""
         inventory = self._memory(lake_table).reader.read(lake_table.iceberg)
         now_ms, snapshots = self.clock_ms(), lake_table.head.snapshot_count
         times_ms = expiry_times_ms(
@@ -232,33 +232,33 @@ class Maintainer:
         policy: MaintenancePolicy | None,
         memory: TableMemory,
     ) -> MaintenanceReport:
-        is_asked = policy is not None
+        is_on_demand = policy is not None
         rules = policy or MaintenancePolicy.of(info)
         table = lake_table.iceberg
         path = str(info.path)
         removed = rewritten = None
         in_use = claim.snapshot_id
-        if is_asked or memory.is_removal_due(
+        if is_on_demand or memory.is_removal_due(
             lake_table.head,
             lake_table.role,
             rules,
             claim.expired_offsets,
             now_ms=self.clock_ms(),
         ):
-            # First, because what goes need not be packed.
+            # Removal comes first: removed files need no packing.
             removed = self._remove_old(lake_table, claim, rules, memory)
             in_use = in_use if removed is None else removed.snapshot_id
         now_s = self.monotonic_s()
-        if is_asked or memory.is_rewrite_due(lake_table.head, rules.rewrite, now_s=now_s):
+        if is_on_demand or memory.is_rewrite_due(lake_table.head, rules.rewrite, now_s=now_s):
             rewritten = self._rewrite(lake_table, claim, rules, memory)
             in_use = in_use if rewritten is None else rewritten.snapshot_id
-        # The time of the last look for orphans is on the table: workers come and go.
-        there = lake_table.properties
-        properties = {k: value for k, value in METADATA_PROPERTIES.items() if k not in there}
+        # The time of the last search for orphans is on the table, because workers come and go.
+        table_properties = lake_table.properties
+        properties = {k: v for k, v in METADATA_PROPERTIES.items() if k not in table_properties}
         orphans = OrphansRemoved()
         now_ms = self.clock_ms()
         idle_ms = _idle_age(rules, claim.is_idle)
-        if is_asked or are_orphans_due(lake_table.head, now_ms=now_ms, idle_age_ms_min=idle_ms):
+        if is_on_demand or are_orphans_due(lake_table.head, now_ms=now_ms, idle_age_ms_min=idle_ms):
             claim.check()
             orphans = remove_orphans(
                 table,
@@ -273,9 +273,9 @@ class Maintainer:
         expired = Expired()
         times_ms = expiry_times_ms(table, rules.expiry).values()
         is_due = is_expiry_due(times_ms, now_ms=now_ms, is_idle=claim.is_idle)
-        if is_asked or properties or is_due:
+        if is_on_demand or properties or is_due:
             if lake_table.head.orphans_removed_ms is None:
-                # The first look comes a day after the first maintenance.
+                # The first search comes a day after the first maintenance.
                 properties.setdefault(ORPHANS_REMOVED_PROPERTY, str(now_ms))
             expired = expire_snapshots(
                 table,
@@ -303,32 +303,32 @@ class Maintainer:
         memory: TableMemory,
     ) -> Removed | None:
         inventory = memory.reader.read(lake_table.iceberg)
-        found, ends = self._removable(lake_table, inventory, rules, claim.expired_offsets)
-        if inventory is None or not found:
-            self._look(lake_table, memory, rules)
+        files, ends = self._removable(lake_table, inventory, rules, claim.expired_offsets)
+        if inventory is None or not files:
+            self._refresh(lake_table, memory, rules)
             memory.expired = ends
             return None
         if lake_table.role is LakeRole.ROWS:
-            # From here on no read finds these rows, in whichever lake table and for how long ever
-            # they lie there. They leave that of the batch layout after this one's says so.
+            # From here on no read returns these rows, even while a lake table still has the rows.
+            # The batch layout drops the rows after this table's snapshot has the offsets.
             claim.on_expired(ends)
             self.checkpoint("expiry-registered")
         removed = remove_files(
             lake_table,
             inventory,
-            found,
+            files,
             expired_offsets=ends,
             epoch=claim.epoch,
             check_lease=claim.check,
             checkpoint=self.checkpoint,
         )
-        self._look(lake_table, memory, rules)
+        self._refresh(lake_table, memory, rules)
         memory.expired = ends
         claim.on_snapshot(removed.snapshot_id)
         _logger.info("event=lake_rows_removed lake_table=%s what='%s'", lake_table.name, removed)
         return removed
 
-    def _look(
+    def _refresh(
         self, lake_table: IcebergLakeTable, memory: TableMemory, rules: MaintenancePolicy
     ) -> None:
         memory.looked(
@@ -363,7 +363,7 @@ class Maintainer:
         inventory = memory.reader.read(lake_table.iceberg)
         if inventory is None:
             return None
-        # Rounds that come close together make files due sooner than readers' rewrites may follow.
+        # Frequent rounds make files due while the rest after a rewrite for readers still lasts.
         is_resting = memory.is_resting(self.monotonic_s())
         if is_resting:
             plan = plan_rewrite(inventory.files, inventory.deletes, rules.rewrite)
@@ -372,7 +372,7 @@ class Maintainer:
         self.checkpoint("rewrite-planned")
         if plan.is_empty:
             memory.planned(plan, at=inventory.sequence_number, limits=rules.rewrite)
-            self._look(lake_table, memory, rules)
+            self._refresh(lake_table, memory, rules)
             head = lake_table.head
             if not is_resting:
                 memory.hopeless_units = ReadCost(head.file_count, head.row_count).units
@@ -390,11 +390,11 @@ class Maintainer:
             is_cancelled=claim.is_cancelled,
             checkpoint=self.checkpoint,
         ).run()
-        # Only now: what a rewrite that failed was due for is due still.
+        # Noted only after success: a failed rewrite stays due.
         memory.planned(plan, at=lake_table.head.sequence_number, limits=rules.rewrite)
         memory.hopeless_units = 0
         memory.rewritten(began_s=began_s, ended_s=self.monotonic_s())
-        self._look(lake_table, memory, rules)
+        self._refresh(lake_table, memory, rules)
         claim.on_snapshot(rewritten.snapshot_id)
         _logger.info(
             "event=lake_files_rewritten lake_table=%s what='%s'", lake_table.name, rewritten
@@ -416,7 +416,7 @@ class Maintainer:
 
 
 def _sealed(lake_table: IcebergLakeTable, claim: Claim) -> int | None:
-    """See that no commit of an earlier claim can land any more, and tell of the snapshot for it."""
+    """Fence off commits of earlier claims, and report the snapshot that does so."""
     snapshot_id = seal(lake_table, epoch=claim.epoch, check_lease=claim.check)
     if snapshot_id is not None:
         claim.on_snapshot(snapshot_id)

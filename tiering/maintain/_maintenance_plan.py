@@ -1,9 +1,9 @@
 """Which lake files to rewrite: small ones packed, deleted rows dropped, deletes merged. Pure.
 
 Files of one bucket and partition are kept in offset order and only neighbours are merged, so that
-every file stays one range of the bucket. Sizes fall into classes, each 8 times the last, and a run
-of neighbours is merged once it has `files_min` of one class: a row is rewritten once a class at
-most, and the number of files stays logarithmic in the number of rounds.
+every file stays one range of the bucket. Sizes fall into classes, each 8 times the last. A run of
+neighbours is merged once the run has `files_min` files of one class. A row is rewritten at most
+once a class, and the number of files stays logarithmic in the number of rounds.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ __all__ = [
 _CLASS_FACTOR: Final = 8
 _CLASSES: Final = 5
 _FULL_SHARE: Final = 0.75
-# What zstd makes of larger row groups is not known before it is done.
+# The size of larger row groups after zstd can only be estimated.
 _SIZE_SLACK: Final = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteLimits:
-    """When files are worth rewriting, and how much of that is done at once.
+    """When files are worth rewriting, and how many bytes one rewrite reads.
 
-    At least one group is planned, however small `bytes_max` is. With `is_eager` any neighbours
+    At least one group is planned, however small `bytes_max` is. With `is_eager` all neighbours
     that are too small are merged, whatever their size class. Files are not merged across slices of
-    `slice_us`, so that old rows can leave file by file. A table has debt to its readers (`reads`)
-    only while it has at least `excess_files_min` more files than it needs.
+    `slice_us`, so that old rows can leave file by file. A table has read debt (`_reads`) only with
+    at least `excess_files_min` more files than its rows need.
     """
 
     target_bytes: int
@@ -56,13 +56,13 @@ class RewriteLimits:
 
     @property
     def full_bytes(self) -> int:
-        """From which size on a file is large enough."""
+        """The smallest size of a file that need not be merged."""
         return int(self.target_bytes * _FULL_SHARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteGroup:
-    """Neighbours of one bucket and partition that become one file, or few of `file_bytes`."""
+    """Neighbours of one bucket and partition that become one or few files of `file_bytes`."""
 
     spec_id: int
     partition: PartitionValues
@@ -77,14 +77,14 @@ class RewriteGroup:
 
     @property
     def outputs(self) -> int:
-        """How many files they become, about."""
+        """The approximate number of files after the rewrite."""
         live_bytes = sum(file.live_bytes for file in self.files)
         return -(-live_bytes // self.file_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewritePlan:
-    """`merges` are delete files that become one each; `dropped` apply to nothing that stays.
+    """Each of `merges` becomes one delete file; `dropped` apply to no remaining data file.
 
     `has_more`: the limits left work undone.
     """
@@ -97,7 +97,7 @@ class RewritePlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether the plan has no work."""
         return not (self.groups or self.merges or self.dropped)
 
     @property
@@ -111,40 +111,40 @@ def plan_rewrite(
 ) -> RewritePlan:
     """Plan one rewrite of the files of one snapshot."""
     files = list(files)
-    found = sorted(
+    candidates = sorted(
         (
             group
-            for found_beside in neighbours(files, limits.slice_us)
-            for group in _groups(found_beside, limits)
+            for members in neighbours(files, limits.slice_us)
+            for group in _groups(members, limits)
         ),
         key=_bytes_per_gain,
     )
     chosen: list[RewriteGroup] = []
-    left = limits.bytes_max
-    for group in found:
-        if chosen and group.size_bytes > left:
+    remaining_bytes = limits.bytes_max
+    for group in candidates:
+        if chosen and group.size_bytes > remaining_bytes:
             continue
         chosen.append(group)
-        left -= group.size_bytes
+        remaining_bytes -= group.size_bytes
     rewritten = {file.path for group in chosen for file in group.files}
     staying = frozenset(file.path for file in files if file.path not in rewritten)
     dropped: list[LiveDeletes] = []
-    kept: list[LiveDeletes] = []
+    applicable: list[LiveDeletes] = []
     for delete in deletes:
-        (kept if delete.data_paths & staying else dropped).append(delete)
+        (applicable if delete.data_paths & staying else dropped).append(delete)
     return RewritePlan(
         groups=tuple(chosen),
-        merges=tuple(_delete_merges(kept, staying, limits)),
+        merges=tuple(_delete_merges(applicable, staying, limits)),
         dropped=tuple(dropped),
         live_paths=staying,
-        has_more=len(chosen) < len(found),
+        has_more=len(chosen) < len(candidates),
     )
 
 
 def merge_runs(
     sizes: Sequence[int | None], *, full_bytes: int, files_min: int, is_eager: bool = False
 ) -> list[range]:
-    """Return the runs of neighbours to merge, none overlapping; None is a wall between runs."""
+    """Return the runs of neighbours to merge, without overlap; a size of None ends a run."""
     classes = [
         None
         if size is None or size >= full_bytes
@@ -182,16 +182,14 @@ def _spans(flags: Sequence[bool]) -> Iterator[range]:
 
 def neighbours(files: Iterable[LiveFile], slice_us: int | None) -> Iterator[list[LiveFile]]:
     """Yield the files of each bucket, partition and slice of time in offset order."""
-    found: dict[tuple[int, PartitionValues, int], list[LiveFile]] = defaultdict(list)
+    by_place: dict[tuple[int, PartitionValues, int], list[LiveFile]] = defaultdict(list)
     for file in files:
         if file.bucket is not None:
-            found[(file.spec_id, file.partition, file.bucket)].append(file)
-    for members in found.values():
+            by_place[(file.spec_id, file.partition, file.bucket)].append(file)
+    for members in by_place.values():
         members.sort(key=lambda file: (file.start_offset, file.path))
-        for _, found_in_slice in itertools.groupby(
-            members, key=lambda file: file.slice_of(slice_us)
-        ):
-            yield list(found_in_slice)
+        for _, slice_files in itertools.groupby(members, key=lambda file: file.slice_of(slice_us)):
+            yield list(slice_files)
 
 
 def _groups(files: Sequence[LiveFile], limits: RewriteLimits) -> Iterator[RewriteGroup]:
@@ -210,14 +208,14 @@ def _groups(files: Sequence[LiveFile], limits: RewriteLimits) -> Iterator[Rewrit
     ]
     for run in [*runs, *_spans(worn)]:
         for piece in _pieces([files[position] for position in run], limits.target_bytes):
-            # A file by itself would be written again as it is, but for its deleted rows.
+            # A rewrite of a single file only pays off for the deleted rows of the file.
             alone = piece.files[0]
             if len(piece.files) > 1 or alone.deleted_share >= limits.deleted_share_min:
                 yield piece
 
 
 def _pieces(files: Sequence[LiveFile], target_bytes: int) -> Iterator[RewriteGroup]:
-    """Cut a run into pieces that each fill about one file."""
+    """Cut a run into pieces of about one file each."""
     pieces: list[list[LiveFile]] = [[]]
     live_bytes = 0
     for file in files:
@@ -227,8 +225,8 @@ def _pieces(files: Sequence[LiveFile], target_bytes: int) -> Iterator[RewriteGro
         pieces[-1].append(file)
         live_bytes += file.live_bytes
     if len(pieces) > 1 and live_bytes < target_bytes // 2:
-        rest = pieces.pop()
-        pieces[-1] += rest
+        short_piece = pieces.pop()
+        pieces[-1] += short_piece
     for piece in pieces:
         total = sum(file.live_bytes for file in piece)
         outputs = max(1, round(total / target_bytes))
@@ -244,7 +242,7 @@ def _pieces(files: Sequence[LiveFile], target_bytes: int) -> Iterator[RewriteGro
 
 
 def _bytes_per_gain(group: RewriteGroup) -> float:
-    """Order groups by what it costs to have one file, or one file's worth of deletes, fewer."""
+    """Return a group's bytes for each file, or file's worth of deletes, that the rewrite saves."""
     gain = len(group.files) - 1 + sum(file.deleted_share for file in group.files)
     return group.size_bytes / max(gain, 1e-3)
 
@@ -252,11 +250,11 @@ def _bytes_per_gain(group: RewriteGroup) -> float:
 def _delete_merges(
     deletes: Iterable[LiveDeletes], staying: frozenset[str], limits: RewriteLimits
 ) -> Iterator[tuple[LiveDeletes, ...]]:
-    found: Mapping[tuple[int, PartitionValues], list[LiveDeletes]] = defaultdict(list)
+    by_partition: Mapping[tuple[int, PartitionValues], list[LiveDeletes]] = defaultdict(list)
     for delete in deletes:
-        found[(delete.spec_id, delete.partition)].append(delete)
-    for members in found.values():
-        # Their order means nothing, so those of a size are made neighbours.
+        by_partition[(delete.spec_id, delete.partition)].append(delete)
+    for members in by_partition.values():
+        # Delete files have no order of their own: files of one size become neighbours.
         members.sort(key=lambda delete: (delete.size_bytes, delete.path))
         runs = merge_runs(
             [delete.size_bytes for delete in members],
@@ -267,11 +265,11 @@ def _delete_merges(
         for run in runs:
             merged = [members[position] for position in run]
             paths = frozenset().union(*(delete.data_paths for delete in merged)) & staying
-            # Each data file has deletes of its own while they are few: merging those gains nothing.
+            # A few data files get one delete file each: merging gains nothing for so few.
             if len(merged) >= 2 * merged_deletes(len(paths)):
                 yield tuple(merged)
 
 
 def merged_deletes(path_count: int) -> int:
-    """Return how many delete files there are after merging those of so many data files."""
+    """Return how many delete files remain after merging the deletes of `path_count` data files."""
     return path_count if path_count <= FILE_SCOPED_MAX else 1

@@ -1,6 +1,6 @@
-"""What maintenance of a table is to do, and under what: its policy, the claim, what readers keep.
+"""The settings of a table's maintenance: the policy, the claim, and the pins of readers.
 
-The policy comes from the table's properties, or from somebody who asked.
+The policy comes from the table's properties, or from a call on demand.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ __all__ = ["Claim", "MaintenancePolicy", "Pins"]
 
 ON_DEMAND_BYTES_MAX: Final = 4 << 30
 REWRITE_BYTES_MAX: Final = 512 << 20
-# The table's rows wait while its files are rewritten: a slow core does so much in half a freshness.
+# Rows of the table wait during a rewrite: a slow core rewrites this much in half a freshness.
 REWRITE_BYTES_PER_S: Final = 8 << 20
-# A file holds rows of about a slice of the time they stay, and old ones leave a slice at a time.
+# A file holds rows of about one slice of the time to live; old rows leave a slice at a time.
 SLICES_PER_TTL: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenancePolicy:
-    """What is worth doing to a table, and what must be left alone.
+    """When files of a table are rewritten, expired and removed.
 
-    Files of which all rows are older than `ttl_us` are removed, once one is so by `ttl_slack_us`.
+    A file goes when all its rows are older than `ttl_us`; a removal begins once some file is older
+    by `ttl_slack_us` as well.
     """
 
     rewrite: RewriteLimits
@@ -38,10 +39,10 @@ class MaintenancePolicy:
 
     @classmethod
     def of(cls, table: TableInfo) -> MaintenancePolicy:
-        """Return what a table's properties ask for."""
+        """Return the policy of a table's properties."""
         properties = table.properties()
         ttl_ms = properties.datalake_ttl_ms
-        # Rows by key do not leave by themselves: they are deleted, and rounds bring that.
+        # Rows of a primary key table do not expire in the lake: rounds bring their deletes.
         ttl_us = None if ttl_ms is None or table.is_primary_key_table else ttl_ms * 1000
         slice_us = None if ttl_us is None else max(1, ttl_us // SLICES_PER_TTL)
         return cls(
@@ -63,7 +64,7 @@ class MaintenancePolicy:
         )
 
     def on_demand(self) -> MaintenancePolicy:
-        """Return the policy of somebody who asked for it: all that helps, at any cost."""
+        """Return the policy for a call on demand: every helpful rewrite, at any cost."""
         eager = replace(
             self.rewrite,
             files_min=2,
@@ -86,11 +87,11 @@ class Pins(Protocol):
 class Claim:
     """The claim under which a table is maintained.
 
-    `snapshot_id` is the one the service tells readers to use; it stays, whatever its age.
-    `on_snapshot` is told of a snapshot that takes its place, `on_expired` of the offsets at which
-    the table's rows begin from then on: it returns once every reader that plans goes by them.
-    `expired_offsets` are those that the rows' own lake table says, for those beside it. No rows
-    wait for a table that `is_idle`.
+    Readers use the snapshot `snapshot_id`, which stays, whatever its age. `on_snapshot` gets the
+    snapshot that replaces `snapshot_id`. `on_expired` gets the new first offsets of the table's
+    rows, and returns once every reader that plans uses the offsets. `expired_offsets` are the
+    offsets in the rows' own lake table, for the side tables. No rows wait for a table that
+    `is_idle`.
     """
 
     epoch: int

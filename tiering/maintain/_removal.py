@@ -1,8 +1,8 @@
-"""Removal of old rows from a lake table: whole files, all of whose rows are below an offset.
+"""Removal of old rows from a lake table: whole files with all rows below an offset.
 
-What has reached its time to live is said as an offset of each bucket, as within a bucket time never
-goes back: every read of the table begins there, in whichever lake table it finds its rows. So it
-does not matter when which file goes. No file is read or written for it.
+Time never goes back within a bucket, so one offset a bucket marks the rows that have reached their
+time to live. Every read of the table begins at that offset, in each of its lake tables: the order
+in which files are removed does not matter. A removal reads and writes no data file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Removed", "ends_before", "files_below", "remove_files"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """What was taken out of the lake table; `snapshot_id` is that of the commit."""
+    """The files and rows that a removal took out; the commit made the snapshot `snapshot_id`."""
 
     snapshot_id: int
     files: int
@@ -28,15 +28,15 @@ class Removed:
 
 
 def ends_before(files: Iterable[LiveFile], timestamp_us: int) -> dict[int, int]:
-    """Return bucket -> the end of the last file of the rows all of whose rows are older.
+    """Return bucket -> end offset of the last file with only rows older than `timestamp_us`.
 
-    Only buckets that have such a file are named. A file that does not say when its rows were
-    written, or that may have rows of several buckets, counts for nothing.
+    Buckets without an old file are left out. Files without timestamps, and files that may have
+    rows of several buckets, are ignored.
     """
     placed = [f for f in files if f.bucket is not None and f.end_offset is not None]
     limits: dict[int, int] = {}
     for file in placed:
-        # Only a table that was adopted from a service whose clock was ahead has such neighbours.
+        # Young files below old files occur only in tables adopted from a service with a fast clock.
         if file.first_timestamp_us is not None and file.first_timestamp_us >= timestamp_us:
             assert file.bucket is not None
             limits[file.bucket] = min(limits.get(file.bucket, file.start_offset), file.start_offset)
@@ -51,7 +51,7 @@ def ends_before(files: Iterable[LiveFile], timestamp_us: int) -> dict[int, int]:
 
 
 def files_below(files: Iterable[LiveFile], ends: Mapping[int, int]) -> list[LiveFile]:
-    """Return the files that have no row of its bucket at or above its offset in `ends`."""
+    """Return the files with all rows below the offset of their bucket in `ends`."""
     return [
         file
         for file in files
@@ -71,17 +71,17 @@ def remove_files(
     check_lease: Callable[[], None] = lambda: None,
     checkpoint: Callable[[str], None] = lambda _: None,
 ) -> Removed:
-    """Commit a snapshot without `files`, and without the delete files that name no other.
+    """Commit a snapshot without `files` and the delete files that apply to no other file.
 
-    It says that rows below `expired_offsets` have reached their time to live.
+    The snapshot records that rows below `expired_offsets` have reached their time to live.
 
     Raises:
         FencedError: another worker has the table now; nothing was removed.
-        StreamhouseError: nothing was removed; a later maintenance looks again.
+        StreamhouseError: nothing was removed; a later maintenance tries again.
     """
     doomed = {file.path for file in files}
     staying = {file.path for file in inventory.files} - doomed
-    deletes = [found.path for found in inventory.deletes if not found.data_paths & staying]
+    deletes = [file.path for file in inventory.deletes if not file.data_paths & staying]
     snapshot_id = commit_replacement(
         lake_table,
         LakeReplacement(

@@ -7,7 +7,7 @@ The steps; a worker may die after any of them:
     rewrite-staged    the snapshot's metadata is written, not committed
     rewrite-committed the table consists of the new files; older snapshots still have the old ones
 
-A death before the last leaves files that nobody refers to, which orphan removal finds.
+A worker that dies before the last step leaves unreferenced files, which orphan removal deletes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["Rewrite", "Rewritten"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewritten:
-    """What a rewrite replaced by what; `snapshot_id` is that of its commit."""
+    """The files before and after a rewrite; its commit made the snapshot `snapshot_id`."""
 
     snapshot_id: int
     files_before: int
@@ -54,7 +54,7 @@ class Rewritten:
 
 @dataclass(frozen=True, kw_only=True)
 class Rewrite:
-    """Everything one rewrite needs; `run` does it."""
+    """The inputs of one rewrite; `run` carries it out."""
 
     table: str
     lake_table: IcebergLakeTable
@@ -113,7 +113,7 @@ class Rewrite:
         )
 
     def _write(self, folder: str) -> list[RewriteResult]:
-        # What it has of other engines' columns would be lost otherwise.
+        # The whole schema: columns of other engines must not be lost.
         schema = self.lake_table.whole_schema
         clustering = self.lake_table.layout.clustering
         tasks = [
@@ -143,7 +143,7 @@ class Rewrite:
         return results
 
     def _merge_deletes(self, folder: str) -> list[WrittenDeletes]:
-        """Write the position deletes of many small files anew, without those of dead files."""
+        """Merge position deletes of many small files, without positions of removed data files."""
         written: list[WrittenDeletes] = []
         for number, merge in enumerate(self.plan.merges):
             positions = read_deleted_positions(
@@ -160,8 +160,8 @@ class Rewrite:
                     partition=merge[0].partition,
                     first_offset=0,
                     last_offset=0,
-                ): found
-                for path, found in positions.items()
+                ): file_positions
+                for path, file_positions in positions.items()
             }
             written += write_position_deletes(
                 self.filesystem, located, folder=folder, name=f"m{number:05d}"

@@ -1,4 +1,4 @@
-"""What maintenance would do to a lake table, and what it did; also as lines for people."""
+"""The plan and the report of a lake table's maintenance, also as lines for people."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _LONE_FILES_MIN: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenancePlan:
-    """What maintenance would do now; `removable` are files of rows that are too old.
+    """The steps that maintenance would run now; `removable` are files of rows past their age.
 
-    `lone_files` are small files that stay, because each is its partition's and bucket's only one.
+    `lone_files` counts small files that stay: each is the only file of its partition and bucket.
     """
 
     inventory: Inventory | None
@@ -36,9 +36,9 @@ class MaintenancePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceReport:
-    """What maintenance did; `has_more` says that its limits left work undone.
+    """The steps that maintenance ran; with `has_more` its limits left work undone.
 
-    `lone_files` are small files that stay, because each is its partition's and bucket's only one.
+    `lone_files` counts small files that stay: each is the only file of its partition and bucket.
     """
 
     removed: Removed | None = None
@@ -57,7 +57,7 @@ def plan_text(path: str, plan: MaintenancePlan) -> str:
     size = sum(file.size_bytes for file in inventory.files)
     merged = sum(len(group.files) for group in rewrite.groups)
     deletes = sum(len(merge) for merge in rewrite.merges)
-    more = ", and more after that" if rewrite.has_more else ""
+    sequel = ", and more after that" if rewrite.has_more else ""
     removal = []
     if plan.removable:
         rows = sum(file.row_count - file.deleted_rows for file in plan.removable)
@@ -68,7 +68,7 @@ def plan_text(path: str, plan: MaintenancePlan) -> str:
             f" {len(inventory.deletes):,} delete files, {plan.snapshots:,} snapshots",
             *removal,
             f"  rewrite {merged:,} files into about {len(rewrite.groups):,}"
-            f" ({_size(rewrite.size_bytes)} to read){more}",
+            f" ({_size(rewrite.size_bytes)} to read){sequel}",
             f"  merge {deletes:,} delete files, drop {len(rewrite.dropped):,} that hide nothing",
             f"  expire {plan.expirable:,} snapshots",
             f"  delete {plan.orphans:,} orphans ({_size(plan.orphan_bytes)})",
@@ -78,7 +78,7 @@ def plan_text(path: str, plan: MaintenancePlan) -> str:
 
 
 def report_text(path: str, report: MaintenanceReport) -> str:
-    """Return what a pass did as one line for people."""
+    """Return a pass's report as one line for people."""
     parts = []
     if (removed := report.removed) is not None:
         parts.append(
@@ -110,7 +110,7 @@ def report_text(path: str, report: MaintenanceReport) -> str:
 
 
 def _why_lone(count: int) -> list[str]:
-    """Return why so many small files stay, if they are worth a word."""
+    """Return why `count` small files stay, if the count is worth a word."""
     if count < _LONE_FILES_MIN:
         return []
     return [
