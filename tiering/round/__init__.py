@@ -1,4 +1,4 @@
-"""One tiering round: what it moves, the tasks that move it, the commit that adds it.
+"""One tiering round: the plan, the tasks that move the rows, the commit.
 
-The door is `round.TieringRound`; `lease.Lease` keeps the claim meanwhile.
+`_round.TieringRound` runs a round; `_lease.Lease` keeps its claim alive.
 """

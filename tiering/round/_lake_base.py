@@ -1,4 +1,4 @@
-"""Where a round starts: the offsets that a lake table covers, checked against what is known."""
+"""Where a round starts: the offsets of a lake table, checked against the service's record."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ __all__ = ["base_offsets"]
 
 def base_offsets(
     lake_table: IcebergLakeTable,
-    known: LakeState | SideLakeState | None,
+    registered: LakeState | SideLakeState | None,
     *,
     epoch: int,
     bucket_count: int,
     compare: Callable[[CoveredOffsets], object],
 ) -> Mapping[int, int]:
-    """Return the offsets the lake table covers; it is never behind what the service knows.
+    """Return the offsets that the lake table covers, never below the `registered` offsets.
 
-    Where that is not what the service has registered, `compare` asks it whether it may be so.
+    If the lake table differs from `registered`, `compare` asks the service to verify its history.
 
     Raises:
         HistoryDivergedError: the lake table has other rows than the log.
-        FencedError: a worker with a later epoch than `epoch` advanced it.
-        CorruptDataError: it was rolled back, or another engine changed rows that it may not change.
+        FencedError: a worker with a later epoch than `epoch` advanced the lake table.
+        CorruptDataError: the lake table was rolled back, or another engine changed rows that
+            belong to Streamhouse.
     """
     nothing = dict.fromkeys(range(bucket_count), 0)
-    recorded = nothing if known is None else known.tiered_offsets
+    recorded = nothing if registered is None else registered.tiered_offsets
     covered = lake_table.covered
     if covered is None:
-        if known is None or known.snapshot_id is None:
+        if registered is None or registered.snapshot_id is None:
             return recorded
         raise CorruptDataError(
             f"lake table '{lake_table.name}' no longer has the rows tiered to it: its snapshots of"
-            f" tiering were rolled back; set its current snapshot to {known.snapshot_id} or a"
+            f" tiering were rolled back; set its current snapshot to {registered.snapshot_id} or a"
             " later one"
         )
-    said = {} if known is None else known.fingerprints
+    fingerprints = {} if registered is None else registered.fingerprints
     if (
         covered.epoch > epoch
         or dict(covered.tiered_offsets) != dict(recorded)
-        or any(said.get(bucket, own) != own for bucket, own in covered.fingerprints.items())
+        or any(fingerprints.get(b, value) != value for b, value in covered.fingerprints.items())
     ):
         compare(covered)
     if covered.epoch > epoch:
@@ -54,7 +55,7 @@ def base_offsets(
         )
     behind = [b for b, end in recorded.items() if covered.tiered_offsets.get(b, 0) < end]
     if behind:
-        snapshot_id = None if known is None else known.snapshot_id
+        snapshot_id = None if registered is None else registered.snapshot_id
         raise CorruptDataError(
             f"lake table '{lake_table.name}', bucket {behind[0]}: it covers offsets up to"
             f" {covered.tiered_offsets.get(behind[0], 0)}, but {recorded[behind[0]]} were"

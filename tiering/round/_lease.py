@@ -1,4 +1,4 @@
-"""Keeps a claim alive in the background, tells how far its round is, and knows when it is lost."""
+"""Keeps a claim alive in the background, reports the round's progress, and notices a lost claim."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WRITING: Final = "writing"
 COMMITTING: Final = "committing"
 MAINTAINING: Final = "maintaining"
 _BEATS_PER_LEASE: Final = 3
-# People watch the progress that heartbeats carry.
+# Heartbeats carry progress for people to watch.
 _BEAT_S_MAX: Final = 2.0
 
 
 class RoundTracker:
-    """A `RoundObserver` that counts, and passes on what it is told; from any thread."""
+    """A `RoundObserver` that counts rows and forwards each call to another; from any thread."""
 
     def __init__(self, observer: RoundObserver) -> None:
         self._observer = observer
@@ -40,26 +40,26 @@ class RoundTracker:
         self._observer.started(table, rows=rows, splits=splits)
 
     def wrote(self, table: str, *, rows: int) -> None:
-        """That many more rows are in files."""
+        """`rows` more rows are in files."""
         with self._lock:
             self.rows_done += rows
         self._observer.wrote(table, rows=rows)
 
     def ended(self, table: str) -> None:
-        """Everything is written, or the round failed."""
+        """All rows are written, or the round failed."""
         self.step = COMMITTING
         self._observer.ended(table)
 
     def maintaining(self) -> None:
-        """The rows are in the lake, and it is being tidied."""
+        """The rows are in the lake; maintenance runs."""
         self.step = MAINTAINING
 
 
 class Lease:
-    """One worker's claim on one table, inside a `with` block. Heartbeats tell what `tracker` knows.
+    """One worker's claim on one table, inside a `with` block; heartbeats carry `tracker`'s counts.
 
-    It is lost for good when the service says so, or when no heartbeat was answered for as long as
-    the lease lasts: another worker may own the table from then on.
+    The claim is lost for good when the service refuses a heartbeat, or answers none for the time
+    of the lease: another worker may own the table from then on.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Lease:
         return self._lost is not None or self._monotonic_s() >= self._held_until_s
 
     def check(self) -> None:
-        """Raise `FencedError` (or what the service said) when the claim is lost."""
+        """Raise `FencedError`, or the service's error, when the claim is lost."""
         if self._lost is not None:
             raise self._lost
         if self.is_lost:
@@ -117,7 +117,7 @@ class Lease:
                 self._lost = error
                 return
             except StreamhouseError as error:
-                # The next beat may get through; if none does, the deadline decides.
+                # A later heartbeat may get through before the lease ends.
                 _logger.warning("event=heartbeat_failed table=%s why=%r", self._table, str(error))
             else:
                 self._held_until_s = sent_at_s + self._lease_s

@@ -3,21 +3,21 @@
 The steps, in order; a worker may die after any of them and the next round finishes the job:
 
     claimed           the service granted the table under a new epoch
-    lake-opened       the lake table exists; what it covers is known
+    lake-opened       the lake table exists, with the offsets that it covers
     planned           offset ranges are fixed
     files-written     Parquet files lie in the round's folder; no snapshot refers to them
     manifests-written the snapshot's metadata is written, not committed
     committed         the lake covers the new offsets; the service does not know yet
     completed         the service knows
 
-A table with a full history goes through three more between `planned` and `files-written`, the same
-for its lake table of changes: `history-files-written` and so on (HISTORY_STEPS). One with a batch
-layout, when that is due, goes through three more after `committed` (BATCH_STEPS); by then the
-service knows of the rows.
+For a table with a full history, three steps follow `planned`: `history-files-written` and the like
+(HISTORY_STEPS), for the lake table of changes. For a table with a batch layout that is due, three
+steps follow `committed` (BATCH_STEPS); by then the service has registered the rows.
 
-A death before `committed` leaves files nobody refers to; one after it leaves a lake that is ahead
-of the service, which the next round registers and goes on from. Rows are never committed twice:
-the commit asserts that the lake still covers exactly what the round started from.
+A worker that dies before `committed` leaves unreferenced files. A worker that dies after
+`committed` leaves a lake ahead of the service: the next round registers the snapshot and goes on.
+Rows are never committed twice: the commit asserts that the lake still covers exactly the offsets
+of the round's start.
 """
 
 from __future__ import annotations
@@ -78,12 +78,13 @@ BATCH_STEPS: Final = tuple(BATCH_STEP_PREFIX + step for step in ROUND_STEPS[3:6]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundResult:
-    """What a round did.
+    """The outcome of a round.
 
-    `tiered`: it moved rows. `recovered`: it only registered a snapshot that an earlier worker had
-    committed; more rows may wait. `maintained`: all rows were in the lake, and it was tidied.
-    `batch_offsets` are those of the batch layout, where it was due; `rows_written`, files and sizes
-    count what the round wrote for the rows alone, of which later changes may have replaced some.
+    `tiered`: the round moved rows. `recovered`: the round only registered a snapshot that an
+    earlier worker had committed; more rows may wait. `maintained`: all rows were in the lake
+    already, and the lake was tidied. `batch_offsets` belong to the batch layout, where due.
+    `rows_written`, files and sizes count the lake table of the rows only; later changes may have
+    replaced some of its rows.
     """
 
     table: str
@@ -99,7 +100,7 @@ class RoundResult:
 
     @property
     def reached_offsets(self) -> Mapping[int, int]:
-        """The end offset per bucket up to which rows are wherever the round had to bring them."""
+        """The end offset of each bucket that every lake table of the round has reached."""
         if self.batch_offsets is None:
             return self.tiered_offsets
         return {b: min(end, self.batch_offsets[b]) for b, end in self.tiered_offsets.items()}
@@ -107,12 +108,12 @@ class RoundResult:
 
 @dataclass(frozen=True, kw_only=True)
 class TieringRound:
-    """Everything one round needs; `run` does it.
+    """The inputs of one round; `run` carries it out.
 
-    `token` goes to tasks, which open their own connections. `checkpoint` is called with each step
-    once it is done; tests raise or die there. `is_stopping` ends the round early. `maintainer`
-    looks after the lake table once the rows are in it, in one of the `maintenance_slots`; while
-    others wait for this worker (`is_busy`) only once much more of it is due.
+    `token` goes to tasks, which open their own connections. `checkpoint` is called after each
+    step; tests raise or die there. `is_stopping` ends the round early. `maintainer` maintains the
+    lake table after the commit, in one of the `maintenance_slots`. While other tables wait for
+    this worker (`is_busy`), maintenance begins only once much more is due.
     """
 
     client: TieringClient
@@ -133,11 +134,11 @@ class TieringRound:
         object.__setattr__(self, "tracker", RoundTracker(self.observer))
 
     def run(self) -> RoundResult:
-        """Move the assignment's rows into the lake and tell the service.
+        """Move the assignment's rows into the lake and report the snapshot to the service.
 
         Raises:
-            FencedError: another worker owns the table now; nothing of this round is in the lake,
-                or it is and the other worker registers it.
+            FencedError: another worker owns the table now. If this round committed a snapshot, the
+                other worker registers it.
             StreamhouseError: the round failed; the claim was given back.
         """
         info = self.assignment.state.table
@@ -183,7 +184,7 @@ class TieringRound:
             compare=self._compare,
         )
         is_behind = lake_table.truncated_offsets != truncated_offsets(state.positions)
-        # A round that takes overwritten rows out of the lake registers what it finds there, too.
+        # A round that removes overwritten rows also registers the lake's offsets, in its commit.
         if dict(base) != dict(state.lake.tiered_offsets) and not is_behind:
             return self._recover(lake_table, base, history)
         plan = plan_round(
@@ -210,16 +211,16 @@ class TieringRound:
         )
         layout = batch = None
         if is_batch_due(self.assignment):
-            # The service knows of the rows first: nothing from here on makes them wait.
-            known = report(keep_lease=True)
-            layout, batch = self._bring_layout(lake_table, writer, known)
+            # The service registers the rows first: the batch layout must not delay their readers.
+            registered = report(keep_lease=True)
+            layout, batch = self._fill_batch_layout(lake_table, writer, registered)
         sides = [side.lake_table for side in (history, layout) if side is not None]
         maintenance = self._maintenance(lake_table, sides, lease, plan)
-        with self._maintenance_turn(maintenance) as untidy:
+        with self._maintenance_turn(maintenance) as due:
             registered = report(
                 batch=batch,
                 sides=sides,
-                keep_lease=bool(untidy),
+                keep_lease=bool(due),
                 due_us=None if maintenance is None else maintenance.due_again_us(),
             )
             writer.drop_leftovers(landed)
@@ -236,17 +237,17 @@ class TieringRound:
                 seconds=time.monotonic() - started_s,
                 batch_offsets=self._batch_offsets(batch),
             )
-            self._tidy(maintenance, untidy, registered)
+            self._tidy(maintenance, due, registered)
         return result
 
-    def _bring_layout(
-        self, rows: IcebergLakeTable, writer: RoundWriter, known: LakeState
+    def _fill_batch_layout(
+        self, rows: IcebergLakeTable, writer: RoundWriter, registered: LakeState
     ) -> tuple[SideTable | None, SideLakeState | None]:
-        """Bring rows into the batch layout, unless the table has another by now, or none.
+        """Bring rows into the batch layout, unless the table's layout was changed or removed.
 
-        Its lake table may be dropped then, at any moment; what was brought would count no more.
+        The lake table of a removed layout may be dropped at any moment, with the rows in it.
         """
-        if self._is_former(known):
+        if self._is_layout_lost(registered):
             return None, None
         try:
             layout = SideTable.batch_layout(self.lake, self.assignment, self._compare)
@@ -256,15 +257,15 @@ class TieringRound:
         except StreamhouseError as error:
             path = self.assignment.state.table.path
             with contextlib.suppress(StreamhouseError):
-                known = self.client.table_state(str(path)).lake
-            if not self._is_former(known):
+                registered = self.client.table_state(str(path)).lake
+            if not self._is_layout_lost(registered):
                 raise
             _logger.info("event=batch_layout_lost table=%s why=%r", path, str(error))
             return None, None
 
-    def _is_former(self, known: LakeState) -> bool:
-        """Whether the table has lost the batch layout that it had when it was claimed."""
-        return self.assignment.epoch <= known.batch_since_epoch
+    def _is_layout_lost(self, registered: LakeState) -> bool:
+        """Whether the table has lost the batch layout of the time of the claim."""
+        return self.assignment.epoch <= registered.batch_since_epoch
 
     def _batch_offsets(self, batch: SideLakeState | None) -> Mapping[int, int] | None:
         """Return the offsets of the batch layout, where it is due."""
@@ -279,19 +280,19 @@ class TieringRound:
     def _tidy(
         self,
         maintenance: ClaimedMaintenance | None,
-        untidy: tuple[IcebergLakeTable, ...],
+        due: tuple[IcebergLakeTable, ...],
         registered: LakeState,
     ) -> None:
-        if maintenance is not None and untidy:
+        if maintenance is not None and due:
             self.tracker.maintaining()
             maintenance.registered = registered
-            maintenance.after_round(untidy)
+            maintenance.after_round(due)
 
     @contextlib.contextmanager
     def _maintenance_turn(
         self, maintenance: ClaimedMaintenance | None
     ) -> Iterator[tuple[IcebergLakeTable, ...]]:
-        """Yield what to maintain now: it is due, and leaves slots to the rounds of other tables."""
+        """Yield the lake tables to maintain now: due ones, if a maintenance slot is free."""
         positions = self.assignment.state.positions
         due = () if maintenance is None else maintenance.due(positions, is_busy=self.is_busy())
         has_slot = bool(due) and self.maintenance_slots.acquire(blocking=False)
@@ -309,7 +310,7 @@ class TieringRound:
         *,
         is_behind: bool,
     ) -> LandedFiles:
-        """Bring the lake up to `plan`, unless only the batch layout lacks something."""
+        """Bring the lake up to `plan`, unless only the batch layout lacks rows."""
         if plan.splits or is_behind:
             return writer.advance(lake_table, plan)
         snapshot_id = lake_table.snapshot_id
@@ -332,7 +333,7 @@ class TieringRound:
         )
 
     def _compare(self, covered: CoveredOffsets) -> None:
-        """Ask the service whether what a lake table covers is the log's history."""
+        """Have the service verify that the offsets of a lake table belong to the log's history."""
         table = self.assignment.state.table
         self.client.compare_history(str(table.path), table_id=table.table_id, covered=covered)
 
@@ -371,13 +372,13 @@ class TieringRound:
         covered: Mapping[int, int],
         history: SideTable | None,
     ) -> RoundResult:
-        """Tell the service of a snapshot that a worker committed and did not report."""
+        """Register a snapshot that an earlier worker committed and did not report."""
         snapshot_id = lake_table.snapshot_id
         assert snapshot_id is not None
         table = str(self.assignment.state.table.path)
         _logger.info("event=snapshot_registered table=%s snapshot=%d", table, snapshot_id)
-        changelog = None if history is None else history.as_it_is()
-        # If nothing waits, the next claim of the table is to tidy it: at once.
+        changelog = None if history is None else history.current_state()
+        # If no rows wait, the next claim, which may come at once, tidies the table.
         due_us = None if self.maintainer is None else 0
         self._complete(lake_table, snapshot_id, covered, changelog=changelog, due_us=due_us)
         return RoundResult(
@@ -385,7 +386,7 @@ class TieringRound:
             kind="recovered",
             snapshot_id=snapshot_id,
             tiered_offsets=covered,
-            # The layout that is due is left to the next round.
+            # The next round fills a batch layout that is due.
             batch_offsets=self._batch_offsets(self.assignment.state.lake.batch),
         )
 

@@ -1,6 +1,6 @@
 """Maintenance in step with rounds: under a round's claim, after its rows are in the lake.
 
-Whatever becomes of it, the round is done and reported: a failure is logged, told to the service
+The round is done and reported by then. A failure of maintenance is logged, reported to the service
 and followed by a pause, and the claim is given back.
 """
 
@@ -30,11 +30,11 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class ClaimedMaintenance:
-    """Maintains the lake tables of one table under the claim `epoch`, whose `lease` lasts.
+    """Maintains the lake tables of one table under the claim `epoch`, while its `lease` lasts.
 
-    `registered` is what the service last said it knows of them: what readers use. `tiered_offsets`
-    are those that `lake_table` covers. `sides` are the full history and the batch layout, as far as
-    the table has them. Nothing waits for a table that `is_idle`.
+    `registered` is the service's latest record of the lake tables, for readers to use.
+    `lake_table` covers `tiered_offsets`. `sides` are the full history and the batch layout, if the
+    table has them. No rows wait for a table that `is_idle`.
     """
 
     maintainer: Maintainer
@@ -53,15 +53,15 @@ class ClaimedMaintenance:
     @property
     def lake_tables(self) -> tuple[IcebergLakeTable, ...]:
         """Every lake table of the table that has a snapshot."""
-        found = (self.lake_table, *self.sides)
-        return tuple(lake_table for lake_table in found if lake_table.snapshot_id is not None)
+        tables = (self.lake_table, *self.sides)
+        return tuple(lake_table for lake_table in tables if lake_table.snapshot_id is not None)
 
     def due(
         self, positions: Mapping[int, BucketPositions], *, is_busy: bool = False
     ) -> tuple[IcebergLakeTable, ...]:
-        """Return what to maintain now. Never raises.
+        """Return the lake tables to maintain now. Never raises.
 
-        `positions` say whether rows of this table still wait, `is_busy` whether other tables do.
+        Rows of this table wait if `positions` are beyond the lake; other tables wait if `is_busy`.
         """
         is_behind = is_busy or any(
             end < positions[bucket].high_watermark for bucket, end in self.tiered_offsets.items()
@@ -86,15 +86,15 @@ class ClaimedMaintenance:
         )
 
     def after_round(self, due: Collection[IcebergLakeTable]) -> None:
-        """Do what is due and give the claim back; never raises.
+        """Maintain the `due` lake tables and give the claim back; never raises.
 
-        Rows that leave one lake table make the others due that have them as well.
+        When rows leave the rows' own lake table, side tables with the same rows become due.
         """
-        began = self.lake_table.expired_offsets
+        first_expired = self.lake_table.expired_offsets
         for lake_table in self.lake_tables:
             try:
-                have_rows_left = self.lake_table.expired_offsets != began
-                if lake_table in due or (have_rows_left and self._is_due(lake_table)):
+                is_expired = self.lake_table.expired_offsets != first_expired
+                if lake_table in due or (is_expired and self._is_due(lake_table)):
                     self.run(lake_table)
             except FencedError as error:
                 # The next owner of the table goes on.
@@ -114,7 +114,7 @@ class ClaimedMaintenance:
     def run(
         self, lake_table: IcebergLakeTable, policy: MaintenancePolicy | None = None
     ) -> MaintenanceReport:
-        """Do what is due to one of `lake_tables`, or what `policy` asks for; the claim stays."""
+        """Run the due steps on one of `lake_tables`, or the steps of `policy`; keep the claim."""
         claim = Claim(
             epoch=self.epoch,
             snapshot_id=self._registered_snapshot(lake_table),
@@ -128,7 +128,7 @@ class ClaimedMaintenance:
         return self.maintainer.maintain(lake_table, self.info, claim, policy=policy)
 
     def due_again_us(self) -> int | None:
-        """Return when the table is to be claimed again though no rows come. Never raises."""
+        """Return when to claim the table again without new rows. Never raises."""
         try:
             return self.maintainer.due_again_us(
                 self.lake_tables, self.info, self.lake_table.expired_offsets
@@ -142,7 +142,7 @@ class ClaimedMaintenance:
         self.report(keep_lease=True)
 
     def report(self, *, keep_lease: bool) -> None:
-        """Tell the service which snapshots readers use from now on, the newest, and from where."""
+        """Report the newest snapshots and the first offsets, for readers to use from now on."""
         snapshot_id = self.lake_table.snapshot_id
         assert snapshot_id is not None
         report = TieringReport(
@@ -165,8 +165,8 @@ class ClaimedMaintenance:
         lake = self.registered
         if lake_table.role is LakeRole.ROWS:
             return lake.snapshot_id
-        known = lake.changelog if lake_table.role is LakeRole.CHANGES else lake.batch
-        return None if known is None else known.snapshot_id
+        side = lake.changelog if lake_table.role is LakeRole.CHANGES else lake.batch
+        return None if side is None else side.snapshot_id
 
     def _state_of(self, role: LakeRole) -> SideLakeState | None:
         side = next((side for side in self.sides if side.role is role), None)

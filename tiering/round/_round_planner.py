@@ -1,4 +1,4 @@
-"""Which log ranges one round moves, and how they are cut into tasks. Pure."""
+"""The log ranges that one round moves, cut into tasks. Pure."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from streamhouse.core.model.offsets import (
 
 __all__ = ["PlanLimits", "RoundPlan", "plan_copy", "plan_history", "plan_round"]
 
-# Other tables may wait for a round, and what a failed one did is done again.
+# Other tables may wait for a round, and the work of a failed round is repeated.
 ROWS_PER_ROUND_MAX: Final = 10_000_000
 ROWS_PER_SPLIT_MIN: Final = 500_000
-# Tasks of a primary key table hold 9 bytes a change of their bucket's range, and sort some of it.
+# A task of a primary key table holds 9 bytes a change of its bucket's range, and sorts a part.
 KEY_ROWS_PER_BUCKET_MAX: Final = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanLimits:
-    """Bounds of a round: it may take `rows_max` rows, and should keep `parallelism` tasks busy.
+    """Bounds of a round: at most `rows_max` rows, cut to keep `parallelism` tasks busy.
 
-    A bucket of a primary key table moves at most `key_bucket_rows_max` changes. A split is not made
-    smaller than `split_rows_min` by cutting a bucket's range.
+    A bucket of a primary key table moves at most `key_bucket_rows_max` changes. A bucket's range is
+    not cut into splits below `split_rows_min` rows.
     """
 
     rows_max: int = ROWS_PER_ROUND_MAX
@@ -46,8 +46,8 @@ class PlanLimits:
 class RoundPlan:
     """`splits` cover exactly the rows from `base_offsets` to `target_offsets`, largest first.
 
-    Both have every bucket of the table. Rows below `truncated_offsets` were overwritten: they are
-    not moved, and none of them is to be left in the lake. Nor are rows moved that have expired.
+    Both mappings have every bucket of the table. Rows below `truncated_offsets` were overwritten:
+    the round moves none of these rows, and removes them from the lake. Expired rows are not moved.
     """
 
     splits: tuple[OffsetRange, ...]
@@ -71,11 +71,11 @@ def plan_round(
 ) -> RoundPlan:
     """Plan a round from the offsets the lake covers to the high watermarks of `positions`.
 
-    When more than `limits.rows_max` rows wait, every bucket gets an equal share of them, and what
-    a bucket cannot use goes to the others.
+    When more than `limits.rows_max` rows wait, every bucket gets an equal share, and shares that a
+    bucket cannot use go to the other buckets.
 
     Raises:
-        OffsetOutOfRangeError: rows that are not in the lake are gone from the log.
+        OffsetOutOfRangeError: rows not yet in the lake are gone from the log.
         CorruptDataError: the lake covers rows the log never had.
     """
     base = {bucket: covered.get(bucket, 0) for bucket in sorted(positions)}
@@ -105,10 +105,10 @@ def plan_round(
 def plan_copy(
     *, covered: Mapping[int, int], positions: Mapping[int, BucketPositions], limits: PlanLimits
 ) -> RoundPlan:
-    """Plan which of the rows that are gone from the log a batch layout gets next, from the lake.
+    """Plan the next rows for a batch layout from the lake: rows already gone from the log.
 
-    It ends where the log begins, whatever the lake has: rows from there on, and what becomes of
-    those before, are in the log, which loses nothing until the layout has it.
+    The copy ends at the start of the log, whatever the lake has. Later rows, and changes to the
+    copied rows, come from the log, which drops no row before the layout has it.
     """
     truncated = truncated_offsets(positions)
     base = {bucket: covered.get(bucket, 0) for bucket in sorted(positions)}
@@ -120,9 +120,9 @@ def plan_copy(
 
 
 def plan_history(rows: RoundPlan, *, covered: Mapping[int, int], limits: PlanLimits) -> RoundPlan:
-    """Plan what the full history, which has all changes up to `covered`, lacks of the round `rows`.
+    """Plan the changes of the round `rows` that the full history, at `covered`, lacks.
 
-    It may be ahead: a round that died between its two commits left it so.
+    The history may be ahead of the round: an earlier round died between its two commits.
     """
     target = {bucket: max(end, covered[bucket]) for bucket, end in rows.target_offsets.items()}
     return _planned(dict(covered), target, limits)
@@ -147,13 +147,13 @@ def _planned(base: Mapping[int, int], target: Mapping[int, int], limits: PlanLim
 def _shares(lags: Mapping[int, int], *, rows_max: int) -> dict[int, int]:
     """Return how many rows each bucket gets: all of a small lag, an equal share of large ones."""
     shares: dict[int, int] = {}
-    left = rows_max
+    remaining_rows = rows_max
     by_lag = sorted(lags, key=lambda bucket: (lags[bucket], bucket))
     for position, bucket in enumerate(by_lag):
         # Rounded up, so that a budget below the number of buckets still moves rows.
-        share = -(-left // (len(by_lag) - position))
-        shares[bucket] = min(lags[bucket], share, left)
-        left -= shares[bucket]
+        share = -(-remaining_rows // (len(by_lag) - position))
+        shares[bucket] = min(lags[bucket], share, remaining_rows)
+        remaining_rows -= shares[bucket]
     return shares
 
 

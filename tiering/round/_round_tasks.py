@@ -1,7 +1,7 @@
-"""The tasks of a planned round, and the check that they did what was planned.
+"""The tasks of a planned round, and the check of their results against the plan.
 
-A round moves rows of the log; a batch layout that a table got late begins with a copy of rows that
-the log has lost, from the rows' own lake table.
+A round moves rows of the log. A batch layout that was added late begins with a copy from the rows'
+own lake table, because the log has dropped the oldest rows.
 """
 
 from __future__ import annotations
@@ -81,16 +81,16 @@ def _retractions(plan: RoundPlan, lake_table: IcebergLakeTable) -> dict[int, Ret
 def check_results(
     plan: RoundPlan, results: Sequence[SplitResult], *, table: str, is_folded: bool
 ) -> None:
-    """Raise `CorruptDataError` unless every split was worked on, once and whole.
+    """Raise `CorruptDataError` unless every split was written, once and whole.
 
-    `is_folded`: tasks write only the rows that live on, and check their number themselves.
+    `is_folded`: tasks write surviving rows only, and check the number themselves.
     """
-    done = sorted((r.range.bucket, r.range.start, r.range.end) for r in results)
+    written = sorted((r.range.bucket, r.range.start, r.range.end) for r in results)
     planned = sorted((s.bucket, s.start, s.end) for s in plan.splits)
     rows = sum(file.row_count for result in results for file in result.files)
-    if done != planned or not (is_folded or rows == plan.row_count):
+    if written != planned or not (is_folded or rows == plan.row_count):
         raise CorruptDataError(
-            f"table '{table}': the tasks wrote {rows} rows in {len(done)} splits;"
+            f"table '{table}': the tasks wrote {rows} rows in {len(written)} splits;"
             f" {plan.row_count} in {len(planned)} were planned"
         )
     not_found = sum(result.not_found for result in results)
@@ -115,8 +115,8 @@ def copy_tasks(
 ) -> list[RewriteTask]:
     """Return tasks that write the rows of `ranges` in `source` into files for `target`.
 
-    The files go below `folder`. Raises `UnsupportedError` when another engine has left files that
-    cannot be copied.
+    The files go below `folder`. Raises `UnsupportedError` when `source` has files of another
+    engine that cannot be copied.
     """
     inventory = InventoryReader(files).read(source.iceberg)
     live = () if inventory is None else inventory.files
@@ -158,7 +158,7 @@ def copy_tasks(
 
 
 def _may_have(file: LiveFile, part: OffsetRange) -> bool:
-    """Whether the file may have rows of the range; one whose bounds are not known may."""
+    """Whether the file may have rows of the range; true for a file without bounds."""
     if file.bucket is None:
         return True
     is_before = file.end_offset is not None and file.end_offset <= part.start
@@ -166,9 +166,9 @@ def _may_have(file: LiveFile, part: OffsetRange) -> bool:
 
 
 def _runs(files: Iterable[LiveFile], slice_us: int | None) -> Iterator[list[LiveFile]]:
-    """Yield the files in the order of the stream, as many at a time as one task takes.
+    """Yield the files in offset order, in groups of one task each.
 
-    Rows of different slices of time come into files of their own, which leave one by one.
+    Each slice of time goes into files of its own, so that old rows can leave file by file.
     """
     group: list[LiveFile] = []
     size = 0

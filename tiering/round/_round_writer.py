@@ -1,4 +1,4 @@
-"""What a round does to one lake table: files written by tasks, then one commit that adds them."""
+"""One lake table in a round: tasks write files, then one commit adds the files."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _Result = TypeVar("_Result", SplitResult, RewriteResult)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandedFiles:
-    """What was committed: the snapshot, and what the tasks wrote for it into `folder`.
+    """A committed snapshot, and the results of the tasks that wrote its files into `folder`.
 
-    Without a folder nothing was written, and the snapshot is an older one.
+    With an empty `folder` no file was written, and the snapshot is older than the round.
     """
 
     snapshot_id: int
@@ -41,9 +41,9 @@ class LandedFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundWriter:
-    """Advances lake tables of one round; `checkpoint` is told each step.
+    """Advances the lake tables of one round; `checkpoint` is called after each step.
 
-    `fingerprints` tells those of the log at offsets that a snapshot is to cover.
+    `fingerprints` returns the log's fingerprints at the end offsets of a snapshot.
     """
 
     endpoint: str
@@ -61,9 +61,9 @@ class RoundWriter:
     def advance(
         self, lake_table: IcebergLakeTable, plan: RoundPlan, *, step_prefix: str = ""
     ) -> LandedFiles:
-        """Write what `plan` moves and commit it; on failure the files are deleted again.
+        """Write the rows of `plan` and commit them; on failure the files are deleted.
 
-        Files of a commit that may have landed stay (`UnknownOutcomeError`).
+        Files stay when the commit may have landed (`UnknownOutcomeError`).
         """
 
         def write(folder: str) -> list[SplitResult]:
@@ -80,9 +80,9 @@ class RoundWriter:
         step_prefix: str,
         is_anew: bool,
     ) -> LandedFiles:
-        """Bring the rows that `plan` moves from `source` into `target`, as `advance` does.
+        """Copy the rows of `plan` from `source` into `target`, and commit as `advance` does.
 
-        With `is_anew` in place of all that it has.
+        With `is_anew` the rows replace all rows of `target`.
         """
 
         def write(folder: str) -> list[RewriteResult]:
@@ -127,10 +127,10 @@ class RoundWriter:
         return LandedFiles(snapshot_id=snapshot_id, folder=folder, results=tuple(results))
 
     def drop_leftovers(self, landed: LandedFiles) -> None:
-        """Delete what attempts left that were not the ones that counted (retries, speculation)."""
+        """Delete files of superseded task attempts (retries, speculation)."""
         if landed.folder:
-            kept = {path for result in landed.results for path in result.paths}
-            self.files.delete_leftovers(landed.folder, kept=kept)
+            committed = {path for result in landed.results for path in result.paths}
+            self.files.delete_leftovers(landed.folder, kept=committed)
 
     def _write(
         self, lake_table: IcebergLakeTable, plan: RoundPlan, folder: str
@@ -183,7 +183,7 @@ class RoundWriter:
                 is_cancelled=lambda: self.lease.is_lost or self.is_stopping(),
             )
         except StreamhouseError:
-            # A task that was told to stop says so; why it was told is the better error.
+            # A cancelled task only reports the cancellation: a lost lease is the better error.
             self.lease.check()
             raise
         finally:

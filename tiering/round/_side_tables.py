@@ -1,9 +1,9 @@
-"""The lake tables that a round keeps beside the rows' own: the full history, the batch layout.
+"""The lake tables of a round beside the rows' own: the full history and the batch layout.
 
-Each has its own offsets in its own snapshots. The history is advanced before the rows, so that it
-is never behind them, whenever a worker dies. The batch layout is advanced after them, from where it
-is: it may be far behind, and what happens to it never keeps rows from being fresh. One that a table
-got when its log had lost rows already gets those from the rows' own lake table.
+Each has its own offsets in its own snapshots. A round advances the history before the rows: the
+history is never behind, whenever a worker dies. A round advances the batch layout after the rows.
+The layout may be far behind; its troubles never delay fresh rows. A layout added after the log had
+dropped rows gets the dropped rows from the rows' own lake table.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def is_batch_due(assignment: TieringAssignment) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class SideTable:
-    """One lake table beside the rows' own, in one round.
+    """One lake table beside the rows' own, in one round; the service has it as `registered`.
 
-    `compare` asks the service whether what it covers is the log's history.
+    `compare` has the service verify that the covered offsets belong to the log's history.
     """
 
     lake_table: IcebergLakeTable
-    known: SideLakeState | None
+    registered: SideLakeState | None
     assignment: TieringAssignment
     compare: Callable[[CoveredOffsets], object]
 
@@ -57,7 +57,7 @@ class SideTable:
         assignment: TieringAssignment,
         compare: Callable[[CoveredOffsets], object],
     ) -> SideTable | None:
-        """Open the table's full history; None when it keeps none."""
+        """Open the table's full history; None without one."""
         state = assignment.state
         if not state.table.properties().datalake_changelog:
             return None
@@ -70,67 +70,64 @@ class SideTable:
         assignment: TieringAssignment,
         compare: Callable[[CoveredOffsets], object],
     ) -> SideTable:
-        """Open the table's batch layout, which it has.
-
-        A copy can be made anew: if somebody dropped its lake table, that is what happens.
-        """
+        """Open the batch layout of a table with one; a dropped lake table is created anew."""
         opened = cls._open(lake, assignment, None, LakeRole.BATCH, compare)
-        known = assignment.state.lake.batch
-        is_known = known is not None and known.table_uuid == opened.lake_table.uuid
-        return replace(opened, known=known if is_known else None)
+        registered = assignment.state.lake.batch
+        is_same = registered is not None and registered.table_uuid == opened.lake_table.uuid
+        return replace(opened, registered=registered if is_same else None)
 
     @classmethod
     def _open(
         cls,
         lake: IcebergLake,
         assignment: TieringAssignment,
-        known: SideLakeState | None,
+        registered: SideLakeState | None,
         role: LakeRole,
         compare: Callable[[CoveredOffsets], object],
     ) -> SideTable:
-        opened = lake.open_or_create(assignment.state.table, known, role=role)
-        return cls(lake_table=opened, known=known, assignment=assignment, compare=compare)
+        opened = lake.open_or_create(assignment.state.table, registered, role=role)
+        return cls(lake_table=opened, registered=registered, assignment=assignment, compare=compare)
 
     def covered(self) -> Mapping[int, int]:
-        """Return the offsets it covers; raises as `base_offsets`."""
+        """Return the offsets of the lake table; raises as `base_offsets`."""
         return base_offsets(
             self.lake_table,
-            self.known,
+            self.registered,
             epoch=self.assignment.epoch,
             bucket_count=self.assignment.state.table.bucket_count,
             compare=self.compare,
         )
 
-    def as_it_is(self) -> SideLakeState | None:
-        """Return what it covers now, None before its first round."""
+    def current_state(self) -> SideLakeState | None:
+        """Return the state of the current snapshot; None before the first round."""
         if self.lake_table.snapshot_id is None:
             return None
         return self._at(self.lake_table.snapshot_id, self.covered())
 
     def follow(self, rows: RoundPlan, writer: RoundWriter, limits: PlanLimits) -> SideLakeState:
-        """Bring every change that the round moves into the full history."""
+        """Bring every change of the round into the full history."""
         plan = plan_history(rows, covered=self.covered(), limits=limits)
         return self._advance(plan, writer, HISTORY_STEP_PREFIX)
 
     def catch_up(
         self, rows: IcebergLakeTable, writer: RoundWriter, limits: PlanLimits
     ) -> SideLakeState:
-        """Bring the rows that wait, as many as a round may take, into the batch layout.
+        """Bring waiting rows into the batch layout, as many as a round may take.
 
-        `rows` is the rows' own lake table, as the round has left it.
+        `rows` is the rows' own lake table after the round's commit.
         """
         state = self.assignment.state
         covered = self.covered()
-        is_former = self._is_former
-        starts = dict.fromkeys(covered, 0) if is_former else covered
+        is_outdated = self._is_outdated
+        starts = dict.fromkeys(covered, 0) if is_outdated else covered
         copied = plan_copy(covered=starts, positions=state.positions, limits=limits)
-        if copied.splits or is_former:
+        if copied.splits or is_outdated:
             landed = writer.copy(
                 rows,
                 self.lake_table,
                 replace(copied, base_offsets=covered),
                 step_prefix=BATCH_STEP_PREFIX,
-                is_anew=is_former,
+                is_anew=is_outdated,
             )
             writer.drop_leftovers(landed)
             return self._at(landed.snapshot_id, copied.target_offsets)
@@ -144,16 +141,16 @@ class SideTable:
         return self._advance(plan, writer, BATCH_STEP_PREFIX)
 
     @property
-    def _is_former(self) -> bool:
-        """Whether it has the rows of a layout that the table had before it got this one."""
+    def _is_outdated(self) -> bool:
+        """Whether the lake table has the rows of an earlier batch layout of the table."""
         covered = self.lake_table.covered
-        if self.known is not None or covered is None:
+        if self.registered is not None or covered is None:
             return False
         return covered.epoch <= self.assignment.state.lake.batch_since_epoch
 
     def _advance(self, plan: RoundPlan, writer: RoundWriter, step_prefix: str) -> SideLakeState:
         snapshot_id = self.lake_table.snapshot_id
-        # Without rows to move the offsets go past those that have expired.
+        # Expired rows move the offsets without a split.
         is_moved = plan.target_offsets != plan.base_offsets
         if is_moved or plan.truncated_offsets != self.lake_table.truncated_offsets:
             landed = writer.advance(self.lake_table, plan, step_prefix=step_prefix)
