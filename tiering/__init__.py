@@ -1,5 +1,6 @@
 """Moves log ranges into Iceberg, each row once.
 
-A round: claim a table, plan offset ranges, write them as sorted Parquet files (the tasks), commit
-them in one Iceberg snapshot that carries the new tiered offsets, tell the service.
+A round claims a table, plans offset ranges, and writes the ranges as sorted Parquet files (the
+tasks). One Iceberg snapshot commits the files with the new tiered offsets; the service registers
+the snapshot.
 """

@@ -1,4 +1,4 @@
-"""What a tiering worker needs from outside, as small protocols; tests replace each."""
+"""The outside of a tiering worker as small protocols; tests replace each protocol."""
 
 from __future__ import annotations
 
@@ -77,16 +77,16 @@ class TieringClient(Protocol):
 
 
 class RoundObserver(Protocol):
-    """Told how a round goes on; called from the worker's threads, so it must be quick."""
+    """Receives the progress of a round, in the worker's threads: calls must be quick."""
 
     def started(self, table: str, *, rows: int, splits: int) -> None:
         """A round begins to write."""
 
     def wrote(self, table: str, *, rows: int) -> None:
-        """That many more rows are in files."""
+        """`rows` more rows are in files."""
 
     def ended(self, table: str) -> None:
-        """The round wrote everything, or failed."""
+        """The round wrote all rows, or failed."""
 
 
 class TaskRunner(Protocol):
@@ -94,7 +94,7 @@ class TaskRunner(Protocol):
 
     @property
     def parallelism(self) -> int:
-        """How many tasks it can run at once."""
+        """How many tasks can run at once."""
 
     def run(
         self,
@@ -105,8 +105,8 @@ class TaskRunner(Protocol):
     ) -> list[SplitResult]:
         """Run all splits and return their results in any order; one result a split.
 
-        When it raises, some splits may have been written, and a task that could not be stopped may
-        still be writing: the round's folder is the caller's to delete.
+        After an error some splits may be written, and an unstoppable task may still be writing:
+        the caller deletes the round's folder.
         """
 
     def rewrite(
@@ -120,7 +120,7 @@ class TaskRunner(Protocol):
 
 
 class SilentObserver:
-    """A `RoundObserver` that tells nobody."""
+    """A `RoundObserver` without an effect."""
 
     def started(self, table: str, *, rows: int, splits: int) -> None:
         """Do nothing."""

@@ -20,9 +20,9 @@ __all__ = ["run_on_spark"]
 def run_on_spark(job: JobOptions, *, master: str | None = None) -> int:
     """Run the job on a Spark session of its own, stopped at the end; return the exit code.
 
-    Without `master` the session is what spark-submit or the environment configured.
+    Without `master` spark-submit or the environment configures the session.
     """
-    # Workers run `python3` from PATH unless told otherwise, and a session reads this only once.
+    # Spark workers run `python3` from PATH by default; a session reads the setting only once.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
@@ -31,9 +31,9 @@ def run_on_spark(job: JobOptions, *, master: str | None = None) -> int:
     builder = SparkSession.builder.appName("streamhouse-tiering")
     if master is not None:
         builder = builder.master(master).config("spark.ui.enabled", "false")
-    # Our own progress says rows, not tasks, and both cannot share a terminal.
+    # Streamhouse's progress counts rows; Spark's progress bar cannot share the terminal.
     builder = builder.config("spark.ui.showConsoleProgress", "false")
-    # Several tables are in flight: the tasks of a small round do not wait for those of a large one.
+    # Several tables are in flight: tasks of a small round must not wait for a large round.
     builder = builder.config("spark.scheduler.mode", "FAIR")
     spark = builder.getOrCreate()
     try:

@@ -182,8 +182,8 @@ def is_expiry_due(
 def are_orphans_due(head: Head, *, now_ms: int, idle_age_ms_min: int | None = None) -> bool:
     """Whether the last search for orphans of the table is a day old.
 
-    An idle table passes `idle_age_ms_min`: one last search is due once every file that workers of
-    its rounds may have abandoned has that age.
+    An idle table passes `idle_age_ms_min`: a last search is due once files abandoned by workers of
+    its rounds are that old.
     """
     if idle_age_ms_min is not None:
         idle_ms = _last_orphans_ms(head, idle_age_ms_min)

@@ -1,8 +1,8 @@
 """Maintenance of lake tables by a tiering worker: the due steps in order, without harm to rounds.
 
 After a round the worker calls `is_due`, which reads loaded metadata only. If maintenance is due,
-the worker rewrites files, expires snapshots and removes orphans under the round's claim, so that
-no round comes in between. Every step may fail or be cut off: the table stays right, and the next
+the worker rewrites files, expires snapshots and removes orphans under the round's claim, which
+keeps other rounds out. Every step may fail or be cut off: the table stays right, and the next
 maintenance goes on.
 """
 
@@ -71,7 +71,7 @@ _BACKOFF: Final = Backoff(first_s=60.0, most_s=3_600.0)
 
 @dataclass(kw_only=True)
 class Maintainer:
-    """Maintains the lake tables of one catalog for one worker; one thread a table at a time."""
+    """Maintains the lake tables of a catalog for a worker; a single thread a table at a time."""
 
     pins: Pins
     runner: TaskRunner
@@ -416,7 +416,7 @@ class Maintainer:
 
 
 def _sealed(lake_table: IcebergLakeTable, claim: Claim) -> int | None:
-    """Fence off commits of earlier claims, and report the snapshot that does so."""
+    """Fence off commits of earlier claims, and report the new snapshot."""
     snapshot_id = seal(lake_table, epoch=claim.epoch, check_lease=claim.check)
     if snapshot_id is not None:
         claim.on_snapshot(snapshot_id)

@@ -1,9 +1,9 @@
 """Which lake files to rewrite: small ones packed, deleted rows dropped, deletes merged. Pure.
 
-Files of one bucket and partition are kept in offset order and only neighbours are merged, so that
-every file stays one range of the bucket. Sizes fall into classes, each 8 times the last. A run of
-neighbours is merged once the run has `files_min` files of one class. A row is rewritten at most
-once a class, and the number of files stays logarithmic in the number of rounds.
+Files of a bucket and partition are kept in offset order and only neighbours are merged: every file
+stays a single range of the bucket. Sizes fall into classes, each 8 times the last. A run of
+neighbours is merged once the run has `files_min` files of a class. A row is rewritten at most once
+a class, and the number of files stays logarithmic in the number of rounds.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _SIZE_SLACK: Final = 1.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteLimits:
-    """When files are worth rewriting, and how many bytes one rewrite reads.
+    """When files are worth rewriting, and how many bytes a rewrite reads.
 
-    At least one group is planned, however small `bytes_max` is. With `is_eager` all neighbours
-    that are too small are merged, whatever their size class. Files are not merged across slices of
-    `slice_us`, so that old rows can leave file by file. A table has read debt (`_reads`) only with
-    at least `excess_files_min` more files than its rows need.
+    A plan has at least one group, however small `bytes_max` is. With `is_eager` all small
+    neighbours are merged, of any size class. Files are not merged across slices of `slice_us`:
+    old rows can leave file by file. A table has read debt (`_reads`) only with at least
+    `excess_files_min` more files than the rows need.
     """
 
     target_bytes: int
@@ -62,7 +62,7 @@ class RewriteLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteGroup:
-    """Neighbours of one bucket and partition that become one or few files of `file_bytes`."""
+    """Neighbours of a bucket and partition, to be merged into a few files of `file_bytes`."""
 
     spec_id: int
     partition: PartitionValues
@@ -109,7 +109,7 @@ class RewritePlan:
 def plan_rewrite(
     files: Iterable[LiveFile], deletes: Iterable[LiveDeletes], limits: RewriteLimits
 ) -> RewritePlan:
-    """Plan one rewrite of the files of one snapshot."""
+    """Plan a rewrite of the files of a snapshot."""
     files = list(files)
     candidates = sorted(
         (
@@ -215,7 +215,7 @@ def _groups(files: Sequence[LiveFile], limits: RewriteLimits) -> Iterator[Rewrit
 
 
 def _pieces(files: Sequence[LiveFile], target_bytes: int) -> Iterator[RewriteGroup]:
-    """Cut a run into pieces of about one file each."""
+    """Cut a run into pieces of about a file each."""
     pieces: list[list[LiveFile]] = [[]]
     live_bytes = 0
     for file in files:

@@ -87,7 +87,7 @@ class Pins(Protocol):
 class Claim:
     """The claim under which a table is maintained.
 
-    Readers use the snapshot `snapshot_id`, which stays, whatever its age. `on_snapshot` gets the
+    Readers use the snapshot `snapshot_id`, which stays at any age. `on_snapshot` gets the
     snapshot that replaces `snapshot_id`. `on_expired` gets the new first offsets of the table's
     rows, and returns once every reader that plans uses the offsets. `expired_offsets` are the
     offsets in the rows' own lake table, for the side tables. No rows wait for a table that

@@ -2,8 +2,8 @@
 
 A read opens every file. A round whose rows go everywhere adds a small file, and a file of deletes,
 to each bucket of each partition. The ordinary plan waits for eight files of a size: by then a read
-takes many times as long as a read of one file each. So the larger the debt, the fewer neighbours
-are enough, until reads cost about the least.
+takes many times as long as a read of packed files. The larger the debt, the fewer neighbours are
+enough, until reads cost about the least.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ReadCost:
         return self.files * FILE_ROWS + self.rows
 
     def is_debt(self, least: ReadCost, limits: RewriteLimits) -> bool:
-        """Whether reads cost far more than `least`, so that an early rewrite pays off."""
+        """Whether an early rewrite pays off: reads cost far more than `least`."""
         is_much = self.files - least.files >= limits.excess_files_min
         return is_much and self.units > _COST_TOLERATED * least.units
 

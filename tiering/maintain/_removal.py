@@ -1,8 +1,8 @@
 """Removal of old rows from a lake table: whole files with all rows below an offset.
 
-Time never goes back within a bucket, so one offset a bucket marks the rows that have reached their
-time to live. Every read of the table begins at that offset, in each of its lake tables: the order
-in which files are removed does not matter. A removal reads and writes no data file.
+Time never goes back within a bucket: a single offset a bucket marks the rows past their time to
+live. Every read of the table begins at the offset, in each lake table, and the order of removing
+files does not matter. A removal reads and writes no data file.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def remove_files(
     check_lease: Callable[[], None] = lambda: None,
     checkpoint: Callable[[str], None] = lambda _: None,
 ) -> Removed:
-    """Commit a snapshot without `files` and the delete files that apply to no other file.
+    """Commit a snapshot without `files` and without delete files for `files` only.
 
     The snapshot records that rows below `expired_offsets` have reached their time to live.
 

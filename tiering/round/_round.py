@@ -1,4 +1,4 @@
-"""One tiering round: one table, one attempt to advance its tiered offsets.
+"""A tiering round: an attempt to advance the tiered offsets of a table.
 
 The steps, in order; a worker may die after any of them and the next round finishes the job:
 
@@ -137,8 +137,8 @@ class TieringRound:
         """Move the assignment's rows into the lake and report the snapshot to the service.
 
         Raises:
-            FencedError: another worker owns the table now. If this round committed a snapshot, the
-                other worker registers it.
+            FencedError: another worker owns the table now, and registers any snapshot that this
+                round committed.
             StreamhouseError: the round failed; the claim was given back.
         """
         info = self.assignment.state.table

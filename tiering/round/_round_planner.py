@@ -1,4 +1,4 @@
-"""The log ranges that one round moves, cut into tasks. Pure."""
+"""The log ranges of a round, cut into tasks. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RoundPlan:
     """`splits` cover exactly the rows from `base_offsets` to `target_offsets`, largest first.
 
     Both mappings have every bucket of the table. Rows below `truncated_offsets` were overwritten:
-    the round moves none of these rows, and removes them from the lake. Expired rows are not moved.
+    the round skips these rows, and removes them from the lake. Expired rows are not moved.
     """
 
     splits: tuple[OffsetRange, ...]
@@ -71,8 +71,8 @@ def plan_round(
 ) -> RoundPlan:
     """Plan a round from the offsets the lake covers to the high watermarks of `positions`.
 
-    When more than `limits.rows_max` rows wait, every bucket gets an equal share, and shares that a
-    bucket cannot use go to the other buckets.
+    When more than `limits.rows_max` rows wait, every bucket gets an equal share, and the unused
+    part of a share goes to the remaining buckets.
 
     Raises:
         OffsetOutOfRangeError: rows not yet in the lake are gone from the log.

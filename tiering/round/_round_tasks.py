@@ -168,7 +168,7 @@ def _may_have(file: LiveFile, part: OffsetRange) -> bool:
 def _runs(files: Iterable[LiveFile], slice_us: int | None) -> Iterator[list[LiveFile]]:
     """Yield the files in offset order, in groups of one task each.
 
-    Each slice of time goes into files of its own, so that old rows can leave file by file.
+    Each slice of time goes into separate files: old rows can leave file by file.
     """
     group: list[LiveFile] = []
     size = 0

@@ -1,4 +1,4 @@
-"""One lake table in a round: tasks write files, then one commit adds the files."""
+"""A lake table in a round: tasks write files, and a commit adds the files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The lake tables of a round beside the rows' own: the full history and the batch layout.
 
-Each has its own offsets in its own snapshots. A round advances the history before the rows: the
+Each table has offsets in its snapshots. A round advances the history before the rows: the
 history is never behind, whenever a worker dies. A round advances the batch layout after the rows.
 The layout may be far behind; its troubles never delay fresh rows. A layout added after the log had
 dropped rows gets the dropped rows from the rows' own lake table.
@@ -40,7 +40,7 @@ def is_batch_due(assignment: TieringAssignment) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class SideTable:
-    """One lake table beside the rows' own, in one round; the service has it as `registered`.
+    """A lake table beside the rows' own, in a round; `registered` is the service's record.
 
     `compare` has the service verify that the covered offsets belong to the log's history.
     """

@@ -1,5 +1,5 @@
-"""What tiering runs on executors: a range of the log, or lake files, to Parquet files.
+"""The tasks of tiering on executors: from a range of the log, or from lake files, to Parquet files.
 
-The doors are `lake_task.run_split` and `rewrite_task.run_rewrite`. Nothing here knows Iceberg's
-library or Spark.
+`_lake_task.run_split` and `_rewrite_task.run_rewrite` run a task. No module of this package
+imports pyiceberg or pyspark.
 """

@@ -1,13 +1,13 @@
-"""What of the log a lake table gets: which versions live on, in its types, with its system columns.
+"""Rows of the log as rows of a lake table: surviving versions, lake types, system columns.
 
-Of a piece of changelog a task knows from two narrow columns of its bucket's range,
-`__change_type` and `__retracts`, 9 bytes a row, which versions it adds and which ones it retracts.
-The rule is `fold_tail`'s; a task that has only part of the range looks ahead to the range's end, so
-that no version is written that the same round retracts.
+Two narrow columns of a bucket's range, `__change_type` and `__retracts` (9 bytes a row), tell a
+task which versions to add and which to retract, by the rule of `fold_tail`. A task with only a part
+of the range reads these columns ahead to the range's end: no task writes a version that the same
+round retracts.
 
-Decimals of more digits than their type, which services of the past let through in one case, are of
-no type of Iceberg and must not stop the rounds of their table: such a value becomes null, and the
-log says where it was. Where null cannot be, the round says what to do.
+Earlier services let decimals with more digits than their type through in one case. Iceberg has no
+type for such a value, and the value must not stop the rounds of the table: it becomes null, and a
+warning names its column and offset. In a column without nulls the round fails with advice.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _LOG_ONLY = (CHANGE_TYPE_COLUMN, RETRACTS_COLUMN)
 
 @dataclass(frozen=True, slots=True)
 class FoldedSplit:
-    """`survives`: for each row of the split, whether the lake gets it.
+    """`survives`: for each row of the split, whether the lake gets the row.
 
-    `retracted`: the offsets of lake rows that the split's rows retract, ascending, each once.
+    `retracted`: the offsets of lake rows retracted by the split, ascending, each once.
     """
 
     survives: npt.NDArray[np.bool_]
@@ -85,11 +85,11 @@ def fold_split(
     tail = fold_tail(change_types, retracts, offsets, boundary=split.start)
     if split.start == boundary and split.end == bucket_end:
         return FoldedSplit(survives=tail.survives, retracted=tail.retracted)
-    # No version is retracted twice, so none of these comes twice.
-    own = retracts[: split.row_count]
+    # No version is retracted twice: the offsets are distinct.
+    split_retracts = retracts[: split.row_count]
     return FoldedSplit(
         survives=tail.survives[: split.row_count],
-        retracted=np.sort(own[(own >= 0) & (own < boundary)]),
+        retracted=np.sort(split_retracts[(split_retracts >= 0) & (split_retracts < boundary)]),
     )
 
 
@@ -101,11 +101,11 @@ def lake_rows(
 ) -> pa.Table:
     """Return consecutive rows of a bucket as rows of the lake table with `schema`.
 
-    `keep` says which of the rows are wanted; None means all. A column `__change_type` of the lake
-    table gets the names of the changes.
+    `keep` selects rows; None means all. A column `__change_type` of the lake table gets the names
+    of the changes.
 
     Raises:
-        CorruptDataError: the rows are not those of the lake table's columns.
+        CorruptDataError: the rows do not have the lake table's columns.
     """
     logged = pa.Table.from_batches([batch.data for batch in batches])
     system = [f.name for f in LAKE_SYSTEM_FIELDS]
@@ -148,9 +148,9 @@ def _system_columns(batches: Sequence[LogBatch]) -> dict[str, npt.NDArray[Any]]:
 def _without_overlong_decimals(
     column: pa.ChunkedArray, field: pa.Field, *, offsets: npt.NDArray[Any]
 ) -> pa.ChunkedArray:
-    """Return the column with null for each decimal of too many digits; `offsets` are the rows'.
+    """Return the column with null for each decimal of too many digits; rows are at `offsets`.
 
-    Raises `UnsupportedError` naming column and offset where null cannot be.
+    Raises `UnsupportedError`, with column and offset, if the column or value cannot be null.
     """
     limits = decimal_limits(field.name, column.type)
     if all(limit.keeps(chunk) for limit in limits for chunk in column.chunks):

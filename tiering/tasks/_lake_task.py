@@ -1,7 +1,7 @@
 """One task of a round: a range of one bucket, from the service's log into sorted Parquet files.
 
-Plain Python on purpose: it runs in a thread of the worker or in a Spark executor, is pickled on
-its way there, and imports neither pyspark nor pyiceberg.
+Plain Python on purpose: a task is pickled, runs in a thread of the worker or in a Spark executor,
+and imports neither pyspark nor pyiceberg.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from streamhouse.tiering.tasks._log_chunks import read_chunks
 __all__ = ["Retraction", "RowsObserver", "SplitResult", "TieringSplit", "run_split"]
 
 RowsObserver = Callable[[int], None]
-"""Told how many more rows of the log were worked on."""
+"""Called with the number of log rows processed since the last call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retraction:
-    """What a task needs to retract rows of the lake: only versions that live on are written.
+    """The inputs for retracting rows of the lake; with them a task writes surviving versions only.
 
-    The round moves the bucket's changes [boundary, bucket_end), of which the split is a part.
-    `lake_files` are the live data files that may hold rows of the bucket.
+    The round moves the bucket's changes [boundary, bucket_end); the split is a part of the range.
+    `lake_files` are the live data files with possible rows of the bucket.
     """
 
     boundary: int
@@ -60,12 +60,11 @@ class Retraction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieringSplit:
-    """What a task needs to know, all of it plain data.
+    """The inputs of a task, as plain data.
 
     `lake_schema` is the serialised Arrow schema of the lake files, with field ids. `folder` is the
-    round's own folder in the lake table: whatever lies there and is in no snapshot may be deleted.
-    Without a `retraction` every row of the range is written. With a `clustering` rows are not
-    written in the order of the log but in that one.
+    round's own folder in the lake table: files in it that no snapshot has may be deleted. Without
+    a `retraction` every row of the range is written. A `clustering` replaces the order of the log.
     """
 
     endpoint: str
@@ -85,9 +84,9 @@ class TieringSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitResult:
-    """The files that hold exactly the rows of `range` that the lake gets, and what they retract.
+    """The data files with exactly the surviving rows of `range`, and the deletes of old versions.
 
-    `not_found` counts retracted rows that no live file has: somebody else deleted them.
+    `not_found` counts retracted rows in no live file: another engine had deleted the rows.
     """
 
     range: OffsetRange
@@ -113,10 +112,10 @@ def run_split(
     on_rows: RowsObserver = lambda _: None,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> SplitResult:
-    """Write the split's rows and return their files; on any failure its files are deleted.
+    """Write the split's rows and return the files; on any failure the files are deleted.
 
     Raises:
-        StreamhouseError: the range cannot be read or written, or is not what was asked for.
+        StreamhouseError: the range cannot be read or written, or the log sent other rows.
     """
     writer = PartitionedParquetWriter(
         split.files,
@@ -133,12 +132,12 @@ def run_split(
             survives = None if folded is None else folded.survives
             _write_rows(client, split, writer, survives, on_rows=on_rows, is_cancelled=is_cancelled)
         files = writer.close()
-        kept = split.range.row_count if survives is None else int(np.count_nonzero(survives))
+        row_count = split.range.row_count if survives is None else int(np.count_nonzero(survives))
         written = sum(file.row_count for file in files)
-        if written != kept:
+        if written != row_count:
             raise CorruptDataError(
-                f"table '{split.table}', bucket {split.range.bucket}: wrote {written} of {kept}"
-                f" rows of [{split.range.start}, {split.range.end})"
+                f"table '{split.table}', bucket {split.range.bucket}: wrote {written} of"
+                f" {row_count} rows of [{split.range.start}, {split.range.end})"
             )
         deletes, not_found = _write_deletes(split, folded)
     except BaseException:
@@ -200,7 +199,7 @@ def _write_rows(
 def _write_deletes(
     split: TieringSplit, folded: FoldedSplit | None
 ) -> tuple[list[WrittenDeletes], int]:
-    """Write what the split retracts in the lake; return also how many rows were not found."""
+    """Write the split's deletes; return also the number of retracted rows in no live file."""
     if folded is None or split.retraction is None or not len(folded.retracted):
         return [], 0
     located = locate_offsets(

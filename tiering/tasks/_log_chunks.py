@@ -1,4 +1,4 @@
-"""Reading a range of one bucket's log in chunks worth working on, ahead of the work."""
+"""Reading a range of one bucket's log in chunks of a useful size, ahead of their use."""
 
 from __future__ import annotations
 
@@ -22,55 +22,57 @@ _PAGES_AHEAD: Final = 2
 def read_log(
     client: StorageClient,
     table: str,
-    wanted: OffsetRange,
+    offset_range: OffsetRange,
     *,
     table_id: int,
     schema_id: int,
     columns: Sequence[str] | None = None,
 ) -> Iterator[LogBatch]:
-    """Yield the rows of exactly `wanted`, in order, in this version of the table's schema.
+    """Yield the rows of exactly `offset_range`, in order, in this version of the table's schema.
 
-    Raises `CorruptDataError` if others come, `TableNotFoundError` if the table with this id is
-    gone.
+    Raises `CorruptDataError` if the service sends other rows, `TableNotFoundError` if the table
+    with this id is gone.
     """
-    position = wanted.start
+    position = offset_range.start
     batches = client.read_range(
         table,
-        wanted.bucket,
-        wanted.start,
-        wanted.end,
+        offset_range.bucket,
+        offset_range.start,
+        offset_range.end,
         columns=columns,
         page_bytes=PAGE_BYTES,
         schema_id=schema_id,
         table_id=table_id,
     )
     for batch in batches:
-        if batch.bucket != wanted.bucket or batch.base_offset != position:
+        if batch.bucket != offset_range.bucket or batch.base_offset != position:
             raise CorruptDataError(
-                f"table '{table}', bucket {wanted.bucket}: offset {position} was asked"
+                f"table '{table}', bucket {offset_range.bucket}: offset {position} was asked"
                 f" for, bucket {batch.bucket} offset {batch.base_offset} came"
             )
         position = batch.end_offset
         yield batch
-    if position != wanted.end:
+    if position != offset_range.end:
         raise CorruptDataError(
-            f"table '{table}', bucket {wanted.bucket}: the log ends at {position},"
-            f" {wanted.end} was planned"
+            f"table '{table}', bucket {offset_range.bucket}: the log ends at {position},"
+            f" {offset_range.end} was planned"
         )
 
 
 def read_chunks(
-    client: StorageClient, table: str, wanted: OffsetRange, *, table_id: int, schema_id: int
+    client: StorageClient, table: str, offset_range: OffsetRange, *, table_id: int, schema_id: int
 ) -> Iterator[LogChunk]:
-    """Yield the rows of exactly `wanted` in chunks; a thread reads some of the next meanwhile."""
+    """Yield the rows of exactly `offset_range` in chunks; a thread reads ahead."""
     return _ahead(
-        lambda: _chunks(read_log(client, table, wanted, table_id=table_id, schema_id=schema_id))
+        lambda: _chunks(
+            read_log(client, table, offset_range, table_id=table_id, schema_id=schema_id)
+        )
     )
 
 
 @dataclass(slots=True)
 class LogChunk:
-    """Consecutive batches that are worked on together."""
+    """Consecutive batches, converted together."""
 
     batches: list[LogBatch] = field(default_factory=list)
     row_count: int = 0
@@ -83,9 +85,9 @@ class LogChunk:
 
 
 def _ahead(open_chunks: Callable[[], Iterator[LogChunk]]) -> Iterator[LogChunk]:
-    """Yield the chunks while a thread reads some of the next: the network and Parquet overlap."""
+    """Yield the chunks while a thread reads ahead: the network and Parquet overlap."""
     ready: queue.Queue[LogChunk | BaseException | None] = queue.Queue()
-    # Bytes, not chunks, are what has to be bounded: a batch has one row or a million.
+    # The bound counts bytes, not chunks: a batch has one row or a million.
     budget = _Budget(_PAGES_AHEAD * PAGE_BYTES)
 
     def read() -> None:
@@ -121,7 +123,7 @@ class _Budget:
         self._changed = threading.Condition()
 
     def take(self, size: int) -> bool:
-        """Wait for room; False when nobody reads any more."""
+        """Wait for room; False after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._used < self._size)
             self._used += size
@@ -141,7 +143,7 @@ class _Budget:
 
 
 def _chunks(batches: Iterator[LogBatch]) -> Iterator[LogChunk]:
-    """Group batches to about `_CHUNK_ROWS` rows or `PAGE_BYTES`: tiny ones cost no work each."""
+    """Group batches to about `_CHUNK_ROWS` rows or `PAGE_BYTES`, because each chunk costs work."""
     chunk = LogChunk()
     for batch in batches:
         chunk.add(batch)

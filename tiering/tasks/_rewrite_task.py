@@ -1,9 +1,8 @@
 """One task of maintenance: neighbouring lake files become one, without their deleted rows.
 
-Plain Python on purpose, like the tasks of a round: it runs in a thread or in a Spark executor and
-imports neither pyspark nor pyiceberg. Rows keep every column, `__offset` among them, and come out
-in offset order, or in that of a batch layout, over larger runs than each file was; what deletes
-them is folded in.
+Plain Python on purpose, like the tasks of a round: a task runs in a thread or in a Spark executor
+and imports neither pyspark nor pyiceberg. Rows keep every column, also `__offset`, and are sorted
+by offset, or in the order of a batch layout, across all files of the task.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ __all__ = ["RewriteResult", "RewriteTask", "run_rewrite"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteTask:
-    """What a task needs to know, all of it plain data.
+    """The inputs of a task, as plain data.
 
-    `data_paths` are read in that order, each with its row count; `delete_paths` name the files of
-    position deletes that may apply to them. `number` tells the tasks of one rewrite apart.
+    `data_paths` are read in order, each with its row count; `delete_paths` are files of position
+    deletes for them. `number` identifies the task within its rewrite.
 
-    A task that copies into another lake table has its `partitioning` instead of a `partition`, and
-    the schema of its files in `copied_as`: the same columns, of which nested fields may have other
-    ids. It takes the rows of `only` that range.
+    A copy into another lake table has the target's `partitioning` instead of a `partition`, and
+    the target's file schema in `copied_as`: the same columns, perhaps with other ids of nested
+    fields. `only` limits the copy to the rows of a range.
     """
 
     number: int
@@ -71,7 +70,7 @@ class RewriteTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteResult:
-    """The files that hold the task's rows that are not deleted; none when all of them are."""
+    """The files with the task's live rows; no file when all rows are deleted."""
 
     number: int
     files: tuple[WrittenFile, ...]
@@ -90,22 +89,22 @@ def run_rewrite(
     on_rows: Callable[[int], None] = lambda _: None,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> RewriteResult:
-    """Write the task's rows and return their files; on any failure its files are deleted.
+    """Write the task's rows and return the files; on any failure the files are deleted.
 
     Raises:
-        StreamhouseError: a file cannot be read or written, or is not what was planned.
+        StreamhouseError: a file cannot be read or written, or differs from the plan.
     """
     if task.clustering.columns:
         return _rewrite(task, iter, on_rows, is_cancelled)
     try:
         return _rewrite(task, _in_order, on_rows, is_cancelled)
     except _OutOfOrderError:
-        # Another engine has written some of them, in an order of its own.
+        # Another engine wrote some of the files, in an order of its own.
         return _rewrite(task, _sorted, on_rows, is_cancelled)
 
 
 class _OutOfOrderError(Exception):
-    """The files are not one range after the other."""
+    """The files are not consecutive ranges."""
 
 
 def _rewrite(
@@ -160,7 +159,7 @@ def _rewrite(
 def _live_rows(
     task: RewriteTask, schema: pa.Schema, deleted: dict[str, npt.NDArray[np.int64]]
 ) -> Iterator[pa.Table]:
-    """Yield the rows that are not deleted, a row group at a time."""
+    """Yield the live rows, a row group at a time."""
     for path, row_count in task.data_paths:
         with task.files.open_parquet(path) as file:
             positions = deleted.get(path, np.empty(0, dtype=np.int64))
@@ -187,18 +186,18 @@ def _live_rows(
                     yield rows
 
 
-def _in_range(rows: pa.Table, wanted: OffsetRange) -> pa.Table:
+def _in_range(rows: pa.Table, offset_range: OffsetRange) -> pa.Table:
     offsets = rows.column(OFFSET_COLUMN)
     is_inside = pc.and_(
-        pc.equal(rows.column(BUCKET_COLUMN), wanted.bucket),
-        pc.and_(pc.greater_equal(offsets, wanted.start), pc.less(offsets, wanted.end)),
+        pc.equal(rows.column(BUCKET_COLUMN), offset_range.bucket),
+        pc.and_(pc.greater_equal(offsets, offset_range.start), pc.less(offsets, offset_range.end)),
     )
-    # Most files are inside as a whole.
+    # Most files are inside the range as a whole.
     return rows if pc.all(is_inside).as_py() else rows.filter(is_inside)
 
 
 def _in_order(parts: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield the parts as they come; raises `_OutOfOrderError` where offsets do not grow."""
+    """Yield the parts unchanged; raises `_OutOfOrderError` where offsets do not grow."""
     last = -1
     for rows in parts:
         offsets = rows.column(OFFSET_COLUMN).to_numpy()
@@ -209,7 +208,7 @@ def _in_order(parts: Iterator[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _sorted(parts: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield all rows at once, sorted; files of other engines are not expected often."""
+    """Yield all rows at once, sorted; files of other engines are rare."""
     collected = list(parts)
     if collected:
         yield pa.concat_tables(collected).sort_by(OFFSET_COLUMN)

@@ -1,5 +1,5 @@
 """The tiering worker: claims tables, runs their rounds on threads or on Spark.
 
-The doors are `service.TieringService`, `embedded` for one inside the storage service, `job` for one
-of its own, and `maintain_job` for maintenance on demand.
+`_service.TieringService` is the worker. `embedded` runs a worker inside the storage service, `job`
+runs a worker as a process of its own, and `maintain_job` runs maintenance on demand.
 """

@@ -1,4 +1,4 @@
-"""What a worker logs of itself: each round at debug, what they came to once a minute at info."""
+"""The log lines of a worker: each round at debug, a summary once a minute at info."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _IDLE_SENTENCES: Final = {
 
 
 class RoundLog:
-    """Says what rounds came to: at first at once, then once a minute. Thread-safe."""
+    """Logs a summary of rounds: after the first round, then once a minute. Thread-safe."""
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s
@@ -42,7 +42,7 @@ class RoundLog:
         self._clear()
 
     def add(self, result: RoundResult) -> None:
-        """A round has ended."""
+        """Count a round that has ended."""
         with self._lock:
             self._tables.add(result.table)
             self._rounds += 1
@@ -54,18 +54,18 @@ class RoundLog:
         self.tick()
 
     def tick(self) -> None:
-        """Say what is to be said by now."""
+        """Log the summary if a minute has passed."""
         with self._lock:
             if self._monotonic_s() - self._logged_at_s >= _LOG_AGAIN_S:
                 self._say()
 
     def close(self) -> None:
-        """Say what is left."""
+        """Log the remaining rounds."""
         with self._lock:
             self._say()
 
     def _say_scattered(self, result: RoundResult) -> None:
-        """Warn of a table once an hour: it stays so until somebody changes it."""
+        """Warn of a table once an hour, because only a change of the table helps."""
         now_s = self._monotonic_s()
         if now_s - self._scattered_at_s.get(result.table, -_SCATTERED_AGAIN_S) < _SCATTERED_AGAIN_S:
             return
@@ -99,7 +99,7 @@ class RoundLog:
 
 
 class IdleLog:
-    """Says why a worker has nothing to do: when that changes, and once a minute."""
+    """Logs why a worker is idle: when the reason changes, and once a minute."""
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s
@@ -107,7 +107,7 @@ class IdleLog:
         self._logged_at_s = -_LOG_AGAIN_S
 
     def idle(self, answer: TieringIdle) -> None:
-        """The service had no table."""
+        """Log the service's answer without a table."""
         now_s = self._monotonic_s()
         pause_s = _LOG_AGAIN_S if answer.reason == self._reason else _LOG_CHANGE_S
         if now_s - self._logged_at_s >= pause_s:

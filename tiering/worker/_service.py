@@ -1,7 +1,7 @@
-"""The worker: claims tables, runs rounds, waits when there is nothing to do.
+"""The worker: claims tables, runs rounds, and waits while no table is due.
 
-`run_forever` keeps every table as fresh as its property says. `run_once` moves everything that
-lies in the log when it starts, then returns.
+`run_forever` keeps every table as fresh as its property requires. `run_once` moves every row of the
+log at the time of the call, then returns.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ _PASSING: Final = (FencedError, OverloadedError, UnavailableError, UnknownOutcom
 
 
 def new_worker_id() -> str:
-    """Return a name for this worker that people can find in the service's messages."""
+    """Return a name for this worker, for people to find in the service's messages."""
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
 
 
 @dataclass(kw_only=True)
 class TableSummary:
-    """What `run_once` did to one table; `error` says why it could not finish."""
+    """The outcome of `run_once` for one table; `error` is why the table is not finished."""
 
     table: str
     target_offsets: Mapping[int, int]
@@ -106,17 +106,18 @@ class TableSummary:
         )
 
     def is_reached(self, offsets: Mapping[int, int]) -> bool:
-        """Whether everything that was there at the start is in the lake."""
+        """Whether every row of the time of the call is in the lake."""
         return all(offsets.get(b, 0) >= end for b, end in self.target_offsets.items())
 
 
 @dataclass(kw_only=True)
 class TieringService:
-    """One tiering worker. Any number may run: the service hands each table to one of them.
+    """One tiering worker of any number: the service hands each table to one worker at a time.
 
-    `tables` limits it to those; None means all. `run_forever` works on up to `tables_in_flight` of
-    them at once, and maintains half of those at most. `patience_s` is how long `run_once` waits for
-    a table that another worker holds and does not advance. `spans` makes a trace of each round.
+    `tables` limits the worker to some tables; None means all. `run_forever` works on up to
+    `tables_in_flight` tables at once, and maintains at most half as many. `patience_s` is how long
+    `run_once` waits for a table that another worker holds and does not advance. `spans` makes a
+    trace of each round.
     """
 
     client: TieringClient
@@ -152,7 +153,7 @@ class TieringService:
         self.stopping.set()
 
     def run_forever(self) -> None:
-        """Work until `stop`. Raises only what waiting cannot mend, such as a wrong token."""
+        """Work until `stop`. Raises only errors beyond the reach of waiting, like a wrong token."""
         failures = 0
         idle_log = IdleLog()
         with TablesInFlight(
@@ -180,7 +181,7 @@ class TieringService:
         self._rounds.close()
 
     def _run_and_report(self, assignment: TieringAssignment) -> bool:
-        """Run a round whose failures concern its table alone; whether it left rows behind."""
+        """Run a round, and keep its failure to its table; return whether rows remain."""
         try:
             result = self._run_round(assignment)
         except StreamhouseError as error:
@@ -195,10 +196,10 @@ class TieringService:
         return any(result.tiered_offsets.get(b, 0) < p.high_watermark for b, p in positions)
 
     def run_once(self) -> list[TableSummary]:
-        """Tier every table up to where its log ends now, due or not; return a summary of each.
+        """Tier every table to the current end of its log, due or not; return a summary of each.
 
-        Raises `UnsupportedError` for a named table whose tiering is off; a table that fails is in
-        its summary, and the others go on.
+        Raises `UnsupportedError` for a named table with tiering off. A failure of a table is in its
+        summary, and the work on other tables goes on.
         """
         summaries = self._targets()
         waiting = {
@@ -228,7 +229,7 @@ class TieringService:
         return list(summaries.values())
 
     def _claim(self, waiting: dict[str, TableSummary]) -> TieringAssignment | TieringIdle | None:
-        """Claim one of the tables; None when one of them turned out to be dropped."""
+        """Claim one of the tables; None when some table was dropped."""
         try:
             return self.client.claim_tiering(self.worker_id, tables=list(waiting), force=True)
         except NotFoundError:
@@ -255,14 +256,14 @@ class TieringService:
             del waiting[path]
 
     def _drop_reached(self, waiting: dict[str, TableSummary]) -> bool:
-        """Take out the tables that others have tiered far enough; whether there were any."""
+        """Remove tables already tiered far enough by other workers; return whether any were."""
         reached = [p for p, summary in waiting.items() if summary.is_reached(self._tiered(p))]
         for path in reached:
             del waiting[path]
         return bool(reached)
 
     def _targets(self) -> dict[str, TableSummary]:
-        found: dict[str, TableSummary] = {}
+        summaries: dict[str, TableSummary] = {}
         for path in self.client.list_tables() if self.tables is None else self.tables:
             try:
                 state = self.client.table_state(path)
@@ -276,15 +277,15 @@ class TieringService:
                 continue
             name = str(TablePath.parse(path))
             ends = {bucket: p.high_watermark for bucket, p in state.positions.items()}
-            found[name] = TableSummary(
+            summaries[name] = TableSummary(
                 table=name, target_offsets=ends, snapshot_id=state.lake.snapshot_id
             )
             if state.lake.diverged:
-                found[name].error = HistoryDivergedError(state.lake.diverged)
-        return found
+                summaries[name].error = HistoryDivergedError(state.lake.diverged)
+        return summaries
 
     def _tiered(self, path: str) -> Mapping[int, int]:
-        """Return up to where the lake has the table; nowhere while it has overwritten rows."""
+        """Return the offsets that the lake has reached; -1 while the lake has overwritten rows."""
         state = self.client.table_state(path)
         if state.has_overwritten_rows:
             return dict.fromkeys(state.positions, -1)

@@ -1,7 +1,7 @@
 """Runs the tasks of a round on Spark: one Spark task a split. The only pyspark import of tiering.
 
-Executors need this package and pyarrow, and reach the storage service and the lake themselves: no
-row passes through the driver.
+Executors need this package and pyarrow, and connect to the storage service and the lake directly:
+no row passes through the driver.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _Result = TypeVar("_Result")
 
 
 class SparkRunner:
-    """A `TaskRunner` on a Spark session, local or cluster; the session stays the caller's.
+    """A `TaskRunner` on a Spark session, local or cluster; the caller stops the session.
 
-    A task whose error may pass is retried by Spark, as often as `spark.task.maxFailures` says;
-    what an attempt wrote before it failed, it deletes.
+    Spark retries a task after a passing error, up to `spark.task.maxFailures` times. A failed
+    attempt deletes its files.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -96,7 +96,7 @@ class SparkRunner:
             except StreamhouseError as error:
                 if error.retriable:
                     raise
-                # A value instead of a failure: trying again would only fail again.
+                # A value instead of a failure: Spark must not retry a lasting error.
                 return error
 
         try:
@@ -107,7 +107,7 @@ class SparkRunner:
                 raise UnavailableError("tiering on Spark was cancelled") from error
             raise UnavailableError(f"tiering on Spark failed: {_reason(error)}") from error
         finally:
-            # Jobs that others start in this thread must not belong to this group.
+            # Later jobs of this thread must not belong to this group.
             context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
         results = []
         for outcome in outcomes:
@@ -118,7 +118,7 @@ class SparkRunner:
 
 
 class _Watcher:
-    """Reports rows as tasks end, and cancels the job when it is told to, from a thread."""
+    """Reports rows as tasks end, and cancels the job on request, from a thread."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class _Watcher:
 
 
 def _reason(error: Py4JJavaError | PySparkException) -> str:
-    """Return the line of a Spark error that says what happened in the task."""
+    """Return the line of a Spark error with the cause in the task."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("streamhouse.") and "Error:" in line]
     if ours:

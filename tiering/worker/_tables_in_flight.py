@@ -1,8 +1,8 @@
 """Several rounds at once in one worker: a claim for each free slot, the most overdue table first.
 
-The service decides which table is next; this decides when to ask. It asks when a slot is free, and
-after an answer without a table waits as long as that said, or until a round ends that left rows
-behind or took so long that its table may be due again.
+The service decides which table is next; this module decides when to claim. A worker claims when a
+slot is free. After an answer without a table the worker waits for the time in the answer, or for
+the end of a round that left rows behind or took long: its table may be due again.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ IDLE_WAIT_S_MAX: Final = 5.0
 _LONG_ROUND_S: Final = 0.5
 
 RunRound = Callable[[TieringAssignment], bool]
-"""Runs a round; returns whether it left rows behind. Never raises."""
+"""Runs a round; returns whether rows remain in the log. Never raises."""
 
 
 class TablesInFlight:
-    """Runs up to `slots` rounds at once, in a `with` block whose end waits for them.
+    """Runs up to `slots` rounds at once, in a `with` block; its end waits for the rounds.
 
-    Used by one thread. A table that is claimed again while its last round still ends here, because
-    the claim was lost, waits for that.
+    Used by one thread. A table may be claimed again while an old round without a claim still ends
+    in this process: the new round waits for the old round.
     """
 
     def __init__(self, run: RunRound, *, slots: int, stopping: threading.Event) -> None:
@@ -53,11 +53,11 @@ class TablesInFlight:
     def start(self, assignment: TieringAssignment) -> None:
         """Run the round in a free slot."""
         table = str(assignment.state.table.path)
-        before = [future for future, running in self._running.items() if running == table]
+        earlier = [future for future, running in self._running.items() if running == table]
 
         def run() -> bool:
             started_s = time.monotonic()
-            wait(before)
+            wait(earlier)
             has_more = self._run(assignment)
             return has_more or time.monotonic() - started_s >= _LONG_ROUND_S
 
@@ -69,19 +69,19 @@ class TablesInFlight:
             self._collect(wait(self._running, return_when=FIRST_COMPLETED).done)
 
     def wait_idle(self, seconds: float) -> None:
-        """Wait so long, or until it is worth asking again, or the worker stops."""
+        """Wait `seconds`, or until a claim may succeed again, or the worker stops."""
         end_s = time.monotonic() + seconds
-        # The rounds end early when the worker stops, so waiting for them is waiting for that too.
+        # The rounds end early when the worker stops: waiting for rounds notices the stop, too.
         while self._running and (left_s := end_s - time.monotonic()) > 0:
-            done = wait(self._running, timeout=left_s, return_when=FIRST_COMPLETED).done
-            if self._collect(done):
+            ended = wait(self._running, timeout=left_s, return_when=FIRST_COMPLETED).done
+            if self._collect(ended):
                 return
             seconds = end_s - time.monotonic()
         if seconds > 0:
             self._stopping.wait(seconds)
 
-    def _collect(self, done: set[Future[bool]]) -> bool:
-        """Forget rounds that ended; return whether one of them makes asking worth while."""
-        for future in done:
+    def _collect(self, ended: set[Future[bool]]) -> bool:
+        """Forget rounds that ended; return whether a claim may succeed because of some round."""
+        for future in ended:
             del self._running[future]
-        return any(future.result() for future in done)
+        return any(future.result() for future in ended)

@@ -18,7 +18,7 @@ __all__ = ["TerminalProgress"]
 
 
 class TerminalProgress:
-    """A `RoundObserver` that draws bars on stderr; on anything but a terminal it is silent."""
+    """A `RoundObserver` that draws bars on stderr; silent unless stderr is a terminal."""
 
     def __init__(self, *, is_quiet: bool = False) -> None:
         """Draw nothing at all if `is_quiet`."""
@@ -57,7 +57,7 @@ class TerminalProgress:
                 self._progress.advance(bar, rows)
 
     def ended(self, table: str) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         with self._lock:
             if (bar := self._bars.pop(table, None)) is not None:
                 self._progress.remove_task(bar)

@@ -23,8 +23,8 @@ class EmbeddedTieringWorker:
     """Tiers the tables of the service at `endpoint` in threads of this process.
 
     `start` returns at once. `stop` ends the running round early, hands its claim back, and returns
-    when the thread has ended, after 30 seconds at most. Both may be called once. `worker_id` is
-    for the worker that lives and dies with the service itself.
+    when the thread has ended, after 30 seconds at most. Both may be called once. The service names
+    its own worker with `worker_id`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class EmbeddedTieringWorker:
         self._worker_id = worker_id
         self._endpoint = endpoint
         self._token = token
-        # Half of the cores are left to whoever embeds the worker.
+        # The process that embeds the worker keeps half of the cores.
         self._parallelism = parallelism or max(1, (os.cpu_count() or 2) // 2)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tiering", daemon=True)
@@ -60,8 +60,8 @@ class EmbeddedTieringWorker:
         from streamhouse.tiering.worker._service import TieringService, new_worker_id
         from streamhouse.tiering.worker.thread_runner import ThreadRunner
 
-        # What was imported stays: a collection that walked it would hold every thread of the
-        # process up, for 40 to 50 ms each time.
+        # Imported objects stay for ever: garbage collections that walk these objects would stop
+        # every thread of the process for 40 to 50 ms each time.
         gc.collect()
         gc.freeze()
         try:

@@ -1,7 +1,6 @@
 """A tiering job as people start it: options in, rounds run, a summary out.
 
-Shared by `streamhouse tier` and the script for spark-submit, which differ only in who makes the
-Spark session.
+`streamhouse tier` and the script for spark-submit share the job, with a Spark session each.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """What a tiering job was asked to do; `catalog` None means the one the service names."""
+    """The options of a tiering job; without a `catalog` the service names the catalog."""
 
     endpoint: str | None = None
     token: str | None = field(default=None, repr=False)
@@ -79,7 +78,7 @@ class JobOptions:
 
 
 def job_options(command: _F) -> _F:
-    """Add the options that every way to start a tiering job has."""
+    """Add the options of a tiering job to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -143,7 +142,7 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
 def run_job(options: JobOptions, runner: TaskRunner) -> int:
     """Run the job and return the exit code: 1 when a table could not be tiered.
 
-    Without `is_once` it runs until SIGTERM or Ctrl-C, then ends its round early and returns 0.
+    Without `is_once` the job runs until SIGTERM or Ctrl-C, ends its round early, and returns 0.
     """
     # Not at the top: `streamhouse tier --help` must not wait for pyiceberg.
     from streamhouse.lake.lake_tables import IcebergLake
@@ -190,7 +189,7 @@ def _catalog(options: JobOptions, client: StorageClient) -> LakeCatalog:
     named = client.lake_catalog()
     if options.catalog is None:
         return named
-    # Whose tables are tiered does not depend on where to.
+    # The identity of the service stays, whatever the catalog.
     identity = {k: v for k, v in named.properties.items() if k == SERVICE_ID_PROPERTY}
     return replace(options.catalog, properties={**options.catalog.properties, **identity})
 

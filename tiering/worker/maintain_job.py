@@ -1,4 +1,4 @@
-"""Maintenance on demand: one table, now, under a claim of its own; or what it would do."""
+"""Maintenance on demand: of one table, under a claim of its own, or only as a plan."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from streamhouse.tiering.worker._service import new_worker_id
 
 __all__ = ["maintain_table", "plan_table", "why_nothing"]
 
-# Each pass reads at most four gigabytes; a table that never ends is written faster than packed.
+# Each pass reads at most four gigabytes; more passes mean that rows arrive faster than packing.
 PASSES_MAX: Final = 10_000
 
 
 def maintain_table(
     client: StorageClient, catalog: LakeCatalog, runner: TaskRunner, path: str
 ) -> Iterator[tuple[str, MaintenanceReport]]:
-    """Do everything that helps the lake tables of `path`; yield what each pass did to which.
+    """Run every helpful step on the lake tables of `path`; yield each pass with its lake table.
 
     Raises:
-        UnavailableError: a tiering worker has the table just now.
-        StreamhouseError: a step failed; the table is right, and those before it are done.
+        UnavailableError: a tiering worker has the table now.
+        StreamhouseError: a step failed; the table is right, and the steps before are done.
     """
     with _opened(catalog) as lake:
         _lake_state(client, path)
@@ -66,7 +66,7 @@ def maintain_table(
 
 
 def why_nothing(state: TableState) -> str:
-    """Return why there is nothing to maintain, whoever has the table; empty if there may be."""
+    """Return why the table has nothing to maintain; empty if the table may have."""
     if state.lake.snapshot_id is None:
         return "no row of it is in the lake yet"
     if not state.table.properties().datalake_enabled:
@@ -119,7 +119,7 @@ def _claimed(
 def plan_table(
     client: StorageClient, catalog: LakeCatalog, runner: TaskRunner, path: str
 ) -> list[tuple[str, MaintenancePlan]]:
-    """Return what `maintain_table` would begin with for each lake table; changes nothing."""
+    """Return the first pass of `maintain_table` for each lake table; changes nothing."""
     with _opened(catalog) as lake:
         state = _lake_state(client, path)
         policy = MaintenancePolicy.of(state.table).on_demand()
@@ -136,14 +136,14 @@ def plan_table(
 
 
 def _open(lake: IcebergLake, state: TableState) -> list[IcebergLakeTable]:
-    """Return the lake table of the rows, and those beside it that there are."""
+    """Return the lake table of the rows, and the existing side tables."""
     sides = ((LakeRole.CHANGES, state.lake.changelog), (LakeRole.BATCH, state.lake.batch))
     return [
         lake.open_or_create(state.table, state.lake),
         *(
-            lake.open_or_create(state.table, known, role=role)
-            for role, known in sides
-            if known is not None
+            lake.open_or_create(state.table, side, role=role)
+            for role, side in sides
+            if side is not None
         ),
     ]
 

@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 class ThreadRunner:
     """A `TaskRunner` of `parallelism` threads; by default one per core.
 
-    When `run` ends, however it ends, no task of it is running any more.
+    After `run` no task of the call is running, also after an error.
     """
 
     def __init__(self, parallelism: int | None = None, *, run: RunSplit = run_split) -> None:
@@ -69,7 +69,7 @@ class ThreadRunner:
                     task, on_rows=on_rows, is_cancelled=lambda: bool(errors) or is_cancelled()
                 )
             except BaseException as error:
-                # Here, not where it is waited for: the next task must not begin meanwhile.
+                # Recorded here, not by the waiting caller: the next task must not begin meanwhile.
                 errors.append(error)
                 raise
 
