@@ -1,17 +1,17 @@
-"""What became of the commits that were sent for one change of a lake table: a pure judgement.
+"""The fate of each commit sent for a change of a lake table: a pure judgement.
 
-A catalog may not answer, may answer late, may have done what it refuses (something between sent the
-commit twice), and may show an older state than the newest. So an attempt is taken for
-- landed only when its snapshot is seen among those that the current one comes from
-- dead only when it was refused for a reason that is not the table's state, or when nothing can make
-  it land any more and no snapshot that exists comes from it
-- unsettled else: files that it refers to must stay
+A catalog may not answer, may answer late, may have applied a commit and still refuse it (a proxy
+sent the commit twice), and may show an older state than the newest. The judgement of an attempt is
+- landed only when its snapshot is the current snapshot or an ancestor
+- dead only when the catalog refused it for a reason beyond the table's state, or when it can land
+  no more and no existing snapshot descends from it
+- unsettled otherwise: its files must stay
 
-Every attempt asserts the snapshot it was staged on, and brings a sequence number one above the
-highest that the table had given. A table never gives a number twice (Iceberg spec, "Sequence
-Numbers"), not even after a rollback: once the table has given that number or a later number, an
-attempt on its way can land no more. A landed attempt may be hidden, when its snapshot and a later
-snapshot were expired; then nobody can tell.
+Every attempt asserts the snapshot of its staging, and brings a sequence number above all earlier
+numbers of the table. A table never gives a number twice (Iceberg spec, "Sequence Numbers"), not
+even after a rollback: after this number, or a later number, an attempt on its way can land no more.
+A landed attempt may be hidden, when its snapshot and a later snapshot were expired; no look at the
+table can tell.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ __all__ = ["Answer", "Fate", "Seen", "Sent", "Verdict", "fate_of", "judge"]
 
 
 class Answer(Enum):
-    """What a catalog said of a commit."""
+    """A catalog's answer to a commit."""
 
     DONE = "done"
     REFUSED = "refused"
-    """It did nothing, for a reason that is not the table's state."""
+    """The catalog did nothing, for a reason beyond the table's state."""
     CONFLICT = "conflict"
     """The table is not as asserted: perhaps because the commit itself arrived twice."""
     UNKNOWN = "unknown"
 
 
 class Fate(Enum):
-    """What became of a commit."""
+    """The fate of a commit."""
 
     LANDED = "landed"
     DEAD = "dead"
@@ -56,7 +56,7 @@ class Verdict(Enum):
 class Sent:
     """A commit that was sent, and its answer.
 
-    One without a snapshot (`snapshot_id` None) refers to no file of its own.
+    A commit without a snapshot (`snapshot_id` None) has no files of its own.
     """
 
     snapshot_id: int | None
@@ -67,14 +67,14 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A table as a look at it found it: `snapshots` has the parent and sequence number of each."""
+    """A table as loaded: `snapshots` has the parent and sequence number of each."""
 
     current_id: int | None
     last_sequence_number: int
     snapshots: Mapping[int, tuple[int | None, int]]
 
     def has_current_from(self, snapshot_id: int) -> bool:
-        """Whether the current snapshot is that one or comes from it, as far as can be seen."""
+        """Whether the current snapshot is, or visibly descends from, `snapshot_id`."""
         ancestor_id = self.current_id
         while ancestor_id is not None and ancestor_id in self.snapshots:
             if ancestor_id == snapshot_id:
@@ -84,7 +84,7 @@ class Seen:
 
 
 def fate_of(sent: Sent, seen: Seen) -> Fate:
-    """Return what became of `sent`, judged by the newest state that was seen."""
+    """Return the fate of `sent`, judged by the newest state of the table."""
     if sent.snapshot_id is not None and seen.has_current_from(sent.snapshot_id):
         return Fate.LANDED
     if sent.answer is Answer.DONE:
@@ -100,7 +100,7 @@ def fate_of(sent: Sent, seen: Seen) -> Fate:
 
 
 def judge(sent: Sequence[Sent], seen: Seen, *, is_last: bool) -> tuple[Verdict, int | None]:
-    """Return what is to be done, and of `LANDED` the snapshot; `is_last`: no more attempts."""
+    """Return the next step, and the snapshot after `LANDED`; `is_last`: no more attempts."""
     for attempt in sent:
         if fate_of(attempt, seen) is Fate.LANDED:
             return Verdict.LANDED, attempt.snapshot_id
@@ -120,7 +120,7 @@ def _is_sealed(sent: Sent, seen: Seen) -> bool:
 
 
 def _may_have_left_files(sent: Sent, seen: Seen) -> bool:
-    """Whether a snapshot that exists is that of `sent` or may come from it."""
+    """Whether an existing snapshot is the snapshot of `sent`, or may descend from it."""
     if sent.snapshot_id in seen.snapshots:
         return True
     return any(_may_come_from(snapshot_id, sent, seen) for snapshot_id in seen.snapshots)

@@ -1,14 +1,14 @@
-"""The one loop that lands a change of a lake table: stages, sends, looks, judges, cleans up.
+"""The single loop that lands a change of a lake table: stages, sends, looks, judges, cleans up.
 
-Guarantees for a change, whatever the catalog answers and whenever:
-- it lands at most once, and only on a state that its `stage` was content with
-- an error other than `UnknownOutcomeError` means that nothing of it landed, and nothing will
-- after `UnknownOutcomeError` it may be there, or come: every file that it refers to stays, and so
-  must those that the caller wrote for it
-- the metadata of attempts is deleted when it is certain that they have not landed and never will
+Guarantees for a change, whatever the catalog answers and when:
+- it lands at most once, and only on a state accepted by its `stage`
+- after an error other than `UnknownOutcomeError` nothing of the change has landed or will land
+- after `UnknownOutcomeError` the change may have landed, or may land later: all its files must
+  stay, also the files written by the caller
+- the metadata of attempts is deleted once the attempts certainly can never land
 
-Whether that is certain is judged in `_attempts.py`. A look that finds an older state than was known
-proves nothing, and is not gone by.
+`_attempts.py` is the judge. A look at a state older than a known state proves nothing, and is
+ignored.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ class StagedChange:
     """A commit ready to be sent.
 
     A commit that adds a snapshot names the snapshot, its parent and its sequence number, and
-    asserts that the parent is the current snapshot. `metadata_paths` are the files that only this
-    commit refers to.
+    asserts the parent as the current snapshot. `metadata_paths` are the files for this commit only.
     """
 
     updates: tuple[TableUpdate, ...]
@@ -88,7 +87,7 @@ class Change(Protocol):
         """
 
     def is_done(self) -> bool:
-        """Whether the table, as it is now, shows that the change landed though no snapshot does."""
+        """Whether the current table shows a landed change without a snapshot of it."""
 
 
 def land(
@@ -212,7 +211,7 @@ class _Landing:
         return staged
 
     def _send(self, staged: StagedChange) -> BaseException | None:
-        """Send the commit; return None when it landed for certain, else what was raised."""
+        """Send the commit; return None when it certainly landed, otherwise the error."""
         error: Exception | None = None
         answer = Answer.DONE
         try:
@@ -282,7 +281,7 @@ class _Landing:
         return fate_of(sent, _seen(self._table.metadata))
 
     def _clean_up(self) -> None:
-        """Delete the metadata of attempts that can never land; leave it where that is not sure."""
+        """Delete the metadata of attempts that can never land; leave uncertain attempts alone."""
         for staged, sent in self._sent:
             if sent.answer is not Answer.DONE and self._fate(sent) is Fate.DEAD:
                 self._delete(staged)

@@ -1,12 +1,12 @@
-"""What a lake table's properties, names and paths may say: one policy for writers and readers.
+"""The policy for a lake table's properties, names and paths, for writers and readers.
 
 Guarantees:
 - a property that chooses code, a place, an endpoint, a credential, a signer or a catalog is refused
-  by name when it is written, and dropped when it is read; no spelling of a name gets around it
-- a name that makes a folder leaves that folder's parent by no spelling
-- a path counts as below a place only if no library can read it as one that is elsewhere
+  by name on writing, and dropped on reading; no spelling of a name gets around it
+- no spelling of a name for a folder leaves the parent folder
+- a path counts as below a place only if every library reads the path so
 
-Pure, without the lake library. Who enforces it: `guarded_catalog.py` and `table_files.py`.
+Pure, without the lake library. Enforced in `guarded_catalog.py` and `table_files.py`.
 """
 
 from __future__ import annotations
@@ -225,10 +225,10 @@ _OWNERS_OF_KEYS: Final = frozenset(
 
 
 def why_refused(name: str) -> str | None:
-    """Return why no table may have a property of that name, None if it may.
+    """Return why no table may have a property with this name, None if a table may.
 
-    Names that nobody knows are the users' own: they are kept unless something in them says code,
-    place, store, catalog or credential.
+    Unknown names are the users' own: the property is kept unless part of its name says code, place,
+    store, catalog or credential.
     """
     if len(name) > _PROPERTY_NAME_MAX:
         return f"its name has more than {_PROPERTY_NAME_MAX} characters"
@@ -303,7 +303,7 @@ def _bad_value(name: str, value: str) -> str | None:
 
 
 def check_properties(where: str, properties: Mapping[str, str]) -> None:
-    """Refuse properties that no table may have, and values that nobody can read.
+    """Refuse properties that no table may have, and unreadable values.
 
     Raises `ForbiddenError` or `InvalidRequestError`, which name the first.
     """
@@ -320,7 +320,7 @@ def check_properties(where: str, properties: Mapping[str, str]) -> None:
 
 
 def kept_properties(properties: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return what is read of a table's properties, and the names of what is not, sorted."""
+    """Return the properties of a table to keep, and the names of the dropped properties, sorted."""
     dropped = [
         name
         for name, value in properties.items()
@@ -338,7 +338,7 @@ _NO_NAME: Final = re.compile(r"[\x00-\x1f\x7f/\\%?#]")
 
 
 def check_lake_name(name: str, *, what: str = "table") -> None:
-    """Refuse a new name that would be more, or another, than one folder of its parent's.
+    """Refuse a new name unless it means a single folder directly below its parent.
 
     Raises `InvalidNameError`.
     """
@@ -385,7 +385,7 @@ class Place:
         )
 
     def overlaps(self, other: Place) -> bool:
-        """Whether one of the two is, or is below, the other."""
+        """Whether either place is, or is below, the other place."""
         return self.contains(other) or other.contains(self)
 
     @property
@@ -406,7 +406,7 @@ class Place:
         return Place(FILE, "", tuple(part for part in real_path.split("/") if part))
 
     def really_contains(self, other: Place) -> bool:
-        """Whether `other` is this place or below it, also when symbolic links are followed."""
+        """Whether `other` is this place or below, also when symbolic links are followed."""
         return self.store == other.store and self.real().contains(other.real())
 
     def may_overlap(self, other: Place) -> bool:
@@ -419,7 +419,7 @@ class Place:
 def place_of(uri: str) -> Place:
     """Return where a URI or local path leads.
 
-    Raises `ForbiddenError` for what can lead elsewhere than it seems.
+    Raises `ForbiddenError` for a spelling that can lead elsewhere.
     """
     store, authority, segments = _parts(uri)
     for part in segments:
@@ -481,7 +481,7 @@ class Warehouse:
 
     @classmethod
     def parse(cls, text: str | None) -> Warehouse | None:
-        """Return the warehouse of a catalog, None if it is only a name that the catalog knows."""
+        """Return the warehouse of a catalog, None for a mere name known to the catalog."""
         if text is None or not ("/" in text or ":" in text):
             return None
         try:
@@ -525,7 +525,7 @@ class Bounds:
         self._prefixes = _spellings(location, self._roots[0]) if is_believed else ()
 
     def has(self, uri: str) -> bool:
-        """Whether a file at `uri` may be one of the table's."""
+        """Whether a file at `uri` may belong to the table."""
         for prefix in self._prefixes:
             if uri.startswith(prefix):
                 tail = uri[len(prefix) :]
@@ -572,7 +572,7 @@ class Bounds:
 
 
 def _spellings(location: str, place: Place) -> tuple[str, ...]:
-    """Return what the paths of a table's files begin with, as the engines write them."""
+    """Return the beginnings of the paths of a table's files, in the spellings of all engines."""
     path = "/".join(place.segments)
     if place.store == FILE:
         prefixes = [f"file:///{path}/", f"file:/{path}/", f"/{path}/"]
@@ -585,8 +585,8 @@ def _spellings(location: str, place: Place) -> tuple[str, ...]:
 def bounds_of(location: str, *, warehouse: Warehouse | None, more: Sequence[Place]) -> Bounds:
     """Return where the files of a table at `location` may lie.
 
-    A location that names a host is believed only if the operator named that host too: in the
-    warehouse or in `more`.
+    A location with a host counts only if the operator named the host too: in the warehouse or in
+    `more`.
     """
     try:
         table_place = location_of(location, warehouse, is_new=False)

@@ -1,4 +1,4 @@
-"""The catalogs behind ours: opened by configuration alone, and guarded against what they say.
+"""The catalogs behind ours: opened by configuration alone, and guarded against their own answers.
 
-The doors are `sql_catalog.open_catalog`, and `open_catalog.OpenCatalog` which does it once.
+`open_catalog.OpenCatalog` opens the catalog once.
 """

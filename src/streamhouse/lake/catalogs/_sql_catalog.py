@@ -1,9 +1,8 @@
 """pyiceberg's SQL catalog, with commits whose price does not grow with the number of snapshots.
 
-For all who commit to the lake: tiering by itself, and the REST catalog for others. As pyiceberg's
-is, every commit parses the whole metadata and copies it in depth, every snapshot of it:
-a quarter of a millisecond of a core for each snapshot that has not expired. What is committed is
-the same, byte for byte.
+For all committers to the lake: tiering, and the REST catalog for other engines. pyiceberg parses
+the whole metadata on every commit and copies it in depth, with every snapshot: a quarter of a
+millisecond of a core for each live snapshot. The committed bytes are the same.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ _PACKAGES: Final = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
 
 
 def open_catalog(described: LakeCatalog, *, data_directory: str | None = None) -> Catalog:
-    """Return the catalog, for who commits to it: of SQL and REST catalogs, those here, and each as
-    one that keeps the policy for lake tables.
+    """Return the catalog for commits, this module's SQL catalog or a REST catalog, guarded.
 
     Raises `UnsupportedError` when a package that the catalog needs is not installed.
     """
@@ -59,7 +57,7 @@ def open_catalog(described: LakeCatalog, *, data_directory: str | None = None) -
 
 
 class LakeSqlCatalog(SqlCatalog):
-    """A SQL catalog that remembers the metadata it has read and written. Thread-safe."""
+    """A SQL catalog with a cache of the metadata read and written. Thread-safe."""
 
     def __init__(self, name: str, **properties: str) -> None:
         # By location: a metadata file never changes.
@@ -75,7 +73,7 @@ class LakeSqlCatalog(SqlCatalog):
             ) from error
 
     def metadata_locations(self) -> dict[Identifier, str]:
-        """Return every table's current metadata file, without opening one."""
+        """Return every table's current metadata file, without opening any."""
         columns = select(
             IcebergTables.table_namespace, IcebergTables.table_name, IcebergTables.metadata_location
         ).where(IcebergTables.catalog_name == self.name)
@@ -99,7 +97,7 @@ class LakeSqlCatalog(SqlCatalog):
         return response
 
     def committed(self, location: str, metadata: TableMetadata, *, before: Table | None) -> None:
-        """Remember what a commit made of the table `before`, for the next one."""
+        """Cache the result of a commit to the table `before`, for the next commit."""
         if before is not None and before.metadata_location != location:
             with self._lock:
                 self._known.pop(before.metadata_location, None)
@@ -162,7 +160,7 @@ class LakeSqlCatalog(SqlCatalog):
 
 
 def _only_adds(updates: tuple[TableUpdate, ...]) -> bool:
-    """Whether the updates add snapshots and look at no older one but those that are referred to."""
+    """Whether the updates add snapshots and need no older snapshots but referenced ones."""
     added = {u.snapshot.snapshot_id for u in updates if isinstance(u, AddSnapshotUpdate)}
     return all(
         isinstance(update, AddSnapshotUpdate | SetPropertiesUpdate)

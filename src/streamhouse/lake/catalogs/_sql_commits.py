@@ -1,4 +1,4 @@
-"""Commits to tables of a SQL catalog: of one table or several, in one database transaction.
+"""Commits to tables of a SQL catalog, to several tables in one database transaction.
 
 pyiceberg's own commit takes one table, leaves the new metadata file behind when it loses, and does
 not say whether the database was asked to commit. Here
@@ -37,14 +37,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedCommit:
-    """What one table becomes; `base` is None for a table that is created."""
+    """The change of a table; `base` is None for a new table."""
 
     base: Table | None
     staged: StagedTable
 
 
 def commit_staged(catalog: SqlCatalog, commits: Sequence[StagedCommit]) -> None:
-    """Write the metadata files and make them current, all or none.
+    """Write the metadata files and make all of them current, or none.
 
     Raises:
         CommitConflictError: a table has changed since it was loaded; nothing was committed.
@@ -79,7 +79,7 @@ def _end(session: Session, *, name: str) -> None:
 
 @contextlib.contextmanager
 def _files_of(catalog: SqlCatalog, commits: Sequence[StagedCommit]) -> Iterator[list[StagedTable]]:
-    """Write the metadata files; if the block fails, delete those that are left in the list."""
+    """Write the metadata files; if the block fails, delete the files still in the list."""
     written: list[StagedTable] = []
     try:
         for commit in commits:

@@ -1,14 +1,14 @@
-"""The door to lake tables: any pyiceberg catalog, made to keep `_policy.py`.
+"""The door to lake tables: any pyiceberg catalog, with `_policy.py` enforced.
 
-Guarantees, for whoever loads or commits through a catalog that `guarded` returned:
-- of a table's properties nothing chooses code, an endpoint or a credential: refused ones are not in
-  its metadata, and no property of a table reaches its file IO at all
+Guarantees for every load and commit through a catalog from `guarded`:
+- of a table's properties nothing chooses code, an endpoint or a credential: refused properties are
+  not in its metadata, and no property of a table reaches its file IO
 - its file IO opens and deletes only files below the table's location
 - a new table lies below the warehouse, outside the data directory, and where no other table lies
 - an error in a metadata file repeats nothing of the file
 
-pyiceberg merges a table's properties over the catalog's when it makes a file IO, and loads classes
-by the names it finds there. So nobody makes a catalog, a file IO or a location provider but here.
+pyiceberg merges a table's properties over the catalog's for a file IO, and loads classes by the
+names in them. Only this module makes a catalog, a file IO or a location provider.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _warned: Final[set[tuple[str, tuple[str, ...]]]] = set()
 
 @dataclass(slots=True)
 class _Rules:
-    """Where tables of one catalog may lie. `approved` are places that a creation on its way has."""
+    """Where tables of one catalog may lie. `approved` are places of creations on their way."""
 
     warehouse: Warehouse | None
     more: tuple[Place, ...]
@@ -102,9 +102,9 @@ class _Rules:
 
 
 class GuardedCatalog(Catalog):
-    """Comes before the class of a catalog that is open; see `guarded`.
+    """A mixin before the class of an open catalog; see `guarded`.
 
-    What it calls of `super()` is that class's, most of which `Catalog` itself does not have.
+    Calls of `super()` reach the catalog's class; `Catalog` itself lacks most of these methods.
     """
 
     # A catalog that is open can only become one of a class without room of its own.
@@ -120,7 +120,7 @@ class GuardedCatalog(Catalog):
         return self._admitted(table)
 
     def _admitted(self, table: _T) -> _T:
-        """Return the table without what no table may say, and bound to its own files."""
+        """Return the table without forbidden properties, and bound to its own files."""
         name = ".".join(table.name())
         table.metadata = _scrubbed(name, table.metadata)
         bounds = self.bounds(table.metadata.location)
@@ -133,7 +133,7 @@ class GuardedCatalog(Catalog):
         return bounds_of(location, warehouse=self.rules.warehouse, more=self.rules.more)
 
     def own_bounds(self, location: str) -> Bounds:
-        """Return where files lie that are the table's own, to be deleted with it."""
+        """Return the places of the table's own files, to be deleted with the table."""
         return bounds_of(location, warehouse=self.rules.warehouse, more=())
 
     # -- how pyiceberg makes them ----------------------------------------------------------------
@@ -235,7 +235,7 @@ class GuardedCatalog(Catalog):
         return location
 
     def check_new_location(self, identifier: Identifier, location: str) -> None:
-        """Raise `ForbiddenError` unless a new table may lie there, and hold the place for it."""
+        """Raise `ForbiddenError` unless a new table may have this place, and reserve the place."""
         _check_new_name(identifier)
         where = f"lake table '{'.'.join(identifier)}'"
         if not location:
@@ -276,9 +276,9 @@ class GuardedCatalog(Catalog):
                 Path(place.local_path, folder).mkdir(parents=True, exist_ok=True)
 
     def _check_no_namespace(self, where: str, identifier: Identifier, place: Place) -> None:
-        """Raise `ForbiddenError` for a folder that is the tables' of a namespace, there or to come.
+        """Raise `ForbiddenError` for the folder of a namespace's tables, present or future.
 
-        Who had it could keep every table of that namespace from being made.
+        A table in the folder could keep every table of the namespace from being created.
         """
         warehouse = self.rules.warehouse
         if warehouse is None:
@@ -292,7 +292,7 @@ class GuardedCatalog(Catalog):
             )
 
     def check_outside_data_directory(self, where: str, place: Place) -> None:
-        """Raise `ForbiddenError` for a place that is in, or around, what the service keeps."""
+        """Raise `ForbiddenError` for a place inside, or around, the service's own data."""
         data = self.rules.data_directory
         if data is None or not place.may_overlap(data):
             return
@@ -306,18 +306,18 @@ class GuardedCatalog(Catalog):
             raise ForbiddenError(f"{where}: its location must not touch the data directory")
 
     def is_in_roots(self, identifier: Identifier, place: Place) -> bool:
-        """Whether a table that is there lies where tables of this catalog are made."""
+        """Whether an existing table lies below the roots for tables of this catalog."""
         return _is_below(place, self.rules.roots) or _is_below(
             place, [self._proposed_folder(identifier)]
         )
 
     @property
     def knows_places(self) -> bool:
-        """Whether `other_places` asks for them in one request."""
+        """Whether `other_places` needs a single request."""
         return hasattr(self, "metadata_locations")
 
     def other_places(self, identifier: Identifier) -> list[Place]:
-        """Return where the other tables of the catalog lie."""
+        """Return the places of the other tables in the catalog."""
         return list(self._taken_places(identifier))
 
     def _proposed_folder(self, identifier: Identifier) -> Place | None:
@@ -352,7 +352,7 @@ class GuardedCatalog(Catalog):
                     yield place
 
     def _table_of_metadata(self, metadata_location: str) -> Place | None:
-        """Return the table's place if its metadata lies where all engines put it, else None."""
+        """Return the table's place if its metadata lies in the usual folder, else None."""
         try:
             folder = location_of(metadata_location, self.rules.warehouse, is_new=False).parent
         except ForbiddenError:
@@ -387,7 +387,7 @@ _OVERLAP: Final = (
 
 
 def _of(catalog: object) -> Any:
-    """Return a catalog, or what stands above its guard, as something with all of its methods."""
+    """Return a guarded catalog, or a wrapper of one, typed with all of its methods."""
     return catalog
 
 
@@ -470,7 +470,7 @@ def guarded(
 
 
 def guard_of(catalog: Catalog) -> GuardedCatalog:
-    """Return `catalog`, made to keep the policy if it does not keep it yet."""
+    """Return `catalog` with the policy enforced, unchanged if guarded already."""
     if not isinstance(catalog, GuardedCatalog):
         guarded(catalog, catalog.properties)
     return cast(GuardedCatalog, catalog)
@@ -479,7 +479,7 @@ def guard_of(catalog: Catalog) -> GuardedCatalog:
 def check_updates(
     identifier: Identifier, base: Table | None, updates: Sequence[TableUpdate]
 ) -> None:
-    """Refuse properties and a location that the policy does not allow, before they do anything."""
+    """Refuse properties and a location against the policy, before any effect."""
     where = f"lake table '{'.'.join(identifier)}'"
     for update in updates:
         if isinstance(update, SetPropertiesUpdate):
@@ -498,9 +498,7 @@ def check_updates(
 
 
 def check_namespace(catalog: Catalog, properties: Mapping[str, str]) -> None:
-    """Refuse properties of a namespace that no table may have, and a location of its tables that is
-    not below the warehouse.
-    """
+    """Refuse forbidden properties of a namespace, and a location outside the warehouse."""
     table_properties = {name: value for name, value in properties.items() if name != _LOCATION}
     check_properties("namespace", table_properties)
     location = properties.get(_LOCATION)
@@ -519,7 +517,7 @@ def check_namespace(catalog: Catalog, properties: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def unreadable_metadata(where: str) -> Iterator[None]:
-    """Raise what a metadata file is refused for as `CorruptDataError` that repeats none of it."""
+    """Raise the refusal of a metadata file as `CorruptDataError`, without any text of the file."""
     try:
         yield
     except (

@@ -1,4 +1,4 @@
-"""The configured pyiceberg catalog, opened when it is first asked for."""
+"""The configured pyiceberg catalog, opened on first use."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["OpenCatalog"]
 class OpenCatalog:
     """Opens the catalog once; a failed attempt is made anew at the next call. Thread-safe.
 
-    Who waited while another thread tried fails with it: a catalog that does not answer would make
-    each wait for all before.
+    Threads that wait for an attempt fail with the attempt: otherwise a silent catalog would make
+    each thread wait for all earlier threads.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
-"""pyiceberg's REST catalog with what it lacks: no request waits for ever, none goes in circles.
+"""pyiceberg's REST catalog with two additions: no request waits for ever, none goes in circles.
 
-For all who open a lake catalog: the service, tiering, and readers on a driver. It also commits to
-several tables together, which the catalog's server makes atomic: it is asked with this service's
-own credentials, never with those of the caller, and an answer that is not known to be a refusal
-leaves the outcome unknown.
+For every opener of a lake catalog: the service, tiering, and readers on a driver. A commit to
+several tables is atomic, in the catalog's server: requests carry this service's own credentials,
+never the caller's, and an answer that is no certain refusal leaves the outcome unknown.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def with_rest_catalog(properties: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def passed_through(services: tuple[str, ...]) -> Iterator[None]:
-    """Within the block, tell catalogs behind that this request came through these services."""
+    """Within the block, send catalogs behind the list of services that this request has passed."""
     token = _passed.set(services)
     try:
         yield
@@ -100,13 +99,13 @@ def passed_through(services: tuple[str, ...]) -> Iterator[None]:
 
 
 class LakeRestCatalog(RestCatalog):
-    """A REST catalog that is waited for so long only (`CATALOG_TIMEOUT_PROPERTY`, in ms).
+    """A REST catalog with a time limit for answers (`CATALOG_TIMEOUT_PROPERTY`, in ms).
 
-    Connecting waits at most that long, and ten seconds. A request that was sent and not answered
-    in time raises `requests.ReadTimeout`: it may have been done.
+    Connecting has the same limit, and at most ten seconds. A request that was sent and not answered
+    in time raises `requests.ReadTimeout`: the server may have carried out the request.
 
-    What the server says of itself chooses no code here. It is asked for every snapshot of a table:
-    files of those that it would leave out would be taken for orphans.
+    The server's configuration chooses no code. Tables are loaded with every snapshot: otherwise
+    files of missing snapshots would count as orphans.
     """
 
     def _fetch_config(self) -> None:
@@ -140,14 +139,14 @@ class LakeRestCatalog(RestCatalog):
 
 
 class _Places:
-    """The processes of a service that may be its owner, each with the catalog at a URI."""
+    """The processes of a service, any of them perhaps the owner, each with the catalog at a URI."""
 
     def __init__(self, uris: tuple[str, ...]) -> None:
         self._uris = uris
         self._first = 0
 
     def urls(self, url: str) -> list[str]:
-        """Return where to send a request for `url`, one after the other: at least there."""
+        """Return the addresses to try for `url`, in order: at least `url`."""
         for uri in self._uris:
             if url.startswith(f"{uri}/"):
                 path = url[len(uri) :]
@@ -156,16 +155,16 @@ class _Places:
         return [url]
 
     def answered(self, url: str) -> None:
-        """Ask the one that has answered first from now on."""
+        """Begin with this process, the last to answer, from now on."""
         for number, uri in enumerate(self._uris):
             if url.startswith(f"{uri}/"):
                 self._first = number
 
 
 class _WatchedAdapter(BaseAdapter):
-    """Sends through `inner`, for so long, and says which services a request has passed.
+    """Sends through `inner` with a time limit, and lists the services that a request has passed.
 
-    A service that is unreachable, or answers that it is not the owner, has done nothing: the
+    An unreachable service, or an answer of a process that is not the owner, has no effect: the
     request goes on to the next of `places`.
     """
 
@@ -229,22 +228,22 @@ class _WatchedAdapter(BaseAdapter):
 
 
 def _is_unreachable(error: RequestsConnectionError) -> bool:
-    """Whether no connection was made, so that nothing was sent."""
+    """Whether no connection was made, and nothing was sent."""
     reason = getattr(error.args[0], "reason", None) if error.args else None
     return isinstance(error, ConnectTimeout) or isinstance(reason, NewConnectionError)
 
 
 def offers_commit_many(catalog: RestCatalog) -> bool:
-    """Whether the catalog's server says that it commits several tables together.
+    """Whether the catalog's server offers atomic commits to several tables.
 
-    A server that does not say what it offers does, by the protocol.
+    By the protocol a server without a list of its endpoints offers the endpoint.
     """
     offered = catalog._supported_endpoints
     return _COMMIT_ENDPOINT in offered or offered - VIEW_ENDPOINTS == DEFAULT_ENDPOINTS
 
 
 def commit_many(catalog: RestCatalog, changes: Sequence[CommitTableRequest]) -> None:
-    """Change all tables or none; raises what pyiceberg's own commit of one table raises."""
+    """Change all tables or none; raises the same errors as pyiceberg's commit of a single table."""
     commits = ",".join(change.model_dump_json() for change in changes)
     body = f'{{"table-changes":[{commits}]}}'.encode()
     try:

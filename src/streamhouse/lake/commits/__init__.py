@@ -1,4 +1,4 @@
-"""Commits to lake tables: a round's snapshot, replacements, expiry, and the files nobody needs.
+"""Commits to lake tables: a round's snapshot, replacements, expiry, and orphans.
 
-The doors are `committer.IcebergLakeTable`, `replacement`, `expiry` and `orphans`.
+`committer.IcebergLakeTable`, `replacement`, `expiry` and `orphans` have the commits.
 """

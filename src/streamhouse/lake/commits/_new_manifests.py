@@ -1,7 +1,7 @@
-"""Manifests of one snapshot: written for new files, rewritten for removed ones, merged by size.
+"""Manifests of one snapshot: written for new files, rewritten for removed files, merged by size.
 
-Files go under the partition spec they were written with. Manifests of data and of deletes merge by
-size class, so that their number and the work per commit stay logarithmic in the number of rounds.
+Files stay under their partition spec. Manifests of data and of deletes merge by size class: the
+number of manifests and the work per commit stay logarithmic in the number of rounds.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _CLASS_MAX: Final = 3
 class SnapshotManifests:
     """Writes the manifests of the snapshot `snapshot_id`, which follows the table's current one.
 
-    `paths` names every file made through it, so that an attempt that failed can be cleaned up.
+    `paths` has every file written, for the clean-up of a failed attempt.
     """
 
     def __init__(self, table: Table, *, snapshot_id: int) -> None:
@@ -79,7 +79,7 @@ class SnapshotManifests:
         )
 
     def new_list_file(self) -> OutputFile:
-        """Return the file that the snapshot's manifest list goes to."""
+        """Return the file for the snapshot's manifest list."""
         return self._new_file(f"snap-{self._snapshot_id}-0-{self._commit_uuid}.avro")
 
     def of_added(
@@ -153,7 +153,7 @@ class SnapshotManifests:
         )
 
     def _merged(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:
-        """Return `manifests` with every full size class of them written as one."""
+        """Return `manifests` with every full size class merged into a single manifest."""
         classes: dict[tuple[ManifestContent, int, int], list[ManifestFile]] = defaultdict(list)
         result = []
         for manifest in manifests:
@@ -277,7 +277,7 @@ class _DataManifestWriter(ManifestWriterV2):
 
 
 class _DeleteManifestWriter(_DataManifestWriter):
-    """pyiceberg reads manifests of deletes and never writes one: its own say `data`."""
+    """pyiceberg reads manifests of deletes and writes none: its manifests say `data`."""
 
     def content(self) -> ManifestContent:
         return ManifestContent.DELETES

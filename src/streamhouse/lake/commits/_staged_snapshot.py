@@ -1,9 +1,9 @@
-"""One snapshot, staged: its manifests and manifest list written, nothing committed yet.
+"""A staged snapshot: manifests and manifest list are written, the commit is to come.
 
-What pyiceberg's own producers do, with the differences that rounds and compactions need: one
-snapshot may add and remove data files and position delete files together, its operation is the
-caller's to name, rewritten data may keep its sequence number, and the base snapshot is asserted
-and never silently replaced by a newer one.
+Like pyiceberg's own producers, with additions for rounds and compactions: a snapshot may add and
+remove data files and position delete files together, the caller names its operation, rewritten data
+may keep its sequence number, and the base snapshot is asserted and never silently replaced by a
+newer snapshot.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ __all__ = ["Operation", "SnapshotChanges", "stage_snapshot"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotChanges:
-    """The changes of a snapshot to the files of its parent.
+    """The changes of a snapshot to its parent's files.
 
-    `added` and `removed` hold data files and position delete files alike; each says which it is.
-    `data_sequence_number` is given to the added data files, so that a rewrite of rows counts as
-    old as the rows are; None means the snapshot's own.
+    `added` and `removed` hold data files and position delete files alike; each entry has its kind.
+    The added data files get `data_sequence_number`: rewritten rows count as old as their originals;
+    None means the snapshot's own.
     """
 
     operation: Operation
@@ -62,10 +62,10 @@ def stage_snapshot(
     summary: Mapping[str, str],
     table_properties: Callable[[int], Mapping[str, str]] = lambda _: {},
 ) -> StagedChange:
-    """Write the metadata of a snapshot that makes `changes` to the table's current one.
+    """Write the metadata of a snapshot with `changes` to the table's current snapshot.
 
-    The commit asserts the table's identity and that this current snapshot is still the current
-    one. It also sets `table_properties`, a function of the snapshot's sequence number.
+    The commit asserts the table's identity and the current snapshot. It also sets
+    `table_properties`, a function of the snapshot's sequence number.
 
     Raises `FencedError` when a file to remove is not live in the current snapshot.
     """

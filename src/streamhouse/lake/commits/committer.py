@@ -1,7 +1,7 @@
 """Commits to one lake table: one snapshot a round.
 
-What a commit promises besides what every commit does (`lake/_landing.py`): it lands only on a
-snapshot that covers exactly the offsets the round started from.
+Beyond the promises of every commit (`lake/_landing.py`), a round's commit lands only on a snapshot
+with exactly the offsets of the round's start.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeCommit:
-    """A round's commit: what the changes from `base_offsets` to `tiered_offsets` make of the lake.
+    """A round's commit: the changes from `base_offsets` to `tiered_offsets` as files of the lake.
 
-    `deletes` point to data files that are live in the snapshot the round was planned on. If the
-    lake does not have `truncated_offsets` yet, all it has was overwritten, and goes; so does
-    everything with `is_anew`. `fingerprints` are those of the log at `tiered_offsets`.
+    `deletes` point to data files that are live in the snapshot of the round's plan. If the lake
+    does not have `truncated_offsets` yet, all its rows were overwritten and go; with `is_anew` all
+    rows go as well. `fingerprints` are the log's at `tiered_offsets`.
     """
 
     files: Sequence[WrittenFile]
@@ -79,9 +79,9 @@ class LakeCommit:
 
 
 class IcebergLakeTable:
-    """One open lake table, as of when it was last loaded. Not thread-safe.
+    """An open lake table, as last loaded. Not thread-safe.
 
-    `registered` is the snapshot that the service had registered when the table was opened.
+    `registered` is the service's registered snapshot at the time of opening.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class IcebergLakeTable:
         return self._table.metadata.properties.get(self.role.owner_property)
 
     def description(self) -> dict[str, str]:
-        """Return what the lake table does not say yet of what the table is."""
+        """Return the description of the table that the lake table lacks so far."""
         return description_properties(self.info, self._table.metadata.properties, role=self.role)
 
     @property
@@ -156,7 +156,7 @@ class IcebergLakeTable:
 
     @property
     def whole_schema(self) -> pa.Schema:
-        """The Arrow schema of everything it has now, columns of other engines too."""
+        """The Arrow schema of all current columns, also of other engines' columns."""
         return schema_to_pyarrow(self._table.schema())
 
     @property
@@ -177,7 +177,7 @@ class IcebergLakeTable:
 
     @property
     def fingerprints(self) -> dict[int, str]:
-        """What the current snapshot says of the log that its rows came from."""
+        """The fingerprints of the rows' log in the current snapshot."""
         covered = self.covered
         return {} if covered is None else dict(covered.fingerprints)
 
@@ -188,7 +188,7 @@ class IcebergLakeTable:
         return {} if covered is None else dict(covered.expired_offsets)
 
     def check_outside(self) -> None:
-        """Raise `CorruptDataError` if another engine changed rows that it may not change."""
+        """Raise `CorruptDataError` if another engine changed rows against the rules."""
         with lake_errors(f"read the snapshots of lake table '{self.name}'"):
             table = self._table
             problem = outside_problem(
@@ -203,7 +203,7 @@ class IcebergLakeTable:
             raise CorruptDataError(problem)
 
     def outside_properties(self) -> dict[str, str]:
-        """Return the table properties that record changes of rows by other engines."""
+        """Return the table properties for the record of other engines' changes."""
         with lake_errors(f"read the snapshots of lake table '{self.name}'"):
             table = self._table
             return outside_properties(table.metadata, self.info, self.role, table.io)
@@ -231,12 +231,12 @@ class IcebergLakeTable:
     def commit(
         self, commit: LakeCommit, *, checkpoint: Callable[[str], None] = lambda _: None
     ) -> int:
-        """Make the round's changes in one snapshot and return its id.
+        """Commit the round's changes in one snapshot and return the snapshot's id.
 
         Raises:
             FencedError: another worker has advanced the table; nothing was added.
-            UnknownOutcomeError: the catalog cannot be asked what became of the commit. The files
-                must stay: the next round looks again.
+            UnknownOutcomeError: the catalog cannot tell whether the commit landed. The files must
+                stay: the next round looks again.
             StreamhouseError: nothing was added, and nothing will be.
         """
         added = data_files(
@@ -266,7 +266,7 @@ class IcebergLakeTable:
 
 @dataclass(slots=True)
 class _RoundChange:
-    """A round's commit, for the loop that lands it."""
+    """A round's commit, for the landing loop."""
 
     lake_table: IcebergLakeTable
     commit: LakeCommit
@@ -275,11 +275,11 @@ class _RoundChange:
     is_repeated: bool = False
 
     def stage(self, table: Table) -> StagedChange:
-        """Stage it on what the table is now.
+        """Stage the commit on the current table.
 
-        Raises `FencedError` when that covers other offsets than the round started from,
-        `UnavailableError` when another engine rewrote files that the round deletes rows of,
-        `CorruptDataError` when it changed rows that it may not change.
+        Raises `FencedError` when the table covers other offsets than the start of the round,
+        `UnavailableError` when another engine rewrote files with rows that the round deletes,
+        `CorruptDataError` when another engine changed rows against the rules.
         """
         self._check_base()
         self.lake_table.check_outside()
@@ -298,7 +298,7 @@ class _RoundChange:
         )
 
     def is_done(self) -> bool:
-        """Whether it landed, and then was compacted and expired by another engine."""
+        """Whether the commit landed, and another engine then compacted and expired its snapshot."""
         covered = self.lake_table.covered
         return (
             covered is not None

@@ -1,11 +1,12 @@
-"""Snapshots that nobody needs any more: taken out of the metadata, then their files deleted.
+"""Expiry of snapshots: removed from the metadata, then deleted with their files.
 
 Invariants:
-- a snapshot's age counts from when it stopped being current, so a reader that planned on the
-  current snapshot has `age_ms_min` to finish, however long the table had been idle before
-- the current snapshot, those of branches and tags, those pinned and the newest `count_min` stay
-- a file is deleted only after the commit that expired all its snapshots is known to have landed,
-  and only if no snapshot that stays refers to it
+- a snapshot's age counts from the end of its time as the current snapshot: a reader with a plan on
+  the current snapshot has `age_ms_min` to finish, however long the table was idle before
+- the current snapshot, snapshots of branches and tags, pinned snapshots and the newest `count_min`
+  stay
+- a file is deleted only after the expiring commit of all its snapshots has certainly landed, and
+  only if no remaining snapshot refers to the file
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def expiry_times_ms(
 
 
 def _superseded_ms(metadata: TableMetadata) -> Mapping[int, int]:
-    """Return when each snapshot that ever was current stopped being so."""
+    """Return when each former current snapshot was replaced."""
     log = metadata.snapshot_log
     return {older.snapshot_id: newer.timestamp_ms for older, newer in itertools.pairwise(log)}
 
@@ -108,7 +109,7 @@ def expire_snapshots(
     check_lease: Callable[[], None] = lambda: None,
     checkpoint: Callable[[str], None] = lambda _: None,
 ) -> Expired:
-    """Expire the snapshots that `rules` allow and delete the files that only they needed.
+    """Expire the snapshots allowed by `rules` and delete the files of expired snapshots only.
 
     `pinned` is asked before the commit and once more before files are deleted. `properties` are set
     on the table in the same commit.
@@ -136,7 +137,7 @@ def expire_snapshots(
 
 @dataclass(slots=True)
 class _Expiry:
-    """An expiry, for the loop that lands it: `ids` and `properties` are what is left to do."""
+    """An expiry, for the landing loop: `ids` and `properties` are still to be applied."""
 
     table: Table
     rules: ExpiryRules
@@ -185,7 +186,7 @@ def reachable_files(snapshots: Iterable[Snapshot], io: FileIO) -> set[str]:
 
 
 def _only_in(doomed: Iterable[Snapshot], kept: Iterable[Snapshot], io: FileIO) -> list[str]:
-    """Return the files that the `doomed` snapshots refer to and the `kept` ones do not."""
+    """Return the files of the `doomed` snapshots without the files of the `kept` ones."""
     old_lists, old = _manifests_of(doomed, io)
     kept_lists, staying = _manifests_of(kept, io)
     dead = [manifest for path, manifest in old.items() if path not in staying]

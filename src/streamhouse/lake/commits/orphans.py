@@ -1,10 +1,10 @@
-"""Files below a lake table's folder that no metadata refers to, left by whoever died or lost.
+"""Files below a lake table's folder without a reference, abandoned by dead or fenced workers.
 
-Only what looks like Iceberg's own file is ever taken for an orphan, only when it is older than a
-safety age, and never when any snapshot, kept metadata file or statistics file names it, however
-the engine that named it writes its URI. A commit that was lost on its way to the catalog may land
-late, whatever the age of its files: before anything is deleted a snapshot of this claim makes that
-impossible for all that tiering has sent. Commits of other engines have the safety age to land.
+A file counts as an orphan only with a name of Iceberg's form, only above a safety age, and never
+when any snapshot, kept metadata file or statistics file names it, in any engine's spelling of the
+URI. A commit lost on its way to the catalog may land late, whatever the age of its files: before
+any deletion a snapshot of this claim makes a late landing impossible for all commits of tiering.
+Commits of other engines have the safety age to land.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def find_orphans(
 ) -> list[ListedFile]:
     """Return the orphans last modified before that time.
 
-    The folder is listed first: a file that is committed meanwhile is referred to when it counts.
+    Files are listed before references are read: a file committed meanwhile is referenced.
     """
     check_alone(table)
     candidates = [
@@ -64,7 +64,7 @@ def find_orphans(
 
 
 def _unused(table: Table, files: Sequence[ListedFile]) -> list[ListedFile]:
-    """Return those of `files` that the table as it is does not refer to."""
+    """Return the members of `files` without a reference in the current table."""
     metadata = table.metadata
     used = reachable_files(metadata.snapshots, table.io)
     used.add(table.metadata_location)
@@ -83,10 +83,10 @@ def remove_orphans(
     seal: Callable[[], int | None],
     check_lease: Callable[[], None] = lambda: None,
 ) -> OrphansRemoved:
-    """Delete the orphans last modified before that time; what cannot be deleted stays.
+    """Delete the orphans last modified before that time; undeletable files stay.
 
-    `seal` is called once there are some: after it no commit of tiering that was sent before can
-    land any more. What has landed until then is not deleted.
+    `seal` is called once any exist: afterwards no earlier commit of tiering can land. Files of
+    commits that landed before are not deleted.
     """
     orphans = find_orphans(table, filesystem, modified_before_ms=modified_before_ms)
     sealed_by = None

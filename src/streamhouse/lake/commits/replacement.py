@@ -1,13 +1,12 @@
 """Commits of maintenance: a snapshot that replaces lake files, or drops the files for good.
 
-Guarantees for a rewrite, a REPLACE snapshot with the same rows, besides what every commit
-promises (`lake/_landing.py`):
-- it lands only while every file it replaces is still live and no row of them was deleted since the
-  rewrite was planned
+Guarantees for a rewrite, a REPLACE snapshot with the same rows, beyond every commit's
+(`lake/_landing.py`):
+- it lands only while every replaced file is live and no row in the files was deleted since the plan
 - rewritten rows keep the sequence number of the snapshot they were read from, as Iceberg's own
-  RewriteFiles can: what others delete by value meanwhile still applies to them
-- it carries the tiered offsets that the table covers at that moment, so it hides no round
-A removal, a DELETE snapshot, promises the same, but that rows deleted meanwhile do not stop it.
+  RewriteFiles can: deletes by value from other engines still apply
+- it carries the table's tiered offsets of the moment and hides no round
+A removal, a DELETE snapshot, promises the same, except that rows deleted meanwhile do not stop it.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ class LakeReplacement:
     """`files` and `deletes` hold exactly the live rows of `removed`, as of the snapshot of `base`.
 
     `files` are data files, with the id of their partition spec; `removed` are paths of data and
-    delete files alike. With `is_removal` nothing takes their place: the rows of `removed` are gone,
-    because those below `expired_offsets`, of the buckets that it names, have reached their time to
-    live. `epoch` is that of the claim.
+    delete files alike. With `is_removal` nothing takes their place: the rows of `removed` below
+    `expired_offsets`, in the buckets listed, have reached their time to live. `epoch` is the
+    claim's.
     """
 
     base: Inventory
@@ -64,7 +63,7 @@ def commit_replacement(
     check_lease: Callable[[], None] = lambda: None,
     checkpoint: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Commit it and return the id of its snapshot; `lake_table` is up to date afterwards.
+    """Commit the replacement and return the id of its snapshot; `lake_table` is up to date then.
 
     Raises:
         FencedError: another worker has the table now; nothing was replaced.
@@ -106,10 +105,10 @@ def commit_replacement(
 def seal(
     lake_table: IcebergLakeTable, *, epoch: int, check_lease: Callable[[], None]
 ) -> int | None:
-    """See that no commit of a claim before `epoch` can land any more, though it is on its way.
+    """Fence off every commit of a claim before `epoch`, even on its way.
 
-    Each asserts a snapshot that is older than one of this claim. If there is none yet, one without
-    changes is committed, and its id returned.
+    Each of these commits asserts a snapshot older than any of this claim. Without a snapshot of
+    this claim, commit an empty snapshot and return its id.
     """
     covered = lake_table.covered
     if covered is not None and covered.epoch == epoch:

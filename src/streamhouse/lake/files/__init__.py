@@ -1,1 +1,1 @@
-"""Lake files: reading and writing them with pyarrow, their statistics, deletes and layout."""
+"""Lake files: reading and writing with pyarrow, statistics, deletes and layout."""

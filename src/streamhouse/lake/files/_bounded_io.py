@@ -1,8 +1,8 @@
-"""A table's file IO that opens, writes and deletes nothing but the table's own files.
+"""A table's file IO, limited to the table's own files for opening, writing and deleting.
 
-Metadata names files by path, and whoever writes metadata writes paths. So every path is looked at
-before it is opened: of lists and manifests here, of data and delete files where a manifest is
-decoded, which is once.
+Metadata names files by path, and any writer of metadata chooses the paths. Every path is checked
+before opening: of lists and manifests here, of data and delete files where a manifest is decoded,
+which is once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _BoundedIO(FileIO):
-    """Mixed into the class of the file IO that a catalog made, which stays what it is."""
+    """A mixin to the class of a catalog's file IO, whose own methods stay."""
 
     # A file IO that exists can only become one of a class without room of its own.
     __slots__ = ()
@@ -63,9 +63,9 @@ def _bounded(kind: type[FileIO]) -> type[FileIO]:
 def bind(
     io: FileIO, table: str, bounds: Bounds, *, own: Bounds, metadata_location: str | None
 ) -> None:
-    """Make `io` open only what lies in `bounds`, and delete only what lies in `own`.
+    """Limit `io` to opening files in `bounds`, and to deleting files in `own`.
 
-    The metadata file that the catalog named is opened wherever it is.
+    The metadata file named by the catalog is opened in any place.
     """
     if not isinstance(io, _BoundedIO):
         io.__class__ = _bounded(type(io))
@@ -77,7 +77,7 @@ def bind(
 
 
 def check_paths(io: FileIO, paths: Iterable[str]) -> None:
-    """Raise `ForbiddenError` for the first path that is not one of the table's own."""
+    """Raise `ForbiddenError` for the first path outside the table's own files."""
     if isinstance(io, _BoundedIO):
         has = io.bounds.has
         for path in paths:

@@ -1,10 +1,10 @@
-"""Iceberg field ids of a table's columns, and the Arrow schema of its lake files that carries them.
+"""Iceberg field ids of a table's columns, and the Arrow schema of lake files with the ids.
 
 Invariants:
-- a column's field id is its column id; those of the system columns start at SYSTEM_FIELD_ID_FIRST
+- a column's field id is its column id; system columns start at SYSTEM_FIELD_ID_FIRST
 - fields inside nested columns are numbered from NESTED_FIELD_ID_FIRST on, in the order of columns
-  and depth first, when the lake table is created; from then on the lake table is what remembers
-  them (`known`), and a field that is new gets the next id never used
+  and depth first, when the lake table is created; from then on the lake table has the ids, and a
+  new field gets the next id never used
 - tinyint and smallint are int in the lake; every other type is itself
 """
 
@@ -99,7 +99,7 @@ def lake_arrow_schema(
 ) -> pa.Schema:
     """Return the schema of the table's lake files: user columns, then the system columns.
 
-    Files of a full history have the change type between them.
+    Files of a full history have the change type before the system columns.
     """
     fields = [
         _numbered(

@@ -1,10 +1,10 @@
-"""Column statistics of a data file, from its Parquet footer: raw bounds, never Python dates.
+"""Column statistics from the Parquet footer of a data file: raw bounds, never Python dates.
 
 Invariants:
-- every value that the types can hold has bounds: also dates and timestamps outside the years 1 to
-  9999, for which Python has no objects
-- a bound covers all row groups of the file: where one row group has none, the file has none
-- a cut bound of text is valid UTF-8, and an upper one is above everything it was cut from
+- every value of the types has bounds: also dates and timestamps outside the years 1 to 9999, for
+  which Python has no objects
+- a bound covers all row groups of the file: a row group without bounds leaves the file without
+- a cut bound of text is valid UTF-8, and an upper bound is above every text with the cut beginning
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Serialise = Callable[[Any], bytes | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Leaf:
-    """One Parquet column, and how its bounds become Iceberg's bytes (spec, appendix D)."""
+    """A Parquet column, and the encoding of its bounds as Iceberg's bytes (spec, appendix D)."""
 
     path: str
     field_id: int
@@ -120,9 +120,9 @@ class StatisticsPlan:
         }
 
     def _positions(self, groups: list[pq.RowGroupMetaData]) -> Iterator[tuple[int, _Leaf]]:
-        """Yield the place of each column in the file; a column of another engine may not be there.
+        """Yield the place of each column in the file; a column of another engine may be missing.
 
-        Columns are told apart by their order too: `l.list.element` may be one or be in a list.
+        The order of the columns matters as well: `l.list.element` may be a list or inside a list.
         """
         first = groups[0] if groups else None
         paths = [first.column(i).path_in_schema for i in range(first.num_columns)] if first else []
@@ -149,7 +149,7 @@ def _set_bounds(
     lower: dict[int, bytes],
     upper: dict[int, bytes],
 ) -> None:
-    """Set the bounds of a column, if all row groups that have values of it have bounds."""
+    """Set the bounds of a column, if every row group with values of the column has bounds."""
     bounded = [s for s in statistics if s.has_min_max]
     for column, of_group in zip(columns, statistics, strict=True):
         # Parquet leaves out bounds of long text; of floats it leaves out NaN, as Iceberg does.

@@ -1,7 +1,7 @@
-"""What is known of a column's values in some rows: bounds of manifests and of Parquet footers.
+"""Known bounds of a column's values in some rows: from manifests and Parquet footers.
 
-Invariant: no value is below a minimum or above a maximum; a bound that cannot be read or trusted is
-not known. Executors have this module, so it knows pyarrow only.
+Invariant: no value is below a minimum or above a maximum; unreadable or doubtful bounds count as
+unknown. Executors have this module, which imports pyarrow only.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _INTEGER_BYTES: Final = (4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnStatistics:
-    """What is known of a column's values in some rows; None is "not known".
+    """The known facts about a column's values in some rows; None is "not known".
 
-    `minimum` and `maximum` are plain values that no non-NULL value is below or above; they need not
-    occur. Of a float or double column they bound the numbers only: NaN is always taken as possible.
+    no non-NULL value is below `minimum` or above `maximum`, both plain values; neither need occur.
+    In a float or double column the bounds apply to numbers only: NaN may always occur.
     """
 
     minimum: PlainValue | None = None
@@ -106,8 +106,8 @@ def row_group_statistics(
 ) -> dict[str, ColumnStatistics]:
     """Return the statistics of one row group of a Parquet file, of `columns` (top level) or of all.
 
-    Bounds that cannot be trusted or read are left unknown. The keys are the file's own names;
-    a caller whose table has renamed columns since must rename them.
+    Unreadable or doubtful bounds are left unknown. The keys are the file's own names; a caller
+    renames the keys after a rename of table columns.
     """
     top_names = None if columns is None else set(columns)
     group = metadata.row_group(row_group)

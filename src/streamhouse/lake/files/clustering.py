@@ -1,7 +1,7 @@
 """Rows in the order of a batch layout: sorted by columns, or along a Z-order curve of several.
 
-A run of rows is ordered as a whole and becomes files of its own, so that each file has a narrow
-part of the run's values. Ties keep the order of the stream.
+A run of rows is ordered as a whole and written to separate files: each file has a narrow part of
+the run's values. Ties keep the order of the stream.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def _curve_positions(columns: list[pa.ChunkedArray]) -> npt.NDArray[np.uint64]:
 
 
 def _ranks(column: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
-    """Return the rank of every value among the distinct ones, spread over all `_CURVE_BITS`.
+    """Return the rank of every value among the distinct values, spread over all `_CURVE_BITS`.
 
-    Ranks instead of values: any type has them, and skewed values spread as evenly as others.
+    Ranks instead of values: any type has ranks, and skewed values spread evenly.
     """
     order = pc.sort_indices(column)
     values = column.take(order).combine_chunks()
@@ -72,7 +72,7 @@ def _ranks(column: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
 class ClusteredWriter:
     """Collects runs of rows and writes each in the order of `clustering`, through `writer`.
 
-    Without columns to order by, rows go through as they come.
+    Without columns to order by, rows keep their order.
     """
 
     writer: PartitionedParquetWriter
@@ -92,7 +92,7 @@ class ClusteredWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was collected, into files that no later row gets into."""
+        """Write the collected rows, into files closed to later rows."""
         if self._run:
             run = pa.concat_tables(self._run)
             self._run, self._run_bytes = [], 0

@@ -32,11 +32,11 @@ def read_deleted_positions(
     data_paths: Iterable[str],
     file_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Return data path -> its deleted positions, sorted, each once; of `data_paths` only.
+    """Return data path -> deleted positions, sorted, each once; of `data_paths` only.
 
-    A path without any is not there.
-    `file_bytes` are the sizes of delete files as far as they are known; another size is damage.
-    A delete file may name many data files: only row groups that can name one of ours are read.
+    Paths without deleted positions are left out. `file_bytes` are the sizes of delete files, where
+    known; another size is damage. A delete file may name many data files: only row groups with
+    possible positions of `data_paths` are read.
     """
     delete_paths = list(delete_paths)
     if not delete_paths:

@@ -106,8 +106,9 @@ class LakeFilesystem:
             return self._remote().open_input_file(_key(uri))
 
     def open_output(self, uri: str) -> pa.NativeFile:
-        """Create or replace a file, and the folders it lies in. Nothing exists before `close`
-        on an object store; on a disk a partial file does.
+        """Create or replace a file, and its folders.
+
+        Before `close` a partial file exists on a disk, and no file on an object store.
         """
         with self.errors("write", uri):
             if (path := _local_path(uri)) is not None:
@@ -117,10 +118,10 @@ class LakeFilesystem:
 
     @contextlib.contextmanager
     def open_parquet(self, uri: str, *, file_bytes: int | None = None) -> Iterator[pq.ParquetFile]:
-        """Open a Parquet file for reading; the checksum of each page that is read is verified.
+        """Open a Parquet file for reading; the checksum of each page is verified on reading.
 
-        Whatever cannot be decoded inside the block is `CorruptDataError`, and so is a file that has
-        not the `file_bytes` of its table's metadata, or that says it is another one.
+        Undecodable content inside the block is `CorruptDataError`, as is a file with another size
+        than `file_bytes` of the table's metadata, or a file with the name of another file inside.
         """
         # A process that only opens other files need not import it.
         import pyarrow.parquet as pq
@@ -137,10 +138,10 @@ class LakeFilesystem:
             yield file
 
     def _open_pieces(self, uri: str) -> pa.NativeFile:
-        """Open a file that is read in pieces, in order.
+        """Open a file for reading in pieces, in order.
 
-        A mapped file would stay in the process's memory as far as it was read, and shorten it under
-        the reader and the process dies.
+        A mapped file would stay in the process's memory, and a file cut short under a mapping kills
+        the process.
         """
         if (path := _local_path(uri)) is None:
             return self.open_input(uri)
@@ -217,7 +218,7 @@ class LakeFilesystem:
                     yield ListedFile(uri_of_file, info.size or 0, modified_ms)
 
     def delete_folder(self, uri: str) -> None:
-        """Delete the files directly in a folder, and the folder where there is such a thing."""
+        """Delete the files directly in a folder, and the folder itself on a disk."""
         for file in self.list_folder(uri):
             self.delete(file)
         path = _local_path(uri)
@@ -230,7 +231,7 @@ class LakeFilesystem:
     def attempt_in(self, folder: str) -> Iterator[None]:
         """Within the block files are written to `folder` and committed; if that fails they go.
 
-        Files of a commit that may have landed stay (`UnknownOutcomeError`).
+        Files of a perhaps landed commit stay (`UnknownOutcomeError`).
         """
         try:
             yield
@@ -242,7 +243,7 @@ class LakeFilesystem:
             raise
 
     def delete_leftovers(self, folder: str, *, kept: Collection[str]) -> None:
-        """Delete what is in `folder` besides `kept`, as far as that can be done.
+        """Delete the files in `folder` besides `kept`, as far as possible.
 
         Leftovers come from attempts that lost: retries, speculation.
         """
@@ -260,7 +261,7 @@ class LakeFilesystem:
 
     @contextlib.contextmanager
     def errors(self, verb: str, uri: str) -> Iterator[None]:
-        """Raise what pyarrow raises inside the block as an error of ours that names the file."""
+        """Raise pyarrow's errors inside the block as Streamhouse errors that name the file."""
         try:
             yield
         except StreamhouseError:
@@ -275,7 +276,7 @@ class LakeFilesystem:
 
 
 def file_name_metadata(uri: str) -> dict[str, str]:
-    """Return what a Parquet file of ours says of itself: an exchanged one says another name."""
+    """Return Parquet metadata with the file's own name, by which an exchanged file shows."""
     return {_FILE_NAME_KEY: uri.rsplit("/", 1)[-1]}
 
 
@@ -292,7 +293,7 @@ def _check_name(uri: str, metadata: Mapping[bytes, bytes]) -> None:
 
 
 def file_identity(uri: str) -> str:
-    """Return the same text for all URIs of one file: engines differ in how they write them."""
+    """Return the same text for all URIs of a file: engines differ in their spelling."""
     path = _local_path(uri)
     return f"s3:{_key(uri)}" if path is None else f"file:{path}"
 

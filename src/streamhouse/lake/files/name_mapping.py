@@ -1,8 +1,8 @@
-"""Which field a column is that a file has without a field id: its name says it.
+"""The fields of columns in a file without field ids: found by name.
 
 A table of files that were written without ids has a property, the name mapping of Iceberg's
-specification: a tree of names, each with the id of a field. Several names may be one field's, and a
-name is looked up among those of its struct. Executors have this module, so it knows nothing of the
+specification: a tree of names, each with the id of a field. Several names may belong to a field,
+and a name is looked up within its struct. Executors have this module, which does not import the
 Iceberg library.
 """
 

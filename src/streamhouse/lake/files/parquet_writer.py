@@ -77,7 +77,7 @@ class WrittenFile:
 
 
 def clustered_format(target_file_bytes: int, clustering: Clustering) -> FileFormat:
-    """Return the format of files of that size, with row groups that fit the order of their rows."""
+    """Return the format of files of this size, with row groups to suit the order of rows."""
     if not clustering.columns:
         return FileFormat(target_file_bytes=target_file_bytes)
     # A read of a narrow range decodes whole row groups: smaller ones waste less.
@@ -120,7 +120,7 @@ def _leaf_paths(parent: pa.Field, path: str) -> list[str]:
 
 
 class _PartitionFile:
-    """Pending rows of one partition, and the file that takes them once they fill a row group."""
+    """Pending rows of a partition, and the file for their full row groups."""
 
     def __init__(self, partition: PartitionValues) -> None:
         self.partition = partition
@@ -143,17 +143,17 @@ class _PartitionFile:
         return size
 
     def row_group_rows(self, file_format: FileFormat) -> int:
-        """Return how many of the pending rows make one row group."""
+        """Return how many pending rows make a row group."""
         row_bytes = max(self.pending_bytes / max(self.pending_rows, 1), 1.0)
         return max(1, min(file_format.row_group_rows, int(file_format.row_group_bytes / row_bytes)))
 
 
 class PartitionedParquetWriter:
-    """Writes rows of one bucket, in the order they come, into one file at a time per partition.
+    """Writes rows of a bucket, in their order, into a file at a time per partition.
 
     Args:
         folder: URI of the folder the files go to.
-        name: how file names begin; a unique part follows, so that two attempts never collide.
+        name: how file names begin; a unique part follows, against collisions between attempts.
         schema: of the files, with field ids.
     """
 
@@ -191,7 +191,7 @@ class PartitionedParquetWriter:
             self._flush(max(self._open.values(), key=lambda f: f.pending_bytes), until_rows=0)
 
     def close(self) -> list[WrittenFile]:
-        """Finish all files and return them, in no particular order."""
+        """Finish all files and return the files in any order."""
         self.finish_files()
         return list(self._written)
 
@@ -260,7 +260,7 @@ class PartitionedParquetWriter:
         target.writer = open_parquet(target.sink, self._schema, self._format)
 
     def _finish(self, target: _PartitionFile) -> None:
-        """Close the partition's current file, if it has one."""
+        """Close the partition's current file, if open."""
         if target.writer is None:
             return
         assert target.sink is not None

@@ -33,7 +33,7 @@ PartitionValues = tuple[Any, ...]
 
 
 def lake_clustering(descriptor: TableDescriptor, *, role: LakeRole) -> Clustering:
-    """Return the order of rows in a file: a batch layout has its own, others none of ours."""
+    """Return the order of rows in a file: only a batch layout has an order."""
     layout = descriptor.batch_layout() if role is LakeRole.BATCH else None
     return Clustering() if layout is None else layout.clustering
 
@@ -43,8 +43,8 @@ def split_by_partition(
 ) -> Iterator[tuple[PartitionValues, pa.Table]]:
     """Yield the rows of each partition, in their order; `rows` are all of one bucket.
 
-    Rows of one partition alone are passed on as they are; otherwise each part owns its memory, so
-    that keeping a small part keeps no large table alive.
+    Rows of a single partition are passed on unchanged; otherwise each part owns its memory: a small
+    part keeps no large table alive.
     """
     columns = [
         None if f.source == BUCKET_COLUMN else _values(rows.column(f.source), f) for f in fields
@@ -100,9 +100,9 @@ def _bucket(source: pa.Array, parameter: int | None) -> pa.Array:
 
 
 def _truncate(source: pa.Array, width: int | None) -> pa.Array:
-    """Return Iceberg's `truncate`; where that lies below the type's values, the lowest of them.
+    """Return Iceberg's `truncate`, never below the lowest value of the type.
 
-    Iceberg's own libraries wrap it around to the highest ones, or fail.
+    Iceberg's own libraries wrap a lower result around to the highest values, or fail.
     """
     from pyiceberg_core import transform
 
@@ -120,8 +120,8 @@ def _truncate(source: pa.Array, width: int | None) -> pa.Array:
 def _time_unit(unit: str) -> Callable[[pa.Array, int | None], pa.Array]:
     """Return the transform to whole units since 1970.
 
-    Iceberg's library knows the years -262143 to 262142 only and gives null for others, and hours
-    in 32 bits, which it wraps around. An hour that 32 bits do not hold becomes the nearest.
+    Iceberg's library knows the years -262143 to 262142 only and gives null for others, and wraps
+    hours around in 32 bits. An hour beyond 32 bits becomes the nearest.
     """
 
     def transform(source: pa.Array, _: int | None) -> pa.Array:
@@ -142,10 +142,10 @@ _TRANSFORMS: Final[dict[str, Callable[[pa.Array, int | None], pa.Array]]] = {
 
 
 def _aligned(column: pa.Array) -> pa.Array:
-    """Return a column as Iceberg's library can read it, which panics at other addresses.
+    """Return a column at aligned addresses: Iceberg's library panics at others.
 
-    Arrow itself reads any, and columns that came in a message lie at any, decimals at multiples of
-    eight bytes as a rule.
+    Arrow itself reads any address, and columns of a message have any, decimals mostly multiples of
+    eight bytes.
     """
     bytes_ = 16 if pa.types.is_decimal(column.type) else 8
     if all(buffer is None or buffer.address % bytes_ == 0 for buffer in column.buffers()):

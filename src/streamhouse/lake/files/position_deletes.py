@@ -1,7 +1,7 @@
 """Retracted rows of the lake: the positions in data files, and the position delete files.
 
-A row's address is its offset. The files whose `__offset` bounds hold it are few; in them the
-column itself, sorted in every file of ours, gives the position. No key is ever compared.
+A row's address is its offset. A few files have the offset within their `__offset` bounds; the
+column itself, sorted in every Streamhouse file, gives the position. No key is ever compared.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ _SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeFile:
-    """A live data file, as far as finding rows in it goes: plain data.
+    """A live data file as plain data, for finding rows: address and bounds.
 
-    `path` is byte for byte what the metadata has. `is_shared`: it may have rows of other buckets.
+    `path` is byte for byte the path in the metadata. `is_shared`: it may have rows of other
+    buckets.
     """
 
     path: str
@@ -83,9 +84,9 @@ class LakeFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenDeletes:
-    """One closed position delete file: plain data, so that it can cross processes.
+    """One closed position delete file: plain data, to cross processes.
 
-    `data_paths` are the data files it deletes from, ascending; all have its spec and partition.
+    `data_paths` are the data files with deleted rows, ascending; all have its spec and partition.
     """
 
     path: str
@@ -107,7 +108,7 @@ def locate_offsets(
 ) -> dict[LakeFile, Positions]:
     """Return the positions of the bucket's rows with these offsets, ascending, by data file.
 
-    `offsets` is ascending and without repetition. One that is in no file is left out: somebody
+    `offsets` is ascending and without repetition. Offsets in no file are left out: another engine
     deleted the row and rewrote the file.
     """
     positions_by_file = {}
@@ -173,8 +174,8 @@ def write_position_deletes(
 ) -> list[WrittenDeletes]:
     """Write the position delete files for `located` into `folder`; on failure none stays.
 
-    Each has the spec and partition of its data files, and one data file alone unless many of a
-    partition are touched.
+    Each has the spec and partition of its data files, and covers a single data file unless many
+    files of a partition are touched.
     """
     groups: dict[tuple[int, PartitionValues], list[LakeFile]] = defaultdict(list)
     for file in sorted(located, key=lambda f: f.path.encode()):

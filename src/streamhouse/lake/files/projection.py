@@ -1,8 +1,8 @@
-"""Rows of a lake file as the lake table's schema has them now: columns found by field id.
+"""Rows of a lake file in the current schema of the lake table: columns found by field id.
 
-A file keeps the schema it was written with. A column renamed since is found under its id, one
-added since is null, one widened since is cast, one dropped since is left out; inside nested
-columns too. A file without ids is read by the table's name mapping, and without one not at all.
+A file keeps the schema of its writing. A renamed column is found under its id, an added column is
+null, a widened column is cast, a dropped column is left out; inside nested columns too. A file
+without ids is read by the table's name mapping, and without one not at all.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ["FileColumns", "conformed", "project"]
 class FileColumns:
     """The columns of a file, or the fields of a struct in it, found by field id.
 
-    One without an id of its own has that which the table's name mapping gives to its name. Where
-    there is no mapping, a file without ids is read by name.
+    A field without an id gets the id for its name in the table's name mapping. Without a mapping, a
+    file without ids is read by name.
     """
 
     def __init__(self, fields: Iterable[pa.Field], names: NameMapping | None = None) -> None:
@@ -62,7 +62,7 @@ class FileColumns:
     def of_file(cls, schema: pa.Schema, names: NameMapping | None, *, path: str) -> FileColumns:
         """Return the columns of a lake file.
 
-        Raises `UnsupportedError` if there are names, and none of them is a column's.
+        Raises `UnsupportedError` if no name of the file is a column's.
         """
         try:
             columns = cls(schema, names)
@@ -76,13 +76,13 @@ class FileColumns:
         return columns
 
     def position(self, field_id: int | None, name: str) -> int | None:
-        """Return where the column is, None if the file lacks it."""
+        """Return the position of the column, None if the file lacks the column."""
         if not self._by_id:
             return self._by_name.get(name)
         return None if field_id is None else self._by_id.get(field_id)
 
     def position_inside(self, wanted: pa.Field) -> int | None:
-        """Return where the field of a struct is; by name where one of both sides has no ids."""
+        """Return where the field of a struct is; by name if either side has no ids."""
         field_id = _field_id(wanted)
         if field_id is None:
             return self._by_name.get(wanted.name)

@@ -1,5 +1,5 @@
-"""What others may do to a service's own lake tables through our catalog; adoption of a lake table.
+"""Rules for other engines' changes to the service's lake tables; adoption of a lake table.
 
-The doors are `table_commits.TableCommits`, `catalog_tables.CatalogTables` and `adoptable_lake`;
-`live_tables` says what they must know of the service.
+`table_commits.TableCommits` and `catalog_tables.CatalogTables` apply the rules, `adoptable_lake`
+adopts; `live_tables` has the facts about the service.
 """

@@ -1,12 +1,12 @@
-"""Which commits to the lake table of a live table are refused, by what the metadata becomes.
+"""The refusal of commits to the lake table of a live table, judged by the resulting metadata.
 
-A commit is judged by the table's metadata before and after it, not by the updates it is made of,
-so nothing slips through by another spelling. After every commit that passes:
+A commit is judged by the table's metadata before and after, not by its updates: no spelling of an
+update slips through. After every commit that passes:
 - the current snapshot covers the same offsets as before, or a round of the current epoch says so
 - the columns, partition specs and properties that tiering and union reads go by are in place: the
   table's columns and the system columns keep id, name and type, unless the service's own table was
-  altered that way first; other engines may add columns that can be null
-- the snapshots that readers have pinned are there
+  altered that way first; other engines may add nullable columns
+- snapshots pinned by readers exist
 Which rows files hold is looked at in `lake/snapshots/_outside_changes.py`.
 """
 
@@ -74,7 +74,7 @@ def protecting_table(metadata: TableMetadata, tables: LiveTables) -> LiveTable |
 
 
 def owner_of(properties: Mapping[str, str]) -> int | None:
-    """Return the id of the table that a lake table is of, whatever its role."""
+    """Return the id of the table that owns a lake table, in any role."""
     for key in OWNER_PROPERTIES:
         if (text := properties.get(key, "")).isdigit():
             return int(text)
@@ -85,8 +85,8 @@ def check_commit(name: str, base: TableMetadata, new: TableMetadata, live: LiveT
     """Refuse a commit that would break union reads of `live`, whose lake table is `name`.
 
     Raises:
-        ForbiddenError: saying what must stay.
-        FencedError: a tiering round of another epoch than the current one.
+        ForbiddenError: the message says what must stay.
+        FencedError: a tiering round of an epoch other than the current epoch.
     """
     where = f"lake table '{name}' of table '{live.info.path}'"
     if new.table_uuid != base.table_uuid:
@@ -113,7 +113,7 @@ def new_foreign_snapshots(
 
 
 def covered_offsets(metadata: TableMetadata, live: LiveTable) -> Mapping[int, int]:
-    """Return the end offset per bucket that the current snapshot covers; has every bucket."""
+    """Return the end offset of each bucket that the current snapshot covers; has every bucket."""
     covered = _covered(metadata, live)
     nothing = dict.fromkeys(range(live.info.bucket_count), 0)
     return nothing if covered is None else {**nothing, **covered.tiered_offsets}
@@ -178,7 +178,7 @@ def _was_required(field: NestedField | None) -> bool:
 
 
 def _is_widened_to(iceberg_type: IcebergType, wanted: pa.DataType | None) -> bool:
-    """Whether a column became what the service's table already says: types that Iceberg widens."""
+    """Whether a column changed as the service's table has already: types that Iceberg widens."""
     if wanted is None:
         return False
     if isinstance(iceberg_type, DecimalType):
@@ -252,14 +252,14 @@ def _check_offsets(
 
 
 def is_left_layout(metadata: TableMetadata, live: LiveTable) -> bool:
-    """Whether it is the batch layout of a table that has none any more."""
+    """Whether the lake table is a batch layout of a table without a batch layout."""
     is_layout = LakeRole.BATCH.owner_property in metadata.properties
     has_one = live.info.properties().has_batch_layout or live.lake.batch is not None
     return is_layout and not has_one
 
 
 def _is_former_layout(base: TableMetadata, before: CoveredOffsets, live: LiveTable) -> bool:
-    """Whether it has the rows of a batch layout that the table has changed or dropped since."""
+    """Whether the rows belong to a batch layout that the table has since changed or dropped."""
     is_layout = LakeRole.BATCH.owner_property in base.properties
     return is_layout and before.epoch <= live.lake.batch_since_epoch
 

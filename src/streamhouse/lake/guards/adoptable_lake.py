@@ -1,10 +1,10 @@
-"""Lake tables of a table that another service had, or this one once, becoming this service's.
+"""Lake tables of another service's table, or of an earlier table of this service, in adoption.
 
-The lake table says what the table was (`model/lake_description.py`) and which offsets it covers.
-Taking over is one commit a lake table: a snapshot without files, which carries the same offsets
-under the new table's id and a later epoch. It lands only on the snapshot that was looked at; from
-then on a worker of the old owner is fenced wherever it stands, because its base is no longer the
-current snapshot, and the owner no longer its table.
+The lake table has the description of the table (`model/lake_description.py`) and the covered
+offsets. Taking over is one commit a lake table: a snapshot without files, which carries the same
+offsets under the new table's id and a later epoch. It lands only on the examined snapshot; from
+then on every worker of the old owner is fenced: its base is no longer the current snapshot, and its
+table no longer the owner.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ _ELSE: Final = "import it as another table (`--as DB.TABLE`), which copies the r
 
 @dataclass(frozen=True, kw_only=True)
 class AdoptableLake:
-    """The lake tables of one table, as they were when they were looked at.
+    """The lake tables of a table, as examined.
 
     `sides` are the lake tables beside the rows' own, each with its covered offsets. The full
-    history covers the same offsets as the rows; the next round rebuilds a batch layout that does
-    not.
+    history covers the same offsets as the rows; the next round rebuilds a batch layout with other
+    offsets.
     """
 
     described: TableInfo
@@ -92,11 +92,11 @@ class AdoptableLake:
 
     @property
     def owner_id(self) -> int:
-        """The id of the table that the lake tables are of so far."""
+        """The id of the current owner of the lake tables."""
         return self.described.table_id
 
     def histories_of(self, table_id: int) -> list[CoveredOffsets]:
-        """Return what those snapshots of the rows say that rounds of this table wrote."""
+        """Return the histories in the rows' snapshots, written by rounds of this table."""
         histories = []
         for snapshot in ancestors_of(self.rows.metadata):
             properties = facts_of(snapshot).properties
@@ -108,12 +108,12 @@ class AdoptableLake:
     def take_over(self, table_id: int, *, now_us: int) -> tuple[TableInfo, LakeState]:
         """Make the lake tables those of the table with this id, which is above `owner_id`.
 
-        The rows come first, and whoever had them is fenced from then on. Done half, it can be
-        done again from the start.
+        The rows come first, and fence the previous owner at once. A partial adoption can be
+        repeated from the start.
 
         Raises:
             CommitConflictError: somebody changed a lake table meanwhile.
-            UnknownOutcomeError: the catalog cannot be asked whether it was changed.
+            UnknownOutcomeError: the catalog cannot tell whether the lake table was changed.
         """
         ends, truncated = self.covered.tiered_offsets, self.covered.truncated_offsets
         table = replace(
@@ -189,7 +189,7 @@ def find_adoptable(
         UnsupportedError: no table can go on from the lake table; the message says why.
         FencedError: another service may be using it; not with `is_forced`.
         TableExistsError: a table of this service has it.
-        ForbiddenError: it lies where no lake table may, or names files of others.
+        ForbiddenError: the location is forbidden for lake tables, or files of others are named.
     """
     where = f"lake table '{path}'"
     rows = _load(catalog, (path.database, path.table))
@@ -240,7 +240,7 @@ def _load(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:
 
 
 def _described(metadata: TableMetadata, path: TablePath) -> TableInfo:
-    """Return what the table was, under the id it had; raises `UnsupportedError`."""
+    """Return the description of the table, under its old id; raises `UnsupportedError`."""
     where = f"lake table '{path}'"
     owner = metadata.properties.get(TABLE_ID_PROPERTY, "")
     fields = {field.field_id: field for field in metadata.schema().fields}
@@ -290,7 +290,7 @@ def _rounds_of(metadata: TableMetadata, table: TableInfo, where: str) -> tuple[C
 def _sides(
     catalog: Catalog, table: TableInfo, covered: CoveredOffsets
 ) -> dict[LakeRole, tuple[Table, CoveredOffsets]]:
-    """Return the lake tables beside the rows' own that rounds wrote to, and what they cover."""
+    """Return the side tables with rows of rounds, and their covered offsets."""
     properties = table.properties()
     path = table.path
     sides = {}
@@ -341,11 +341,11 @@ def hand_over(
 ) -> int:
     """Commit and return the new snapshot's id; `also` are more properties of the table.
 
-    `covered` is what the current snapshot covers, and so will the new one.
+    `covered` are the offsets of the current and the new snapshot.
 
     Raises:
-        CommitConflictError: the table is not as it was loaded any more; it stays as it is.
-        UnknownOutcomeError: it may be adopted, or may still become so.
+        CommitConflictError: the table is no longer as loaded; nothing was changed.
+        UnknownOutcomeError: the table may be adopted, or may still become so.
     """
     summary = round_properties(
         table_id=owner.table_id, covered=replace(covered, epoch=owner.epoch), role=role
@@ -362,9 +362,9 @@ def hand_over(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HandOver:
-    """A hand-over, for the loop that lands it: to the table exactly as it was `seen`.
+    """A hand-over, for the landing loop: only onto the table exactly as `seen`.
 
-    `summary` holds the properties of its snapshot, `properties` those of the table besides.
+    `summary` holds the properties of the snapshot, `properties` more properties of the table.
     """
 
     seen: str

@@ -1,7 +1,7 @@
-"""What is done to the tables of a catalog, besides commits, as far as the service's own allow it.
+"""Operations on the tables of a catalog besides commits, with protection for the service's own.
 
-A lake table that a table of the service has is not renamed, dropped or replaced by another, and no
-other table is made under its name or over its files.
+A lake table of a Streamhouse table is not renamed, dropped or replaced, and no other table is
+created under its name or over its files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Identifier = tuple[str, ...]
 
 
 class CatalogTables:
-    """Lists, loads, creates, registers, renames and drops tables of one catalog."""
+    """Lists, loads, creates, registers, renames and drops tables of a catalog."""
 
     def __init__(self, catalog: Catalog, tables: LiveTables) -> None:
         self._catalog = catalog
@@ -67,7 +67,9 @@ class CatalogTables:
         properties: dict[str, str],
         is_staged: bool,
     ) -> LakeMetadata:
-        """Create a table from the JSON of its parts; with `is_staged` only say what it would be."""
+        """Create a table from its parts as JSON; with `is_staged` return the table without creating
+        it.
+        """
         check_new_table(identifier, properties, self._tables)
         arguments: dict[str, Any] = {
             "schema": Schema.model_validate(schema),
@@ -117,7 +119,7 @@ class CatalogTables:
         self._catalog.drop_table(identifier)
 
     def purge(self, identifier: Identifier) -> None:
-        """Drop a table and delete its own files, but no foreign files that its metadata names."""
+        """Drop a table and delete its own files, but no foreign files in its metadata."""
         self._check_droppable(identifier)
         table = self._catalog.load_table(identifier)
         files = own_files(self._catalog, table)
@@ -145,7 +147,7 @@ class CatalogTables:
     def _check_droppable(self, identifier: Identifier) -> None:
         """Raise `ForbiddenError` for a lake table that a streamhouse table has or a reader pinned.
 
-        What a table has left of a batch layout that it has no more is nobody's to keep.
+        The remains of a dropped batch layout are not protected.
         """
         metadata = self._metadata_of(identifier)
         live = protecting_table(metadata, self._tables)

@@ -1,7 +1,7 @@
-"""A look at a lake table as its catalog has it: what other engines committed since the last round.
+"""A look at a lake table in its catalog: commits of other engines since the last round.
 
-A commit of another engine moves no offsets, so no round reports it. A caller
-that looks registers the commit, and from then on readers read its snapshot.
+A commit of another engine moves no offsets: no round reports the commit. The caller registers the
+commit, and from then on readers read its snapshot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def readable_head(catalog: Catalog, live: LiveTable) -> int | None:
     """Return the current snapshot of a table's rows, if readers may read the snapshot.
 
     The snapshot covers exactly the registered offsets, and has no forbidden change of another
-    engine. Otherwise None: a round has to report the snapshot, or refuses it.
+    engine. Otherwise None: a round reports the snapshot, or refuses the table.
     """
     path, lake = live.info.path, live.lake
     with catalog_errors(f"look at lake table '{path}'"):

@@ -1,6 +1,6 @@
-"""What the REST catalog must know of the service's own tables to protect their lake tables.
+"""The facts about the service's own tables with which the REST catalog protects their lake tables.
 
-Light on purpose: the server imports it without loading the Iceberg library.
+Light on purpose: the server imports this module without loading the Iceberg library.
 """
 
 from __future__ import annotations
@@ -36,4 +36,4 @@ class LiveTables(Protocol):
         """Return the table with this id, None when there is none (any more)."""
 
     def named(self, path: str) -> LiveTable | None:
-        """Return the table at `database.table`, None when there is none."""
+        """Return the table at `database.table`, None without such a table."""

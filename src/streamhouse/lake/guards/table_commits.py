@@ -1,10 +1,10 @@
 """Commits to tables through the REST catalog: checked against the live tables, then landed.
 
 What a commit promises:
-- its requirements hold for the very metadata that it replaces, and so do the checks of
-  `_commit_guard.py` and `_outside_changes.py`
+- the requirements, and the checks of `_commit_guard.py` and `_outside_changes.py`, hold for exactly
+  the replaced metadata
 - several tables change together or not at all
-- an error other than `UnknownOutcomeError` means that nothing was committed
+- after an error other than `UnknownOutcomeError` nothing was committed
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ Identifier = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeMetadata:
-    """A table's metadata, and the file that has it; None while the table is not made."""
+    """A table's metadata, and its file; None for a table still to be created."""
 
     metadata_location: str | None
     metadata: TableMetadata
@@ -128,10 +128,10 @@ class TableCommits:
     def _landed_before(
         self, changes: Sequence[tuple[Identifier, CommitTableRequest]]
     ) -> Table | None:
-        """Return a table that shows that a commit has landed which is refused; None if none does.
+        """Return a table as proof that the refused commit has landed before; None without proof.
 
-        Something between may have sent it twice: the first landed, the second is refused for it.
-        Raises `UnknownOutcomeError` when nobody can be asked.
+        A proxy may have sent the commit twice: the first landed, and made the second fail. Raises
+        `UnknownOutcomeError` when the catalog cannot answer.
         """
         for identifier, request in changes:
             added = [u.snapshot for u in request.updates if isinstance(u, AddSnapshotUpdate)]
@@ -177,7 +177,7 @@ class TableCommits:
         return [_landed(commit) for commit in commits]
 
     def _commit_through(self, changes: Sequence[tuple[Identifier, CommitTableRequest]]) -> None:
-        """Commit through a catalog that is itself a REST catalog, asserting what was checked."""
+        """Commit through a REST catalog behind this one, asserting the checked metadata."""
         catalog = self._catalog
         one_by_one = f"catalog '{catalog.name}' commits one table at a time: "
         if not isinstance(catalog, RestCatalog):
@@ -294,9 +294,10 @@ def commit_request(body: Mapping[str, Any], identifier: Identifier) -> CommitTab
 
 
 def _with_order_named(updates: Sequence[TableUpdate]) -> Iterator[TableUpdate]:
-    """Yield the updates, with the id of the unsorted order where it is the last one added.
+    """Yield the updates, with the id of the unsorted order if that order was added last.
 
-    That is 0, less than all others. The library takes the last order for the one with the greatest.
+    The id is 0, less than all others. The library takes the order with the greatest id for the last
+    order.
     """
     is_unsorted_last = False
     for update in updates:
