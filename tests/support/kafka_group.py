@@ -15,8 +15,15 @@ from confluent_kafka import Consumer, KafkaException
 
 __all__ = ["GroupMember", "LibrdkafkaMember", "PollingGroup"]
 
-# Each attempt to connect to a service that is dead would be a line.
-_CLIENT: Final = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 200, "log_level": 0}
+_CLIENT: Final = {
+    "reconnect.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 200,
+    # librdkafka 2.16 asks for its topics once before it joins a group. If the broker dies with that
+    # question unanswered, the consumer joins at its next refresh, by default in five minutes.
+    "topic.metadata.refresh.interval.ms": 1_000,
+    # Each attempt to connect to a service that is dead would be a line.
+    "log_level": 0,
+}
 
 
 class GroupMember(Protocol):
