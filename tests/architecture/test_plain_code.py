@@ -50,7 +50,6 @@ BARS: Final[dict[str, Bars]] = {
     "streamhouse": Bars(1.0, 6.7, 0.5),
     "streamhouse.api": Bars(15.4, 7.3, 1.5),
     "streamhouse.cdc_source": Bars(1.0, 10.6, 0.5),
-    "streamhouse.cli": Bars(6.7, 9.5, 5.3),
     "streamhouse.client": Bars(8.9, 12.6, 10.7),
     "streamhouse.lake": Bars(1.0, 10.1, 0.5),
     "streamhouse.reading": Bars(7.5, 9.5, 5.0),
