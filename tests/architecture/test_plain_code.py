@@ -51,12 +51,11 @@ BARS: Final[dict[str, Bars]] = {
     "streamhouse.api": Bars(15.4, 7.3, 1.5),
     "streamhouse.cdc_source": Bars(1.0, 10.6, 0.5),
     "streamhouse.client": Bars(8.9, 12.6, 10.7),
-    "streamhouse.lake": Bars(1.0, 10.1, 0.5),
+    "streamhouse.lake": Bars(1.0, 6.4, 0.5),
     "streamhouse.reading": Bars(7.5, 9.5, 5.0),
     "streamhouse.storage_service.directory": Bars(8.5, 13.4, 8.2),
     "streamhouse.storage_service.engine": Bars(6.4, 13.0, 10.3),
     "streamhouse.storage_service.operations": Bars(7.6, 12.1, 10.2),
-    "streamhouse.tiering": Bars(3.3, 11.4, 6.3),
 }
 
 
