@@ -1,6 +1,6 @@
-"""Everything that knows Iceberg's library; nothing outside imports it.
+"""All code with knowledge of Iceberg's library; no module outside imports the library.
 
-The doors: `lake_tables.IcebergLake` for who writes (a round, maintenance), `opened_table` for who
-reads, `guards` for commits of others through the REST catalog. Every change of a lake table goes
-through `landing.land`. What executors load of `files` imports no pyiceberg.
+Doors: `lake_tables.IcebergLake` for writers (rounds, maintenance), `opened_table` for readers,
+`guards` for commits of other engines through the REST catalog. Every change of a lake table goes
+through `_landing.land`. The modules of `files` for executors import no pyiceberg.
 """

@@ -303,9 +303,9 @@ def _bad_value(name: str, value: str) -> str | None:
 
 
 def check_properties(where: str, properties: Mapping[str, str]) -> None:
-    """Refuse properties that no table may have, and unreadable values.
+    """Refuse forbidden properties, and unreadable values.
 
-    Raises `ForbiddenError` or `InvalidRequestError`, which name the first.
+    Raises `ForbiddenError` or `InvalidRequestError` for the first.
     """
     for name, value in properties.items():
         why = why_refused(name)
@@ -385,7 +385,7 @@ class Place:
         )
 
     def overlaps(self, other: Place) -> bool:
-        """Whether either place is, or is below, the other place."""
+        """Whether either place is equal to, or below, the other."""
         return self.contains(other) or other.contains(self)
 
     @property
@@ -419,7 +419,7 @@ class Place:
 def place_of(uri: str) -> Place:
     """Return where a URI or local path leads.
 
-    Raises `ForbiddenError` for a spelling that can lead elsewhere.
+    Raises `ForbiddenError` for a spelling with a possible way elsewhere.
     """
     store, authority, segments = _parts(uri)
     for part in segments:

@@ -1,4 +1,4 @@
-"""The door for what the Iceberg library and its catalogs raise: it becomes an error of ours."""
+"""The door for errors of the Iceberg library and its catalogs: each becomes a Streamhouse error."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ _SENTENCE_CHARACTERS_MAX: Final = 2_000
 def catalog_errors(
     doing: str, *, is_commit: bool = False, is_checked: bool = False
 ) -> Iterator[None]:
-    """Raise what the block raises as an error of ours.
+    """Raise any error of the block as a Streamhouse error.
 
-    What no catalog refuses on purpose is `UnavailableError`; of a commit that was sent it is
-    `UnknownOutcomeError`, because it may have landed. With `is_checked` the commit itself was
-    found to be right before: what looks wrong is an answer that cannot be read.
+    An error other than a refusal of the catalog is `UnavailableError`; after sending a commit
+    `UnknownOutcomeError`, because the commit may have landed. With `is_checked` the commit was
+    checked before and is right: an apparent refusal is an unreadable answer.
     """
     try:
         yield
@@ -121,10 +121,10 @@ def metadata_errors(table: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lake_errors(doing: str) -> Iterator[None]:
-    """Raise what the block raises as an error of ours, for who works on a lake table by himself.
+    """Raise any error of the block as a Streamhouse error, for work of the service itself.
 
-    What is wrong with the table or the configuration is `UnsupportedError`; anything else is worth
-    a later attempt and `UnavailableError`.
+    An error in the table or the configuration is `UnsupportedError`; any other error is worth a
+    later attempt and `UnavailableError`.
     """
     try:
         yield
@@ -140,7 +140,7 @@ def lake_errors(doing: str) -> Iterator[None]:
 
 
 def _refusal_of(error: Exception) -> type[StreamhouseError] | None:
-    """Return what a REST catalog's refusal is, None for anything else."""
+    """Return a REST catalog's refusal as an error, None for anything else."""
     response: Any = getattr(error.__cause__, "response", None)
     if not isinstance(error, iceberg.RESTError) or response is None:
         return None
@@ -158,7 +158,7 @@ def _is_of_protocol(text: str) -> bool:
 
 
 def sentence_of(error: BaseException) -> str:
-    """Return what `error` says, on one line, and of a database's error without the statement."""
+    """Return the text of `error` on one line, without the statement of a database's error."""
     if isinstance(error, InvalidModelError):
         first = error.errors()[0]
         return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

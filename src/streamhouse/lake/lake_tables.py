@@ -1,4 +1,4 @@
-"""The lake tables of one service in an Iceberg catalog: found, created, or refused by name."""
+"""The lake tables of a service in an Iceberg catalog: found, created, or refused by name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TABLES_REMEMBERED_MAX: Final = 256
 
 
 class IcebergLake:
-    """The lake tables of one service, in one catalog; from any thread, a table from one a time."""
+    """The lake tables of a service, in a catalog; each table is used by a thread at a time."""
 
     def __init__(self, catalog: LakeCatalog) -> None:
         self._lock = threading.Lock()
@@ -74,11 +74,11 @@ class IcebergLake:
     ) -> IcebergLakeTable:
         """Return the lake table of `table`, created if the table was never tiered.
 
-        `state` is what the service knows of it.
+        `state` is the service's record of the lake table.
 
         Raises:
-            AlreadyExistsError: the name is taken by a table that is not this one's lake.
-            NotFoundError: the table was tiered, but its lake table is not in the catalog.
+            AlreadyExistsError: another table has the name in the catalog.
+            NotFoundError: the table was tiered, but the catalog lacks the lake table.
             UnavailableError: the catalog cannot be reached.
         """
         identifier = lake_identifier(table, role=role)

@@ -1,7 +1,7 @@
-"""Any table of a lake catalog, opened for reading: the readers' door, in plain values.
+"""Any table of a lake catalog, opened for reading: the readers' door, with plain values.
 
-A table is opened at one state of its metadata. Nobody outside `lake/` sees an object of the Iceberg
-library. Readers write nothing, so catalogs are kept for the life of a process.
+A table is opened at a fixed state of its metadata. Objects of the Iceberg library stay inside
+`lake/`. Readers write nothing, so catalogs are kept for the life of a process.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _catalogs: Final[dict[tuple[str, tuple[tuple[str, str], ...]], Catalog]] = {}
 
 
 def open_table(catalog: LakeCatalog, name: str) -> OpenedTable | None:
-    """Open a table (`database.table`) as it is now, None if the catalog has none of that name."""
+    """Open the current state of a table (`database.table`); None if the catalog lacks the table."""
     table = load_table(catalog, name)
     return None if table is None else OpenedTable(name, table)
 
@@ -203,7 +203,7 @@ class OpenedTable:
         return None if snapshot is None else SnapshotInfo.of(snapshot)
 
     def lineage(self, snapshot_id: int | None) -> Iterator[SnapshotInfo]:
-        """Yield a snapshot and those it comes from, newest first, as far as they still exist."""
+        """Yield a snapshot and its ancestors, newest first, as far as they exist."""
         while snapshot_id is not None and (snapshot := self.snapshot(snapshot_id)) is not None:
             yield snapshot
             snapshot_id = snapshot.parent_id
@@ -215,9 +215,9 @@ class OpenedTable:
         role: LakeRole = LakeRole.ROWS,
         snapshot_id: int | None = None,
     ) -> CoveredOffsets | None:
-        """Return what a snapshot, by default the current one, covers of a Streamhouse table.
+        """Return the offsets of a Streamhouse table in a snapshot, by default the current snapshot.
 
-        None if no round of that table (None: of any) is in it.
+        None if no round of the table (None: of any table) is in the snapshot.
         """
         snapshot = None if snapshot_id is None else self._by_id[snapshot_id]
         return covered_offsets(self._metadata, table_id=table_id, role=role, snapshot=snapshot)
@@ -235,12 +235,12 @@ class OpenedTable:
         return False
 
     def was_changed_outside(self, table: TableInfo) -> bool:
-        """Whether another engine ever changed or deleted rows of it."""
+        """Whether another engine ever changed or deleted rows of the table."""
         role = role_of(self._metadata.properties)
         return was_changed_outside(self._metadata, table, role, self._table.io)
 
     def check_outside(self, table: TableInfo) -> None:
-        """Raise `CorruptDataError` if another engine changed rows of it that it may not change."""
+        """Raise `CorruptDataError` if another engine changed rows against the rules."""
         role = role_of(self._metadata.properties)
         problem = outside_problem(self.name, self._metadata, table, role, self._table.io)
         if problem:
@@ -260,9 +260,9 @@ class OpenedTable:
         return name_mapping_of(self._table)
 
     def misnamed_ids(self) -> set[int]:
-        """Return the ids of columns that had a name which the name mapping does not give them.
+        """Return the ids of columns with a former name missing in the name mapping.
 
-        Files added under that name are read otherwise now than their bounds in manifests say.
+        Files added under the former name now read otherwise than their bounds in manifests say.
         """
         mapping = self.name_mapping()
         named = {name: mapped.field_id for name, mapped in (mapping or {}).items()}
@@ -274,11 +274,11 @@ class OpenedTable:
         }
 
     def readable_columns(self) -> tuple[list[Column], dict[str, str]]:
-        """Return the columns that can be read, and of the others by name why not."""
+        """Return the readable columns, and by name the reason for each unreadable column."""
         return readable_columns(self._table.schema(), self._metadata.schemas)
 
     def partition_fields(self) -> list[PartitionFieldInfo]:
-        """Return the fields that new files are partitioned by."""
+        """Return the partition fields of new files."""
         names = {field.field_id: field.name for field in self._table.schema().fields}
         return [
             PartitionFieldInfo(
@@ -294,7 +294,7 @@ class OpenedTable:
         return SnapshotFiles(self.name, self._table, self._by_id[snapshot_id])
 
     def partition_filter(self, expression: Expression) -> PartitionFilter:
-        """Return what tells which partitions may have rows that the expression accepts."""
+        """Return a test for partitions with possible rows for the expression."""
         return PartitionFilter(self._table.specs(), self._table.schema(), expression)
 
     def partition_labels(self, files: ManifestFiles) -> list[str]:
@@ -316,7 +316,7 @@ class OpenedTable:
 
 
 class SnapshotFiles:
-    """The files of one snapshot: its manifest list is read, manifests are when they are reached."""
+    """The files of a snapshot: its manifest list is read at once, its manifests when needed."""
 
     def __init__(self, name: str, table: Table, snapshot: Snapshot) -> None:
         self._name = name

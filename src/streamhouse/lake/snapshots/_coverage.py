@@ -1,6 +1,6 @@
-"""Which offsets a lake table covers: read from its snapshots, the one truth about the lake.
+"""The offsets of a lake table, read from its snapshots.
 
-The rule is `model/lake/coverage.py`'s; here is what a round writes, and how it is found.
+`model/lake/coverage.py` has the rule; this module has the properties of rounds, and their search.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def round_properties(
     covered: CoveredOffsets,
     role: LakeRole = LakeRole.ROWS,
 ) -> dict[str, str]:
-    """Return the properties of a snapshot of ours that covers so much; every bucket is in it."""
+    """Return the properties of a Streamhouse snapshot with these offsets of every bucket."""
     return begin_properties(covered) | {
         COMMIT_USER_PROPERTY: COMMIT_USER,
         role.owner_property: str(table_id),
@@ -60,7 +60,7 @@ def round_properties(
 
 
 def table_properties(snapshot: Mapping[str, str], *, sequence_number: int) -> dict[str, str]:
-    """Return the table properties that go with a snapshot of those properties."""
+    """Return the table properties for a snapshot with these properties."""
     keys = (
         *OWNER_PROPERTIES,
         TIERING_EPOCH_PROPERTY,
@@ -74,12 +74,12 @@ def table_properties(snapshot: Mapping[str, str], *, sequence_number: int) -> di
 
 
 def role_of(properties: Mapping[str, str]) -> LakeRole:
-    """Return which of a table's lake tables one with these properties is."""
+    """Return the role of a lake table with these properties."""
     return next((r for r in LakeRole if r.owner_property in properties), LakeRole.ROWS)
 
 
 def ancestors_of(metadata: TableMetadata, snapshot: Snapshot | None = None) -> Iterator[Snapshot]:
-    """Yield a snapshot, by default the current one, and its ancestors, as far as they exist.
+    """Yield a snapshot, by default the current snapshot, and its existing ancestors.
 
     The newest comes first.
     """
@@ -97,7 +97,7 @@ def ancestors_of(metadata: TableMetadata, snapshot: Snapshot | None = None) -> I
 
 
 def facts_of(snapshot: Snapshot) -> SnapshotFacts:
-    """Return what a snapshot says of the offsets it covers."""
+    """Return the offsets in a snapshot's properties."""
     summary = snapshot.summary
     return SnapshotFacts(
         properties={} if summary is None else summary.additional_properties,
@@ -112,10 +112,10 @@ def covered_offsets(
     role: LakeRole = LakeRole.ROWS,
     snapshot: Snapshot | None = None,
 ) -> CoveredOffsets | None:
-    """Return what a snapshot, by default the current one, covers of a table of the service.
+    """Return the offsets of a table of the service in a snapshot, by default the current snapshot.
 
-    `role` is the lake table's. None when no round of `table_id` is in it; a `table_id` of None is
-    any, for who knows the lake table by its uuid.
+    `role` is the lake table's. None without a round of `table_id` in the snapshot; a `table_id` of
+    None accepts any table, for callers with the lake table's uuid.
     """
     return covered_for(
         metadata,
@@ -141,5 +141,5 @@ def covered_for(
 
 
 def has_ancestor(metadata: TableMetadata, snapshot_id: int) -> bool:
-    """Whether the current snapshot is `snapshot_id` or comes from it."""
+    """Whether the current snapshot is, or descends from, `snapshot_id`."""
     return any(snapshot.snapshot_id == snapshot_id for snapshot in ancestors_of(metadata))

@@ -1,15 +1,15 @@
-"""Manifests and manifest lists as they are read everywhere: quickly, and never believed unchecked.
+"""The reader of manifests and manifest lists, for all callers: quick, with every check.
 
-Iceberg's metadata has no checksums. What refers to a file says how many files and rows of which
-status it has, and which snapshot wrote it: a file that was exchanged, or put back as it was, says
-otherwise, and is refused with `CorruptDataError`. So is, with `ForbiddenError`, what names a file
-that is not the table's (`_bounded_io.py`).
+Iceberg's metadata has no checksums. A reference to a file has its counts of files and rows by
+status, and the snapshot of its writing: an exchanged or restored file differs, and is refused with
+`CorruptDataError`. Names of files outside the table are refused with `ForbiddenError`
+(`_bounded_io.py`).
 
-pyiceberg builds a tree of readers from the schema of each file that it opens: more work than the
-few records of a small round are. The trees have no state, so one of each schema is kept.
+pyiceberg builds a tree of readers from the schema of each opened file: more work than the few
+records of a small round. The trees have no state, and this module keeps one tree a schema.
 
-Whoever looks at thousands of files takes `live_rows`: it decodes with the library's readers only
-what planning looks at, and makes one plain tuple an entry, in half the time of `live_entries`.
+Readers of thousands of files call `live_rows`: it decodes only the fields for planning, with the
+library's readers, into a plain tuple an entry, in half the time of `live_entries`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def entry_form(partition_type: StructType) -> EntryForm:
 
 
 class EntryFacts(NamedTuple):
-    """Of a manifest entry, what its manifest list knows too."""
+    """The facts of a manifest entry that the manifest list has too."""
 
     status: int
     snapshot_id: int | None
@@ -137,7 +137,7 @@ def manifests_of(io: FileIO, snapshot: Snapshot) -> list[ManifestFile]:
 
 
 def entries_of(io: FileIO, manifest: ManifestFile) -> list[ManifestEntry]:
-    """Return the entries of a manifest, those of removed files included."""
+    """Return the entries of a manifest, also entries of removed files."""
     with _EntryFile(io.new_input(manifest.manifest_path)) as file:
         entries = list(file)
     check_manifest(
@@ -154,7 +154,7 @@ def live_entries(io: FileIO, manifest: ManifestFile) -> list[ManifestEntry]:
 
 
 class ManifestRow(NamedTuple):
-    """What planning needs of one entry of a data manifest."""
+    """The fields of a data manifest's entry for planning."""
 
     status: int
     snapshot_id: int | None
@@ -188,7 +188,7 @@ def live_rows(io: FileIO, manifest: ManifestFile, *, only_added: bool = False) -
 class _Collector:
     """The garbage collector of the process, which several threads may pause at a time.
 
-    It would walk, again and again, what is all still in use.
+    The collector would walk the same live objects again and again.
     """
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class _Collector:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop it until the last of the blocks that are inside at a time has ended."""
+        """Stop the collector until the end of the last concurrent block."""
         with self._lock:
             if not self._pauses:
                 self._was_enabled = gc.isenabled()
@@ -217,7 +217,7 @@ _collector: Final = _Collector()
 
 
 def check_manifest(manifest: ManifestFile, entries: Iterable[EntryFacts]) -> None:
-    """Raise `CorruptDataError` unless `entries`, all of them, are those of `manifest`."""
+    """Raise `CorruptDataError` unless `entries` are all the entries of `manifest`."""
     files: Counter[int] = Counter()
     rows: Counter[int] = Counter()
     for status, snapshot_id, row_count in entries:
@@ -265,7 +265,7 @@ def _rows(
 
 @lru_cache(_SCHEMAS_MAX)
 def _row_decoder(avro_schema: str) -> Callable[[BinaryDecoder], ManifestRow]:
-    """Return a function that decodes one entry, for a file's own order of fields."""
+    """Return a decoder of a single entry, for a file's own order of fields."""
     schema = AvroSchemaConversion().avro_to_iceberg(json.loads(avro_schema))
     reader = resolve_reader(schema, schema)
     assert isinstance(reader, StructReader)
@@ -306,7 +306,7 @@ def _row_decoder(avro_schema: str) -> Callable[[BinaryDecoder], ManifestRow]:
 
 
 def _decoder_of(reader: Reader, *, is_wanted: bool) -> _Decode:
-    """Return the reader's own function, or one that passes over the value as fast as it can."""
+    """Return the reader's own function, or a function to skip the value quickly."""
     if isinstance(reader, OptionReader):
         inner = _decoder_of(reader.option, is_wanted=is_wanted)
         return lambda decoder: inner(decoder) if decoder.read_int() else None

@@ -1,15 +1,16 @@
-"""Changes that other engines may make to the rows of a lake table, and how changes are detected.
+"""Rules for other engines' changes to the rows of a lake table, and the detection of changes.
 
-Every row of a lake table is one of the log and keeps its `__bucket` and `__offset`. Other engines
-may move rows. One rule, `rows_stay_because`, says whether they may also delete and update them. It
-is kept at two doors:
-- `check_outside_commit`, for commits through our REST catalog: nothing else lands there
-- `outside_problem`, for commits past it: rounds do not build on them, and readers do not read them
+Every row of a lake table is a row of the log and keeps its `__bucket` and `__offset`. Other engines
+may move rows. `rows_stay_because` decides whether other engines may also delete and update rows.
+Two doors enforce the rules:
+- `check_outside_commit`, for commits through our REST catalog: forbidden commits do not land
+- `outside_problem`, for commits past the REST catalog: rounds do not build on forbidden commits,
+  and readers do not read them
 
-What is checked from manifests: no more rows come than go, every new file can be read by us, and
-says that its rows have buckets of the table and offsets that are tiered. A compaction (operation
-`replace`) loses no more rows than were deleted before. Where rows must stay, other engines compact.
-Not checked, because it would need reading the files: that these are the same rows, each once.
+Manifests show three facts: a commit adds no more rows than it removes, every new file is readable,
+and its rows have buckets of the table and tiered offsets. A compaction (operation `replace`) loses
+no more rows than were deleted before. Where rows must stay, other engines compact. Unchecked,
+because only the files could tell: the rows are the same rows, each once.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ __all__ = [
 
 
 def rows_stay_because(table: TableInfo, role: LakeRole) -> str:
-    """Return why other engines may only compact this lake table of `table`; empty if they may more.
+    """Return why other engines may only compact this lake table of `table`, empty otherwise.
 
-    What lookups, changes or another lake table say of a row must stay true of this one.
+    Lookups, changes and other lake tables have copies of a row, and must stay true.
     """
     if role is LakeRole.CHANGES:
         return "the full history keeps every change for good; other engines may only compact it"
@@ -93,10 +94,10 @@ def check_outside_commit(
     covered: Mapping[int, int],
     io: FileIO,
 ) -> None:
-    """Refuse a commit of `snapshots`, newest first, that other engines may not make.
+    """Refuse a forbidden commit of `snapshots`, newest first, by another engine.
 
-    Their files must be rows of `table` below `covered`. Reads the manifests that the snapshots
-    add, and the manifests that the snapshots leave out.
+    Their files must be rows of `table` below `covered`. Reads the manifests added and removed by
+    the snapshots.
 
     Raises `ForbiddenError`.
     """
@@ -169,7 +170,7 @@ def was_changed_outside(
 def outside_properties(
     metadata: TableMetadata, table: TableInfo, role: LakeRole, io: FileIO
 ) -> dict[str, str]:
-    """Return the properties of a lake table that record changes of rows by other engines."""
+    """Return the properties of a lake table for recording changes of rows by other engines."""
     is_changed = was_changed_outside(metadata, table, role, io)
     return {CHANGED_OUTSIDE_PROPERTY: "true"} if is_changed else {}
 
@@ -182,7 +183,7 @@ def _oldest_change(
     *,
     registered: int | None = None,
 ) -> Snapshot | None:
-    """Return the first snapshot after the newest one of ours in which others changed rows."""
+    """Return the first snapshot in which others changed rows, after the newest Streamhouse snapshot."""
     oldest: Snapshot | None = None
     for snapshot in ancestors_of(metadata):
         properties = facts_of(snapshot).properties
@@ -196,7 +197,7 @@ def _oldest_change(
 
 @dataclass
 class _Change:
-    """What a commit does to the rows in data files, and to those that delete files name."""
+    """The effect of a commit on rows in data files, and on rows named by delete files."""
 
     rows: int = 0
     hidden_rows: int = 0
@@ -263,9 +264,9 @@ def _drops(manifest: ManifestFile) -> bool:
 def _changed_files(
     where: str, metadata: TableMetadata, snapshot: Snapshot, io: FileIO
 ) -> Iterator[tuple[ManifestEntryStatus, DataFile]]:
-    """Yield the files that a snapshot adds or removes; older files may be carried on, once.
+    """Yield the files added or removed by a snapshot; older files may be carried on, once.
 
-    A file is removed with its manifest, also if no entry says so.
+    A file is removed with its manifest, even without an entry for the removal.
     """
     older_manifests = _manifests_before(metadata, snapshot, io)
     manifests = {manifest.manifest_path: manifest for manifest in manifests_of(io, snapshot)}
@@ -346,7 +347,7 @@ def _check_rows(
 
 
 def _bounds(file: DataFile, schema: IcebergSchema, column: str) -> tuple[Any, Any] | None:
-    """Return the least and greatest value of a column that has one in every row."""
+    """Return the least and greatest value of a column without nulls."""
     try:
         field = schema.find_field(column)
     except ValueError:

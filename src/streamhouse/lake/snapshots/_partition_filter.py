@@ -1,9 +1,9 @@
-"""Whether a partition, or any of a manifest's, may have rows that an expression accepts.
+"""Whether a partition, or any partition of a manifest, may have rows for an expression.
 
-Invariant: what is left out has no such row. `truncate(w, c)` of the lowest values of a type lies
-below the type, so their partition is something else: the type's least value, or what is left of the
-number when it is wrapped around. No other partition of the field is like these: each is a multiple
-of the width. They are never left out.
+Invariant: a partition left out has no accepted row. `truncate(w, c)` of the lowest values of a type
+lies below the type, and the partition becomes another value: the type's least value, or the
+wrapped-around number. No other partition of the field is similar: each is a multiple of the width.
+These partitions are never left out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LONG_BITS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Truncated:
-    """One field `truncate(width, c)` of numbers, all as unscaled integers."""
+    """A field `truncate(width, c)` of numbers, all as unscaled integers."""
 
     position: int
     kind: PrimitiveType
@@ -81,7 +81,7 @@ class PartitionFilter:
     def matches(
         self, spec_id: int, partitions: Sequence[tuple[Any, ...]]
     ) -> npt.NDArray[np.bool_] | None:
-        """Return of each partition of a spec whether it may have such rows; None: all may."""
+        """Return for each partition of a spec whether it may have accepted rows; None: all may."""
         test = self._test(spec_id)
         if test is None:
             return None
@@ -100,7 +100,7 @@ class PartitionFilter:
 
 
 class _SpecTest:
-    """The test of one partition spec; raises `ValueError` for a column that it does not know."""
+    """The test of a partition spec; raises `ValueError` for an unknown column."""
 
     def __init__(self, spec: PartitionSpec, schema: Schema, expression: Expression) -> None:
         projected = inclusive_projection(schema, spec)(expression)

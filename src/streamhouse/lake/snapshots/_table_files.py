@@ -1,13 +1,12 @@
-"""The files that a table's metadata names: checked when they come, found when the table goes.
+"""The files named by a table's metadata: checked on arrival, collected for a drop.
 
 Guarantees:
-- a commit adds no metadata that names a file outside the table's location, in whatever list,
-  manifest or statistics it stands; each manifest is read for that once
-- a table is registered only from a metadata file that lies where the table says it lies, below the
-  warehouse and where no other table is; what is refused tells nothing of the file, nor whether
-  there is one
+- a commit adds no metadata with a file outside the table's location, in any list, manifest or
+  statistics; each manifest is read once for this check
+- a table is registered only from a metadata file in the table's own location, below the warehouse
+  and outside of other tables; a refusal reveals nothing of the file, nor whether the file exists
 - `own_files` may be deleted with a table: no file outside the table's location, no file of a nested
-  table, no foreign file that the metadata names
+  table, no foreign file of the metadata
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ class _Check:
                     known.add(path)
 
     def statistics(self, base: TableMetadata | None) -> None:
-        """Refuse statistics files outside that `base` does not have."""
+        """Refuse outside statistics files missing in `base`."""
         base_paths = set() if base is None else set(_statistics_of(base))
         for path in _statistics_of(self._metadata):
             if path not in base_paths:
@@ -148,7 +147,7 @@ class _Check:
 
 
 class _unreadable:
-    """Raises whatever a file is refused for as `InvalidRequestError` that repeats none of it."""
+    """Raises any refusal of a file as `InvalidRequestError`, without text of the file."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -170,10 +169,10 @@ def _statistics_of(metadata: TableMetadata) -> Iterator[str]:
 def check_new_files(
     name: str, base: TableMetadata | None, new: TableMetadata, *, catalog: Catalog, io: FileIO
 ) -> None:
-    """Refuse a commit that makes files of others the table's.
+    """Refuse a commit that would make foreign files the table's.
 
-    `base` None: of a new table. Raises `ForbiddenError`, or `InvalidRequestError` for a manifest
-    that cannot be read.
+    `base` None: a new table. Raises `ForbiddenError`, or `InvalidRequestError` for an unreadable
+    manifest.
     """
     bounds = guard_of(catalog).bounds(new.location)
     check = _Check(name, new, bounds, io)
@@ -194,10 +193,10 @@ def check_new_files(
 def check_registration(
     catalog: Catalog, identifier: Identifier, metadata_location: str
 ) -> TableMetadata:
-    """Return what a metadata file says of a table that may be registered from it.
+    """Return the metadata of a file for the registration of its table.
 
-    Raises `ForbiddenError` for a place where no table of this catalog can be, whether or not there
-    is a file, and `InvalidRequestError` for a file that is no table's metadata, or none.
+    Raises `ForbiddenError` for a place forbidden to tables of this catalog, with or without a file,
+    and `InvalidRequestError` for a missing file or a file without a table's metadata.
     """
     guard = guard_of(catalog)
     for part in identifier[:-1]:
@@ -231,7 +230,7 @@ def check_registration(
 def _registered_folder(
     catalog: GuardedCatalog, where: str, identifier: Identifier, metadata_location: str
 ) -> Place:
-    """Return the folder of the table whose metadata lies there; raises `ForbiddenError`."""
+    """Return the folder of the table with this metadata file; raises `ForbiddenError`."""
     try:
         file = location_of(metadata_location, catalog.rules.warehouse, is_new=True)
     except ForbiddenError as error:
@@ -257,8 +256,10 @@ def _registered_folder(
 
 
 def check_taken_over(catalog: Catalog, table: Table) -> None:
-    """Refuse a table that is there for a service to write to, expire and purge from now on, if it
-    lies where no table may, or if its current snapshot has files of others.
+    """Refuse to take over a table with a forbidden location, or with foreign files.
+
+    The service will write to the table, expire its snapshots and purge it. Files are those of the
+    current snapshot.
     """
     guard = guard_of(catalog)
     metadata = table.metadata
@@ -282,7 +283,7 @@ def check_taken_over(catalog: Catalog, table: Table) -> None:
 
 
 def check_alone(table: Table) -> None:
-    """Refuse to look for files that nobody needs in a folder that may not be the table's alone."""
+    """Refuse a search for orphans in a folder with possible files of other tables."""
     guard = guard_of(table.catalog)
     where = f"lake table '{'.'.join(table.name())}'"
     hint = "files that nobody needs are not looked for there"
@@ -301,7 +302,7 @@ def check_alone(table: Table) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnFiles:
-    """What may be deleted with a table, in the order to delete it, and how many files may not."""
+    """The files to delete with a table, in order, and the number of files to keep."""
 
     paths: tuple[str, ...]
     foreign_count: int
@@ -311,7 +312,7 @@ class OwnFiles:
 def own_files(catalog: Catalog, table: Table) -> OwnFiles:
     """Return the files that go with a table; raises `ForbiddenError` if none may.
 
-    Lists and manifests that cannot be read any more name nothing.
+    Unreadable lists and manifests name no files.
     """
     guard = guard_of(catalog)
     metadata = table.metadata
@@ -342,7 +343,7 @@ def own_files(catalog: Catalog, table: Table) -> OwnFiles:
 
 
 def delete_files(io: FileIO, paths: Iterable[str]) -> None:
-    """Delete the files of a table that is dropped; of one that stays the log says why."""
+    """Delete the files of a dropped table; a warning has the reason for each remaining file."""
     for path in paths:
         try:
             io.delete(path)

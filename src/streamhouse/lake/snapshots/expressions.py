@@ -1,8 +1,8 @@
-"""Which rows a reader wants, as an expression of Iceberg, for pruning manifests and partitions.
+"""A reader's condition as an expression of Iceberg, for pruning manifests and partitions.
 
-Invariant: an expression accepts every row that its constructor names. It may accept more: what
-Iceberg cannot say becomes "any row", or "any row with a value", so a reader still applies its own
-condition to the rows. For the same reason nothing here is negated as a whole.
+Invariant: an expression accepts every row meant by its constructor. Other rows may be accepted too:
+a condition beyond Iceberg becomes "any row", or "any row with a value", and a reader applies the
+condition to the rows. For the same reason no expression is negated as a whole.
 """
 
 from __future__ import annotations
@@ -72,19 +72,21 @@ def no_row() -> Expression:
 
 
 def all_of(expressions: Sequence[Expression]) -> Expression:
-    """Accept the rows that all of at least one expression accept."""
+    """Accept rows accepted by every expression, of at least one."""
     return And(*expressions) if len(expressions) > 1 else expressions[0]
 
 
 def any_of(expressions: Sequence[Expression]) -> Expression:
-    """Accept the rows that any of at least one expression accepts."""
+    """Accept rows accepted by any expression, of at least one."""
     return Or(*expressions) if len(expressions) > 1 else expressions[0]
 
 
 @dataclass(frozen=True, slots=True)
 class FilterColumn:
-    """A column by its names from the top, and its type in Arrow. Values are plain: a day or
-    microseconds since 1970 is a number, NaN is compared with its own functions.
+    """A column with its path of names, and its type in Arrow.
+
+    Values are plain: a day or microseconds since 1970 is a number, NaN is compared with its own
+    functions.
     """
 
     path: tuple[str, ...]
@@ -92,7 +94,7 @@ class FilterColumn:
 
     @property
     def is_expressible(self) -> bool:
-        """Whether Iceberg can say anything of it."""
+        """Whether Iceberg has expressions for the column."""
         # Iceberg's names of nested fields join the parts with dots, so a dot in one is ambiguous.
         return not pa.types.is_nested(self.type) and not any("." in part for part in self.path)
 

@@ -1,7 +1,7 @@
-"""What a snapshot consists of, as maintenance plans on it: its data files and what deletes rows.
+"""The contents of a snapshot, for planning maintenance: data files and deletes.
 
-Manifests never change, so each is read once in a worker's life; so are the names that a delete
-file has of its data files.
+Manifests never change, so each is read once in a worker's life; the data files named by a delete
+file are remembered too.
 """
 
 from __future__ import annotations
@@ -49,11 +49,10 @@ _Partition = tuple[int, PartitionValues]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """A lake table as its metadata alone tells of it; zero and None where it has no snapshot.
+    """A lake table in its metadata alone; zero and None without a snapshot.
 
-    `file_count` has those of deletes as well, `row_count` rows that are deleted as well.
-    `committed_ms` is when the current snapshot was made, `orphans_removed_ms` when somebody last
-    looked for files that no metadata refers to.
+    `file_count` includes delete files, `row_count` includes deleted rows. `committed_ms` is the
+    time of the current snapshot, `orphans_removed_ms` the time of the last search for orphans.
     """
 
     sequence_number: int
@@ -66,7 +65,7 @@ class Head:
 
 
 def head_of(table: Table) -> Head:
-    """Return what the table's metadata tells, without reading any file."""
+    """Return the facts in the table's metadata, without reading any file."""
     metadata = table.metadata
     snapshot = metadata.snapshot_by_name(MAIN_BRANCH)
     totals: Mapping[str, str] = {}
@@ -89,10 +88,9 @@ def head_of(table: Table) -> Head:
 class LiveFile:
     """One data file of a snapshot; `deletes` names the delete files that name it.
 
-    `bucket` is None when the file may hold rows of several, `end_offset` and the times when the
-    file does not say where it ends and when its oldest and its newest row were written. A file
-    that `is_fixed` is left alone: deletes that cannot be folded, such as equality deletes,
-    apply to the file.
+    `bucket` is None for a file with possible rows of several buckets; `end_offset` and the times
+    are None for a file without an end offset and the times of its oldest and newest rows. A file
+    that `is_fixed` is left alone: other deletes, such as equality deletes, apply to the file.
     """
 
     path: str
@@ -111,7 +109,7 @@ class LiveFile:
 
     @property
     def live_bytes(self) -> int:
-        """About how large the file is without its deleted rows."""
+        """The approximate size of the file without its deleted rows."""
         live_rows = max(self.row_count - self.deleted_rows, 0)
         return self.size_bytes * live_rows // max(self.row_count, 1)
 
@@ -121,7 +119,7 @@ class LiveFile:
         return self.deleted_rows / max(self.row_count, 1)
 
     def slice_of(self, slice_us: int | None) -> int | None:
-        """Return which slice of time its newest row is in; None when that does not matter."""
+        """Return the slice of time of the newest row; None without slices."""
         if slice_us is None or self.last_timestamp_us is None:
             return None
         return self.last_timestamp_us // slice_us
@@ -129,7 +127,7 @@ class LiveFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveDeletes:
-    """One position delete file of a snapshot, and the data files it names, live or not."""
+    """A position delete file of a snapshot, and its data files, live or not."""
 
     path: str
     spec_id: int
@@ -141,7 +139,7 @@ class LiveDeletes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """One snapshot's files. `data_files` has all of them by path, deletes included."""
+    """The files of a snapshot. `data_files` has every file by path, also delete files."""
 
     snapshot_id: int
     sequence_number: int
@@ -151,7 +149,7 @@ class Inventory:
 
 
 class InventoryReader:
-    """Reads the inventory of one lake table, again and again. Not thread-safe."""
+    """Reads the inventory of a lake table, again and again. Not thread-safe."""
 
     def __init__(self, filesystem: LakeFilesystem) -> None:
         self._filesystem = filesystem
@@ -189,7 +187,7 @@ class InventoryReader:
         )
 
     def _names_in(self, file: DataFile) -> Mapping[str, int]:
-        """Return data path -> number of its positions in a delete file."""
+        """Return data path -> number of positions in a delete file."""
         lower, upper = path_bounds(file)
         if lower is not None and lower == upper:
             return {lower: file.record_count}
@@ -202,7 +200,7 @@ class InventoryReader:
 
 
 def _values(record: Record) -> PartitionValues:
-    """Return a partition's values in the order of its spec."""
+    """Return the values of a partition in the order of its spec."""
     return tuple(record[position] for position in range(len(record)))
 
 
@@ -213,14 +211,14 @@ def _live_files(manifest: ManifestFile, io: FileIO) -> list[DataFile]:
 
 
 def _is_foldable(file: DataFile) -> bool:
-    """Whether it is position deletes in Parquet, the only deletes there are in our tables."""
+    """Whether the file has position deletes in Parquet, the kind of Streamhouse's own deletes."""
     return (
         file.content is DataFileContent.POSITION_DELETES and file.file_format is FileFormat.PARQUET
     )
 
 
 def _fixed_partitions(table: Table, deletes: Iterable[DataFile]) -> set[_Partition] | None:
-    """Return the partitions whose files cannot be rewritten, None when that is all of them."""
+    """Return the partitions with unrewritable files, None for all partitions."""
     fixed: set[_Partition] = set()
     specs = table.metadata.specs()
     for file in deletes:
@@ -265,7 +263,7 @@ def _with_deletes(
     names: Mapping[str, Mapping[str, int]],
     fixed: set[_Partition] | None,
 ) -> Iterable[LiveFile]:
-    """Yield the files with what is deleted from each."""
+    """Yield the files with their deletes."""
     applying: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for delete_path, counts in names.items():
         for data_path, count in counts.items():

@@ -1,9 +1,9 @@
 """The live files of a lake table's snapshots, from their manifests.
 
-Manifests never change after they are written, so each is decoded once. Two looks at them are kept:
-- `data_files` and its like have all that planning a read prunes by, column by column. They are kept
-  for the process, bounded by files and not by manifests, whose sizes differ a thousandfold.
-- `LiveFilesCache` has only where the rows of a bucket lie, of one lake table that is written to.
+Manifests never change after writing, and each is decoded once. This module keeps two views:
+- `data_files` and similar functions have all columns for pruning a read. The process keeps this
+  view, bounded by files and not by manifests, whose sizes differ a thousandfold.
+- `LiveFilesCache` has only the places of a bucket's rows, for a single lake table with writes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _HIGHEST: Final = 2**63 - 1
 class IntegerBounds:
     """Smallest and largest value of one integer column in every file of a manifest.
 
-    Where a file has no bounds, they are those of all 64-bit integers and `is_known` is False.
+    Files without bounds get the bounds of all 64-bit integers, and `is_known` False.
     """
 
     lower: npt.NDArray[np.int64]
@@ -80,7 +80,7 @@ class IntegerBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestFiles:
-    """The live data files of one manifest, column by column; immutable, so it can be kept.
+    """The live data files of a manifest, column by column; immutable and cacheable.
 
     `partitions` holds each distinct partition once and `partition_codes` points into it. Bounds
     are Iceberg's single-value serialisation by field id.
@@ -177,7 +177,7 @@ class DeleteEntry:
 
 
 class DeleteIndex:
-    """Delete files by the data files they may apply to."""
+    """Delete files by the data files in their reach."""
 
     def __init__(self, entries: Iterable[DeleteEntry]) -> None:
         self._of_one_file: dict[str, list[DeleteEntry]] = {}
@@ -230,7 +230,7 @@ def data_files(io: FileIO, manifest: ManifestFile) -> ManifestFiles:
 
 
 def added_files(io: FileIO, manifest: ManifestFile) -> ManifestFiles:
-    """Return the data files of a manifest that the snapshot which wrote it added."""
+    """Return the data files of a manifest added by the snapshot of its writing."""
     key = f"{manifest.manifest_path}{_ADDED}"
     files: ManifestFiles | None = _cache.get(key)
     if files is None:
@@ -253,9 +253,9 @@ def delete_files(io: FileIO, manifest: ManifestFile, *, table: str) -> Sequence[
 
 
 def unreadable_because(file: DataFile) -> str:
-    """Return why we cannot read a lake table that has this file; empty if we can.
+    """Return why a lake table with this file is unreadable; empty for a readable file.
 
-    What is read here is what may be committed (`_outside_changes.py`).
+    Commits are checked by the same rule (`_outside_changes.py`).
     """
     if file.content is DataFileContent.EQUALITY_DELETES:
         return (
@@ -301,9 +301,9 @@ def path_bounds(file: DataFile) -> tuple[str | None, str | None]:
 
 
 class SystemBounds(NamedTuple):
-    """The bounds of a data file's system columns; None is not known.
+    """The bounds of a data file's system columns; None is unknown.
 
-    `bucket` is that of all its rows, None too if it has or may have several.
+    `bucket` is the bucket of all rows, None for possible rows of several.
     """
 
     bucket: int | None
@@ -356,7 +356,7 @@ class _BucketFiles:
 
 
 class LiveFiles:
-    """The live data files of one snapshot, for who looks rows up in them."""
+    """The live data files of a snapshot, for finding rows."""
 
     def __init__(self, manifests: Iterable[_BucketFiles]) -> None:
         self._manifests = tuple(manifests)
@@ -372,14 +372,14 @@ class LiveFiles:
         )
 
     def missing(self, paths: Iterable[str]) -> set[str]:
-        """Return those of `paths` that are no live data files."""
+        """Return the members of `paths` without a live data file."""
         return set(paths) - {file.path for m in self._manifests for file in m.files}
 
 
 class LiveFilesCache:
-    """Remembers the manifests of one lake table's last snapshot. Not thread-safe.
+    """Caches the manifests of a lake table's last snapshot. Not thread-safe.
 
-    A round reads the manifests that came since the last: its work does not grow with the table.
+    A round reads only manifests newer than the last round: its work does not grow with the table.
     """
 
     def __init__(self) -> None:
@@ -397,7 +397,7 @@ class LiveFilesCache:
 
 
 def live_data_files(table: Table) -> list[DataFile]:
-    """Return all files of the current snapshot, those of rows and those of deletes."""
+    """Return all files of the current snapshot, data files and delete files."""
     return [
         entry.data_file
         for manifest in _live_manifests(table)

@@ -109,11 +109,11 @@ def _iceberg_type(data_type: pa.DataType) -> IcebergType:
 def readable_columns(
     schema: IcebergSchema, history: Iterable[IcebergSchema]
 ) -> tuple[list[Column], dict[str, str]]:
-    """Return a table's columns, and of those that cannot be read by name why not.
+    """Return a table's readable columns, and by name the reason for each unreadable column.
 
-    The system columns of a Streamhouse table are in neither; a column of another table with such a
-    name cannot be read. `history` are all schemas that files
-    of the table may have been written with.
+    The system columns of a Streamhouse table are in neither result; a column of another table with
+    the name of a system column is unreadable. `history` has every possible schema of the table's
+    files.
     """
     versions = list(history)
     columns, refused = [], {}
@@ -191,10 +191,11 @@ def _check_nested(field: NestedField, versions: Iterable[IcebergSchema]) -> None
 
 
 def name_mapping_of(table: Table) -> NameMapping | None:
-    """Return the table's name mapping, with what its fields are called now.
+    """Return the table's name mapping, with the current names of its fields.
 
-    A table without one has an empty one if a column was ever renamed, or its name used again: then
-    names say nothing. Else it is None. Raises `CorruptDataError` if it cannot be read.
+    For a table without a mapping the result is empty if a column was renamed or a name reused:
+    names mean nothing in old files. Otherwise the result is None. Raises `CorruptDataError` for an
+    unreadable mapping.
     """
     text = table.properties.get(_NAME_MAPPING)
     if not text:
@@ -230,7 +231,7 @@ def _mapped(fields: Iterable[IcebergMappedField], names: Mapping[int, str]) -> N
 def nested_fields(
     iceberg_type: IcebergType, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], NestedField]]:
-    """Yield every field inside a type, with the names that lead to it; depth first."""
+    """Yield every field inside a type, with the path of names; depth first."""
     children: tuple[NestedField, ...] = ()
     if isinstance(iceberg_type, StructType):
         children = iceberg_type.fields

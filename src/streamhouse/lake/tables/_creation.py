@@ -1,7 +1,7 @@
-"""Creates the lake table of a table, and checks that one found is laid out as we write files.
+"""Creates the lake table of a table, and checks the layout of an existing lake table for writing.
 
-pyiceberg's `create_table` numbers the fields afresh. So the table is created from the metadata
-updates themselves, in one commit that asserts that no such table exists, and read back.
+pyiceberg's `create_table` numbers the fields afresh. The table is created from explicit metadata
+updates, in a commit that asserts its absence, and read back.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ def create_lake_table(
     folder_suffix: str = "",
     role: LakeRole = LakeRole.ROWS,
 ) -> Table:
-    """Create the lake table and return it as the catalog has it.
+    """Create the lake table and return the catalog's result.
 
-    `folder_suffix` is appended to the place that the catalog proposes.
+    `folder_suffix` is appended to the catalog's proposed location.
 
-    Raises whatever the catalog raises, also when another worker created it first.
+    Raises the catalog's errors, also after a creation by another worker.
     """
     identifier = lake_identifier(table, role=role)
     catalog.create_namespace_if_not_exists(table.path.database)
@@ -124,7 +124,7 @@ def layout_of(lake_table: Table, table: TableInfo, *, role: LakeRole = LakeRole.
     """Return how files for `lake_table` must be written.
 
     Columns, partition specs and sort orders that another engine added are left alone. Raises
-    `UnsupportedError` naming what is not as Streamhouse made it.
+    `UnsupportedError` with the part that differs from Streamhouse's layout.
     """
     metadata = lake_table.metadata
     where = f"lake table '{'.'.join(lake_identifier(table, role=role))}'"

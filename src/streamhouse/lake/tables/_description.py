@@ -1,7 +1,7 @@
-"""A table as its lake table tells of it, for whoever adopts the lake table: one property, JSON.
+"""The description of a table, as JSON in a property of its lake table, for adoptions.
 
-What Iceberg's own metadata has no word for is there: buckets and their key, narrow types, the
-table's properties, every version of its schema.
+The description adds to Iceberg's own metadata: buckets and their key, narrow types, the table's
+properties, every version of its schema.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def table_described_by(
 ) -> TableInfo:
     """Return the described table, under this name and id.
 
-    An import ends here: only the service of the import knew its progress. Raises
-    `UnsupportedError` for a text that this version does not understand.
+    An import ends here: only the importing service has its progress. Raises `UnsupportedError` for
+    a text of an unknown version.
     """
     try:
         value = json.loads(text)

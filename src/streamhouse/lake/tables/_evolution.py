@@ -1,6 +1,6 @@
 """Brings a lake table's schema and partitioning up to the table's, before a round writes files.
 
-Only metadata changes: files that are there keep their columns, and every engine maps them by id
+Only metadata changes: existing files keep their columns, and every engine maps columns by id
 (Iceberg spec, "Schema Evolution"). Columns that another engine added stay.
 """
 
@@ -51,9 +51,9 @@ __all__ = ["evolve_lake_table", "evolve_partitioning"]
 def evolve_lake_table(
     lake_table: Table, table: TableInfo, *, role: LakeRole = LakeRole.ROWS
 ) -> Table:
-    """Return the lake table with the columns of `table`, committed if they were not yet.
+    """Return the lake table with the columns of `table`, after a commit if necessary.
 
-    A commit that loses against another one is no error: the table is read again and judged anew.
+    Losing against another commit is no error: the table is read again and judged anew.
     """
 
     def stage(found: Table) -> StagedChange | None:
@@ -74,10 +74,10 @@ def evolve_lake_table(
 
 
 def evolve_partitioning(lake_table: Table, table: TableInfo, *, role: LakeRole) -> Table:
-    """Return the lake table with the partition spec of `table` as its default one.
+    """Return the lake table with the partition spec of `table` as its default spec.
 
-    Files that are there keep their partitions, and every engine reads them by their own spec
-    (Iceberg spec, "Partition Evolution").
+    Existing files keep their partitions, and every engine reads files by their own spec (Iceberg
+    spec, "Partition Evolution").
     """
     partitioning = lake_partitioning(table.descriptor, role=role)
 
@@ -106,7 +106,7 @@ def evolve_partitioning(lake_table: Table, table: TableInfo, *, role: LakeRole) 
 
 @dataclass(frozen=True, slots=True)
 class _Evolution:
-    """A change of columns or partitioning, for the loop that lands it."""
+    """A change of columns or partitioning, for the landing loop."""
 
     lake_table: Table
     what_is_left: Callable[[Table], StagedChange | None]
@@ -137,7 +137,7 @@ def _transforms(spec: PartitionSpec) -> list[tuple[int, str]]:
 
 
 def _numbered(wanted: PartitionSpec, lake_table: Table) -> PartitionSpec:
-    """Return `wanted` with the field ids that its transforms had before, or ids never used."""
+    """Return `wanted` with the earlier field ids of its transforms, or ids never used."""
     metadata = lake_table.metadata
     ids_by_transform = {
         (field.source_id, str(field.transform)): field
@@ -167,7 +167,7 @@ def _numbered(wanted: PartitionSpec, lake_table: Table) -> PartitionSpec:
 
 
 def _wanted(lake_table: Table, table: TableInfo, *, role: LakeRole) -> IcebergSchema | None:
-    """Return the schema the lake table should have, or None if it has it."""
+    """Return the schema to set on the lake table, None if already set."""
     lake_fields = lake_table.metadata.schema()
     nested_ids = assign_nested_ids(
         table.schema, known=_nested_ids_ever(lake_table), highest_used=_highest_nested(lake_table)
@@ -193,7 +193,7 @@ def _wanted(lake_table: Table, table: TableInfo, *, role: LakeRole) -> IcebergSc
 def _check_names(lake_table: Table, table: TableInfo, fields: tuple[NestedField, ...]) -> None:
     """Raise `InvalidSchemaError` rather than commit columns with which engines open no table.
 
-    The service refuses such names earlier, but does not know the specs of other engines.
+    The service refuses these names earlier, but does not know the specs of other engines.
     """
     by_name = {field.name.lower(): field for field in fields}
     for spec in lake_table.metadata.partition_specs:
@@ -211,10 +211,10 @@ def _check_names(lake_table: Table, table: TableInfo, fields: tuple[NestedField,
 def _sources_kept(
     lake_table: Table, table: TableInfo, fields: tuple[NestedField, ...]
 ) -> list[NestedField]:
-    """Return the dropped columns that a partition spec or sort order of the past still names.
+    """Return the dropped columns still named by a past partition spec or sort order.
 
-    Files are read by the spec they were written with, and a spec whose column is gone cannot be
-    read at all. They are no columns of the table any more: new rows have no value in them.
+    Files are read by the spec of their writing, and a spec without its column is unreadable. The
+    columns no longer belong to the table: new rows have no value in them.
     """
     metadata = lake_table.metadata
     sources = {f.source_id for spec in metadata.partition_specs for f in spec.fields}

@@ -1,6 +1,6 @@
-"""A partition as a path names it, as `$files` shows it: `day=2024-12-31/region=NL`.
+"""A partition as in a path, and in `$files`: `day=2024-12-31/region=NL`.
 
-The words are pyiceberg's, but for days and times: its own stop at the years 1 and 9999.
+Labels are pyiceberg's, except for days and times: pyiceberg's stop at the years 1 and 9999.
 """
 
 from __future__ import annotations

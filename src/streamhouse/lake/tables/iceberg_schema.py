@@ -1,7 +1,7 @@
-"""A table as Iceberg sees it: schema, partition spec, sort order and properties of its lake table.
+"""A table as Iceberg sees it: schema, partition spec, sort order and properties of the lake table.
 
-Field ids are those of `field_ids`. pyiceberg numbers the schema of a new table afresh, so the
-committer creates it from explicit metadata updates and checks what the catalog made of it.
+Field ids are those of `field_ids`. pyiceberg numbers the schema of a new table afresh: the
+committer creates the table from explicit metadata updates and checks the catalog's result.
 """
 
 from __future__ import annotations
@@ -145,9 +145,9 @@ def lake_properties(
 def description_properties(
     table: TableInfo, known: Mapping[str, str], *, role: LakeRole
 ) -> dict[str, str]:
-    """Return what to set so that a lake table with the properties `known` describes `table`.
+    """Return the properties to add to `known` for a description of `table`.
 
-    Only that of the rows does, and of a table that is described already there is nothing to set.
+    Only the lake table of the rows has a description; an existing description needs no addition.
     """
     if role is not LakeRole.ROWS:
         return {}
