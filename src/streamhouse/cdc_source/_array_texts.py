@@ -1,6 +1,6 @@
-"""Arrays as PostgreSQL writes them, `{1,NULL,"a b"}`, and what their elements say.
+"""PostgreSQL's texts of arrays, `{1,NULL,"a b"}`, and the values of their elements.
 
-Debezium hands them over as texts, because it reads some of them wrongly: elements of arrays in
+Debezium passes arrays on as texts, because it reads some arrays wrongly: elements of arrays in
 arrays as nulls, `NaN` as no array at all, dates before Christ as after.
 """
 
@@ -66,9 +66,9 @@ def bits(text: str) -> bytes:
 def element_decoder(
     t: pa.DataType, type_name: str, fit: Callable[[int], int]
 ) -> Callable[[str], Any]:
-    """Return what makes a value that Arrow takes as `t` of an element of type `type_name`.
+    """Return a converter from an element of type `type_name` to a value for the Arrow type `t`.
 
-    `fit` takes microseconds since 1970 which may be none that has a form here.
+    `fit` replaces microseconds since 1970 outside the target's calendar.
     """
     if pa.types.is_boolean(t):
         return _BOOLEANS.__getitem__

@@ -1,11 +1,11 @@
-"""The changes of one table between two commits, in order, as Arrow tables when they are due.
+"""The changes of a table between two commits, in order, handed out as Arrow tables.
 
 Invariants:
-- `complete` changes belong to transactions of the source whose end has been seen; only they are
-  ever handed out. What an unfinished transaction did waits beside them
-- a truncation drops what was waiting before it, once its transaction is complete
-- a value that an update left as it was is the one of the latest row before: one of the rows that
-  wait here, or the stored row
+- `complete` changes belong to finished transactions of the source; only complete changes are handed
+  out. Changes of an unfinished transaction wait separately
+- a truncation drops all waiting changes before it, once its transaction is complete
+- a value left unchanged by an update is the value of the row's latest version: a waiting change, or
+  the stored row
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Lookup = Callable[[list[Key]], pa.Table]
 
 @dataclass(frozen=True, slots=True)
 class RowShape:
-    """The columns of the target, those of its key, and how events write each of them."""
+    """The target's columns and key columns, with the encoding of each in events."""
 
     table: str
     schema: pa.Schema
@@ -46,13 +46,13 @@ class RowShape:
     wires: Mapping[str, WireType]
 
     def array(self, name: str, values: Sequence[Any]) -> pa.Array:
-        """Return values as events write them as a column of the target."""
+        """Return values in an event's encoding as a column of the target."""
         where = f"table '{self.table}', column '{name}'"
         data_type, wire = self.schema.field(name).type, self.wires.get(name)
         return to_array(values, data_type, wire, where=where, is_key=name in self.key)
 
     def conform(self, chunk: pa.Table) -> pa.Table:
-        """Return a chunk that was made for an earlier schema of the target with its columns."""
+        """Return a chunk of an earlier schema with the target's columns."""
         for column in self.schema:
             if column.name not in chunk.column_names:
                 chunk = chunk.append_column(column, pa.nulls(chunk.num_rows, column.type))
@@ -234,7 +234,7 @@ class ChangeBuffer:
         return table.append_column(CHANGE_TYPE_COLUMN, ops)
 
     def _stored_rows(self, changes: list[_Change]) -> tuple[pa.Table | None, dict[int, int]]:
-        """Return the stored rows that changes take values from, and change -> its row there."""
+        """Return the stored rows with the unchanged values of changes, and change -> row number."""
         places: dict[int, int] = {}
         keys: list[Key] = []
         for at, change in enumerate(changes):
@@ -252,7 +252,7 @@ def _plain(column: pa.ChunkedArray, data_type: pa.DataType) -> pa.Array:
 def _completed(
     change: _Change, missing: tuple[str, ...], base: Key, before: _Change | None
 ) -> _Change:
-    """Return a change with what is known of its unchanged values."""
+    """Return a change with its unchanged values filled in, where available."""
     if before is None:
         return _Change(change.op, change.row, missing, base)
     filled = {name: before.row.get(name) for name in missing if name not in before.unchanged}

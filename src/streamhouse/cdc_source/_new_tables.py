@@ -1,9 +1,9 @@
-"""Tables that the source got while it is followed: read once, beside the stream, then followed.
+"""Tables added to the source during a stream: read once beside the stream, then followed.
 
-The stream goes on with the other tables, but the source keeps its log from before the new ones are
-read. Then the stream starts again where the new tables were read, or where it was if that is
-before: what tables have already is skipped there, so nothing is missed and nothing comes twice.
-A crash at any moment leaves tables that are not followed yet, which are read again.
+The stream goes on with the old tables, but the source keeps its log from before the read of the new
+tables. Then the stream restarts at the position of the new tables, or at its own position if
+earlier: changes that tables have already are skipped, and no change is missed or applied twice. A
+crash leaves new tables unfollowed, to be read again.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ def targets_of(
     make_target: MakeTarget,
     say: Callable[[str], None],
 ) -> dict[str, TargetTable]:
-    """Return our tables for those that can be followed, ready; say of the others why not.
+    """Return prepared targets for the tables that can be followed; log the reason for each other
+    table.
 
-    One table that cannot be followed stops no other, and nothing is done to it in the source.
+    A table that cannot be followed does not stop the rest, and the source is not changed for the
+    table.
     """
     targets: dict[str, TargetTable] = {}
     paths = dict(beside)
@@ -66,13 +68,13 @@ def targets_of(
 
 @dataclass(frozen=True, slots=True)
 class ReadTables:
-    """New tables that ours are equal to at `lsn`."""
+    """New tables, with targets equal to the source at `lsn`."""
 
     lsn: int
     tables: dict[str, FollowedTable]
 
     def joined(self, progress: Progress) -> Progress:
-        """Return the position from which on the stream has these tables, too."""
+        """Return the position for a stream with these tables included."""
         assert progress.lsn is not None
         return Progress(
             name=progress.name,
@@ -84,9 +86,9 @@ class ReadTables:
 
 
 class NewTables:
-    """Looks for new tables in a thread of its own, from `with` on until they are read.
+    """Looks for new tables in a separate thread, inside `with`, until new tables are read.
 
-    `read` holds the new tables once they are read; the follower then restarts the stream with them.
+    `read` then holds the new tables; the follower restarts the stream with the new tables.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class NewTables:
         self._placeholder = placeholder
         self._say = say
         self._say_once = say_once
-        # Tables, by number, that have what does not fit: to read them again takes as long.
+        # Numbers of tables with unfit values: reading such a table again takes as long.
         self._refused: set[int] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="new tables", daemon=True)

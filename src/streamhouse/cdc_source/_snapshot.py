@@ -1,8 +1,8 @@
-"""Some tables of the database as they are at one position in its log, into ours.
+"""A snapshot of some tables at one position in the database's log, into the target tables.
 
-Debezium makes a replication slot and reads what is visible where the slot begins. Each of our
-tables is replaced in one step, by a commit whose version is that position: so changes that
-the snapshot includes are skipped when Debezium sends the changes, and later changes are applied.
+Debezium creates a replication slot and reads the rows visible at the slot's start. A single commit
+replaces each target table, with the position as its version: Debezium's later changes are skipped
+up to the position, and applied after it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def read_snapshot(
     stop: threading.Event,
     say: Callable[[str], None],
 ) -> int | None:
-    """Make our tables what those of the source are; return at which position, None if stopped.
+    """Make the target tables equal to the source; return the position, None after a stop.
 
-    The slot is there afterwards, and nothing was read from it. A table with a value that has no
-    form here is named, and taken out of `targets`. Raises `SchemaMismatchError` if none is left,
-    and `UnavailableError` if Debezium ends before.
+    The slot remains, unread. A table with a value that has no form in the target is logged, and
+    removed from `targets`. Raises `SchemaMismatchError` when no target remains, and
+    `UnavailableError` if Debezium ends early.
     """
     snapshot = _Snapshot(settings, targets, say=say)
     try:
@@ -54,7 +54,7 @@ def read_snapshot(
 
 
 class _Snapshot:
-    """Takes rows until the first event that is none; `lsn` is the position they belong to."""
+    """Takes rows until the first event of another kind; `lsn` is the position of the rows."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class _Snapshot:
 
     @property
     def lsn(self) -> int:
-        """Where the slot begins, which it does as long as nothing was read from it."""
+        """The start of the slot, unchanged while the slot is unread."""
         if self._lsn is None:
             with SourceDatabase(self._settings.address) as source:
                 slot = source.slot(self._settings.slot)
@@ -84,7 +84,7 @@ class _Snapshot:
         return self._lsn
 
     def take(self, events: list[SourceEvent]) -> None:
-        """Take events; the first that is not of the snapshot ends it, and none counts after it."""
+        """Take events; the first event after the snapshot ends it, and later events are ignored."""
         for event in events:
             if self.is_whole:
                 return
@@ -119,7 +119,7 @@ class _Snapshot:
 
     @contextlib.contextmanager
     def _refusing(self, name: str) -> Iterator[None]:
-        """Leave a table out that has what does not fit; the last one ends the snapshot."""
+        """Remove a table with an unfit value; without any table the snapshot ends."""
         try:
             yield
         except SchemaMismatchError as error:

@@ -1,6 +1,6 @@
-"""Queries to the source database: its tables, and the state of a replication slot.
+"""Queries to the source database: tables, and the state of a replication slot.
 
-Queries go through Debezium's JDBC driver, so that no second driver is needed.
+Queries go through Debezium's JDBC driver, instead of a second driver.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _PASSING: Final = ("08", "53", "57", "58", "XX")
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """A replication slot: who uses it, and below which position the database keeps no log."""
+    """A replication slot: its reader, and the start of the log that the database keeps for it."""
 
     is_active: bool
     confirmed_lsn: int
@@ -136,7 +136,7 @@ class SourceDatabase:
             raise self._error(error) from None
 
     def check_can_stream(self) -> None:
-        """Raise `InvalidRequestError` that names the setting, if the server keeps too little."""
+        """Raise `InvalidRequestError` with the setting, if the server keeps too little log."""
         ((level,),) = self.rows("SHOW wal_level")
         if level != "logical":
             raise InvalidRequestError(
@@ -165,7 +165,7 @@ class SourceDatabase:
         return self._described(tables, patterns, exclude)
 
     def tables_now(self, patterns: Sequence[str], exclude: Sequence[str] = ()) -> list[SourceTable]:
-        """Return what `tables` does, also if there are none."""
+        """Return the result of `tables`, perhaps empty."""
         return self._described(self._catalog_rows(), patterns, exclude)
 
     def _catalog_rows(self) -> dict[tuple[str, str], Sequence[str | None]]:
@@ -232,7 +232,7 @@ class SourceDatabase:
         return old_rows
 
     def slot(self, name: str) -> SlotState | None:
-        """Return the state of a replication slot, or None if there is none of that name."""
+        """Return the state of a replication slot, or None without a slot of this name."""
         rows = self.rows(_SLOT, name)
         if not rows:
             return None
@@ -242,7 +242,7 @@ class SourceDatabase:
     def drop_slot(self, name: str, *, wait_s: float = 0.0) -> bool:
         """Drop a replication slot; return whether there was one.
 
-        Raises `InvalidRequestError` if somebody reads from it still after `wait_s`.
+        Raises `InvalidRequestError` if a reader still has the slot after `wait_s`.
         """
         deadline = time.monotonic() + wait_s
         while (state := self.slot(name)) is not None:
@@ -258,11 +258,11 @@ class SourceDatabase:
         return False
 
     def publish(self, name: str, tables: Sequence[SourceTable]) -> None:
-        """Create a publication with these tables, or add the tables to it.
+        """Create a publication with these tables, or add the tables to the publication.
 
-        A table is added while nobody writes to it: else PostgreSQL forgets to publish what a
-        transaction that wrote before, and all after it, write. Raises `InvalidRequestError` if a
-        writer does not end soon.
+        A table is added without writers at work: otherwise PostgreSQL would not publish the changes
+        of a transaction with earlier writes, or any later changes. Raises `InvalidRequestError` if
+        a writer does not end soon.
         """
         if not self.rows("SELECT 1 FROM pg_publication WHERE pubname = ?", name):
             listed = ", ".join(_quoted(table) for table in tables)
@@ -290,7 +290,7 @@ class SourceDatabase:
             self._connection.setAutoCommit(True)
 
     def unpublish_all_but(self, name: str, tables: Sequence[SourceTable]) -> None:
-        """Take the tables out of a publication that are not among these."""
+        """Remove all tables but these from a publication."""
         oids = {table.oid for table in tables}
         for oid, schema, table in self.rows(_PUBLISHED, name):
             if int(oid or 0) not in oids:

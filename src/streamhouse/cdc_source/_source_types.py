@@ -1,8 +1,7 @@
-"""PostgreSQL's types as ours, and how a value of Debezium's JSON becomes one.
+"""PostgreSQL's types as Streamhouse types, and values of Debezium's JSON in these types.
 
-A column's type is taken from the type's name; how its values are written is taken from the schema
-that comes with the event, because Debezium writes one type in several ways. What is not known here
-is text.
+A column's type is taken from the type's name; the encoding of its values comes from the event's
+schema, because Debezium writes a type in several ways. Values of unknown types become text.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ _MICROS_A_DAY: Final = 86_400_000_000
 _MISFITS: Final = (pa.ArrowException, ValueError, TypeError, ArithmeticError)
 _Decode = Callable[[Any], Any]
 _Fit = Callable[[int], int]
-# What PostgreSQL has no date or timestamp before: infinity, or a number that went round.
+# PostgreSQL's first timestamp: anything below is infinity, or a number after an overflow.
 _PG_MICROS_MIN: Final = -210_866_803_200_000_000
 _MINUS_INFINITY: Final = -9_223_372_036_832_400_000
 _INFINITE_DAYS: Final = -2_147_472_692
-# Debezium's names of numbers that are none, as PostgreSQL prints them.
+# Debezium's names of special floating-point values -> PostgreSQL's.
 _SPECIAL: Final = {"NAN": "NaN", "POSITIVE_INFINITY": "Infinity", "NEGATIVE_INFINITY": "-Infinity"}
-# It counts the zeros behind the point of numeric(3,-2) as 2,046.
+# PostgreSQL encodes the negative scale of numeric(3,-2) as 2,046.
 _SCALE_MAX: Final = 1_000
 _INSTANT_MIN: Final = "0001-01-01T00:00:00Z"
 _INSTANT_MAX: Final = "9999-12-31T23:59:59.999999Z"
@@ -85,7 +84,7 @@ _TEXTS: Final = frozenset(
 # fmt: on
 # Zeros before the first 1, and zones, are lost.
 _AMBIGUOUS: Final = frozenset({"varbit", "timetz"})
-# How Debezium writes what has no type name: of domains, for one.
+# Debezium's encodings of values without a type name, as of domains.
 _BY_WIRE: Final[dict[str, pa.DataType]] = {
     "BOOLEAN": pa.bool_(),
     "INT16": pa.int16(),
@@ -109,10 +108,10 @@ class WireType:
 
 @dataclass(frozen=True, slots=True)
 class SourceColumn:
-    """A column as the database, or an event's schema, describes it.
+    """A column as described by the database, or by an event's schema.
 
-    `type_name` is PostgreSQL's, arrays with a leading underscore; `length` and `scale` are those of
-    `numeric(length, scale)`. `is_enum` is only known from the database.
+    `type_name` is PostgreSQL's, arrays with a leading underscore; `length` and `scale` come from
+    `numeric(length, scale)`. Only the database tells `is_enum`.
     """
 
     name: str
@@ -146,7 +145,7 @@ def is_known_type(column: SourceColumn) -> bool:
 
 
 def is_key(column: SourceColumn) -> bool:
-    """Return whether two values of a column are always two here, so that it may be of a key."""
+    """Return whether distinct values of a column stay distinct in the target, as a key requires."""
     t = column.arrow_type()
     is_inexact = pa.types.is_floating(t) or pa.types.is_list(t)
     return not is_inexact and column.type_name.lower() not in _AMBIGUOUS
@@ -162,9 +161,9 @@ def to_array(
 ) -> pa.Array:
     """Return a column of Debezium's JSON values as an Arrow array of `data_type`.
 
-    A time that no calendar here has is the first or the last one, except in a key, where it would
-    be another row's. Raises `SchemaMismatchError` that names `where` and the first value that does
-    not fit.
+    A time outside the target's calendar becomes its first or last time, except in a key, where the
+    time would belong to another row. Raises `SchemaMismatchError` with `where` and the first unfit
+    value.
     """
     decode = _decoder(data_type, wire or WireType(""), _exact if is_key else _clip)
     try:
@@ -238,7 +237,9 @@ def _timestamp_decoder(data_type: pa.DataType, wire: WireType, fit: _Fit) -> _De
 
 
 def _instant(text: str, fit: _Fit) -> str:
-    """Return an ISO instant; infinity, and what no calendar shows, as the first or the last one."""
+    """Return an ISO instant; infinity, and times outside the calendar, become the first or last
+    instant.
+    """
     if text.startswith("-"):
         fit(_MICROS_MIN - 1)
         return _INSTANT_MIN

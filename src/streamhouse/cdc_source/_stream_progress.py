@@ -1,8 +1,7 @@
-"""How far each stream from a database is: one row of a table beside the tables it feeds.
+"""The progress of each stream from a database: a row of a table beside the stream's target tables.
 
 The row follows the tables: a position is written once the tables have all changes below the
-position. Before the first snapshot is whole, the row says only that a snapshot was
-begun, and its generation.
+position. Before the end of the first snapshot, the row has only the snapshot's generation.
 """
 
 from __future__ import annotations
@@ -37,10 +36,11 @@ _SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class FollowedTable:
-    """Our table for one of the source: its path, and the numbers of the source's.
+    """The target table of a source table: its path, and the source's numbers for the table and its
+    columns.
 
-    The source numbers its tables and the columns of each. A table that was dropped and made again
-    has the same name and another number; a column that was renamed has the same number.
+    The source numbers its tables and the columns of each. A dropped and recreated table has the
+    same name and another number; a renamed column keeps its number.
     """
 
     path: str
@@ -48,7 +48,7 @@ class FollowedTable:
     columns: Mapping[str, int] = field(default_factory=dict)
 
     def renamed_column(self, now: Mapping[str, int]) -> tuple[str, str] | None:
-        """Return the old and the new name of a column that `now` has under another one."""
+        """Return the old and the new name of a column with another name in `now`."""
         names = {number: name for name, number in now.items()}
         for name, number in self.columns.items():
             if names.get(number, name) != name:
@@ -85,7 +85,7 @@ class ProgressTable:
         self._path = f"{database}.{TABLE}"
 
     def load(self, name: str) -> Progress | None:
-        """Return where the stream is, or None if there never was one."""
+        """Return the progress of the stream, or None for a new stream."""
         try:
             row = self._client.lookup_one(self._path, name=name)
         except NotFoundError:

@@ -44,10 +44,10 @@ def quoted(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OldRows:
-    """What the database sends of an old row of `table`, which may be a partition.
+    """The parts of an old row of `table`, perhaps a partition, that the database sends.
 
-    `identity` is its REPLICA IDENTITY as the catalog has it: `d`, `f`, `i` or `n`; `columns` are
-    those of the index, of `i`. `is_logged`: changes of the table are in the database's log.
+    `identity` is its REPLICA IDENTITY in the catalog: `d`, `f`, `i` or `n`; `columns` are the
+    columns of the index, for `i`. `is_logged`: changes of the table are in the database's log.
     """
 
     table: str
@@ -58,11 +58,11 @@ class OldRows:
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table of the database: its columns in order, and its primary key, which may be empty.
+    """A table of the database: columns in order, and the primary key, perhaps empty.
 
-    `left_out` columns are not read: the database computes them, or they have no form here. `oid`
-    and `column_numbers` are the database's numbers of the table and its columns, which no other
-    gets. The rest is what `StreamOptions` judges by.
+    `left_out` columns are not read: the database computes them, or the target has no form for their
+    values. `oid` and `column_numbers` are the database's unique numbers of the table and its
+    columns. The remaining fields are for the checks of `StreamOptions`.
     """
 
     schema: str
@@ -84,7 +84,7 @@ class SourceTable:
         return f"{self.schema}.{self.name}"
 
     def target_name(self) -> str:
-        """Return the name of our table; a schema other than `public` is part of it."""
+        """Return the name of the target table; a schema other than `public` is part of the name."""
         return self.name if self.schema == "public" else f"{self.schema}_{self.name}"
 
     def arrow_schema(self) -> pa.Schema:
@@ -99,7 +99,7 @@ class SourceTable:
 
 
 class TargetTable:
-    """Takes the changes of one source table, and commits them by position."""
+    """Takes the changes of a source table, and commits them by position."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class TargetTable:
         self._schema_id = 0
         self.changes = ChangeBuffer(unchanged=unchanged, lookup=self._lookup, folder=folder)
         self._snapshot: tuple[Transaction, list[str]] | None = None
-        # Until a commit was not skipped, what comes may be what the table has.
+        # Before the first commit that was not skipped, the table may have the changes already.
         self._is_caught_up = False
 
     def prepare(self, *, bucket_count: int) -> None:
@@ -163,13 +163,13 @@ class TargetTable:
         return RowShape(str(self.path), schema, self.source.primary_key, wires)
 
     def lacks_any(self, columns: Sequence[SourceColumn]) -> bool:
-        """Whether one of these columns is new to the table."""
+        """Whether any of these columns is new to the table."""
         return any(column.name not in self._shape.schema.names for column in columns)
 
     def follow_schema(self, columns: Sequence[SourceColumn]) -> None:
-        """Bring the table to the columns that an event has: add those it lacks, widen types.
+        """Bring the table to the columns of an event: add missing columns, widen types.
 
-        Raises `SchemaMismatchError` for a change that no table follows.
+        Raises `SchemaMismatchError` for a change that the table cannot follow.
         """
         for column in columns:
             source_type = column.arrow_type()
@@ -211,7 +211,7 @@ class TargetTable:
         self._shape = self._shaped(table, self._shape.wires)
 
     def add(self, op: str, row: Mapping[str, Any], text: str) -> None:
-        """Take one change of the source's transaction at hand."""
+        """Take a change of the source's transaction at hand."""
         if op == "t":
             self.changes.truncate()
             return
@@ -222,7 +222,7 @@ class TargetTable:
     # -- the snapshot --------------------------------------------------------------------------
 
     def stage_snapshot(self, lsn: int) -> None:
-        """Store the rows that were taken, as the table was at `lsn`; nobody sees them yet."""
+        """Store the taken rows, as of `lsn` in the source; readers do not see the rows yet."""
         if self._snapshot is None:
             begun = self._client.begin_transaction(
                 str(self.path),
@@ -242,9 +242,9 @@ class TargetTable:
         self.changes.discard_complete()
 
     def commit_snapshot(self, lsn: int) -> int:
-        """Make the table what the snapshot has, in one step; return how many rows that is.
+        """Replace the table by the snapshot in one step; return the number of rows.
 
-        Changes that were committed up to `lsn` are skipped from now on.
+        Changes committed up to `lsn` are skipped from now on.
         """
         self.stage_snapshot(lsn)
         assert self._snapshot is not None
@@ -267,7 +267,7 @@ class TargetTable:
             return
         self.changes.end_transaction(self._shape)
         if not self._is_caught_up:
-            # One by one, until one is not skipped: the table does not say where it is.
+            # One by one, until a commit is not skipped: the table's own position is unknown.
             self.commit(lsn)
 
     def commit(self, lsn: int) -> int:

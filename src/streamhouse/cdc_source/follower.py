@@ -1,7 +1,8 @@
-"""`streamhouse cdc`: the tables of a database, followed until somebody stops it.
+"""`streamhouse cdc`: the tables of a database, followed until a stop.
 
-Each start, whatever ended the run before, is the same: read where the tables are, check that the
-database still has what comes next, and begin there. So a crash of either side is a start.
+Each start is the same, after any end of the last run: read the positions of the tables, check that
+the database still has the log from there, and begin. A crash of either side is followed by a normal
+start.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from streamhouse.core.model.table import TablePath
 __all__ = ["Follower", "drop_stream"]
 
 _PAUSE_S: Final = (0.5, 30.0)
-# A reader that died is noticed by the server when its connection breaks.
+# The server notices a dead reader when the reader's connection breaks.
 _SLOT_FREE_S: Final = 60.0
 _NO_TABLE: Final = FollowedTable("", 0)
 
 
 def drop_stream(client: StorageClient, address: SourceAddress, *, database: str, name: str) -> bool:
-    """Take away what a stream left in the source, and its position; our tables stay.
+    """Remove a stream's slot and publication, and its position; the target tables stay.
 
     Returns whether the source had its slot.
     """
@@ -54,7 +55,7 @@ def drop_stream(client: StorageClient, address: SourceAddress, *, database: str,
 
 
 class Follower:
-    """Keeps tables of ours in step with those of a database."""
+    """Keeps target tables in step with the tables of a database."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class Follower:
             stop.wait(pause_s)
 
     def _run_once(self, stop: threading.Event) -> str:
-        """Follow until `stop` is set, Debezium ends or there are new tables; return why, or ""."""
+        """Follow until `stop`, Debezium's end or new tables; return the reason, or ""."""
         with tempfile.TemporaryDirectory(prefix="streamhouse-cdc-rows-") as folder:
             with SourceDatabase(self._address) as source:
                 progress, tables = self._prepare(source, stop)
@@ -145,7 +146,7 @@ class Follower:
         placeholder: str,
         stop: threading.Event,
     ) -> str:
-        """Publish and read the tables that can be followed; nothing is done to the others."""
+        """Publish and read the tables that can be followed; leave the rest alone."""
         targets = targets_of(
             tables, self._options, beside={}, make_target=make_target, say=self._say_once
         )
@@ -237,14 +238,14 @@ class Follower:
         tables = source.tables(self._options.patterns, self._options.exclude)
         progress = self._positions.load(self._options.name)
         self._wait_for_slot(source, stop)
-        # A command that died while it read new tables left this one.
+        # The slot remains after a crash of a command during a snapshot of new tables.
         source.drop_slot(self._options.snapshot_slot, wait_s=_SLOT_FREE_S)
         if progress is not None and progress.lsn is not None and not self._wants_snapshot:
             return self._go_on(source, progress, tables)
         return self._begun(source, progress), tables
 
     def _wait_for_slot(self, source: SourceDatabase, stop: threading.Event) -> None:
-        """Wait while a reader that may have died has the slot; raise if it seems to be alive."""
+        """Wait while a perhaps dead reader has the slot; raise if the reader seems alive."""
         waited_s = 0.0
         while waited_s < _SLOT_FREE_S and not stop.is_set():
             state = source.slot(self._options.slot)
@@ -285,7 +286,7 @@ class Follower:
             for table in tables
             if progress.tables.get(table.full_name, _NO_TABLE).oid == table.oid
         ]
-        # Another table is read anew should it be followed again: its changes pass by.
+        # A table left out now misses changes: a later return begins with a snapshot.
         noted = {table.full_name: progress.tables[table.full_name] for table in followed}
         for table in followed:
             ours = noted[table.full_name]

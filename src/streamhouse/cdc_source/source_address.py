@@ -83,7 +83,7 @@ class SourceAddress:
         return f"jdbc:postgresql://{host}:{self.port}/{self.database}"
 
     def jdbc_properties(self) -> dict[str, str]:
-        """Return what Java's driver is given beside the URL."""
+        """Return the properties for Java's driver beside the URL."""
         return {
             "user": self.user,
             "password": self.password,
@@ -102,7 +102,7 @@ def _password_from(given: str | None, in_url: str | None, environment: Mapping[s
 
 
 def hide_password(arguments: Sequence[str] = tuple(sys.orig_argv)) -> str | None:
-    """Return the password of the URL on this process's command line, where nobody sees it.
+    """Return the password from a URL on this process's command line, and hide the password.
 
     If the command line has a password, the process restarts itself without the password, because
     every user of the machine sees command lines. The secret goes through a pipe, not the

@@ -1,4 +1,4 @@
-"""Options of a stream: the source tables, their target tables, and the names of its parts."""
+"""Options of a stream: source tables, target tables, and the names of the stream's parts."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class StreamOptions:
 
     @property
     def snapshot_slot(self) -> str:
-        """The replication slot that is there while new tables are read."""
+        """The replication slot for the snapshot of new tables."""
         return f"streamhousenew_{self.name}"
 
     def check_new(self, table: SourceTable) -> None:
         """Raise `InvalidRequestError` with the reason why a table cannot be followed, if any.
 
-        It is asked before the table is published: a publication changes what the database's other
-        users may do with the table.
+        The check comes before the publication of the table: a publication changes what the
+        database's other users may do with the table.
         """
         why = ""
         if table.has_heirs:
@@ -82,7 +82,7 @@ class StreamOptions:
         self.check_old_rows(table)
 
     def check_followed(self, table: SourceTable) -> None:
-        """Raise `SchemaMismatchError` if a table that is followed cannot be any longer."""
+        """Raise `SchemaMismatchError` if a followed table can no longer be followed."""
         try:
             self.check_old_rows(table)
         except InvalidRequestError as error:

@@ -114,8 +114,8 @@ def _is_sealed(sent: Sent, seen: Seen) -> bool:
     """Whether the commit can land no more."""
     if seen.current_id == sent.parent_id or seen.last_sequence_number < sent.sequence_number:
         return False
-    # A snapshot that comes from none may have any number, and a main branch can be removed: only an
-    # answer says that it is not on its way any more.
+    # A snapshot without a parent may have any number, and a main branch can be removed: only an
+    # answer proves that the attempt is no longer on its way.
     return sent.parent_id is not None or sent.answer is Answer.CONFLICT
 
 
@@ -130,7 +130,7 @@ def _may_come_from(snapshot_id: int, sent: Sent, seen: Seen) -> bool:
     ancestor_id: int | None = snapshot_id
     while ancestor_id is None or ancestor_id != sent.parent_id:
         if ancestor_id is None or ancestor_id not in seen.snapshots:
-            # What it came from was expired; some catalogs then say that it came from none.
+            # The parent was expired; some catalogs then report no parent.
             return True
         ancestor_id, sequence_number = seen.snapshots[ancestor_id]
         if sequence_number <= sent.sequence_number:

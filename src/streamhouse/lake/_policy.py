@@ -267,8 +267,8 @@ _METRICS: Final = (
     re.compile(r"\s*(none|counts|full|truncate\(0*[1-9][0-9]{0,8}\))\s*", re.IGNORECASE),
     "none, counts, full or truncate(N)",
 )
-# What the library reads of a table whenever it is committed to: a value that it cannot read would
-# stop the table's commits, and rounds, for good.
+# Properties that the library reads on every commit to a table: an unreadable value would stop the
+# table's commits, and rounds, for good.
 _VALUES: Final[Mapping[str, tuple[re.Pattern[str], str]]] = {
     **dict.fromkeys(
         (
@@ -359,7 +359,7 @@ def check_lake_name(name: str, *, what: str = "table") -> None:
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _SAME_STORE: Final = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasbs": "wasb"}
 FILE: Final = "file"
-# What stands after `//` is a bucket there, and no host that would be asked.
+# In these URIs a bucket follows `//`, not a host.
 _BUCKET_STORES: Final = ("s3", "gs", "oss")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Behind these libraries cut a path off; those of a new location some would read differently.

@@ -48,10 +48,10 @@ _KINDS: tuple[tuple[type[Exception], type[StreamhouseError]], ...] = (
     (ValueError, InvalidRequestError),
     (KeyError, InvalidRequestError),
 )
-# Of a commit that was sent: its answer could not be read.
+# After sending a commit: the answer could not be read.
 _UNREADABLE: Final = (InvalidModelError, ValueError, KeyError)
 
-# What a REST catalog behind this one refuses; 5xx is none, because it may have done it.
+# Refusals of a REST catalog behind this one; 5xx is no refusal: the commit may have landed.
 _REFUSALS: Final[dict[int, type[StreamhouseError]]] = {
     400: InvalidRequestError,
     401: UnavailableError,
@@ -82,7 +82,7 @@ def catalog_errors(
     except StreamhouseError:
         raise
     except Exception as error:
-        # Catalogs raise what their database, HTTP or cloud client raises: there is no common root.
+        # Catalogs raise errors of their database, HTTP or cloud client, without a common root.
         for kind, ours in _KINDS:
             if isinstance(error, kind) and not (is_checked and kind in _UNREADABLE):
                 raise ours(f"cannot {doing}: {sentence_of(error)}") from error
@@ -145,7 +145,7 @@ def _refusal_of(error: Exception) -> type[StreamhouseError] | None:
     if not isinstance(error, iceberg.RESTError) or response is None:
         return None
     if response.status_code == 503:
-        # A proxy says so too, of a request that it has passed on.
+        # A proxy also answers 503, for a request already passed on.
         return UnavailableError if _is_of_protocol(response.text) else None
     return _REFUSALS.get(response.status_code)
 

@@ -121,7 +121,7 @@ class IcebergLake:
                             lake_table = evolve_partitioning(lake_table, table, role=role)
                         return lake_table
                     self._put_aside(catalog, lake_table, owner_property)
-                    # Engines that clean up below a table's folder must not meet the other's files.
+                    # A clean-up of one table's folder must not reach the other table's files.
                     suffix = f"-{table.table_id}"
                     return create_lake_table(
                         catalog,
@@ -137,8 +137,8 @@ class IcebergLake:
             except StreamhouseError:
                 raise
             except Exception as error:  # each kind of catalog says "collided" differently
-                # Workers that start together on a new catalog collide in its own tables, in the
-                # namespace, in the lake table: a moment later what they collided on is there.
+                # Workers that start together on a new catalog collide in the catalog's own tables,
+                # the namespace, the lake table: the object of the collision exists a moment later.
                 if attempt + 1 == OPEN_ATTEMPTS_MAX or isinstance(error, Timeout):
                     raise
                 pause(attempt + 1)

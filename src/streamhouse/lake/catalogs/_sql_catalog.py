@@ -66,7 +66,7 @@ class LakeSqlCatalog(SqlCatalog):
         try:
             super().__init__(name, **properties)
         except ModuleNotFoundError as error:
-            # pyiceberg would only say that it could not make a catalog of this class.
+            # pyiceberg's own error does not name the missing package.
             raise UnsupportedError(
                 f"catalog '{name}' needs Python's module '{error.name}', which is not installed"
                 f" here: pip install {_PACKAGES.get(error.name or '', error.name)}"

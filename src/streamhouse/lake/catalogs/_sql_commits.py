@@ -101,7 +101,7 @@ def _write(catalog: SqlCatalog, staged: StagedTable, location: str) -> None:
     except NotImplementedError:
         raise
     except Exception as error:
-        # Each file system has its own errors; none of them has touched the catalog.
+        # Each file system has its own errors; the catalog was not touched.
         raise UnavailableError(
             f"cannot write lake metadata '{location}': {error}; nothing was committed"
         ) from error

@@ -107,7 +107,7 @@ class GuardedCatalog(Catalog):
     Calls of `super()` reach the catalog's class; `Catalog` itself lacks most of these methods.
     """
 
-    # A catalog that is open can only become one of a class without room of its own.
+    # An open catalog can only change to a class without slots of its own.
     __slots__ = ()
     rules: _Rules
 
@@ -228,7 +228,7 @@ class GuardedCatalog(Catalog):
             location = self._default_location(name)
             place = location_of(location, self.rules.warehouse, is_new=True)
             if any(place.may_overlap(taken_place) for taken_place in self._taken_places(name)):
-                # The table that was renamed from this name, or one of another engine's.
+                # A table renamed away from this name, or a table of another engine, has the place.
                 location = f"{location.rstrip('/')}-{uuid.uuid4().hex[:8]}"
         if location is not None:
             self.check_new_location(name, location)
@@ -297,7 +297,7 @@ class GuardedCatalog(Catalog):
         if data is None or not place.may_overlap(data):
             return
         warehouse = None if self.rules.warehouse is None else self.rules.warehouse.place
-        # The default one is in it.
+        # The default warehouse is inside the data directory.
         if (
             warehouse is None
             or warehouse.really_contains(data)
@@ -417,7 +417,7 @@ class _GuardedRest(GuardedCatalog):
         return self._admitted(table)
 
     def _load_file_io(self, properties: Any = None, location: str | None = None) -> FileIO:
-        # Not of the table any more: what the server vends for it.
+        # The properties are the server's vended ones here, no longer the table's.
         file_io: FileIO = _of(super(GuardedCatalog, self))._load_file_io(properties or {}, location)
         return file_io
 
@@ -530,7 +530,7 @@ def unreadable_metadata(where: str) -> Iterator[None]:
         KeyError,
         RecursionError,
     ):
-        # Without the cause too: its text has the file's bytes in it.
+        # No cause either: its text has bytes of the file.
         raise CorruptDataError(
             f"{where}: its metadata file is not what Iceberg's metadata looks like"
         ) from None

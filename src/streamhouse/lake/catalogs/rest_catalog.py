@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 _TIMEOUT_MS_DEFAULT: Final = 60_000
-# Only who opens a catalog says these: code that is loaded, and files of this machine.
+# Settings of the opener only: code to load, and files of this machine.
 _OWN_ALONE: Final = (
     *(AUTH, AUTH_MANAGER, SSL, PY_CATALOG_IMPL, PY_IO_IMPL),
     CATALOG_URIS_PROPERTY,
@@ -124,7 +124,7 @@ class LakeRestCatalog(RestCatalog):
         return session
 
     def _create_legacy_oauth2_auth_manager(self, session: Session) -> AuthManager:
-        # It asks for a token at once.
+        # The session requests a token at once.
         self._watch(session)
         return super()._create_legacy_oauth2_auth_manager(session)
 
@@ -249,7 +249,7 @@ def commit_many(catalog: RestCatalog, changes: Sequence[CommitTableRequest]) -> 
     try:
         _post(catalog, body)
     except (AuthorizationExpiredError, UnauthorizedError):
-        # Credentials that have run out are made anew, once; what is refused for them did nothing.
+        # Expired credentials are renewed once; a request refused for them had no effect.
         catalog._refresh_token()
         _post(catalog, body)
 

@@ -126,7 +126,7 @@ class _SummaryCollector(SnapshotSummaryCollector):
     ) -> None:
         del is_add_file, schema
         values = [file.partition[position] for position in range(len(file.partition))]
-        # Nothing is kept of a partition but that there is one.
+        # The summary only counts partitions.
         self.partition_metrics[f"{partition_spec.spec_id} {values}"] = UpdateMetrics()
 
 

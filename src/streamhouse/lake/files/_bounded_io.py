@@ -24,7 +24,7 @@ _logger = logging.getLogger(__name__)
 class _BoundedIO(FileIO):
     """A mixin to the class of a catalog's file IO, whose own methods stay."""
 
-    # A file IO that exists can only become one of a class without room of its own.
+    # An existing file IO can only change to a class without slots of its own.
     __slots__ = ()
     bounds: Bounds
     own_bounds: Bounds
@@ -32,7 +32,7 @@ class _BoundedIO(FileIO):
     metadata_location: str | None
 
     def check(self, location: str, bounds: Bounds | None = None) -> None:
-        # Where its own metadata is the catalog says, and nobody else.
+        # Only the catalog decides the place of the table's metadata.
         if location != self.metadata_location:
             (bounds or self.bounds).check(f"lake table '{self.table}'", location)
 

@@ -123,7 +123,7 @@ class LakeFilesystem:
         Undecodable content inside the block is `CorruptDataError`, as is a file with another size
         than `file_bytes` of the table's metadata, or a file with the name of another file inside.
         """
-        # A process that only opens other files need not import it.
+        # A process without Parquet files need not import the module.
         import pyarrow.parquet as pq
 
         with self._open_pieces(uri) as source, self._damage(uri):
@@ -223,7 +223,7 @@ class LakeFilesystem:
             self.delete(file)
         path = _local_path(uri)
         if path is not None:
-            # A straggling task may just have put another file there: it keeps its folder.
+            # A straggling task may just have written a file to the folder: the folder stays.
             with contextlib.suppress(OSError):
                 path.rmdir()
 
@@ -326,7 +326,7 @@ def _local_path(uri: str) -> Path | None:
     """Return the local path of `uri`, or None when it lies in an object store."""
     if _scheme(uri) not in _LOCAL_SCHEMES:
         return None
-    # Not unquoted: Iceberg's writers put the path there as it is.
+    # Not unquoted: Iceberg's writers do not quote the path.
     path = uri.removeprefix("file:")
     if path.startswith("//"):
         path = "/" + path[2:].partition("/")[2]

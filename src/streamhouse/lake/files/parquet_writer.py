@@ -100,7 +100,7 @@ def open_parquet(
         ],
         store_decimal_as_integer=True,
         write_page_index=True,
-        # Readers of every engine that verify them find a bit that rots.
+        # Readers of every engine can detect a rotten bit.
         write_page_checksum=True,
         # Readers of other engines go by Iceberg's schema; Arrow's copy would only be carried.
         store_schema=False,
@@ -182,7 +182,7 @@ class PartitionedParquetWriter:
     def write(self, rows: pa.Table) -> None:
         """Add rows with the writer's schema."""
         for partition, part in split_by_partition(rows, self._partitioning, bucket=self._bucket):
-            # Popped and put back, so that the dictionary is in the order of last use.
+            # Popped and put back: the dictionary is in the order of last use.
             target = self._open.pop(partition, None) or _PartitionFile(partition)
             self._open[partition] = target
             self._pending_bytes += target.add(part)

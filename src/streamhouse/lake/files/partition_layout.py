@@ -112,7 +112,7 @@ def _truncate(source: pa.Array, width: int | None) -> pa.Array:
         return transform.truncate(source, width)
     low = pa.scalar(least, source.type)
     truncated = transform.truncate(source, width)
-    # What is truncated is never above its source, but where it was wrapped around.
+    # A truncated value is above its source only after a wrap-around.
     is_wrapped = pc.or_(pc.greater(truncated, source), pc.less(truncated, low))
     return pc.if_else(is_wrapped, low, truncated)
 
@@ -150,5 +150,5 @@ def _aligned(column: pa.Array) -> pa.Array:
     bytes_ = 16 if pa.types.is_decimal(column.type) else 8
     if all(buffer is None or buffer.address % bytes_ == 0 for buffer in column.buffers()):
         return column
-    # Joined to nothing it is copied.
+    # Concatenation with an empty slice copies the column.
     return pa.concat_arrays([column, column.slice(0, 0)])

@@ -160,9 +160,9 @@ class AdoptableLake:
             changelog=sides.get(LakeRole.CHANGES),
             batch=batch,
             batch_tiered_at_us=None if batch is None else now_us,
-            # What a layout has that is not known is not gone on from.
+            # The contents of an unknown layout are not continued.
             batch_since_epoch=owner.epoch,
-            # Nobody may ever write to it: what the former owner left to tidy is looked for now.
+            # At once, for leftovers of the former owner: the table may never get a write.
             maintenance_due_us=0,
         )
 
@@ -387,7 +387,7 @@ class _HandOver:
                 **self.properties,
             },
         )
-        # The description that comes with it is of these columns.
+        # The description of the same commit has these columns.
         columns = {"current-schema-id": table.metadata.current_schema_id}
         return replace(
             staged,

@@ -44,7 +44,7 @@ class CatalogTables:
         """Return the identifiers of the tables of a namespace, which must be there."""
         identifiers = self._catalog.list_tables(namespace)
         if not identifiers:
-            # Raises when there is no such namespace.
+            # Raises for a missing namespace.
             self._catalog.load_namespace_properties(namespace)
         return identifiers
 

@@ -183,7 +183,7 @@ def _oldest_change(
     *,
     registered: int | None = None,
 ) -> Snapshot | None:
-    """Return the first snapshot in which others changed rows, after the newest Streamhouse snapshot."""
+    """Return the first snapshot with row changes of other engines after our newest snapshot."""
     oldest: Snapshot | None = None
     for snapshot in ancestors_of(metadata):
         properties = facts_of(snapshot).properties
@@ -241,7 +241,7 @@ def _hidden_rows(metadata: TableMetadata, snapshots: Sequence[Snapshot], io: Fil
 def _changes_files(metadata: TableMetadata, snapshot: Snapshot, io: FileIO) -> bool:
     """Whether files came or went by a snapshot; reads lists of manifests only."""
     manifests = {manifest.manifest_path: manifest for manifest in manifests_of(io, snapshot)}
-    # One that only says which files have gone is left out by whoever commits next.
+    # The next commit leaves out a manifest with removed files only.
     return any(
         _has_files(manifest)
         for path, manifest in _manifests_before(metadata, snapshot, io).items()

@@ -44,10 +44,10 @@ __all__ = ["Expression", "FilterColumn", "all_of", "any_of", "any_row", "no_row"
 Expression = BooleanExpression
 Comparison = Literal["=", "!=", "<", "<=", ">", ">="]
 
-# pyiceberg looks at no value of a longer list, so such a list gets its range beside it.
+# pyiceberg ignores the values of a longer list: a longer list gets its range as well.
 IN_VALUES_PRUNED_MAX: Final = 200
 
-# Python's first day, and the one after its last.
+# Python's first day, and the day after its last.
 _FIRST_DAY: Final = days_of(1, 1, 1)
 _END_DAY: Final = days_of(10_000, 1, 1)
 

@@ -41,7 +41,7 @@ __all__ = [
     "head_of",
 ]
 
-# What is remembered of a table between two looks; beyond it manifests are read again.
+# Files cached of a table between two inventories; beyond, manifests are read again.
 FILES_REMEMBERED_MAX: Final = 50_000
 
 _Partition = tuple[int, PartitionValues]
@@ -161,7 +161,7 @@ class InventoryReader:
         snapshot = table.metadata.snapshot_by_name(MAIN_BRANCH)
         if snapshot is None:
             return None
-        # A catalog that showed an old state may have shown a snapshot that has expired.
+        # A catalog with an old state may name an expired snapshot.
         with lake_errors(f"read the files of lake table '{'.'.join(table.name())}'"):
             return self._read(table, snapshot)
 

@@ -168,7 +168,7 @@ def _arrow_field(field: NestedField) -> pa.Field:
 
 
 def _check_defaults(field: NestedField) -> None:
-    # Files that are older than the column have its default, not null.
+    # Files older than the column have its default, not null.
     nested = (inner for _, inner in nested_fields(field.field_type))
     if any(checked.initial_default is not None for checked in (field, *nested)):
         raise UnsupportedError("it was added with a default value")

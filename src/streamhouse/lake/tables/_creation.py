@@ -97,7 +97,7 @@ def create_lake_table(
     spec = lake_partition_spec(partitioning, schema)
     sort_order = lake_sort_order(schema, lake_clustering(table.descriptor, role=role))
     properties = lake_properties(table, service_id=service_id, role=role)
-    # Only what the catalog decides is taken from its proposal: identity, place, format version.
+    # The catalog's proposal decides the identity, place and format version only.
     staged = catalog.create_table_transaction(identifier, schema, properties=properties)._table
     updates = (
         AssignUUIDUpdate(uuid=staged.metadata.table_uuid),

@@ -224,7 +224,7 @@ def _sources_kept(
     kept = []
     for field in lake_table.metadata.schema().fields:
         if field.field_id in table.column_ids & sources and field.field_id not in present:
-            # Its name may be that of a new column.
+            # A new column may have the same name.
             is_taken = field.name.lower() in names
             name = f"{field.name}_{field.field_id}" if is_taken else field.name
             kept.append(field.model_copy(update={"name": name, "required": False}))
