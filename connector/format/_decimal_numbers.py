@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DecimalType, LongType, StructField, StructType
 
-from streamhouse.connector.names._asked_first import has_jvm
+from streamhouse.connector.names._wrapped_methods import has_jvm
 from streamhouse.reading.options.options import PLANNED_COLUMN
 
 __all__ = ["as_numbers", "shown", "stored_schema"]

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from streamhouse.connector.names._asked_first import has_jvm
+from streamhouse.connector.names._wrapped_methods import has_jvm
 from streamhouse.core.errors import InvalidRequestError
 from streamhouse.core.model.values.calendar import DAY_US, days_of
 from streamhouse.core.model.values.zone import Transition, Zone, ZoneText, parse_zone

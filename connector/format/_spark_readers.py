@@ -25,11 +25,11 @@ from pyspark.sql.types import BooleanType, StructField, StructType
 
 from streamhouse.connector.format._decimal_numbers import shown
 from streamhouse.connector.format._java_zone import with_java_rules
-from streamhouse.connector.names._asked_first import (
+from streamhouse.connector.names._wrapped_methods import (
     has_jvm,
     original_method,
-    put_around,
     session_of,
+    wrap_method,
 )
 from streamhouse.reading.options.options import (
     FORMAT,
@@ -91,8 +91,8 @@ def mark_streams(reader_class: Any) -> None:
         _mark_stream(self, _format_of_load(arguments, options))
         return load(self, *arguments, **options)
 
-    put_around(reader_class, "format", marked_format, mark=_MARK)
-    put_around(reader_class, "load", marked_load, mark=_MARK)
+    wrap_method(reader_class, "format", marked_format, mark=_MARK)
+    wrap_method(reader_class, "load", marked_load, mark=_MARK)
 
 
 def plan_reads_afresh(spark: SparkSession) -> None:
@@ -120,7 +120,7 @@ def hand_over_zone(writer_class: Any) -> None:
             self.options(**session_zone(spark), **stream_marks(spark))
         return choose(self, source)
 
-    put_around(writer_class, "format", zoned_format, mark=_MARK)
+    wrap_method(writer_class, "format", zoned_format, mark=_MARK)
 
 
 def _change(reader_class: Any) -> None:
@@ -156,9 +156,9 @@ def _change(reader_class: Any) -> None:
         frame: DataFrame = load(self, *arguments, **options)
         return shown(frame.filter(PLANNED_COLUMN))
 
-    put_around(reader_class, "format", remembered_format, mark=_MARK)
-    put_around(reader_class, "schema", remembered_schema, mark=_MARK)
-    put_around(reader_class, "load", planned_load, mark=_MARK)
+    wrap_method(reader_class, "format", remembered_format, mark=_MARK)
+    wrap_method(reader_class, "schema", remembered_schema, mark=_MARK)
+    wrap_method(reader_class, "load", planned_load, mark=_MARK)
 
 
 def warn_of_stale_reads(spark: Any, name: str) -> None:

@@ -22,7 +22,6 @@ from streamhouse.connector.format._spark_readers import (
     warn_of_stale_reads,
 )
 from streamhouse.connector.format.data_source import StreamhouseDataSource
-from streamhouse.connector.names._asked_first import has_jvm, put_around
 from streamhouse.connector.names._attached_names import (
     AttachedName,
     catalog_name,
@@ -32,6 +31,7 @@ from streamhouse.connector.names._attached_names import (
     run_as_spark,
 )
 from streamhouse.connector.names._hooks import answer_statements
+from streamhouse.connector.names._wrapped_methods import has_jvm, wrap_method
 from streamhouse.connector.write._write_options import WriteOptions, write_options
 from streamhouse.core.errors import (
     AlreadyExistsError,
@@ -124,7 +124,7 @@ def _let_pipelines_end(spark: SparkSession) -> None:
     def followed(self: Any, follow: Any, *arguments: Any, **named: Any) -> Any:
         return follow(WithoutCounts(self), *arguments, **named)
 
-    put_around(type(spark.client), "execute_command_as_iterator", followed, mark=_WITH_COUNTS)
+    wrap_method(type(spark.client), "execute_command_as_iterator", followed, mark=_WITH_COUNTS)
 
 
 def _writer_classes(spark: SparkSession) -> tuple[type, ...]:

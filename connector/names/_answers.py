@@ -105,7 +105,7 @@ class Names:
         return attached_name is not None and self._answer_for(attached_name, statement, name)
 
     def refuse(self, within: Iterable[TableStatement]) -> None:
-        """Refuse the statements of a script that Spark would execute without asking us."""
+        """Refuse the statements of a script that Spark would execute without our hooks."""
         for statement in within:
             verb, of = statement.verb, statement.like or statement.name
             if verb == "COMMENT ON COLUMN":
@@ -272,7 +272,7 @@ def _no_replacement(statement: TableStatement, name: str) -> UnsupportedError:
 
 
 def _type_of(text: str, *, table: str) -> Any:
-    """Return a type in Spark's spelling as a change of the schema has it."""
+    """Convert a type in Spark's spelling to the type of a schema change."""
     schema = StructType.fromDDL(f"c {text}")
     assert isinstance(schema, StructType)
     arrow = arrow_columns(schema, table=table).field(0).type

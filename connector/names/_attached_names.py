@@ -17,7 +17,7 @@ from typing import Any, Final
 from pyspark.sql.types import StructType
 
 from streamhouse.client import StorageClient
-from streamhouse.connector.names._asked_first import original_method
+from streamhouse.connector.names._wrapped_methods import original_method
 from streamhouse.core.errors import StreamhouseError
 from streamhouse.reading.options.connection import (
     ConnectionOptions,

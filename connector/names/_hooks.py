@@ -1,9 +1,9 @@
 """The hooks in the methods of Spark's Python classes, classic and Connect's, that run statements.
 
-A Python source hears of CREATE TABLE at most as a question for columns, and of ALTER TABLE never.
-So `register` makes the session's own methods ask `Names` first. A JVM program or a SQL server on
-the same catalog runs statements without these hooks, and gets Spark's own result. A read or write
-through a stale name raises an error.
+Spark asks a Python source for columns at CREATE TABLE, and never calls it at ALTER TABLE. So
+`register` wraps the session's own methods, which try `Names` first. A JVM program or a SQL server
+on the same catalog runs statements without these hooks, and gets Spark's own result. A read or
+write through a stale name raises an error.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from pyspark.sql.types import StructType
 
 from streamhouse.connector.names._advice import advising
 from streamhouse.connector.names._answers import Names, is_ours, no_such_definition
-from streamhouse.connector.names._asked_first import Around, put_around, session_of
 from streamhouse.connector.names._attached_names import HOOK_MARK, attached, attached_in, refresh
-from streamhouse.connector.names._held_reads import planned_afresh
+from streamhouse.connector.names._name_loads import load_of_name
 from streamhouse.connector.names._refused_writer_calls import LAYOUT_CALLS, check_layout, check_mode
 from streamhouse.connector.names._shared_options import (
     check_plan,
@@ -29,6 +28,7 @@ from streamhouse.connector.names._shared_options import (
 )
 from streamhouse.connector.names._stale_streams import warn_of_stale_names
 from streamhouse.connector.names._table_statement import name_parts, statement_of, statements_within
+from streamhouse.connector.names._wrapped_methods import Method, session_of, wrap_method
 from streamhouse.core.errors import UnsupportedError
 from streamhouse.reading.options.options import FORMAT
 
@@ -41,7 +41,7 @@ Attach = Callable[..., Any]
 
 
 def answer_statements(spark: Any, attach: Attach) -> None:
-    """Make a session's methods ask us first; a second call changes nothing.
+    """Wrap a session's methods to try `Names` first; a second call changes nothing.
 
     `attach` makes a name from (spark, table, name, options).
     """
@@ -51,48 +51,48 @@ def answer_statements(spark: Any, attach: Attach) -> None:
     def classes(module: str, name: str) -> Any:
         return getattr(importlib.import_module(f"{package}.{module}"), name)
 
-    change = functools.partial(put_around, mark=HOOK_MARK)
-    change(type(spark), "sql", functools.partial(_sql, attach=attach))
+    wrap = functools.partial(wrap_method, mark=HOOK_MARK)
+    wrap(type(spark), "sql", functools.partial(_sql, attach=attach))
     reader = type(spark.read)
-    change(type(spark), "table", _table)
-    change(reader, "option", _option)
-    change(reader, "options", _options)
-    change(reader, "table", _table)
-    change(type(spark.readStream), "table", _stream_table)
+    wrap(type(spark), "table", _table)
+    wrap(reader, "option", _option)
+    wrap(reader, "options", _options)
+    wrap(reader, "table", _table)
+    wrap(type(spark.readStream), "table", _stream_table)
     writer, writer_v2 = (
         classes("readwriter", "DataFrameWriter"),
         classes("readwriter", "DataFrameWriterV2"),
     )
-    change(writer, "format", _remembering("format"))
-    change(writer, "mode", _remembering("mode"))
-    change(writer, "save", _save)
-    change(writer, "saveAsTable", _save_as_table)
-    change(writer, "insertInto", _insert_into)
-    change(writer_v2, "using", _remembering("format"))
+    wrap(writer, "format", _recording("format"))
+    wrap(writer, "mode", _recording("mode"))
+    wrap(writer, "save", _save)
+    wrap(writer, "saveAsTable", _save_as_table)
+    wrap(writer, "insertInto", _insert_into)
+    wrap(writer_v2, "using", _recording("format"))
     for method in ("create", "replace", "createOrReplace"):
-        change(writer_v2, method, functools.partial(_define_v2, method=method))
+        wrap(writer_v2, method, functools.partial(_define_v2, method=method))
     for method in ("overwrite", "overwritePartitions"):
-        change(writer_v2, method, functools.partial(_overwrite_v2, method=method))
+        wrap(writer_v2, method, functools.partial(_overwrite_v2, method=method))
     stream_writer = classes("streaming.readwriter", "DataStreamWriter")
     for call in LAYOUT_CALLS:
-        change(writer, call, _remembering(call))
-        change(stream_writer, call, _remembering(call))
-    change(stream_writer, "format", _remembering("format"))
-    change(stream_writer, "start", _start)
-    change(stream_writer, "toTable", _to_table)
+        wrap(writer, call, _recording(call))
+        wrap(stream_writer, call, _recording(call))
+    wrap(stream_writer, "format", _recording("format"))
+    wrap(stream_writer, "start", _start)
+    wrap(stream_writer, "toTable", _to_table)
     catalog = type(spark.catalog)
     for method in ("createTable", "createExternalTable"):
-        change(catalog, method, functools.partial(_create_table, method=method))
-    change(catalog, "truncateTable", _truncate_table)
-    change(catalog, "refreshTable", _refresh_table)
+        wrap(catalog, method, functools.partial(_create_table, method=method))
+    wrap(catalog, "truncateTable", _truncate_table)
+    wrap(catalog, "refreshTable", _refresh_table)
     frame = importlib.import_module(
         f"{_CONNECT}.dataframe" if is_connect else "pyspark.sql.classic.dataframe"
     ).DataFrame
-    change(frame, "writeTo", _write_to)
-    change(frame, "mergeInto", _merge_into)
+    wrap(frame, "writeTo", _write_to)
+    wrap(frame, "mergeInto", _merge_into)
 
 
-def _sql(self: Any, original: Around, *arguments: Any, attach: Attach, **options: Any) -> Any:
+def _sql(self: Any, original: Method, *arguments: Any, attach: Attach, **options: Any) -> Any:
     text = arguments[0] if arguments else options.get("sqlQuery", options.get("query"))
     if isinstance(text, str):
         statement = statement_of(text)
@@ -117,13 +117,13 @@ def _refresh_mentioned(spark: Any, text: str) -> None:
         refresh(spark, name)
 
 
-def _option(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
+def _option(self: Any, original: Method, *arguments: Any, **options: Any) -> Any:
     named = dict(zip(("key", "value"), arguments, strict=False)) | options
     _options_of_reader(self)[str(named.get("key"))] = named.get("value")
     return original(self, *arguments, **options)
 
 
-def _options(self: Any, original: Around, **options: Any) -> Any:
+def _options(self: Any, original: Method, **options: Any) -> Any:
     _options_of_reader(self).update(options)
     return original(self, **options)
 
@@ -134,13 +134,13 @@ def _options_of_reader(reader: Any) -> dict[str, Any]:
     return named
 
 
-def _table(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
+def _table(self: Any, original: Method, *arguments: Any, **options: Any) -> Any:
     text = arguments[0] if arguments else options.get("tableName")
     if isinstance(text, str):
         spark = session_of(self)
         # `spark.table` has no options: a session has none of its own.
         named = {} if spark is self else _options_of_reader(self)
-        frame = planned_afresh(spark, text, named)
+        frame = load_of_name(spark, text, named)
         if frame is not None:
             return frame
         _refresh_mentioned(spark, text)
@@ -151,20 +151,20 @@ def _table(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
     return original(self, *arguments, **options)
 
 
-def _stream_table(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
+def _stream_table(self: Any, original: Method, *arguments: Any, **options: Any) -> Any:
     text = arguments[0] if arguments else options.get("tableName")
     if isinstance(text, str):
         _refresh_mentioned(session_of(self), text)
     return original(self, *arguments, **options)
 
 
-def _remembering(detail: str) -> Around:
-    def around(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
+def _recording(detail: str) -> Method:
+    def recorded(self: Any, original: Method, *arguments: Any, **options: Any) -> Any:
         named = arguments[0] if arguments else next(iter(options.values()), None)
         setattr(self, f"_streamhouse_{detail}", named)
         return original(self, *arguments, **options)
 
-    return around
+    return recorded
 
 
 def _layout_of(writer: Any, named: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _layout_of(writer: Any, named: Mapping[str, Any]) -> dict[str, Any]:
     return layout | {key: named[key] for key in LAYOUT_CALLS if named.get(key)}
 
 
-def _save(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
+def _save(self: Any, original: Method, *arguments: Any, **options: Any) -> Any:
     named = dict(zip(("path", "format", "mode", "partitionBy"), arguments, strict=False)) | options
     if is_ours(named.get("format") or getattr(self, "_streamhouse_format", None)):
         check_layout(_layout_of(self, named))
@@ -181,7 +181,7 @@ def _save(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
     return original(self, *arguments, **options)
 
 
-def _start(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
+def _start(self: Any, original: Method, *arguments: Any, **options: Any) -> Any:
     keys = ("path", "format", "outputMode", "partitionBy")
     named = dict(zip(keys, arguments, strict=False)) | options
     if is_ours(named.get("format") or getattr(self, "_streamhouse_format", None)):
@@ -190,7 +190,7 @@ def _start(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
     return original(self, *arguments, **options)
 
 
-def _save_as_table(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
+def _save_as_table(self: Any, original: Method, *arguments: Any, **options: Any) -> Any:
     keys = ("name", "format", "mode", "partitionBy")
     named = dict(zip(keys, arguments, strict=False)) | options
     name = str(named.get("name"))
@@ -214,12 +214,12 @@ def _save_as_table(self: Any, original: Around, *arguments: Any, **options: Any)
     return original(self, *arguments, **options)
 
 
-def _insert_into(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
+def _insert_into(self: Any, original: Method, *arguments: Any, **options: Any) -> Any:
     _refresh_mentioned(session_of(self), str(arguments[0] if arguments else options))
     return original(self, *arguments, **options)
 
 
-def _write_to(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
+def _write_to(self: Any, original: Method, *arguments: Any, **options: Any) -> Any:
     name = str(arguments[0] if arguments else options.get("table"))
     _refresh_mentioned(self.sparkSession, name)
     writer = original(self, *arguments, **options)
@@ -227,7 +227,7 @@ def _write_to(self: Any, original: Around, *arguments: Any, **options: Any) -> A
     return writer
 
 
-def _define_v2(self: Any, original: Around, *, method: str) -> Any:
+def _define_v2(self: Any, original: Method, *, method: str) -> Any:
     name = getattr(self, "_streamhouse_name", "")
     source = getattr(self, "_streamhouse_format", None)
     if is_ours(source):
@@ -240,7 +240,7 @@ def _define_v2(self: Any, original: Around, *, method: str) -> Any:
     return original(self)
 
 
-def _overwrite_v2(self: Any, original: Around, *arguments: Any, method: str, **options: Any) -> Any:
+def _overwrite_v2(self: Any, original: Method, *arguments: Any, method: str, **options: Any) -> Any:
     name = getattr(self, "_streamhouse_name", "")
 
     def is_about_us() -> bool:
@@ -250,18 +250,18 @@ def _overwrite_v2(self: Any, original: Around, *arguments: Any, method: str, **o
         return original(self, *arguments, **options)
 
 
-def _merge_into(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
+def _merge_into(self: Any, original: Method, *arguments: Any, **options: Any) -> Any:
     name = str(arguments[0] if arguments else options.get("table"))
     name_of_table = attached(self.sparkSession, name_parts(name))
     if name_of_table is not None:
         raise UnsupportedError(
-            f"mergeInto('{name}'): PySpark lets no Python source change rows; use"
+            f"mergeInto('{name}'): PySpark lets no Python source wrap rows; use"
             f" streamhouse.Table(spark, '{name_of_table.connection.name}').merge(...)"
         )
     return original(self, *arguments, **options)
 
 
-def _to_table(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
+def _to_table(self: Any, original: Method, *arguments: Any, **options: Any) -> Any:
     keys = ("tableName", "format", "outputMode", "partitionBy")
     named = dict(zip(keys, arguments, strict=False)) | options
     name = str(named.get("tableName"))
@@ -279,25 +279,25 @@ def _to_table(self: Any, original: Around, *arguments: Any, **options: Any) -> A
     return original(self, *arguments, **options)
 
 
-def _create_table(self: Any, original: Around, *arguments: Any, method: str, **options: Any) -> Any:
+def _create_table(self: Any, original: Method, *arguments: Any, method: str, **options: Any) -> Any:
     named = dict(zip(("tableName", "path", "source"), arguments, strict=False)) | options
     if is_ours(named.get("source")):
         raise no_such_definition(f"spark.catalog.{method}", str(named.get("tableName")))
     return original(self, *arguments, **options)
 
 
-def _truncate_table(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
+def _truncate_table(self: Any, original: Method, *arguments: Any, **options: Any) -> Any:
     name = str(arguments[0] if arguments else options.get("tableName"))
     name_of_table = attached(session_of(self), name_parts(name))
     if name_of_table is not None:
         raise UnsupportedError(
-            f"truncateTable('{name}'): PySpark lets no Python source change rows; use"
+            f"truncateTable('{name}'): PySpark lets no Python source wrap rows; use"
             f" streamhouse.Table(spark, '{name_of_table.connection.name}').truncate()"
         )
     return original(self, *arguments, **options)
 
 
-def _refresh_table(self: Any, original: Around, *arguments: Any, **options: Any) -> Any:
+def _refresh_table(self: Any, original: Method, *arguments: Any, **options: Any) -> Any:
     spark = session_of(self)
     name_of_table = attached(
         spark, name_parts(str(arguments[0] if arguments else options.get("tableName")))

@@ -18,7 +18,6 @@ from typing import Any, Final
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
 from pyspark.errors import PySparkException
 
-from streamhouse.connector.names._asked_first import has_jvm
 from streamhouse.connector.names._attached_names import AttachedName, attached, has_attached
 from streamhouse.connector.names._option_uses import (
     Use,
@@ -26,6 +25,7 @@ from streamhouse.connector.names._option_uses import (
     plain_uses,
     uses_with_options,
 )
+from streamhouse.connector.names._wrapped_methods import has_jvm
 from streamhouse.core.errors import UnsupportedError
 from streamhouse.reading.options.options import OPTIONS
 

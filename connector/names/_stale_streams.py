@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Collection
 from typing import Any, Final
 
-from streamhouse.connector.names._asked_first import has_jvm
 from streamhouse.connector.names._attached_names import SESSION_CATALOG, attached_in
+from streamhouse.connector.names._wrapped_methods import has_jvm
 
 __all__ = ["stale_relations", "warn_of_stale_names"]
 

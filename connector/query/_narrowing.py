@@ -29,7 +29,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, StructType
 
 from streamhouse.connector.format.registration import register
-from streamhouse.connector.names._asked_first import has_jvm
+from streamhouse.connector.names._wrapped_methods import has_jvm
 from streamhouse.connector.query._plan_needs import KEY_OPTION, PlanNeeds, ScanNeeds, needs_of
 from streamhouse.connector.query._query_text import QueryText
 from streamhouse.connector.query._relation_needs import RelationTable, needs_of_relation

@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from streamhouse.connector.names._asked_first import has_jvm
+from streamhouse.connector.names._wrapped_methods import has_jvm
 from streamhouse.connector.query._narrowing import Build, NarrowedQuery, QueryTable, narrowed
 from streamhouse.connector.query._plan_needs import each
 from streamhouse.reading.options.options import BATCH, as_options, check_keys

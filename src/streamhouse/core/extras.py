@@ -65,7 +65,7 @@ PARTS: Final[Mapping[str, str]] = {
     "streamhouse.connector.names._advice": "spark",
     "streamhouse.connector.names._answers": "spark",
     "streamhouse.connector.names._attached_names": "spark",
-    "streamhouse.connector.names._held_reads": "spark",
+    "streamhouse.connector.names._name_loads": "spark",
     "streamhouse.connector.names._hooks": "spark",
     "streamhouse.connector.names._shared_options": "spark",
     "streamhouse.connector.names._stale_streams": "spark",

@@ -15,10 +15,10 @@ from streamhouse.connector.names._table_statement import name_parts
 from streamhouse.reading.options.options import BATCH, FORMAT, applicable
 from streamhouse.reading.options.quoted_names import quoted
 
-__all__ = ["planned_afresh"]
+__all__ = ["load_of_name"]
 
 
-def planned_afresh(spark: Any, name: str, options: Mapping[str, Any]) -> Any:
+def load_of_name(spark: Any, name: str, options: Mapping[str, Any]) -> Any:
     """Return the load of an attached name; None leaves the call to Spark.
 
     `options` are the reader's, in addition to the name's.
@@ -31,10 +31,10 @@ def planned_afresh(spark: Any, name: str, options: Mapping[str, Any]) -> Any:
     if not is_attached(spark, ".".join(map(quoted, parts))) or spark.catalog.isCached(name):
         return None
     reader_keys = {key.lower() for key in options}
-    of_name = {
+    name_options = {
         key: value
         for key, value in applicable(name_of_table.options, uses=(BATCH,)).items()
         if key.lower() not in reader_keys
     }
-    frame = spark.read.format(FORMAT).options(**of_name, **options).load()
+    frame = spark.read.format(FORMAT).options(**name_options, **options).load()
     return frame.alias(parts[-1])

@@ -11,28 +11,30 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Around", "has_jvm", "original_method", "put_around", "session_of"]
+__all__ = ["Method", "has_jvm", "original_method", "session_of", "wrap_method"]
 
-Around = Callable[..., Any]
-"""The function in place of a method, called with the object, the original and the arguments."""
+Method = Callable[..., Any]
 
 
-def put_around(owner: Any, name: str, around: Around, *, mark: str) -> None:
-    """Replace a method by `around`; a second call with the same mark changes nothing."""
+def wrap_method(owner: Any, name: str, wrapper: Method, *, mark: str) -> None:
+    """Replace a method by `wrapper`; a second call with the same mark changes nothing.
+
+    `wrapper` is called with the object, the original method and the arguments.
+    """
     original = getattr(owner, name, None)
     if original is None or hasattr(original, mark):
         return
 
     @functools.wraps(original)
-    def changed(self: Any, *arguments: Any, **options: Any) -> Any:
-        return around(self, original, *arguments, **options)
+    def wrapped(self: Any, *arguments: Any, **options: Any) -> Any:
+        return wrapper(self, original, *arguments, **options)
 
-    setattr(changed, mark, original)
-    setattr(owner, name, changed)
+    setattr(wrapped, mark, original)
+    setattr(owner, name, wrapped)
 
 
 def original_method(owner: Any, name: str, *, mark: str) -> Any:
-    """Return the method that `put_around` with this mark has wrapped."""
+    """Return the method that `wrap_method` with this mark has wrapped."""
     method = getattr(owner, name)
     return getattr(method, mark, method)
 
