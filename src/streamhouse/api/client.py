@@ -158,7 +158,7 @@ class StreamhouseClient(ApplicationClient):
 
         asked = {"table": path, "endpoint": self.endpoint}
         if columns is not None:
-            asked["columns"] = quoted_list(names(columns, what="columns"))
+            asked["columns"] = quoted_list(names(columns, argument="columns"))
         if where is not None:
             asked["where"] = where
         return asked

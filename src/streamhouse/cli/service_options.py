@@ -75,7 +75,7 @@ def open_owner(client: StorageClient, shard: str, *, token: str | None = None) -
             " --endpoint"
         )
     endpoints = client.transport.routes.endpoints
-    url = endpoints.told(shards[shard]["endpoint"]) if shards[shard]["is_live"] else None
+    url = endpoints.resolve(shards[shard]["endpoint"]) if shards[shard]["is_live"] else None
     if url is None:
         raise UnavailableError(
             f"shard '{shard}' of the service at {client.endpoint} has no owner that can be reached;"

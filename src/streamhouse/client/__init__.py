@@ -1,8 +1,8 @@
 """The storage service's Python client: the one door for connector, tiering and applications.
 
-`ApplicationClient` sends what applications say over one `transport`: rows (`writes`, `reads`,
-`transactions`), and what is asked of tables (`tables`). `StorageClient` also has what only this
-package asks, as tiering workers do (`tiering`). A `Producer` writes in the background.
+`ApplicationClient` sends the calls of applications over one `transport`: writes, reads,
+transactions, and questions about tables (`TableCalls`). `StorageClient` adds the calls of this
+package, such as those of tiering workers (`TieringCalls`). A `Producer` writes in the background.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""ApplicationClient: what an application asks of the storage service.
+"""ApplicationClient: an application's calls to the storage service.
 
-What is said of tables as a whole is in `TableCalls`, and of transactions in `TransactionCalls`;
-here are the rows: writes and reads. What workers and readers of this package ask beside it is in
-`StorageClient`.
+The calls for rows are in this module: writes and reads. The calls for whole tables are in
+`TableCalls`, for transactions in `TransactionCalls`. Calls of workers and readers of this package
+are in `StorageClient`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from streamhouse.client.values.arguments import (
 )
 from streamhouse.client.values.forms import (
     Arrow,
+    NormalizedRows,
     PythonRows,
     Rows,
-    Taken,
     batches_of,
     is_arrow,
-    taken,
+    normalized_rows,
 )
 from streamhouse.client.writing._rejects import OnError, RejectingCall, is_rejecting
 from streamhouse.client.writing._request_batches import bounded_parts
@@ -64,16 +64,16 @@ class ApplicationClient(TransactionCalls):
     """A connection to one storage service. Thread-safe; close it or use it in a `with` block.
 
     Args:
-        endpoint: the service's URL, or those of its processes with commas between them: the one
-            that is the owner is found; default: `STREAMHOUSE_ENDPOINT`, else http://127.0.0.1:8765.
+        endpoint: the service's URL, or the URLs of its processes with commas between, among which
+            the client finds the owner; default: `STREAMHOUSE_ENDPOINT`, else http://127.0.0.1:8765.
         token: the bearer token; default: `STREAMHOUSE_TOKEN`, else none.
-        timeout_s: how long one call may take, retries included, besides waits it asks for. With
-            several endpoints it is how long one process may take to answer; who is the owner is
-            looked for 60 s, or for what `#failover_s=SECONDS` at the end of an endpoint says.
+        timeout_s: the most time of a call, retries included, besides the waits in its arguments.
+            With several endpoints: the most time for the answer of one process. The search for the
+            owner takes 60 s at most, or `#failover_s=SECONDS` at the end of an endpoint.
         ca_file: certificates of the CAs that may vouch for an `https` endpoint; default:
-            `STREAMHOUSE_CA_FILE`, else those the machine trusts.
+            `STREAMHOUSE_CA_FILE`, else the machine's CAs.
 
-    Every call raises a `StreamhouseError` whose message is one sentence, and `UnavailableError`
+    Every call raises a `StreamhouseError` with a message of one sentence, and `UnavailableError`
     when the service cannot be reached.
     """
 
@@ -94,7 +94,7 @@ class ApplicationClient(TransactionCalls):
             HttpTransport(
                 endpoint if ca_file is None else with_ca_file(endpoint, ca_file),
                 token=token or os.environ.get(TOKEN_VARIABLE) or None,
-                timeout_s=seconds(timeout_s, what="timeout_s"),
+                timeout_s=seconds(timeout_s, argument="timeout_s"),
             )
         )
         self._writes = TableWrites(self._transport)
@@ -114,16 +114,16 @@ class ApplicationClient(TransactionCalls):
 
     @property
     def endpoint(self) -> str:
-        """The service's URL or URLs, with `#ca=FILE` if a CA file vouches for it."""
+        """The service's URL or URLs, with `#ca=FILE` where a CA file vouches for it."""
         return self._transport.endpoint_text
 
     def endpoint_of(self, path: str) -> str:
-        """Return the URL at which the table is asked for, as far as is known."""
+        """Return the URL to which requests for the table go now."""
         return self._transport.routes.of("", table=str(TablePath.parse(path)))
 
     def _remember(self, table: TableInfo) -> TableInfo:
-        known = self._known(str(table.path))
-        if known is not None and known.table_id != table.table_id:
+        cached_table = self._cached_table(str(table.path))
+        if cached_table is not None and cached_table.table_id != table.table_id:
             self._reached.forget_table(str(table.path))
         return super()._remember(table)
 
@@ -146,29 +146,29 @@ class ApplicationClient(TransactionCalls):
         on_error: OnError = "refuse",
         schema_id: int | None = None,
     ) -> dict[int, tuple[int, int]]:
-        """Append rows to a log table; when it returns they are durable and visible.
+        """Append rows to a log table; when the call returns, the rows are durable and visible.
 
         Columns are matched by name. Large data is sent in several requests, each of them atomic.
         Retries inside the call never store a row twice.
 
         Args:
             data: an Arrow table, record batch or reader, a pandas or polars frame, a DuckDB
-                relation or whatever lends its columns to Arrow, a dict (one row) or a list of them.
-                Values may be of another type where they stay the same: 5 of a bigint fits an int.
-                A stream is written in bounded memory: if it is refused later on, what came before
-                is there.
+                relation, any object with an Arrow export, a dict (one row) or a list of dicts. A
+                value of another type is taken if no conversion changes it: 5 of a bigint fits an
+                int. A stream is written in bounded memory: if a later part is refused, the earlier
+                parts are stored.
             writer: number the batches under this writer; a call that raised `UnknownOutcomeError`
                 may then be repeated with the same data and a copy of the writer's state.
             on_error: `reject`: rows that do not fit go to the table `path$rejected`, in one
-                transaction with the others of their request, and texts are tried as numbers, dates
-                and timestamps.
-            schema_id: the version of the table's schema that the columns are named by; default: the
-                one that this client knows. A column that was renamed since goes where it went, and
-                a value of one that was dropped since raises `ColumnDroppedError`.
+                transaction with the fitting rows of their request, and texts are tried as numbers,
+                dates and timestamps.
+            schema_id: the schema version by which the columns are named; default: the version that
+                this client has cached. A column renamed since keeps its values; a value for a
+                column dropped since raises `ColumnDroppedError`.
 
         Returns:
-            bucket -> (start offset, end offset) of the rows, for the buckets that got any; when
-            other writers append meanwhile, rows of theirs may lie between.
+            bucket -> (start offset, end offset) of the rows, for the buckets that got rows. Rows of
+            concurrent writers may lie in between.
 
         Raises:
             SchemaMismatchError, UnknownColumnError: naming table, column and row; nothing stored.
@@ -188,21 +188,22 @@ class ApplicationClient(TransactionCalls):
         on_error: OnError = "refuse",
         schema_id: int | None = None,
     ) -> dict[int, tuple[int, int]]:
-        """Insert rows, and replace those with the same primary key; on return that is visible.
+        """Insert rows, and replace rows of the same primary key; on return the rows are visible.
 
         Columns are matched by name. Rows of one key take effect in their order. Large data is sent
         in several requests, each of them atomic. Retries inside the call apply nothing twice.
 
         Args:
             data: rows, as for `append`; a column `__change_type` (`+I`, `-U`, `+U`, `-D`, or
-                Debezium's `c`, `r`, `u`, `d`) makes it a change stream, whose `-D` rows delete.
-            columns: update only these columns, the key among them: existing rows keep the others,
-                new rows have null there. `data` has exactly these columns.
-            writer, on_error, schema_id: as for `append`; there is no partial update that rejects.
+                Debezium's `c`, `r`, `u`, `d`) makes the data a change stream, whose `-D` rows
+                delete.
+            columns: update only these columns, the key among them: existing rows keep all other
+                values, new rows get null. `data` has exactly these columns.
+            writer, on_error, schema_id: as for `append`; a partial update cannot reject rows.
 
         Returns:
-            bucket -> (start, end) of the changes in the changelog, for the buckets rows went to; an
-            empty range where no row was different.
+            bucket -> (start, end) of the changes in the changelog, for the buckets that got rows;
+            an empty range where no row changed.
 
         Raises:
             SchemaMismatchError, UnknownColumnError: nothing of the request in question is applied.
@@ -226,7 +227,8 @@ class ApplicationClient(TransactionCalls):
         writer: AppendWriter | None = None,
         schema_id: int | None = None,
     ) -> dict[int, tuple[int, int]]:
-        """Delete the rows with these keys, those that exist; `keys` has the key columns only.
+        """Delete the rows with these keys; missing rows are no error; `keys` has the key columns
+        only.
 
         Otherwise as `upsert`.
         """
@@ -244,27 +246,27 @@ class ApplicationClient(TransactionCalls):
         on_error: OnError = "refuse",
         schema_id: int | None,
     ) -> Ranges:
-        given = data if is_arrow(data) else taken(data, call=str(operation))
-        chosen = None if columns is None else names(columns, what="columns")
-        if not isinstance(given, pa.RecordBatchReader):
+        rows_in = data if is_arrow(data) else normalized_rows(data, call=str(operation))
+        column_names = None if columns is None else names(columns, argument="columns")
+        if not isinstance(rows_in, pa.RecordBatchReader):
             return self._write_rows(
                 path,
-                given,
+                rows_in,
                 operation,
-                columns=chosen,
+                columns=column_names,
                 writer=writer,
                 on_error=on_error,
                 schema_id=schema_id,
             )
         ranges: Ranges = {}
         row_count = 0
-        for rows in bounded_parts(given, call=str(operation)):
+        for rows in bounded_parts(rows_in, call=str(operation)):
             try:
                 part = self._write_rows(
                     path,
                     rows,
                     operation,
-                    columns=chosen,
+                    columns=column_names,
                     writer=writer,
                     on_error=on_error,
                     schema_id=schema_id,
@@ -304,7 +306,8 @@ class ApplicationClient(TransactionCalls):
                 first_row=first_row,
             )
             return self._with_table(path, lambda table: call.go_on(table.in_version(schema_id)))
-        # What was stored before the table turned out to be otherwise is not written again.
+        # Parts that were stored before the cached table turned out to be stale are not written
+        # again.
         written = Written()
         return self._with_table(
             path,
@@ -337,15 +340,16 @@ class ApplicationClient(TransactionCalls):
 
         Rows come in version `schema_id` of the table's schema, by default the current one.
 
-        Offsets of batches, of `positions` and of `committed` know their table. A plain number is
-        one of the table `table_id`, by default of the one that this client knows by the name.
-        Raises `TableNotFoundError` when that was dropped and another one has its name.
+        Offsets of batches, of `positions` and of `committed` carry their table's id. A plain number
+        is an offset of the table `table_id`, by default of the table that this client has cached
+        under the name. Raises `TableNotFoundError` when the offset's table was dropped, even if a
+        new table has the name.
 
-        At the end of the log it waits up to `max_wait_ms` for an append and returns an empty list
-        if none comes. Raises `OffsetOutOfRangeError` naming the valid range.
+        At the end of the log the call waits up to `max_wait_ms` for an append, and then returns an
+        empty list. Raises `OffsetOutOfRangeError` naming the valid range.
         """
         if table_id is None:
-            table_id = self._table_of(path, (offset, end_offset or 0), what="fetch")
+            table_id = self._table_of(path, (offset, end_offset or 0), argument="fetch")
         return reads.fetch(
             self._transport,
             str(TablePath.parse(path)),
@@ -374,9 +378,9 @@ class ApplicationClient(TransactionCalls):
     ) -> Iterator[LogBatch]:
         """Yield exactly the log rows [start, end) of one bucket, in order, page by page.
 
-        Rows come in version `schema_id` of the table's schema, by default the current one when
-        the first page is read. Plain numbers are offsets of the table `table_id`, by default of
-        the one that has the name now; see `fetch`.
+        Rows come in version `schema_id` of the table's schema, by default the version that is
+        current at the first page. Plain numbers are offsets of the table `table_id`, by default of
+        the table with this name now; see `fetch`.
         """
         if table_id is None:
             table_id = table_of_offsets((start, end), what="read_range")
@@ -406,20 +410,21 @@ class ApplicationClient(TransactionCalls):
         schema_id: int | None = None,
         consumer: str | None = None,
     ) -> Subscription[Any]:
-        """Follow a table, or several: log batches as they become durable, for ever.
+        """Follow a table, or several: log batches as they become durable, without end.
 
-        The schema stays what it is now, or version `schema_id`, also when the table's changes.
+        The schema stays the present one, or version `schema_id`, also when the table's schema
+        changes.
 
-        The service pushes; within a bucket rows come in offset order, each once, also when the
-        connection breaks in between. `start` is `latest`, `earliest` (the log's oldest row),
+        The service pushes the rows. Within a bucket rows come in offset order, each once, also when
+        the connection breaks in between. `start` is `latest`, `earliest` (the log's oldest row),
         `committed`, a time, or bucket -> offset for only those buckets, also as JSON text; of
         several tables it may be path -> start. Each batch is a `LogBatch`. When the table is
-        dropped it ends with `TableNotFoundError`, also if another one has its name.
+        dropped, the subscription ends with `TableNotFoundError`, even if a new table has the name.
 
-        Under the name `consumer`, if it is given, the service is told about once a second how far
-        the caller is: `streamhouse consumers` shows it. A batch counts as read when the next one is
-        asked for. `committed` begins where this consumer was told to be last, or with the log's
-        oldest row; then a batch counts as read by `commit` of the subscription alone.
+        With a `consumer` the subscription reports its position to the service about once a second:
+        `streamhouse consumers` shows it. A batch counts as read when the next batch is requested.
+        `committed` begins at the consumer's last reported position, or at the log's oldest row;
+        then only the subscription's `commit` marks batches as read.
         """
         return self._subscribed(
             path,
@@ -440,10 +445,10 @@ class ApplicationClient(TransactionCalls):
         starts = starts_of(path, start)
         if schema_id is not None and len(starts) > 1:
             raise InvalidRequestError("subscribe: 'schema_id' is for one table, not for several")
-        made = Subscription([source(table, begin) for table, begin in starts.items()])
+        subscription = Subscription([source(table, begin) for table, begin in starts.items()])
         with self._subscriptions_lock:
-            self._subscriptions.add(made)
-        return made
+            self._subscriptions.add(subscription)
+        return subscription
 
     def _log_source(
         self,
@@ -458,7 +463,7 @@ class ApplicationClient(TransactionCalls):
             self,
             self.describe_table(path),
             start,
-            columns=None if columns is None else names(columns, what="columns"),
+            columns=None if columns is None else names(columns, argument="columns"),
             schema_id=schema_id,
             consumer=consumer,
             reached=self._reached,
@@ -466,15 +471,15 @@ class ApplicationClient(TransactionCalls):
         )
 
     def lookup(self, path: str, keys: Rows, *, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return one row for each key, in the order of `keys`, all null where there is none.
+        """Return one row for each key, in the order of `keys`; a missing row is all null.
 
-        The column `__found` says which are there. Acknowledged writes are seen. `keys` has the key
-        columns, in any form that `append` takes.
+        The column `__found` tells rows from missing rows. Acknowledged writes are seen. `keys` has
+        the key columns, in any form that `append` takes.
         """
         name = str(TablePath.parse(path))
-        chosen = None if columns is None else names(columns, what="columns")
-        return self._by_keys(
-            path, keys, lambda rows: reads.lookup(self._transport, name, rows, columns=chosen)
+        column_names = None if columns is None else names(columns, argument="columns")
+        return self._with_keys(
+            path, keys, lambda rows: reads.lookup(self._transport, name, rows, columns=column_names)
         )
 
     def lookup_one(self, path: str, **key: Any) -> dict[str, Any] | None:
@@ -499,29 +504,30 @@ class ApplicationClient(TransactionCalls):
         Prefix after prefix, at most `limit` rows of each.
         """
         name = str(TablePath.parse(path))
-        most = whole(limit, what="limit", least=1)
-        chosen = None if columns is None else names(columns, what="columns")
-        return self._by_keys(
+        row_limit = whole(limit, argument="limit", least=1)
+        column_names = None if columns is None else names(columns, argument="columns")
+        return self._with_keys(
             path,
             keys,
             lambda rows: reads.prefix_lookup(
-                self._transport, name, rows, limit=most, columns=chosen
+                self._transport, name, rows, limit=row_limit, columns=column_names
             ),
         )
 
-    def _by_keys(self, path: str, keys: Rows, ask: Callable[[Arrow], pa.Table]) -> pa.Table:
-        given: Taken = keys if is_arrow(keys) else taken(keys, call="lookup")
-        if isinstance(given, PythonRows):
-            rows = given.rows
-            return self._with_table(path, lambda table: ask(keys_as_arrow(table, rows)))
-        if isinstance(given, pa.RecordBatchReader):
-            given = pa.Table.from_batches(batches_of(given, call="lookup"), given.schema)
+    def _with_keys(self, path: str, keys: Rows, look_up: Callable[[Arrow], pa.Table]) -> pa.Table:
+        rows_in: NormalizedRows = keys if is_arrow(keys) else normalized_rows(keys, call="lookup")
+        if isinstance(rows_in, PythonRows):
+            rows = rows_in.rows
+            return self._with_table(path, lambda table: look_up(keys_as_arrow(table, rows)))
+        if isinstance(rows_in, pa.RecordBatchReader):
+            rows_in = pa.Table.from_batches(batches_of(rows_in, call="lookup"), rows_in.schema)
         try:
-            return ask(given)
+            return look_up(rows_in)
         except SchemaMismatchError:
-            # Nearly all keys have the types of their table, and need no one to ask for them.
+            # Nearly all keys have their table's types already: the table is described only on a
+            # mismatch.
             table = self.describe_table(path)
-            casts = castings(given.schema, table.schema)
+            casts = castings(rows_in.schema, table.schema)
             if not casts:
                 raise
-            return ask(fitted(given, casts, table=str(table.path)))
+            return look_up(fitted(rows_in, casts, table=str(table.path)))

@@ -1,12 +1,12 @@
-"""One row by its key over `GET .../rows/{key}`: the key as a URL has it, the row out of JSON.
+"""A row by key over `GET .../rows/{key}`: the key as part of the URL, the row as JSON.
 
-The GET costs the service a fraction of a batched lookup. What it answers becomes exactly the Python
-values that Arrow makes of the batched lookup's answer, type by type, as the table's schema has
-them. So keys and rows are written and read for one version of it; the answer names the one it has.
+The GET costs the service a fraction of a batched lookup. The row has exactly the Python values
+which Arrow makes of a batched lookup's answer, type by type, by the table's schema. Keys and rows
+are therefore for a single schema version; the answer names its version.
 
-A key goes by the batched lookup when it is not plainly a value of its column (Arrow says what it
-is, or why it is none), or has what servers in between treat as they like: a slash, a backslash, a
-percent sign, a control character, nothing but dots, or great length.
+Some keys use the batched lookup instead: keys not plainly of their columns' types (Arrow judges the
+values), and keys with characters which proxies may alter: a slash, a backslash, a percent sign, a
+control character, only dots, or great length.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = ["JsonRows", "OutsideOfPythonError"]
 
 _KEY_CHARACTERS_MAX: Final = 500
 _UNROUTED: Final = re.compile(r"[/\\%\x00-\x1f\x7f-\x9f]")
-_Reader = Callable[[Any], Any]
-# What Arrow gives timestamps as their zone.
+_Parser = Callable[[Any], Any]
+# The zone that Arrow puts into timestamps.
 _UTC: Final = pa.lib.string_to_tzinfo("UTC")
 
 
@@ -43,7 +43,7 @@ class OutsideOfPythonError(ValueError):
 
 
 class JsonRows:
-    """Keys and rows of one version of a table's schema. Thread-safe."""
+    """The keys and rows of one schema version of a table. Thread-safe."""
 
     def __init__(self, table: TableInfo) -> None:
         self.table: Final = table
@@ -52,16 +52,18 @@ class JsonRows:
             (name, _key_text(table.schema.column(name, table=str(table.path)).type))
             for name in table.descriptor.primary_key
         ]
-        # Most values are right as JSON has them.
-        self._readers: Final = [
-            (column.name, read) for column in columns if (read := _reader(column.type)) is not None
+        # Most values are right as they are in JSON.
+        self._parsers: Final = [
+            (column.name, parse)
+            for column in columns
+            if (parse := _parser(column.type)) is not None
         ]
 
     def url_part(self, key: Mapping[str, Any]) -> str | None:
-        """Return the part of a URL that names the row with this key; None: ask in another way."""
+        """Return the URL's part for the row with this key; None: use a batched lookup."""
         parts = []
-        for name, text_of in self._key_texts:
-            text = text_of(key[name])
+        for name, key_text in self._key_texts:
+            text = key_text(key[name])
             if not text or len(text) > _KEY_CHARACTERS_MAX:
                 return None
             if not text.isalnum() or not text.isascii():
@@ -75,7 +77,7 @@ class JsonRows:
         return "/".join(parts)
 
     def url_part_of_plain(self, keys: pa.RecordBatch) -> str | None:
-        """Return the same for a key that Arrow holds, which knows more values of a type."""
+        """Return the URL's part for a key in Arrow's form."""
         try:
             return self.url_part(keys.to_pylist()[0])
         except (OverflowError, ValueError):
@@ -83,25 +85,26 @@ class JsonRows:
             return None
 
     def row(self, data: bytes | bytearray) -> dict[str, Any]:
-        """Return the row of an answer that has this version of the schema.
+        """Return the row of an answer in this schema version.
 
-        Raises `OutsideOfPythonError`, and `ValueError` or `TypeError` for what is no such answer.
+        Raises `OutsideOfPythonError`, and `ValueError` or `TypeError` for an answer without such a
+        row.
         """
         row = json.loads(data)
         if not isinstance(row, dict) or len(row) != len(self.table.schema.columns):
-            raise ValueError("it is no row of the table")
+            raise ValueError("the answer is no row of the table")
         try:
-            for name, read in self._readers:
+            for name, parse in self._parsers:
                 value = row[name]
                 if value is not None:
-                    row[name] = read(value)
+                    row[name] = parse(value)
         except (KeyError, ArithmeticError) as error:
-            raise ValueError(f"it is no row of the table: {error!r}") from error
+            raise ValueError(f"the answer is no row of the table: {error!r}") from error
         return row
 
 
 def _key_text(t: pa.DataType) -> Callable[[Any], str | None]:
-    """Return what writes a key's value as URLs have it, or None for what is not plainly one."""
+    """Return a function: the text of a key's value for a URL, None for a value of another type."""
     if pa.types.is_integer(t):
         bound = 1 << (t.bit_width - 1)
         return lambda value: str(value) if type(value) is int and -bound <= value < bound else None
@@ -114,7 +117,7 @@ def _key_text(t: pa.DataType) -> Callable[[Any], str | None]:
     if pa.types.is_date(t):
         return lambda value: value.isoformat() if type(value) is datetime.date else None
     if pa.types.is_timestamp(t):
-        # Of others than these Arrow says which moment they are.
+        # Arrow decides which moment a value with another zone is.
         zones = (None,) if t.tz is None else (_UTC, datetime.UTC)
         return lambda value: (
             value.isoformat()
@@ -134,12 +137,12 @@ def _decimal_text(value: Any, precision: int, scale: int) -> str | None:
     return f"{value:f}"
 
 
-def _reader(t: pa.DataType) -> _Reader | None:
-    """Return what makes a value of JSON the one that Arrow gives; None: it is that already."""
+def _parser(t: pa.DataType) -> _Parser | None:
+    """Return a function: the value that Arrow gives for a JSON value; None: the value itself."""
     if pa.types.is_integer(t) or pa.types.is_string(t) or pa.types.is_boolean(t):
         return None
     if pa.types.is_floating(t):
-        # What JSON does not have is a text.
+        # NaN and infinity are texts in JSON.
         return float
     if pa.types.is_decimal(t):
         return Decimal
@@ -149,27 +152,27 @@ def _reader(t: pa.DataType) -> _Reader | None:
         return lambda text: _in_python(date_of_text(text))
     if pa.types.is_timestamp(t):
         return _utc_moment if t.tz is not None else _local_moment
-    return _nested_reader(t)
+    return _nested_parser(t)
 
 
-def _nested_reader(t: pa.DataType) -> _Reader | None:
+def _nested_parser(t: pa.DataType) -> _Parser | None:
     if pa.types.is_list(t):
-        read = _reader(t.value_type)
-        if read is None:
+        parse = _parser(t.value_type)
+        if parse is None:
             return None
-        return lambda items: [None if item is None else read(item) for item in items]
+        return lambda items: [None if item is None else parse(item) for item in items]
     if pa.types.is_map(t):
-        key = _reader(t.key_type) or _as_it_is
-        item = _reader(t.item_type) or _as_it_is
+        key = _parser(t.key_type) or _unchanged
+        item = _parser(t.item_type) or _unchanged
         return lambda pairs: [(key(k), None if v is None else item(v)) for k, v in pairs]
     assert pa.types.is_struct(t), t
-    fields = [(f.name, _reader(f.type) or _as_it_is) for f in t]
+    fields = [(f.name, _parser(f.type) or _unchanged) for f in t]
     return lambda value: {
-        name: None if value[name] is None else read(value[name]) for name, read in fields
+        name: None if value[name] is None else parse(value[name]) for name, parse in fields
     }
 
 
-def _as_it_is(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 

@@ -1,7 +1,7 @@
-"""The tables that a client has seen: each as the service has described it last.
+"""The tables that a client has described, cached.
 
-What is remembered may be stale: a call that fails for that reason is made again with what the
-service says now.
+A cached table may be stale: a call with a stale table is repeated with the table's present
+description.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from streamhouse.core.errors import (
 from streamhouse.core.model.offsets import table_of_offsets
 from streamhouse.core.model.table import TableInfo, TablePath
 
-__all__ = ["KnownTables"]
+__all__ = ["CachedTables"]
 
 _T = TypeVar("_T")
 
 
-class KnownTables:
-    """What a client knows of the service's tables. Thread-safe."""
+class CachedTables:
+    """The cache of a client's tables. Thread-safe."""
 
     def __init__(self, transport: HttpTransport) -> None:
         self._transport = transport
@@ -40,12 +40,12 @@ class KnownTables:
         return self._remember(TableInfo.from_json(answer))
 
     def _with_table(self, path: str, call: Callable[[TableInfo], _T]) -> _T:
-        """Call with what is remembered of the table, and again if that turns out to be stale."""
-        cached_table = self._known(path)
+        """Call with the cached table, and again with a fresh one if the cache was stale."""
+        cached_table = self._cached_table(path)
         try:
             return call(cached_table or self.describe_table(path))
         except ColumnDroppedError:
-            # The same name may be another column by now, which nobody has meant yet.
+            # The name may mean another column now, which the caller has not meant.
             self._forget(TablePath.parse(path))
             raise
         except (NotFoundError, SchemaMismatchError, UnknownColumnError, InvalidRequestError):
@@ -53,24 +53,24 @@ class KnownTables:
                 raise
             return call(fresh)
 
-    def _table_of(self, path: str, offsets: Collection[int], *, what: str) -> int | None:
-        """Return the id of the table that offsets are of; None if there is nothing below them.
+    def _table_of(self, path: str, offsets: Collection[int], *, argument: str) -> int | None:
+        """Return the id of the table that the offsets are of; None if all offsets are 0.
 
-        Plain numbers are offsets of the table that this client knows by the name.
+        Plain numbers are offsets of the table that is cached under the name.
         """
-        table_id = table_of_offsets(offsets, what=what)
+        table_id = table_of_offsets(offsets, what=argument)
         if table_id is None and any(offsets):
-            table_id = (self._known(path) or self.describe_table(path)).table_id
+            table_id = (self._cached_table(path) or self.describe_table(path)).table_id
         return table_id
 
-    def _known(self, path: str) -> TableInfo | None:
+    def _cached_table(self, path: str) -> TableInfo | None:
         return self._tables.get(TablePath.parse(path))
 
     def _remember(self, table: TableInfo) -> TableInfo:
         with self._tables_lock:
             self._tables[table.path] = table
-        # One process has all buckets of a table; an empty name is the one that answered.
-        node = self._transport.routes.endpoints.told(table.nodes.get(0))
+        # One process has all buckets of a table; an empty name means the process that answered.
+        node = self._transport.routes.endpoints.resolve(table.nodes.get(0))
         if node is not None:
             self._transport.routes.learn(str(table.path), node)
         return table

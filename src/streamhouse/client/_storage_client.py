@@ -1,7 +1,7 @@
-"""StorageClient: an application's client, and what only this package asks of the service.
+"""StorageClient: an application's client with the calls that only this package makes.
 
-Tiering workers, the connector and the command line ask it: their calls may change with any release,
-and an application's `StreamhouseClient` has none of them.
+Tiering workers, the connector and the command line use these calls, which may change with any
+release. An application's `StreamhouseClient` does not have them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["StorageClient"]
 
 
 class StorageClient(ApplicationClient, TieringCalls):
-    """See `ApplicationClient` for how it is made and used."""
+    """See `ApplicationClient` for arguments and use."""
 
     @classmethod
     def of(cls, client: ApplicationClient) -> StorageClient:
-        """Return the same client as this package sees it: its connections, and what it knows."""
+        """Return the same client with this class: it shares connections and caches."""
         if isinstance(client, StorageClient):
             return client
         same = cls.__new__(cls)
@@ -32,13 +32,13 @@ class StorageClient(ApplicationClient, TieringCalls):
 
     @property
     def transport(self) -> HttpTransport:
-        """What sends the requests."""
+        """The transport of the requests."""
         return self._transport
 
     def begin_reading(self, path: str, offsets: Mapping[int, int]) -> None:
-        """Say that who reads from bucket -> offset begins there, and goes on from no rows before.
+        """Start a new reader at bucket -> offset: rows read earlier by this client do not count.
 
-        Otherwise a log that has lost rows this client has read there is refused (`LogCutError`).
+        Without this call `LogCutError` refuses a log that has lost rows which this client has read.
         """
         self._reached.forget(str(TablePath.parse(path)), offsets)
 
@@ -51,10 +51,10 @@ class StorageClient(ApplicationClient, TieringCalls):
         table_id: int,
         expected: str | None = None,
     ) -> str | None:
-        """Return what the log of a table has below an offset, where its rows may be lost.
+        """Return a fingerprint of the log below an offset, if rows below it may be lost.
 
-        That is a fingerprint. None where they are not, or it is not known. Raises `LogCutError` if
-        it is not `expected`.
+        None if no rows can be lost, or without a fingerprint. Raises `LogCutError` if the
+        fingerprint is not `expected`.
         """
         name = str(TablePath.parse(path))
         return reads.fingerprint_at(
@@ -64,5 +64,5 @@ class StorageClient(ApplicationClient, TieringCalls):
     def position_reports(
         self, path: str, consumer: str, *, reads_lake: bool = False
     ) -> PositionReports:
-        """Return what tells the service, beside the reading, how far `consumer` is."""
+        """Return the reports that tell the service the position of `consumer`."""
         return PositionReports.of(self, path, consumer, reads_lake=reads_lake)

@@ -1,4 +1,4 @@
-"""What the client asks about databases, tables and their lake tables: one JSON request a call."""
+"""The client's calls for databases, tables and lake tables: one JSON request a call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from streamhouse.client.http._stop_signal import pause
 from streamhouse.client.positions._position_calls import PositionCalls
-from streamhouse.client.positions._tiered_wait import LOOKS, TieredWait, how_rounds_stand
+from streamhouse.client.positions._tiered_wait import LOOKS, TieredWait, rounds_text
 from streamhouse.client.values._schema_forms import (
     SchemaForm,
     TypeForm,
@@ -40,7 +40,7 @@ from streamhouse.core.model.table_state import TableSizes
 
 __all__ = ["TableCalls"]
 
-# Rows by key are made from the lake before an adoption is answered.
+# The service makes the rows by key from the lake before it answers an adoption.
 _ADOPTION_WAIT_S_MAX: Final = 6 * 3600.0
 _BACKUP_ROUTE: Final = "/v1/admin/backup"
 
@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 
 
 class TableCalls(PositionCalls):
-    """The calls of `StorageClient` that are about tables as a whole, not about their rows."""
+    """The calls of `StorageClient` for whole tables, not for their rows."""
 
     # -- databases and tables ------------------------------------------------------------------
 
@@ -76,57 +76,58 @@ class TableCalls(PositionCalls):
         properties: Mapping[str, str] | None = None,
         if_not_exists: bool = False,
     ) -> TableInfo:
-        """Create a table, and its database if there is none.
+        """Create a table, and the database if needed.
 
         Args:
             path: `database.table`, or `table` in database `default`.
             schema: columns as an Arrow schema, as Spark's DDL (`"id BIGINT NOT NULL, name STRING"`)
-                or as (name, type) pairs, whose types are Arrow's or Spark's. Types are those that
-                Spark and Iceberg share; others are refused by column name.
-            primary_key: columns that make rows upsertable, and so never null; empty makes a log
-                table.
+                or as (name, type) pairs with types of Arrow or Spark. Only the common types of
+                Spark and Iceberg are allowed; a refusal names the column.
+            primary_key: columns by which rows are upserted, never null; empty makes a log table.
             bucket_count: how many buckets, the unit of order and of parallelism; fixed for life.
-            bucket_key: rows equal here share a bucket; empty spreads rows evenly.
+            bucket_key: rows with equal values here share a bucket; empty spreads rows evenly.
             partitioned_by: lake partitioning, as in `["region", "day(event_time)"]`.
             properties: `table.*` properties.
-            if_not_exists: return the table that is there, if its definition is this one. It may
-                have other properties besides those given.
+            if_not_exists: return an existing table with this definition; it may have more
+                properties.
 
         Raises:
             InvalidSchemaError, InvalidNameError, UnknownOptionError: which part of the call was
                 refused; no table was made.
-            TableExistsError: with `if_not_exists`, the table has another definition; says which.
+            TableExistsError: with `if_not_exists`, an existing table differs; names the
+                differences.
         """
-        key = names(primary_key, what="primary_key")
+        key = names(primary_key, argument="primary_key")
         descriptor = TableDescriptor(
             path=TablePath.parse(path),
             schema=Schema.from_arrow(arrow_schema(schema, not_null=key)),
             primary_key=key,
-            bucket_count=whole(bucket_count, what="bucket_count", least=1),
-            bucket_key=names(bucket_key, what="bucket_key"),
+            bucket_count=whole(bucket_count, argument="bucket_count", least=1),
+            bucket_key=names(bucket_key, argument="bucket_key"),
             partitioned_by=tuple(
-                PartitionField.parse(text) for text in names(partitioned_by, what="partitioned_by")
+                PartitionField.parse(text)
+                for text in names(partitioned_by, argument="partitioned_by")
             ),
-            properties=property_texts(properties or {}, what="properties"),
+            properties=property_texts(properties or {}, argument="properties"),
         )
         try:
             return self._create(descriptor)
         except TableExistsError:
             if not if_not_exists:
                 raise
-            found = self.describe_table(path)
-        if differences := descriptor.differences(found.descriptor):
+            existing = self.describe_table(path)
+        if differences := descriptor.differences(existing.descriptor):
             raise TableExistsError(
                 f"table '{descriptor.path}' exists with another definition:"
                 f" {'; '.join(differences)}; alter it, or create it as it is"
             )
-        return found
+        return existing
 
     def _create(self, descriptor: TableDescriptor) -> TableInfo:
         try:
             answer = self._post_table(descriptor)
         except DatabaseNotFoundError:
-            # Another client may make it at the same time.
+            # Another client may make the database at the same time.
             with contextlib.suppress(DatabaseExistsError):
                 self.create_database(descriptor.path.database)
             answer = self._post_table(descriptor)
@@ -138,7 +139,7 @@ class TableCalls(PositionCalls):
         )
 
     def keep_rejected(self, path: str) -> TableInfo:
-        """Return the table of a table's rejected rows, `path$rejected`; it is made if need be."""
+        """Return the table of a table's rejected rows, `path$rejected`, and create it if needed."""
         parsed = TablePath.parse(path)
         answer = self._transport.request_json("POST", f"/v1/tables/{parsed}/rejected")
         return self._remember(TableInfo.from_json(answer))
@@ -146,9 +147,8 @@ class TableCalls(PositionCalls):
     def drop_table(self, path: str, *, if_exists: bool = False, damaged: bool = False) -> None:
         """Drop a table and its log. Its lake table stays for other engines.
 
-        With `if_exists` it is fine that there is no such table, or no such database.
-        A table that raises `TableDamagedError` is dropped with `damaged` only; its files stay on
-        the service's disk.
+        With `if_exists` a missing table, or a missing database, is no error. A table that raises
+        `TableDamagedError` is dropped only with `damaged`; its files stay on the service's disk.
         """
         parsed = TablePath.parse(path)
         self._forget(parsed)
@@ -176,19 +176,19 @@ class TableCalls(PositionCalls):
             "PATCH",
             f"/v1/tables/{TablePath.parse(path)}/properties",
             body={
-                "set": property_texts(updates or {}, what="updates"),
-                "remove": list(names(removals, what="removals")),
+                "set": property_texts(updates or {}, argument="updates"),
+                "remove": list(names(removals, argument="removals")),
             },
         )
         return self._remember(TableInfo.from_json(answer))
 
     def count(self, path: str) -> int:
-        """Return how many rows the table has, exactly."""
+        """Return the exact number of the table's rows."""
         answer = self._transport.request_json("GET", f"/v1/tables/{TablePath.parse(path)}/count")
         return int(answer["count"])
 
     def table_sizes(self, path: str) -> TableSizes:
-        """Return how many bytes the service keeps of a table; the lake's are in its snapshots."""
+        """Return the bytes of a table in the service; lake snapshots have the lake's bytes."""
         answer = self._transport.request_json("GET", f"/v1/tables/{TablePath.parse(path)}/sizes")
         return TableSizes.from_json(answer)
 
@@ -214,15 +214,15 @@ class TableCalls(PositionCalls):
         first: bool = False,
         aggregate: str | None = None,
     ) -> TableInfo:
-        """Add a nullable column, at the end or where said; rows that are there have null in it.
+        """Add a nullable column, at the end or in the stated place; existing rows have null in it.
 
-        `aggregate` is how an aggregation table merges it, as property `fields.NAME.agg` says it at
-        creation. What was written before the column was added counts as null.
+        `aggregate` is the column's merge function in an aggregation table, as property
+        `fields.NAME.agg` at creation. Rows written before the column was added count as null.
 
         A sequence of names adds a field inside a column: `("address", "street")`, and through
         arrays and maps `("orders", "element", "price")` and `("sizes", "value", "unit")`.
         """
-        where = ".".join(names(name, what="name"))
+        where = ".".join(names(name, argument="name"))
         json_type = type_to_json(canonical_type(arrow_type(data_type, where=where), where=where))
         change = {
             "add": name if isinstance(name, str) else list(name),
@@ -241,15 +241,15 @@ class TableCalls(PositionCalls):
     def widen_column(self, path: str, name: str | Sequence[str], data_type: TypeForm) -> TableInfo:
         """Give a column a larger type: int to bigint, float to double, decimals more digits.
 
-        A sequence of names widens what is inside a column, as in `add_column`.
+        A sequence of names widens a field inside a column, as in `add_column`.
         """
-        where = ".".join(names(name, what="name"))
+        where = ".".join(names(name, argument="name"))
         json_type = type_to_json(canonical_type(arrow_type(data_type, where=where), where=where))
-        widened = name if isinstance(name, str) else list(name)
-        return self.alter_schema(path, [{"widen": widened, "to": json_type}])
+        column_path = name if isinstance(name, str) else list(name)
+        return self.alter_schema(path, [{"widen": column_path, "to": json_type}])
 
     def drop_not_null(self, path: str, name: str) -> TableInfo:
-        """Let a column be null from now on; that cannot be taken back."""
+        """Let a column be null from now on; this cannot be undone."""
         return self.alter_schema(path, [{"drop_not_null": name}])
 
     def comment_column(self, path: str, name: str, comment: str) -> TableInfo:
@@ -263,12 +263,12 @@ class TableCalls(PositionCalls):
     def alter_partitioning(self, path: str, partitioned_by: Sequence[str]) -> TableInfo:
         """Partition the lake by these expressions from now on, as in `["day(at)"]`.
 
-        Files that are there stay in the partitions they are in.
+        Existing files stay in their partitions.
         """
         answer = self._transport.request_json(
             "PUT",
             f"/v1/tables/{TablePath.parse(path)}/partitioning",
-            body={"partitioned_by": list(names(partitioned_by, what="partitioned_by"))},
+            body={"partitioned_by": list(names(partitioned_by, argument="partitioned_by"))},
         )
         return self._remember(TableInfo.from_json(answer))
 
@@ -277,47 +277,47 @@ class TableCalls(PositionCalls):
     def wait_tiered(self, path: str, *, timeout_s: float = 600.0) -> None:
         """Return when all rows that the table has at the time of the call are in the lake.
 
-        Nothing is hastened: workers move rows within the table's `table.datalake.freshness`.
+        The call hastens nothing: workers move rows within the table's `table.datalake.freshness`.
 
         Raises:
-            UnavailableError: after `timeout_s`; says how many rows are missing, and what workers
-                do.
-            InvalidRequestError: the table does not go to the lake.
+            UnavailableError: after `timeout_s`; names the missing rows and the state of the
+                workers.
+            InvalidRequestError: the table is not tiered to the lake.
         """
-        until = time.monotonic() + seconds(timeout_s, what="timeout_s")
+        until = time.monotonic() + seconds(timeout_s, argument="timeout_s")
         state = self.table_state(path)
-        wait, looks = TieredWait.of(state), 0
+        wait, attempts = TieredWait.of(state), 0
         while wait.rows_left(state):
-            left_s = until - time.monotonic()
-            if left_s <= 0:
+            remaining_s = until - time.monotonic()
+            if remaining_s <= 0:
                 rounds = self._rounds_of(str(state.table.path))
                 raise UnavailableError(wait.is_late(state, timeout_s=timeout_s, rounds=rounds))
-            looks += 1
-            pause(min(LOOKS.jittered_after(looks), left_s))
+            attempts += 1
+            pause(min(LOOKS.jittered_after(attempts), remaining_s))
             state = self.table_state(path)
 
     def _rounds_of(self, name: str) -> str:
-        """Return how a table's rounds stand, in words."""
+        """Return the state of a table's rounds, in words."""
         try:
             status: Any = self._transport.request_json(
                 "GET", "/v1/status", query={"table": name}, table=name
             )
         except ForbiddenError:
             return "this token may not see which workers run (read on service)"
-        return how_rounds_stand(name, status)
+        return rounds_text(name, status)
 
     def lake_catalog(self) -> LakeCatalog:
-        """Return how to open the Iceberg catalog that the service's tables are tiered to."""
+        """Return the address of the Iceberg catalog with the service's lake tables."""
         answer: Any = self._transport.request_json("GET", "/v1/lake/catalog")
         transport = self._transport
         current = transport.endpoint
-        others = [url for url in transport.routes.endpoints.urls if url != current]
-        return LakeCatalog.from_json(answer).at(current, *others, token=transport.token)
+        other_urls = [url for url in transport.routes.endpoints.urls if url != current]
+        return LakeCatalog.from_json(answer).at(current, *other_urls, token=transport.token)
 
     def lake_divergence(self, path: str) -> LakeDivergence | None:
-        """Return what adopting the lake in place of a table's log would keep, and what not.
+        """Return which rows a table keeps and loses if it adopts the lake in place of its log.
 
-        None if there is no such table. Raises `TableExistsError` if the lake has its history.
+        None if there is no such table. Raises `TableExistsError` if the lake has the log's history.
         """
         try:
             answer = self._adopt(path, {"dry_run": True, "replace": True})
@@ -326,21 +326,21 @@ class TableCalls(PositionCalls):
         return LakeDivergence.from_json(answer)
 
     def adopt_table(self, path: str, *, force: bool = False, replace: bool = False) -> TableInfo:
-        """Make the lake table at `path`, which a Streamhouse service tiered to, a table here.
+        """Make a table of the lake table at `path`, to which a Streamhouse service tiered.
 
-        It has the columns, keys, buckets and properties that the table had, and its rows as far as
-        they were tiered; new rows get the offsets after them. Whoever had the table before cannot
-        tier it any more. Its database must exist. Calling it again changes nothing.
+        The table has the columns, keys, buckets and properties of the tiered table, and all tiered
+        rows; new rows get the offsets after them. The former owner cannot tier to the lake table
+        any more. The database must exist. Calling again changes nothing.
 
         Args:
-            force: also if another service tiered to it within the last ten minutes.
-            replace: in place of a table whose log has other rows than the lake; its files are set
-                aside (`lake_divergence` says which rows that concerns).
+            force: also if another service tiered to the lake table within the last ten minutes.
+            replace: in place of a table whose log differs from the lake; the log's files are set
+                aside (`lake_divergence` names the rows).
 
         Raises:
-            UnsupportedError: the lake table is not one that a table can go on from; says why.
-            FencedError: another service may still have the table.
-            TableExistsError: there is another table of that name.
+            UnsupportedError: no table can go on from this lake table; says why.
+            FencedError: another service may still own the lake table.
+            TableExistsError: another table has the name.
             TableNotFoundError: the lake catalog has no such table.
         """
         body = {"force": force, "replace": True} if replace else {"force": force}
@@ -358,14 +358,14 @@ class TableCalls(PositionCalls):
     def pin_snapshot(self, path: str, snapshot_id: int, *, holder: str, ttl_s: float) -> None:
         """Keep a lake snapshot from being expired for `ttl_s` seconds, a week at most.
 
-        A holder has one pin a table: calling again moves it or makes it last. Maintenance may have
-        expired the snapshot just before: open it after this call, not before.
+        A holder has one pin a table: another call moves or prolongs the pin. Maintenance may have
+        expired the snapshot just before: open the snapshot after this call.
 
         Args:
-            holder: 1 to 200 letters, digits and `._:@-`, chosen so that nobody else has it.
+            holder: 1 to 200 letters, digits and `._:@-`, chosen to be unique.
 
         Raises:
-            OverloadedError: the table has as many pins as it may have.
+            OverloadedError: the table has the most pins allowed.
         """
         self._transport.request_json(
             "PUT",
@@ -375,21 +375,21 @@ class TableCalls(PositionCalls):
         )
 
     def unpin_snapshot(self, path: str, *, holder: str) -> None:
-        """End the holder's pin; having none is fine."""
+        """End the holder's pin; a missing pin is no error."""
         self._transport.request_json("DELETE", _pin_path(path, holder), is_repeatable=True)
 
     def pinned_snapshots(self, path: str) -> dict[str, int]:
-        """Return holder -> id of the lake snapshot it has pinned."""
+        """Return holder -> id of the pinned lake snapshot."""
         answer = self._transport.request_json("GET", _pins_path(path))
         return {pin["holder"]: int(pin["snapshot_id"]) for pin in answer["pins"]}
 
     # -- the service ---------------------------------------------------------------------------
 
     def status(self, *, detail: Literal["full", "brief"] = "full") -> dict[str, Any]:
-        """Return what the service's page at `/` shows, as docs/http_api.md describes it.
+        """Return the figures of the service's page at `/`, as docs/http_api.md describes them.
 
-        In full the first tables by name are told, 200 unless the service was told otherwise; in
-        brief up to 2,000.
+        The full status has the first tables by name, 200 unless configured otherwise; the brief
+        status up to 2,000.
         """
         query = None if detail == "full" else {"detail": detail}
         answer: dict[str, Any] = self._transport.request_json("GET", "/v1/status", query=query)
@@ -398,20 +398,20 @@ class TableCalls(PositionCalls):
     def shards(self) -> list[dict[str, Any]]:
         """Return the processes of the service, as docs/http_api.md describes them.
 
-        The list is empty if it has no journal: then it is one process.
+        The list is empty for a service without a journal: a single process.
         """
         answer: dict[str, Any] = self._transport.request_json("GET", "/v1/shards")
         return list(answer["shards"])
 
     def move_table(self, path: str, shard: str) -> None:
-        """Move a table to another shard; returns when that serves it.
+        """Move a table to another shard; returns when the new shard serves the table.
 
-        Others read and write it meanwhile; who writes at the end of it waits. Calling it again goes
-        on with what was broken off, and changes nothing once the table is there.
+        Reads and writes go on meanwhile; writes wait at the end of the move. Another call resumes
+        an interrupted move, and changes nothing after a complete one.
 
         Raises:
             UnavailableError: the table is in use by a transaction or a tiering round, or the shard
-                has no owner; it stays where it is.
+                has no owner; the table stays where it is.
         """
         route = f"/v1/tables/{TablePath.parse(path)}/move"
         is_done = False
@@ -422,9 +422,9 @@ class TableCalls(PositionCalls):
             is_done = answer["is_done"] is True
 
     def stage_backup(self, *, with_lake: bool = False, timeout_s: float = 600.0) -> dict[str, Any]:
-        """Stage a backup below the service's data directory; return where, and what is in it.
+        """Stage a backup below the service's data directory; return its place and contents.
 
-        Appends go on meanwhile; creating and dropping tables waits. Take the files away, then call
+        Appends go on meanwhile; creating and dropping tables waits. Copy the files, then call
         `discard_backup`.
 
         Raises:
@@ -436,7 +436,7 @@ class TableCalls(PositionCalls):
         return answer
 
     def discard_backup(self) -> None:
-        """Remove what is staged; nothing being staged is fine."""
+        """Remove a staged backup; a missing one is no error."""
         self._transport.request_json("DELETE", _BACKUP_ROUTE, is_repeatable=True)
 
 

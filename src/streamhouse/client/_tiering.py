@@ -1,4 +1,4 @@
-"""What a tiering worker asks of the service: claim a table, stay its owner, report."""
+"""The calls of tiering workers: claim a table, keep the claim, report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["TieringCalls", "TieringIdle"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieringIdle:
-    """No table to tier now: why, and when to ask again, in milliseconds."""
+    """No table to tier now, with the reason and the time until the next request in milliseconds."""
 
     reason: str
     retry_after_ms: int
@@ -34,7 +34,7 @@ class TieringCalls:
 
     _transport: HttpTransport
     _claim_urls: tuple[str, ...] = ()
-    """The shards, as one of them has said last; who was asked last comes last."""
+    """The shards of the service's last answer, in the order in which claims try them."""
 
     def claim_tiering(
         self,
@@ -44,13 +44,13 @@ class TieringCalls:
         force: bool = False,
         include_idle: bool = False,
     ) -> TieringAssignment | TieringIdle:
-        """Ask for a table to tier: of several shards one after the other, in turn.
+        """Claim a table to tier; the shards of a service are asked in turn.
 
         Args:
             worker_id: names the worker in messages of the service.
             tables: only these; None means any.
             force: also tables that are still fresh enough.
-            include_idle: also tables whose rows are all in the lake, to maintain that.
+            include_idle: also tables with all rows in the lake, for maintenance.
         """
         body = {
             "worker_id": worker_id,
@@ -59,48 +59,48 @@ class TieringCalls:
             "include_idle": include_idle,
         }
         routes = self._transport.routes
-        left, asked = dict.fromkeys(self._claim_urls or ("",)), set[str]()
+        urls_to_ask, asked_urls = dict.fromkeys(self._claim_urls or ("",)), set[str]()
         idle: list[TieringIdle] = []
-        away: StreamhouseError | None = None
-        while left:
-            url = next(iter(left))
-            del left[url]
-            asked.add(url)
+        last_error: StreamhouseError | None = None
+        while urls_to_ask:
+            url = next(iter(urls_to_ask))
+            del urls_to_ask[url]
+            asked_urls.add(url)
             try:
                 answer = self._claim_at(url, body)
             except (NotFoundError, UnavailableError) as error:
-                # The others have tables, too.
-                away = error
+                # Other shards have tables, too.
+                last_error = error
                 continue
-            # Who was asked may be gone, and another one have answered.
-            url = routes.of("", table=_turn(url))
-            asked.add(url)
-            left.pop(url, None)
-            told = [routes.endpoints.told(shard) for shard in answer.get("shards", ())]
-            others = [shard for shard in told if shard is not None and shard != url]
-            self._claim_urls = (*others, url) if others else ()
+            # The asked process may be gone; then another process has answered.
+            url = routes.of("", table=_claim_route(url))
+            asked_urls.add(url)
+            urls_to_ask.pop(url, None)
+            shard_urls = [routes.endpoints.resolve(shard) for shard in answer.get("shards", ())]
+            other_urls = [shard for shard in shard_urls if shard is not None and shard != url]
+            self._claim_urls = (*other_urls, url) if other_urls else ()
             if answer["assignment"] is not None:
                 assignment = TieringAssignment.from_json(answer["assignment"])
-                if others:
+                if other_urls:
                     routes.learn(str(assignment.state.table.path), url)
                 return assignment
             idle.append(
                 TieringIdle(reason=answer["reason"], retry_after_ms=int(answer["retry_after_ms"]))
             )
-            left |= dict.fromkeys(shard for shard in others if shard not in asked)
-        if not idle and away is not None:
+            urls_to_ask |= dict.fromkeys(shard for shard in other_urls if shard not in asked_urls)
+        if not idle and last_error is not None:
             self._claim_urls = ()
-            raise away
+            raise last_error
         return min(idle, key=lambda answer: answer.retry_after_ms)
 
     def _claim_at(self, url: str, body: dict[str, Any]) -> Any:
-        """Claim at one shard; an empty `url` is any process of the service."""
-        turn = _turn(url)
-        if turn:
-            self._transport.routes.learn(turn, url)
-        # A claim whose answer was lost ends with its lease, as that of a worker that died.
+        """Claim at one shard; an empty `url` means any process of the service."""
+        route = _claim_route(url)
+        if route:
+            self._transport.routes.learn(route, url)
+        # A claim whose answer was lost ends with its lease, as the claim of a dead worker does.
         return self._transport.request_json(
-            "POST", "/v1/tiering/claim", body=body, is_repeatable=True, table=turn
+            "POST", "/v1/tiering/claim", body=body, is_repeatable=True, table=route
         )
 
     def heartbeat_tiering(
@@ -113,11 +113,11 @@ class TieringCalls:
         rows_done: int = 0,
         rows_planned: int = 0,
     ) -> None:
-        """Keep the claim, and with a `step` tell how far the round is.
+        """Keep the claim, and with a `step` report the round's progress.
 
         Raises:
             FencedError: another worker has taken over.
-            TableNotFoundError: the table was dropped; another one may have its name.
+            TableNotFoundError: the table was dropped, even if a new table has the name.
         """
         body: dict[str, Any] = {"table": str(path), "table_id": table_id, "epoch": epoch}
         if step:
@@ -127,7 +127,7 @@ class TieringCalls:
         )
 
     def complete_tiering(self, path: str, report: TieringReport) -> LakeState:
-        """Register a committed lake snapshot; repeating it changes nothing.
+        """Register a committed lake snapshot; repeating the call changes nothing.
 
         Raises:
             FencedError: the report's epoch is not the current one.
@@ -150,10 +150,11 @@ class TieringCalls:
         covered: CoveredOffsets | None = None,
         offsets: Mapping[int, int] | None = None,
     ) -> dict[int, str]:
-        """Return bucket -> the log's fingerprint at its offset, of the buckets that have one there.
+        """Return bucket -> the log's fingerprint at the offset, where the log has a fingerprint.
 
-        Raises `HistoryDivergedError` when what a lake table covers is not the log's history; the
-        service remembers that, and the table is not written to or tiered any more.
+        Raises `HistoryDivergedError` when a lake table covers rows that are not in the log's
+        history; the service then remembers the divergence, and stops writes and tiering of the
+        table.
         """
         answer = self._transport.request_json(
             "POST",
@@ -167,10 +168,10 @@ class TieringCalls:
             is_repeatable=True,
             table=str(path),
         )
-        return {int(b): str(said) for b, said in answer["fingerprints"].items()}
+        return {int(b): str(fingerprint) for b, fingerprint in answer["fingerprints"].items()}
 
     def check_lake_history(self, path: str, covered: CoveredOffsets, *, table_id: int) -> None:
-        """Raise `HistoryDivergedError` when what a lake table covers is not this log's history."""
+        """Raise `HistoryDivergedError` when a lake table's rows are not of this log's history."""
         self._transport.request_json(
             "POST",
             f"/v1/tables/{TablePath.parse(path)}/lake/history",
@@ -179,7 +180,7 @@ class TieringCalls:
         )
 
     def look_at_lake(self, path: str) -> LakeState:
-        """Have the service register what other engines committed to the lake table since."""
+        """Have the service register other engines' new commits to the lake table."""
         return LakeState.from_json(
             self._transport.request_json(
                 "POST",
@@ -190,7 +191,7 @@ class TieringCalls:
         )
 
     def fail_tiering(self, path: str, *, table_id: int, epoch: int, error: str) -> None:
-        """Give the claim back after a failed round; the service waits before it hands it out."""
+        """Release the claim after a failed round; the service pauses before the next claim."""
         self._transport.request_json(
             "POST",
             "/v1/tiering/fail",
@@ -205,6 +206,6 @@ class TieringCalls:
         )
 
 
-def _turn(url: str) -> str:
-    """Return what the routes know claims at one shard by; no table has such a name."""
+def _claim_route(url: str) -> str:
+    """Return the routes' key for claims at one shard; no table has such a name."""
     return f"claims at {url}" if url else ""

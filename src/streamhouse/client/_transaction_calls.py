@@ -1,4 +1,4 @@
-"""The calls of a client that begin transactions, and tell what became of them."""
+"""The client's calls that begin and list transactions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["TransactionCalls"]
 
 
 class TransactionCalls(TableCalls):
-    """The calls of `StorageClient` that are about transactions, and those about tables."""
+    """The calls of `StorageClient` for transactions, and for tables."""
 
     def begin_transaction(
         self,
@@ -31,61 +31,67 @@ class TransactionCalls(TableCalls):
         source: str | None = None,
         run: str | None = None,
     ) -> Transaction:
-        """Begin a transaction: stage rows, then commit them at one instant, or abort.
+        """Begin a transaction: stage rows, then commit all rows at one instant, or abort.
 
         Args:
             operation: `append` (log tables), `upsert` or `delete` (primary key tables), or
-                `overwrite`, which leaves a table with what its rows make of an empty one. Rows to
-                upsert may have a column `__change_type`, as for `upsert`.
+                `overwrite`, which replaces all rows by the staged rows. Rows to upsert may have a
+                column `__change_type`.
             columns: upsert only these columns, as for `upsert`.
-            app_id: with `version`, makes the transaction happen once: a version that is not above
-                the last one that `app_id` committed to this table is skipped (`is_skipped`).
-            timeout_s: drop the transaction when nobody has staged for so long; default: the
-                service's, an hour.
-            join: return the open transaction that does the same for this version of `app_id`, if
-                there is one: so many processes share one that none of them began before the others.
-            schema_id: the version of the table's schema that columns are named by, here and in the
-                rows; default: that of `Transaction.table`.
-            source: who numbers the versions, as a stream's checkpoint does. A version that another
-                source has committed is refused, not skipped: its rows are other ones.
-            run: in which life of `source`. One that commits a version twice is refused, too.
+            app_id: with `version`, makes the transaction happen once: a version not above the last
+                one that `app_id` committed to this table is skipped (`is_skipped`).
+            timeout_s: drop the transaction after this time without staged rows; default: an hour.
+            join: return an open transaction for the same operation and version of `app_id`, if any,
+                so that many processes share it.
+            schema_id: the schema version that names the columns; default: of `Transaction.table`.
+            source: the origin of the versions, as a stream's checkpoint. A version committed by
+                another source is refused, not skipped: its rows are different.
+            run: the life of `source`. Its second commit of a version is refused, too.
         """
-        chosen = None if columns is None else names(columns, what="columns")
+        column_names = None if columns is None else names(columns, argument="columns")
         table: TableInfo | None = None
-        if chosen is not None or schema_id is not None:
-            # The columns named here, and those of the rows, are of one version.
-            table = self._with_table(path, lambda known: known.naming(chosen or (), schema_id))
+        if column_names is not None or schema_id is not None:
+            # The columns named here and the columns of the rows are of one version.
+            table = self._with_table(
+                path, lambda table_info: table_info.naming(column_names or (), schema_id)
+            )
         answer = self._transport.request_json(
             "POST",
             f"/v1/tables/{TablePath.parse(path)}/transactions",
             body={
-                "operation": choice(operation, TransactionOperation, what="operation"),
-                "columns": chosen,
+                "operation": choice(operation, TransactionOperation, argument="operation"),
+                "columns": column_names,
                 "schema_id": None if table is None else table.stated_version,
                 "app_id": app_id,
-                "version": None if version is None else whole(version, what="version"),
+                "version": None if version is None else whole(version, argument="version"),
                 "timeout_ms": None
                 if timeout_s is None
-                else max(1, round(seconds(timeout_s, what="timeout_s") * 1000)),
+                else max(1, round(seconds(timeout_s, argument="timeout_s") * 1000)),
                 "join": join,
-                # An older service knows neither.
+                # An older service knows neither parameter.
                 **({} if source is None else {"source": source}),
                 **({} if run is None else {"run": run}),
             },
-            # One that was begun for nothing times out.
+            # A transaction begun twice times out once unused.
             is_repeatable=True,
         )
-        known = table or self._known(path)
+        table_info = table or self._cached_table(path)
         transaction_id = str(answer["transaction_id"])
         transaction = self.open_transaction(path, transaction_id, schema_id=schema_id)
         transaction.last_version = answer.get("last_version")
-        is_current = known is not None and known.schema_id == answer["schema_id"]
-        if known is not None and known.table_id == answer["table_id"] and (is_current or table):
-            transaction.table = known
+        is_current = table_info is not None and table_info.schema_id == answer["schema_id"]
+        if (
+            table_info is not None
+            and table_info.table_id == answer["table_id"]
+            and (is_current or table)
+        ):
+            transaction.table = table_info
         return transaction
 
     def transactions(self, path: str, *, limit: int = 1000) -> list[dict[str, Any]]:
-        """Return what became of the latest transactions, newest first, as docs/http_api.md says."""
+        """Return the outcomes of the latest transactions, newest first; docs/http_api.md has the
+        form.
+        """
         answer: dict[str, Any] = self._transport.request_json(
             "GET",
             f"/v1/tables/{TablePath.parse(path)}/transactions",
@@ -99,7 +105,7 @@ class TransactionCalls(TableCalls):
         """Return a transaction that was begun elsewhere; the id of a skipped one is empty.
 
         The columns of its rows are named by version `schema_id` of the table's schema, by default
-        the one there is at the first rows. Nothing is asked of the service before it is used.
+        the version at the first rows. No request is sent before the transaction is used.
         """
         return Transaction(
             self._transport,

@@ -34,7 +34,7 @@ from streamhouse.client.values.forms import (
     PythonRows,
     Rows,
     is_arrow,
-    taken,
+    normalized_rows,
 )
 from streamhouse.client.writing._rejects import (
     OnError,
@@ -171,8 +171,8 @@ class Producer:
             )
         self._transport = StorageClient.of(client).transport
         known = ("append", "upsert", "delete")
-        self._operation = TransactionOperation(choice(operation, known, what="operation"))
-        self._columns = None if columns is None else names(columns, what="columns")
+        self._operation = TransactionOperation(choice(operation, known, argument="operation"))
+        self._columns = None if columns is None else names(columns, argument="columns")
         self._checks = ColumnChecks()
         self._table = client.describe_table(path)
         if self._table.is_primary_key_table is self._is_append:
@@ -217,7 +217,7 @@ class Producer:
         Of an append these are the rows' own offsets. Of an upsert or delete they are the changes of
         the batch that the rows were delivered in. Rows that cannot be the table's raise here.
         """
-        given = data if is_arrow(data) else taken(data, call="send")
+        given = data if is_arrow(data) else normalized_rows(data, call="send")
         if isinstance(given, pa.RecordBatchReader):
             return self._send_stream(given)
         if isinstance(given, PythonRows):

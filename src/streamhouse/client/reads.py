@@ -278,7 +278,7 @@ def lookup_one(
         if part is None:
             return _found_by_batch(transport, name, keys, key)
     url = f"/v1/tables/{name}/rows/{part}"
-    answer = transport.request("GET", url, is_repeatable=True, passed=(_NOT_FOUND,))
+    answer = transport.request("GET", url, is_repeatable=True, accepted_statuses=(_NOT_FOUND,))
     if answer.headers.get(VERSION_HEADER) != table.version:
         # As another version has it, the URL may name another row, a value may be another one.
         table = describe()

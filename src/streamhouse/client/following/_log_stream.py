@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 from streamhouse.client.http._http_connection import AnswerStream
-from streamhouse.client.http._request_routes import Search
+from streamhouse.client.http._request_routes import RouteSearch
 from streamhouse.client.http._stop_signal import StopSignal
 from streamhouse.client.http._transport import HttpTransport
 from streamhouse.client.positions._reached_offsets import ReachedOffsets
@@ -56,7 +56,7 @@ def follow(
     if schema_id is not None:
         asked["schema_id"] = str(schema_id)
     url = transport.routes.of(route)
-    search: Search | None = None
+    search: RouteSearch | None = None
     while not stop.is_set():
         said = reached.at(path, positions)
         query = {**_query(positions, said), **named_table(table_id), **asked}
@@ -69,7 +69,7 @@ def follow(
             table_id = table_id_of(response.headers) or table_id
             for body in _bodies(response):
                 if search is not None:
-                    search.found(url)
+                    search.succeed(url)
                     search = None
                 reached.note(path, body.reached)
                 for address, batch in body.batches:

@@ -1,12 +1,11 @@
-"""The nodes of a service, and the connections to each that are kept between requests.
+"""The nodes of a service, and the connections kept to each node between requests.
 
-No proxy is asked, whatever the environment says. TLS is the `ssl` module's, with one context for
-all nodes that are trusted alike: making one reads the machine's CAs, which takes milliseconds.
+No proxy is used, whatever the environment says. TLS is the `ssl` module's, with one context for all
+nodes of equal trust: making a context reads the machine's CAs, which takes milliseconds.
 
-A node that was not given but learnt from an answer may be another process's by now, also of another
-service. Before a connection to it is used, it says of which service it is, and is shown no token
-until then. That keeps tokens from whoever listens there by chance; who pretends on purpose is kept
-out by TLS.
+A node learnt from an answer, not configured, may belong to another process by now, also of another
+service. Before a connection to such a node is used, the node states its service; only then the node
+gets a token. A stranger at the address gets none; TLS protects against an impostor.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from streamhouse.core.traces.carried import carried_headers
 __all__ = ["CONNECTIONS_KEPT_MAX", "ConnectionPool", "Node", "ReachingError", "StrangerError"]
 
 CONNECTIONS_KEPT_MAX: Final = 16
-"""To one node; more may be open while more requests are under way."""
+"""Of one node; more are open while more requests are under way."""
 
 _NODES_KEPT_MAX: Final = 64
 _CONNECT_TIMEOUT_S: Final = 5.0
 _HEALTH: Final = "/health"
 _OK: Final = 200
-# A machine that vanishes resets nothing: who waits for its answer learns it from its system's
-# silence, in 14 s. No TCP_USER_TIMEOUT: it would end connections whose service waits for memory.
+# A machine that vanishes resets no connection: after 14 s of silence the system ends the wait. No
+# TCP_USER_TIMEOUT: it would end connections whose service waits for memory.
 _SILENT_MACHINE: Final = tuple(
     (level, getattr(socket, name), value)
     for level, name, value in (
@@ -54,7 +53,7 @@ _SILENT_MACHINE: Final = tuple(
     )
     if hasattr(socket, name)
 )
-# What a request line may have as it is. All else is encoded, and so ends no line.
+# The characters that a request line has unencoded. All others are encoded, and so end no line.
 _RESERVED: Final = "/?:@!$&'()*+,;=~%"
 _PLAIN_TARGET: Final = re.compile(rf"[\w.\-{re.escape(_RESERVED)}]*", re.ASCII)
 _WITHOUT_BODY: Final = ("GET", "DELETE")
@@ -65,17 +64,17 @@ class ReachingError(OSError):
 
 
 class StrangerError(ReachingError):
-    """Who answers at an address that was learnt is not known to be of the service."""
+    """The node at a learnt address is not proven to be of the service."""
 
 
 class ConnectionPool:
-    """The nodes that were asked, each with its kept connections. Thread-safe, safe to fork with.
+    """The nodes of a service, each with its idle connections. Thread-safe, safe to fork with.
 
-    A closed one refuses requests by `InvalidRequestError`.
+    A closed pool refuses requests by `InvalidRequestError`.
 
     Args:
-        endpoints: say what must vouch for the certificate of a node.
-        headers: lines that every request has.
+        endpoints: their trust settings apply to the certificates of nodes.
+        headers: the common header lines of all requests.
 
     Raises `InvalidRequestError` for a bad CA file.
     """
@@ -94,10 +93,10 @@ class ConnectionPool:
         weakref.finalize(self, _close_all, self._nodes)
 
     def node(self, url: str) -> Node:
-        """Return the node at `url`; raises `ReachingError` for what is no URL."""
+        """Return the node at `url`; raises `ReachingError` for an invalid URL."""
         self.check_open()
         if self._process_id != os.getpid():
-            # A forked process: its parent goes on using the connections that it has kept.
+            # In a forked process: the parent process goes on using the idle connections.
             _close_all(self._nodes)
             self._process_id = os.getpid()
         node = self._nodes.get(url)
@@ -105,37 +104,37 @@ class ConnectionPool:
             try:
                 endpoint = self._endpoints.at(url)
                 is_learnt = endpoint not in self._endpoints.listed
-                made = Node(endpoint, headers=self._headers, is_learnt=is_learnt)
+                new_node = Node(endpoint, headers=self._headers, is_learnt=is_learnt)
             except ValueError as error:
                 raise ReachingError(f"'{url}' is no URL of a service: {error}") from error
-            node = self._nodes.setdefault(url, made)
+            node = self._nodes.setdefault(url, new_node)
             while len(self._nodes) > _NODES_KEPT_MAX:
                 self._nodes.pop(next(iter(self._nodes))).close()
         return node
 
     def check_open(self) -> None:
-        """Raise `InvalidRequestError` if it was closed."""
+        """Raise `InvalidRequestError` if the pool was closed."""
         if self._is_closed:
             raise InvalidRequestError(
                 f"the client of {', '.join(self._endpoints.urls)} is closed; make another one"
             )
 
     def close(self) -> None:
-        """Close the kept connections, and refuse further requests.
+        """Close the idle connections, and refuse further requests.
 
-        Connections under way are closed when their answer has come.
+        Connections under way are closed after their answers.
         """
         self._is_closed = True
         _close_all(self._nodes)
 
     def take(self, node: Node) -> Connection:
-        """Return a connection for one request, a kept one if there is one.
+        """Return a connection for a request, if possible an idle connection.
 
-        Raises `ReachingError`, or `ssl.SSLError` for a node that is not to be trusted.
+        Raises `ReachingError`, or `ssl.SSLError` for an untrusted node.
         """
-        kept = node.kept()
-        if kept is not None:
-            return kept
+        idle = node.take_idle()
+        if idle is not None:
+            return idle
         connection = Connection(self._connected(node))
         if node.is_learnt:
             try:
@@ -146,31 +145,31 @@ class ConnectionPool:
         return connection
 
     def _check_service(self, node: Node, connection: Connection) -> None:
-        """Raise `StrangerError` unless a node is of the service whose endpoints were given."""
+        """Raise `StrangerError` unless a node is of the configured endpoints' service."""
         if self._service_id is None:
             self._service_id = self._service_of_listed()
         if self._service_id is None:
-            raise StrangerError("none of the given endpoints says now of which service they are")
+            raise StrangerError("no configured endpoint says now which service it is of")
         try:
-            found = _service_over(connection, node)
+            service_id = _service_over(connection, node)
         except ssl.SSLError:
             raise
         except OSError as error:
-            raise StrangerError(f"it did not say of which service it is: {error}") from error
-        if found != self._service_id:
-            raise StrangerError("who answers there is not of this service")
-        # What breaks it from now on is not the age of a connection.
+            raise StrangerError(f"it did not say which service it belongs to: {error}") from error
+        if service_id != self._service_id:
+            raise StrangerError("the process there belongs to another service")
+        # An exchange that breaks from now on was not on an old connection.
         connection.is_kept = False
 
     def _service_of_listed(self) -> str | None:
-        """Return the service of the first of the given endpoints that knows it."""
+        """Return the service id from the first configured endpoint that answers."""
         for url in self._endpoints.urls:
             with contextlib.suppress(OSError):
                 connection = Connection(self._connected(self.node(url)))
                 with contextlib.closing(connection):
-                    found = _service_over(connection, self.node(url))
-                if found is not None:
-                    return found
+                    service_id = _service_over(connection, self.node(url))
+                if service_id is not None:
+                    return service_id
         return None
 
     def _connected(self, node: Node) -> socket.socket:
@@ -182,47 +181,50 @@ class ConnectionPool:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for option in _SILENT_MACHINE:
                 opened.setsockopt(*option)
-            return self._secured(opened, node) if node.endpoint.is_tls else opened
+            return self._with_tls(opened, node) if node.endpoint.is_tls else opened
         except BaseException:
             opened.close()
             raise
 
     def _context_of(self, endpoint: Endpoint) -> ssl.SSLContext:
-        """Return what TLS connections to all that are trusted so are made with."""
+        """Return the TLS context for all nodes with the same trust settings."""
         trust = replace(endpoint, url="")
         if trust not in self._tls:
             self._tls[trust] = endpoint.tls_context()
         return self._tls[trust]
 
-    def _secured(self, opened: socket.socket, node: Node) -> ssl.SSLSocket:
-        # The zone of a link-local address is nothing a certificate knows.
+    def _with_tls(self, opened: socket.socket, node: Node) -> ssl.SSLSocket:
+        # No certificate has the zone of a link-local address.
         name = node.host.partition("%")[0].rstrip(".")
         try:
-            secured = self._context_of(node.endpoint).wrap_socket(opened, server_hostname=name)
+            tls_socket = self._context_of(node.endpoint).wrap_socket(opened, server_hostname=name)
         except ssl.SSLError:
             raise
         except OSError as error:
             raise ReachingError(str(error)) from error
         expected = node.endpoint.fingerprint
         if expected is not None:
-            found = hashlib.sha256(secured.getpeercert(binary_form=True) or b"").hexdigest()
-            if expected == OWN_CERTIFICATE and is_own_certificate(found):
-                return secured
-            # As bytes: what is compared may be no ASCII.
+            fingerprint = hashlib.sha256(
+                tls_socket.getpeercert(binary_form=True) or b""
+            ).hexdigest()
+            if expected == OWN_CERTIFICATE and is_own_certificate(fingerprint):
+                return tls_socket
+            # As bytes: the configured fingerprint may have characters beyond ASCII.
             if not hmac.compare_digest(
-                found.encode(), expected.replace(":", "").lower().encode("utf-8", "replace")
+                fingerprint.encode(), expected.replace(":", "").lower().encode("utf-8", "replace")
             ):
-                secured.close()
+                tls_socket.close()
                 raise ssl.SSLCertVerificationError(
-                    f"fingerprints did not match: expected {expected}, got {found}"
+                    f"fingerprints did not match: expected {expected}, got {fingerprint}"
                 )
-        return secured
+        return tls_socket
 
 
 class Node:
-    """One node of a service: where it is, and the connections to it that are kept.
+    """One node of a service: its address, and its idle connections.
 
-    More are opened than are kept when more requests are under way; nobody waits for one.
+    More connections are opened than kept when more requests are under way; no request waits for
+    one.
     """
 
     def __init__(self, endpoint: Endpoint, *, headers: str, is_learnt: bool = False) -> None:
@@ -236,16 +238,16 @@ class Node:
         self.health_head: Final = (
             f"GET {self._prefix}{_HEALTH} HTTP/1.1\r\n{open_headers}\r\n".encode("latin-1")
         )
-        """The head of a request that shows no token."""
+        """The head of a request without a token."""
         self._is_open = True
-        # Taking from its end and giving to it is one step each: no lock.
-        self._kept: list[Connection] = []
+        # Append and pop at the list's end are single steps: no lock.
+        self._idle: list[Connection] = []
 
-    def kept(self) -> Connection | None:
-        """Return a kept connection that is usable, if there is one; it is kept no more."""
-        while self._kept:
+    def take_idle(self) -> Connection | None:
+        """Take a usable idle connection, or None."""
+        while self._idle:
             try:
-                connection = self._kept.pop()
+                connection = self._idle.pop()
             except IndexError:
                 break
             if connection.is_usable():
@@ -254,50 +256,52 @@ class Node:
         return None
 
     def give_back(self, connection: Connection) -> None:
-        """Keep a connection whose answer has come."""
-        if self._is_open and len(self._kept) < CONNECTIONS_KEPT_MAX:
-            self._kept.append(connection)
+        """Keep a connection after its answer."""
+        if self._is_open and len(self._idle) < CONNECTIONS_KEPT_MAX:
+            self._idle.append(connection)
         else:
             connection.close()
 
     def request_head(
         self, method: str, path: str, *, content_type: str, length: int | None
     ) -> bytes:
-        """Return the head of a request, whose body has this length; None means there is none."""
+        """Return the head of a request with a body of this length; None means no body."""
         if _PLAIN_TARGET.fullmatch(path) is None:
             path = quote(path, safe=_RESERVED)
-        said = ""
+        body_headers = ""
         if length is not None:
-            said = f"Content-Type: {content_type}\r\nContent-Length: {length}\r\n"
+            body_headers = f"Content-Type: {content_type}\r\nContent-Length: {length}\r\n"
         elif method not in _WITHOUT_BODY:
-            said = "Content-Length: 0\r\n"
-        said += carried_headers()
-        return f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}{said}\r\n".encode(
-            "latin-1"
+            body_headers = "Content-Length: 0\r\n"
+        body_headers += carried_headers()
+        return (
+            f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}{body_headers}\r\n".encode(
+                "latin-1"
+            )
         )
 
     def close(self) -> None:
-        """Close the kept connections, and keep no more."""
+        """Close the idle connections, and keep no more."""
         self._is_open = False
         with contextlib.suppress(IndexError):
             while True:
-                self._kept.pop().close()
+                self._idle.pop().close()
 
 
 def _service_over(connection: Connection, node: Node) -> str | None:
-    """Return of which service a node says that it is; None if it does not say. No token is sent."""
+    """Return a node's service id, or None. The request has no token."""
     answer, is_kept = connection.exchange(node.health_head, None, timeout_s=_CONNECT_TIMEOUT_S)
     if answer.status != _OK or not is_kept:
         return None
     try:
-        found = json.loads(answer.data)["service_id"]
+        service_id = json.loads(answer.data)["service_id"]
     except (ValueError, KeyError, TypeError):
         return None
-    return found if isinstance(found, str) else None
+    return service_id if isinstance(service_id, str) else None
 
 
 def _host_of(netloc: str) -> str:
-    """Return a host, and its port if there is one, as a header has them."""
+    """Return a host, and the port if any, in a header's form."""
     if netloc.isascii():
         return netloc
     host, colon, port = netloc.partition(":")
@@ -305,7 +309,7 @@ def _host_of(netloc: str) -> str:
 
 
 def _close_all(nodes: dict[str, Node]) -> None:
-    # Another thread may close them as well.
+    # Another thread may remove nodes at the same time.
     with contextlib.suppress(KeyError):
         while True:
             nodes.popitem()[1].close()

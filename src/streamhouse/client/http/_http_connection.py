@@ -1,13 +1,13 @@
 """One HTTP/1.1 connection to a service: a request goes out, its answer comes in.
 
 The answer is parsed by `httptools`; `docs/decisions/0017-a-lean-connection-in-the-client.md` says
-why no HTTP client library is in between. What a caller may rely on:
+why there is no HTTP client library. A caller may rely on this:
 
-- one request is under way at a time; after an exchange that broke the connection must be closed
+- one request is under way at a time; after a broken exchange the connection must be closed
 - no redirect is followed
-- what a service may send is bounded: the head of an answer with all that comes before it, what
-  chunks and a trailer add to a body; and memory is taken only for bytes that have come
-- every wait for a byte has an end, and the error says what was waited for in vain
+- an answer is bounded: the head with all interim answers, and the bytes added to the body by chunks
+  and a trailer; memory is taken only for received bytes
+- every wait for a byte has an end, and the error names the wait
 
 A connection belongs to one thread at a time.
 """
@@ -27,21 +27,21 @@ import httptools
 __all__ = ["HEAD_BYTES_MAX", "Answer", "AnswerStream", "BrokenConnectionError", "Connection"]
 
 HEAD_BYTES_MAX: Final = 64 << 10
-"""Of an answer's head, and of whatever interim answers come before it."""
+"""The limit for an answer's head, together with its interim answers."""
 
 _RECEIVED_BYTES: Final = 64 << 10
 _JOINED_BODY_BYTES_MAX: Final = 64 << 10
-# A body's memory is taken in such steps: an answer may claim to be as long as it likes.
+# A body's memory is taken in steps of this size: an answer may claim any length.
 _BODY_STEP_BYTES: Final = 16 << 20
-# What chunks of one byte each add to it, and more.
+# More than chunks of one byte each add.
 _ADDED_PER_BYTE_MAX: Final = 16
 
 
 class BrokenConnectionError(OSError):
     """An exchange broke; whether the request had an effect is unknown.
 
-    `is_stale` says that the connection had been kept and ended before a byte of the answer came:
-    most likely the service closed it while the request was on its way.
+    `is_stale` says that a kept connection ended before the answer's first byte: most likely the
+    service closed the connection while the request was on its way.
     """
 
     def __init__(self, message: str, *, is_stale: bool = False) -> None:
@@ -58,13 +58,13 @@ class Answer(NamedTuple):
 
 
 class _Incoming:
-    """An answer as it comes: what `httptools` calls, and what has come so far."""
+    """An answer on its way in: the callbacks of `httptools`, and the parts received so far."""
 
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.pieces: list[bytes] = []
-        """Of the body, those that nobody has taken."""
+        """The parts of the body that no reader has taken yet."""
         self.piece_bytes = 0
         self.is_headed = False
         self.is_whole = False
@@ -75,7 +75,7 @@ class _Incoming:
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> None:
-        """Take what came; raises `BrokenConnectionError` for what is no answer."""
+        """Parse received bytes; raises `BrokenConnectionError` for bytes that are no answer."""
         parser = self._parser
         if parser is None:
             raise BrokenConnectionError("the answer was closed")
@@ -85,14 +85,14 @@ class _Incoming:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if self._refusal is None and isinstance(error, httptools.HttpParserCallbackError):
-                # The handler of a signal raised in the middle of it, as it does for Ctrl-C. What
-                # it raised is lost if the caller is handling an exception.
+                # A signal's handler raised inside the parser, as for Ctrl-C. Its exception is lost
+                # if the caller is handling another exception.
                 raised = error.__context__
                 raise (error if raised is None or raised is handled else raised) from None
             if not self.is_whole:
                 reason = self._refusal or error
                 raise BrokenConnectionError(f"the answer is no HTTP: {reason}") from None
-            # More than the answer came. It is whole, and the connection is not to be trusted.
+            # Bytes follow the answer. The answer is whole, but the connection is not trustworthy.
             self.may_keep = False
         if self.received_bytes - self._body_bytes > (
             HEAD_BYTES_MAX + _RECEIVED_BYTES + _ADDED_PER_BYTE_MAX * self._body_bytes
@@ -101,24 +101,24 @@ class _Incoming:
                 f"the answer's headers have more than {HEAD_BYTES_MAX} bytes"
             )
 
-    def taken(self) -> bytes:
-        """Return what has come of the body since the last time."""
+    def take_body(self) -> bytes:
+        """Return the part of the body received since the last call."""
         pieces, self.pieces, self.piece_bytes = self.pieces, [], 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def end(self) -> None:
-        """Let the parser go: it and this refer to each other."""
+        """Release the parser: the parser and this object refer to each other."""
         self._parser = None
 
     @property
     def body_length(self) -> int | None:
-        """The length of the body that the head tells."""
+        """The length of the body, if the head states it."""
         text = self.headers.get(b"content-length")
         return None if text is None else int(text)
 
     @property
     def ends_with_connection(self) -> bool:
-        """Whether only the end of the connection says where the body ends."""
+        """Whether only the end of the connection marks the end of the body."""
         return not {b"content-length", b"transfer-encoding"} & self.headers.keys()
 
     # -- called by the parser ------------------------------------------------------------------
@@ -155,7 +155,7 @@ class _Incoming:
         if self.is_headed:
             self.is_whole = True
         else:
-            # An interim answer, as 100 is: what counts comes after it.
+            # An interim answer, such as 100: the real answer follows.
             self.headers.clear()
 
     def _refuse(self, reason: str) -> NoReturn:
@@ -164,35 +164,35 @@ class _Incoming:
 
 
 class Connection:
-    """One open connection; close it when an exchange on it broke."""
+    """One open connection; close it after a broken exchange."""
 
     def __init__(self, opened: socket.socket) -> None:
         self.is_kept = False
-        """Whether an answer has come on it before."""
+        """Whether an earlier exchange on the connection had an answer."""
         self._socket = opened
         self._timeout_s = opened.gettimeout()
-        # TLS has none, and Windows neither.
+        # TLS sockets cannot gather, and Windows cannot.
         self._can_gather = hasattr(opened, "sendmsg") and not isinstance(opened, ssl.SSLSocket)
         self._is_readable = _readable_check(opened)
 
     def close(self) -> None:
-        """Close it; twice is harmless."""
+        """Close the connection; a second call is harmless."""
         self._socket.close()
 
     def interrupt(self) -> None:
-        """End it for whoever waits for it, from any thread; its owner closes it."""
+        """End the wait of the connection's user, from any thread; the user then closes it."""
         with contextlib.suppress(OSError):
-            # Not as TLS does it, which takes the session away from who reads it just now.
+            # Not TLS's own shutdown, which takes the session from the thread that reads it.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def is_usable(self) -> bool:
-        """Whether it is open and nothing has come that was not asked for."""
+        """Return whether the connection is open, without unexpected bytes."""
         return not self._is_readable()
 
     def exchange(self, head: bytes, body: Any, *, timeout_s: float) -> tuple[Answer, bool]:
-        """Send a request and return the whole answer, and whether to keep the connection.
+        """Send a request; return the whole answer, and whether to keep the connection.
 
-        Raises `BrokenConnectionError`, or `ssl.SSLError` for what TLS itself found wrong.
+        Raises `BrokenConnectionError`, or `ssl.SSLError` for an error of TLS itself.
         """
         incoming = _Incoming()
         try:
@@ -203,7 +203,7 @@ class Connection:
         return Answer(incoming.status, incoming.headers, data), is_sent and incoming.may_keep
 
     def open_stream(self, head: bytes, *, timeout_s: float) -> tuple[int, AnswerStream]:
-        """Send a request and return the answer's status, and its body to be read as it comes."""
+        """Send a request; return the answer's status, and a stream of its body."""
         incoming = _Incoming()
         try:
             self._begin(incoming, head, None, timeout_s)
@@ -213,7 +213,9 @@ class Connection:
         return incoming.status, AnswerStream(self, incoming)
 
     def _begin(self, incoming: _Incoming, head: bytes, body: Any, timeout_s: float) -> bool:
-        """Send a request and read the head of its answer; return whether all of it was sent."""
+        """Send a request and read the head of the answer; return whether all of the request was
+        sent.
+        """
         if self._timeout_s != timeout_s:
             self._socket.settimeout(timeout_s)
             self._timeout_s = timeout_s
@@ -224,7 +226,7 @@ class Connection:
         return is_sent
 
     def _send(self, head: bytes, body: Any) -> bool:
-        """Send a request; False if the service no longer takes it, but may have answered."""
+        """Send a request; False if the service stopped receiving, but may have answered."""
         try:
             if body is None:
                 self._socket.sendall(head)
@@ -257,7 +259,7 @@ class Connection:
         return True
 
     def feed(self, incoming: _Incoming) -> None:
-        """Read some of the answer; raises `BrokenConnectionError` where it ends too soon."""
+        """Read a part of the answer; raises `BrokenConnectionError` at a premature end."""
         try:
             data = self._socket.recv(_RECEIVED_BYTES)
         except OSError as error:
@@ -270,10 +272,10 @@ class Connection:
             raise self._broken(None, incoming)
 
     def _broken(self, error: OSError | None, incoming: _Incoming) -> OSError:
-        """Return what it means that reading failed, or, without an error, that nothing follows."""
+        """Return the error of a failed read; without an error, the error of a premature end."""
         ended = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
         if isinstance(error, TimeoutError):
-            # The system's own has a number: the machine at the other end is silent.
+            # A timeout of the system has a number: the machine at the other end is silent.
             if error.errno is not None:
                 return BrokenConnectionError(f"the connection broke: {error}")
             return BrokenConnectionError(f"not a byte came for {self._timeout_s} s")
@@ -290,14 +292,14 @@ class Connection:
         )
 
     def _body(self, incoming: _Incoming) -> bytes | bytearray:
-        """Read the rest of an answer and return its body."""
+        """Read the remaining answer and return its body."""
         length = incoming.body_length
         if incoming.is_whole or length is None:
             while not incoming.is_whole:
                 self.feed(incoming)
-            return incoming.taken()
-        # Straight to where it stays: a parser would copy it.
-        first = incoming.taken()
+            return incoming.take_body()
+        # Received straight into the final buffer: a parser would copy the bytes.
+        first = incoming.take_body()
         data = bytearray(min(_BODY_STEP_BYTES, length))
         data[: len(first)] = first
         filled = len(first)
@@ -320,7 +322,7 @@ class Connection:
 
 
 class AnswerStream:
-    """The body of an answer as it comes, as a file to read from. Close it when done with it."""
+    """The body of an answer as a file, readable while it arrives. Close the stream after use."""
 
     def __init__(self, connection: Connection, incoming: _Incoming) -> None:
         self._connection = connection
@@ -336,18 +338,18 @@ class AnswerStream:
         self.close()
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next `size` bytes, fewer only at the end of the body; -1 means all of it.
+        """Return the next `size` bytes, fewer only at the end of the body; -1 means all bytes.
 
-        Raises `BrokenConnectionError` when the body breaks off or nothing comes in time.
+        Raises `BrokenConnectionError` when the body breaks off or nothing arrives in time.
         """
         if self.closed:
             raise BrokenConnectionError("the answer was closed")
         incoming = self._incoming
-        left = len(self._data) - self._position
-        if left < size or size < 0:
-            while not incoming.is_whole and (size < 0 or left + incoming.piece_bytes < size):
+        unread = len(self._data) - self._position
+        if unread < size or size < 0:
+            while not incoming.is_whole and (size < 0 or unread + incoming.piece_bytes < size):
                 self._connection.feed(incoming)
-            self._data = b"".join((self._data[self._position :], incoming.taken()))
+            self._data = b"".join((self._data[self._position :], incoming.take_body()))
             self._position = 0
         end = len(self._data) if size < 0 else self._position + size
         data = self._data[self._position : end]
@@ -356,22 +358,22 @@ class AnswerStream:
 
     @property
     def headers(self) -> Mapping[bytes, bytes]:
-        """The answer's headers; their names are in lower case."""
+        """The answer's headers, with names in lower case."""
         return self._incoming.headers
 
     def readable(self) -> bool:
-        """Whether it can be read from."""
+        """Return whether the stream is open."""
         return not self.closed
 
     def close(self) -> None:
-        """End the connection: what is still coming is not waited for. Twice is harmless."""
+        """End the connection without waiting for more of the body; a second call is harmless."""
         self.closed = True
         self._incoming.end()
         self._connection.close()
 
 
 def _readable_check(opened: socket.socket) -> Callable[[], bool]:
-    """Return what says at once whether a read of the socket would find something, or its end."""
+    """Return a check: would a read of the socket return at once, with bytes or at the end?"""
     if not hasattr(select, "poll"):
         return lambda: bool(select.select([opened], [], [], 0)[0])
     poll = select.poll()

@@ -1,13 +1,13 @@
-"""Where requests go: who serves a table, and where a call that failed is sent next.
+"""The targets of requests: which process serves a table, and where a failed call goes next.
 
-A service is one process or several. What is known of them is learnt from their answers:
+A service is one process or several. The client learns about them from their answers:
 
-- `421 not_owner` names the owner, and says that nothing of the request was done
-- a table's description names the process that serves it
-- who does not answer serves nothing: its tables are asked for from the endpoints that were given
+- `421 not_owner` names the owner, and means that the request had no effect
+- a table's description names the process that serves the table
+- a process that does not answer serves nothing: the configured endpoints are asked for its tables
 
-What is learnt may be wrong at any time, and is forgotten when an answer says so. Nothing here
-sends or waits: `HttpTransport` does.
+A learnt route may be wrong at any time, and is forgotten when an answer says so. This module
+neither sends nor waits: `HttpTransport` does.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ from streamhouse.core.errors import (
     UnknownOutcomeError,
 )
 
-__all__ = ["BACKOFF", "Routes", "Search", "Step", "nothing_was_done", "table_of"]
+__all__ = ["BACKOFF", "RouteSearch", "Routes", "Step", "nothing_was_done", "table_of"]
 
 BACKOFF: Final = Backoff(first_s=0.05, most_s=2.0)
-"""The pauses of a call that finds nobody to answer it."""
+"""The pauses of a call while no process answers it."""
 
 _TABLES_KEPT_MAX: Final = 10_000
 _OWNERS_FOLLOWED_MAX: Final = 8
-"""One after the other without a pause: processes that name each other must not be a busy loop."""
+"""Followed one after the other without a pause: processes naming each other must not cause a busy
+loop.
+"""
 _TABLE_ROUTES: Final = "/v1/tables/"
 
 
 class Routes:
-    """What one client knows of a service's processes. Thread-safe.
+    """One client's knowledge of a service's processes. Thread-safe.
 
-    `current` is asked for all that is no known table's: the endpoint that answered last, of those
-    that were given or that were named as the owner of everything.
+    `current` gets every request without a learnt route: the endpoint of the last answer, among the
+    configured endpoints and the endpoints named as owner of everything.
     """
 
     def __init__(self, endpoints: Endpoints, *, backoff: Backoff = BACKOFF) -> None:
@@ -50,15 +52,15 @@ class Routes:
         """The pauses of a search; a test makes them short."""
         self.current = endpoints.listed[0].url
         self.is_reached = False
-        """Whether a process of the service ever answered."""
+        """Whether a process of the service has ever answered."""
         self.first_contact_s: float | None = None
-        """How long nobody at all may answer before the endpoints are taken for wrong ones."""
+        """The time without any first answer after which the endpoints count as wrong."""
         self._tables: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def of(self, path: str, table: str = "") -> str:
-        """Return the URL to send a request to, by its path or the table it is about."""
-        # Most services are one process: then there is nothing to look up.
+        """Return the URL for a request, by its path or by the request's table."""
+        # Most services are one process: no table has a route of its own then.
         if not self._tables:
             return self.current
         return self._tables.get(table or table_of(path), self.current)
@@ -72,33 +74,35 @@ class Routes:
                 del self._tables[next(iter(self._tables))]
 
     def forget(self, table: str) -> None:
-        """Forget who serves the table."""
+        """Forget which process serves the table."""
         with self._lock:
             self._tables.pop(table, None)
 
     def forget_process(self, url: str) -> None:
-        """Forget that the process at `url`, which does not answer, serves any table."""
+        """Forget all routes to the process at `url`, which does not answer."""
         with self._lock:
-            for table in [table for table, known in self._tables.items() if known == url]:
+            for table in [
+                table for table, serving_url in self._tables.items() if serving_url == url
+            ]:
                 del self._tables[table]
 
 
 class Step(NamedTuple):
-    """Where a call goes next, and how long it waits before."""
+    """The next target of a call, and the wait before the attempt."""
 
     url: str
     wait_s: float
 
 
-class Search:
-    """The way of one call that failed. Made when it first fails: most calls never do.
+class RouteSearch:
+    """The path of one failed call. Made at the first failure: most calls never fail.
 
     Args:
-        routes: what the client knows; it learns here.
-        table: the table that the call is about; empty if it is about none.
-        deadline: until when it goes on if there is one process alone. Where there are several, it
-            goes on for `failover_s` from its first failure.
-        now: when it failed first, on the clock of `deadline`.
+        routes: the client's routes; the search adds to them.
+        table: the table of the call; empty for a call without a table.
+        deadline: the end of the search in a service of a single process. With several processes the
+            search goes on for `failover_s` from the first failure.
+        now: the time of the first failure, on the clock of `deadline`.
     """
 
     def __init__(self, routes: Routes, table: str, *, deadline: float, now: float) -> None:
@@ -107,41 +111,41 @@ class Search:
         self._deadline = deadline
         self._started = now
         self._failover_until = now + routes.endpoints.failover_s
-        self._asked: set[str] = set()
-        """Since the last pause."""
+        self._tried: set[str] = set()
+        """The URLs tried since the last pause."""
         self._followed = 0
         self._rounds = 0
-        self._spoke = ""
-        """Who answered last, if only to say that it is not the owner."""
+        self._last_speaker = ""
+        """The URL of the last answer, even one that only denies being the owner."""
         self._is_failover = len(routes.endpoints.listed) > 1
         self.is_unknown = False
-        """Whether an attempt may have been done."""
+        """Whether an attempt may have had an effect."""
 
     def after(self, url: str, error: StreamhouseError, *, now: float) -> Step | None:
-        """Return what follows an attempt at `url` that ended so, or None when it was the last.
+        """Return the step after a failed attempt at `url`, or None after the last attempt.
 
-        Only for errors that may pass. Whether the request may be sent twice is the caller's to
-        know: `nothing_was_done`.
+        Only for errors that may pass. The caller decides whether the request may be sent twice:
+        `nothing_was_done`.
         """
         cause = error.__cause__
         if isinstance(cause, BrokenConnectionError) and cause.is_stale:
-            # A kept connection was closed: that says nothing of the process.
+            # A kept connection was closed: this means nothing for the process.
             self.is_unknown = True
             return Step(url, 0.0)
-        self._asked.add(url)
+        self._tried.add(url)
         owner = self._learn(url, error)
-        if owner is not None and owner not in self._asked and self._followed < _OWNERS_FOLLOWED_MAX:
+        if owner is not None and owner not in self._tried and self._followed < _OWNERS_FOLLOWED_MAX:
             self._followed += 1
             return Step(owner, 0.0)
         if _is_elsewhere(error):
             for listed in self._routes.endpoints.urls:
-                if listed not in self._asked:
+                if listed not in self._tried:
                     return Step(listed, 0.0)
-            url = self._spoke or self._routes.endpoints.urls[0]
+            url = self._last_speaker or self._routes.endpoints.urls[0]
         return self._after_pause(url, now=now)
 
-    def found(self, url: str) -> None:
-        """Learn that the search ended at `url`."""
+    def succeed(self, url: str) -> None:
+        """Learn that the call succeeded at `url`."""
         routes = self._routes
         is_listed = url in routes.endpoints.urls
         if self._table and not (is_listed and len(routes.endpoints.urls) == 1):
@@ -150,24 +154,24 @@ class Search:
             routes.current = url
 
     def _learn(self, url: str, error: StreamhouseError) -> str | None:
-        """Take in what an error says of the processes; return the owner that it names."""
+        """Learn from an error about the processes; return the owner that it names."""
         if isinstance(error, NotOwnerError):
             self._is_failover = True
-            self._spoke = url
+            self._last_speaker = url
             self._routes.forget(self._table)
-            return self._routes.endpoints.told(error.owner)
+            return self._routes.endpoints.resolve(error.owner)
         if isinstance(error, UnknownOutcomeError) or _is_unreachable(error):
             self.is_unknown |= isinstance(error, UnknownOutcomeError)
             self._routes.forget_process(url)
-            if self._spoke == url:
-                self._spoke = ""
+            if self._last_speaker == url:
+                self._last_speaker = ""
         else:
-            self._spoke = url
+            self._last_speaker = url
         return None
 
     def _after_pause(self, url: str, *, now: float) -> Step | None:
         self._rounds += 1
-        self._asked.clear()
+        self._tried.clear()
         self._followed = 0
         until = self._failover_until if self._is_failover else self._deadline
         backoff, patience_s = self._routes.backoff, self._routes.first_contact_s
@@ -179,14 +183,14 @@ class Search:
 
 
 def table_of(path: str) -> str:
-    """Return the table that a request with this path is about; empty if it is about none."""
+    """Return the table of a request's path; empty for a path without a table."""
     if not path.startswith(_TABLE_ROUTES):
         return ""
     return path[len(_TABLE_ROUTES) :].partition("/")[0]
 
 
 def nothing_was_done(error: StreamhouseError) -> bool:
-    """Whether a request that ended so had no effect: then it may be sent again, whatever it is."""
+    """Return whether a failed request had no effect; then any request may be sent again."""
     return isinstance(error, NotOwnerError) or _is_unreachable(error)
 
 
@@ -195,5 +199,5 @@ def _is_unreachable(error: StreamhouseError) -> bool:
 
 
 def _is_elsewhere(error: StreamhouseError) -> bool:
-    """Whether another process may serve what this one did not; a busy owner is still the owner."""
+    """Return whether another process may serve the request; a busy owner is still the owner."""
     return isinstance(error, NotOwnerError | UnknownOutcomeError | UnavailableError)

@@ -1,4 +1,4 @@
-"""StopSignal: ends who waits for the service, from any thread."""
+"""StopSignal: ends a caller's waits for the service, from any thread."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["STOP", "StopSignal", "pause"]
 
 
 class StopSignal:
-    """Tells one caller to end. Thread-safe; it is set once and stays so.
+    """Tells one caller to end. Thread-safe; once set, the signal stays set.
 
-    The caller's pauses end at once, and so does its wait for bytes: its connection is shut down.
+    The caller's pauses and waits for bytes end at once: the caller's connection is shut down.
     """
 
     def __init__(self) -> None:
@@ -24,25 +24,25 @@ class StopSignal:
         self._connection: Connection | None = None
 
     def is_set(self) -> bool:
-        """Whether the caller is to end."""
+        """Return whether the caller is to end."""
         return self._is_set.is_set()
 
     def set(self) -> None:
-        """End the caller; twice is harmless."""
+        """End the caller; a second call is harmless."""
         with self._lock:
             self._is_set.set()
             if self._connection is not None:
                 self._connection.interrupt()
 
-    def ends(self, connection: Connection) -> None:
-        """End this connection, in place of the one before, when the signal is set, or now."""
+    def attach(self, connection: Connection) -> None:
+        """Interrupt this connection when the signal is set, and no longer the previous one."""
         with self._lock:
             self._connection = connection
             if self._is_set.is_set():
                 connection.interrupt()
 
-    def spares(self, connection: Connection) -> bool:
-        """Let go of the connection; return whether it is as it was."""
+    def detach(self, connection: Connection) -> bool:
+        """Release the connection; return whether it was left uninterrupted."""
         with self._lock:
             if self._connection is connection:
                 self._connection = None
@@ -55,11 +55,11 @@ class StopSignal:
 
 
 STOP: Final[ContextVar[StopSignal | None]] = ContextVar("STOP", default=None)
-"""What may end the calls made in this context; mostly nothing does."""
+"""The signal that may end the calls of this context; most contexts have none."""
 
 
 def pause(seconds: float) -> None:
-    """Wait in between two requests of a call, unless the call is ended."""
+    """Pause between two requests of a call, until the signal ends the call."""
     stop = STOP.get()
     if stop is not None:
         stop.wait(seconds)

@@ -1,15 +1,15 @@
-"""HTTP to the storage service: one request and its answer, sent again where that is safe.
+"""HTTP to the storage service: a request and its answer, with retries of repeatable requests.
 
-What breaks a connection becomes an error of ours here, once. What is retried:
+This module turns connection errors into `StreamhouseError`s. It retries:
 
-- every request that is safe to repeat (reads, and writes that carry a writer id and sequence), on
-  connection failures and on answers marked retriable, with growing waits, until the caller's
-  deadline; at once where the service has closed a kept connection: that says nothing of it
-- any request of which nothing was done: nobody was reached, or who was is not the owner
+- repeatable requests (reads, and writes with a writer id and a sequence), on connection failures
+  and on retriable answers, with growing waits, until the caller's deadline; without a wait when the
+  service has closed a kept connection
+- any request without an effect: no process was reached, or the process is not the owner
 
-`routes` says to which process of the service a request goes, and where it is sent next. Calls to a
-service of several endpoints, or of which a process names another as owner, are tried until they
-find the owner, or nobody was it for `failover_s`.
+`Routes` decides which process of the service gets a request, and which one gets it next. Calls to a
+service with several endpoints, or with a process that names another as owner, are tried until they
+reach the owner, or until `failover_s` have passed without an owner.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from streamhouse.client.http._http_connection import (
 from streamhouse.client.http._request_routes import (
     BACKOFF,
     Routes,
-    Search,
+    RouteSearch,
     nothing_was_done,
     table_of,
 )
@@ -69,7 +69,7 @@ class HttpTransport:
     ) -> None:
         endpoints = parse_endpoints(endpoint)
         self.endpoint_text = endpoint.rstrip("/")
-        """The endpoints as they were given, with what vouches for their certificates."""
+        """The endpoints in their original form, with their trust settings."""
         self.timeout_s = timeout_s
         self.token = token
         self.routes: Final = Routes(endpoints, backoff=backoff)
@@ -77,11 +77,11 @@ class HttpTransport:
 
     @property
     def endpoint(self) -> str:
-        """The URL that is asked for all that is no known table's."""
+        """The URL for requests without a learnt route."""
         return self.routes.current
 
     def check_open(self) -> None:
-        """Raise `InvalidRequestError` if it was closed."""
+        """Raise `InvalidRequestError` if the transport was closed."""
         self._pool.check_open()
 
     def close(self) -> None:
@@ -130,27 +130,27 @@ class HttpTransport:
         table: str = "",
         wait_s: float = 0.0,
         on_repeat: Callable[[StreamhouseError], None] | None = None,
-        passed: Container[int] = (),
+        accepted_statuses: Container[int] = (),
     ) -> Answer:
         """Send a request and return its answer.
 
         Args:
-            body: bytes-like, sent as it is.
-            is_repeatable: sending it twice has the effect of sending it once.
-            table: the table that it is about, if its path does not say so.
+            body: bytes-like, sent unchanged.
+            is_repeatable: sending the request twice has the effect of sending it once.
+            table: the table of the request, if the path does not name it.
             wait_s: how long the service may hold the request on purpose.
-            on_repeat: called with what came of an attempt that may still arrive, before the request
+            on_repeat: called with the error of an attempt that may still arrive, before the request
                 is sent again.
-            passed: statuses of answers that are returned although they are errors.
+            accepted_statuses: error statuses of answers to return instead of raising.
 
         Raises:
-            StreamhouseError: what the service answered, or `UnavailableError` when it cannot be
+            StreamhouseError: the service's answer, or `UnavailableError` when the service cannot be
                 reached, or `UnknownOutcomeError` when a request that must not be repeated broke
                 after it was sent.
         """
         deadline = time.monotonic() + self.timeout_s + wait_s
         url = self.routes.of(path, table)
-        search: Search | None = None
+        search: RouteSearch | None = None
         while True:
             try:
                 answer = self._send(
@@ -161,7 +161,7 @@ class HttpTransport:
                     content_type=content_type,
                     endpoint=url,
                     read_timeout_s=self.timeout_s + wait_s,
-                    passed=passed,
+                    accepted_statuses=accepted_statuses,
                 )
             except StreamhouseError as error:
                 if not self._may_send_again(error, is_repeatable=is_repeatable):
@@ -173,16 +173,18 @@ class HttpTransport:
                 failure = error
             else:
                 if search is not None:
-                    search.found(url)
+                    search.succeed(url)
                 return answer
             if on_repeat is not None and not nothing_was_done(failure):
                 on_repeat(failure)
             pause(step.wait_s)
             url = step.url
 
-    def search(self, path: str, table: str = "", *, deadline: float) -> Search:
-        """Return the way of a call that has failed just now."""
-        return Search(self.routes, table or table_of(path), deadline=deadline, now=time.monotonic())
+    def search(self, path: str, table: str = "", *, deadline: float) -> RouteSearch:
+        """Return the search for a call that has failed just now."""
+        return RouteSearch(
+            self.routes, table or table_of(path), deadline=deadline, now=time.monotonic()
+        )
 
     def open_stream(
         self,
@@ -195,14 +197,14 @@ class HttpTransport:
     ) -> AnswerStream:
         """Send a GET to `url`; a read of the answer fails after `silence_s_max` without bytes.
 
-        It also fails once `stop` is set.
+        A read also fails once `stop` is set.
         """
         try:
             node = self._pool.node(url)
             head = node.request_head("GET", _target(path, query), content_type="", length=None)
             connection = self._pool.take(node)
             try:
-                stop.ends(connection)
+                stop.attach(connection)
                 status, stream = connection.open_stream(head, timeout_s=silence_s_max)
                 self.routes.is_reached = True
                 if status < _REDIRECTS:
@@ -217,7 +219,7 @@ class HttpTransport:
         raise _error_of(status, data, endpoint=url)
 
     def _may_send_again(self, error: StreamhouseError, *, is_repeatable: bool) -> bool:
-        """Whether a request that ended so may be sent again, here or elsewhere."""
+        """Return whether a failed request may be sent again, to any process."""
         if not is_repeatable and not nothing_was_done(error):
             return False
         if not error.retriable and not isinstance(error, UnknownOutcomeError):
@@ -225,14 +227,14 @@ class HttpTransport:
         stop = STOP.get()
         if stop is not None and stop.is_set():
             return False
-        # A service never seen before is more likely misspelt than restarting. Who names several
-        # endpoints expects that some are away.
+        # A service without any answer so far is more likely misspelt than restarting. With several
+        # endpoints some are expected to be away.
         return self.routes.is_reached or len(self.routes.endpoints.listed) > 1
 
     def _last_error(
-        self, error: StreamhouseError, search: Search, *, method: str, path: str
+        self, error: StreamhouseError, search: RouteSearch, *, method: str, path: str
     ) -> StreamhouseError:
-        """Return what it means to the caller that a call was given up with `error`."""
+        """Return the error for the caller of a call that is given up with `error`."""
         message = error.message
         if not self.routes.is_reached:
             message = f"nobody answers at {', '.join(self.routes.endpoints.urls)}: {message}"
@@ -246,7 +248,7 @@ class HttpTransport:
         if method == "GET":
             kind = UnavailableError
         elif search.is_unknown:
-            # Also if the last attempt was refused: one before it may have been done.
+            # Also if the last attempt was refused: an earlier attempt may have had an effect.
             kind = UnknownOutcomeError
         return kind(message, request_id=error.request_id)
 
@@ -260,21 +262,21 @@ class HttpTransport:
         content_type: str,
         endpoint: str,
         read_timeout_s: float,
-        passed: Container[int],
+        accepted_statuses: Container[int],
     ) -> Answer:
         length = None if body is None else memoryview(body).nbytes
         try:
-            asked = self._pool.node(endpoint)
-            head = asked.request_head(
+            node = self._pool.node(endpoint)
+            head = node.request_head(
                 method, _target(path, query), content_type=content_type, length=length
             )
             stop = STOP.get()
-            connection = self._pool.take(asked)
+            connection = self._pool.take(node)
             try:
                 if stop is not None:
-                    stop.ends(connection)
+                    stop.attach(connection)
                 answer, is_kept = connection.exchange(head, body, timeout_s=read_timeout_s)
-                if stop is not None and not stop.spares(connection):
+                if stop is not None and not stop.detach(connection):
                     is_kept = False
             except BaseException:
                 connection.close()
@@ -282,11 +284,11 @@ class HttpTransport:
         except OSError as error:
             raise _failure(error, endpoint=endpoint, request=f"{method} {path}") from error
         if is_kept:
-            asked.give_back(connection)
+            node.give_back(connection)
         else:
             connection.close()
         self.routes.is_reached = True
-        if answer.status >= _REDIRECTS and answer.status not in passed:
+        if answer.status >= _REDIRECTS and answer.status not in accepted_statuses:
             raise _error_of(answer.status, answer.data, endpoint=endpoint)
         return answer
 
@@ -305,7 +307,7 @@ def _target(path: str, query: Mapping[str, str] | None) -> str:
 
 
 def _failure(error: OSError, *, endpoint: str, request: str) -> StreamhouseError:
-    """Return what a failed exchange means to the caller."""
+    """Return the caller's error for a failed exchange."""
     if isinstance(error, StrangerError):
         return UnavailableError(
             f"{endpoint}, which the Streamhouse service named for {request}, is not used: {error}"

@@ -1,12 +1,12 @@
-"""Where a service is and what vouches for it: one text that travels to executors as it is.
+"""A service's address and trust settings: one text, passed to executors unchanged.
 
     https://lake.example:8765                     trusted as the machine trusts web sites
     https://lake.example:8765#ca=/etc/lake.pem    trusted if a CA of that file signed it
-    https://127.0.0.1:8765#sha256=9f86d0...       trusted if its certificate is exactly that one
-    http://a:8765,http://b:8765                   one service: whoever of the two is its owner
-    http://a:8765,http://b:8765#failover_s=120    the same; a call looks so long for the owner
+    https://127.0.0.1:8765#sha256=9f86d0...       trusted if the certificate has this fingerprint
+    http://a:8765,http://b:8765                   a service with two processes
+    http://a:8765,http://b:8765#failover_s=120    the same; a call searches 120 s for the owner
 
-What follows a `#` is never sent; the CA file must exist wherever the endpoint is used. Without
+The part after a `#` is never sent; the CA file must exist wherever the endpoint is used. Without
 `ca` and `sha256`, the variable STREAMHOUSE_CA_FILE names a CA file.
 """
 
@@ -41,14 +41,14 @@ __all__ = [
 CA_VARIABLE: Final = "STREAMHOUSE_CA_FILE"
 FAILOVER_S_DEFAULT: Final = 60.0
 _FAILOVER_S_MAX: Final = 86_400.0
-_TOLD_URL: Final = re.compile(r"https?://[A-Za-z0-9._:\[\]-]{1,255}(/[A-Za-z0-9._~/-]{0,255})?")
+_ANSWER_URL: Final = re.compile(r"https?://[A-Za-z0-9._:\[\]-]{1,255}(/[A-Za-z0-9._~/-]{0,255})?")
 _FRAGMENT_KEYS: Final = {"ca", "sha256", "failover_s"}
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A service's URL, and what must vouch for its certificate: nothing means the machine's CAs."""
+    """A service's URL, and the trust settings for its certificate; by default the machine's CAs."""
 
     url: str
     ca_file: str | None = None
@@ -56,27 +56,27 @@ class Endpoint:
 
     @property
     def is_tls(self) -> bool:
-        """Whether it is reached by TLS."""
+        """Whether the endpoint uses TLS."""
         return self.url.startswith("https:")
 
     @property
     def place(self) -> tuple[str, int, str]:
-        """Host, port and path, alike for two texts that mean the same."""
+        """Host, port and path, equal for two texts with the same meaning."""
         parts = urlsplit(self.url)
         return parts.hostname or "", parts.port or (443 if self.is_tls else 80), parts.path
 
     @property
     def text(self) -> str:
-        """What `parse_endpoint` reads as this endpoint."""
-        given = {"ca": self.ca_file, "sha256": self.fingerprint}
-        fragment = "&".join(f"{k}={quote(v, safe='/')}" for k, v in given.items() if v is not None)
+        """The text that `parse_endpoint` reads as this endpoint."""
+        trust = {"ca": self.ca_file, "sha256": self.fingerprint}
+        fragment = "&".join(f"{k}={quote(v, safe='/')}" for k, v in trust.items() if v is not None)
         return f"{self.url}#{fragment}" if fragment else self.url
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return what connections by https are made with.
+        """Return the TLS context for connections to the endpoint.
 
-        Raises `InvalidRequestError` for a file of CAs that is none. With a `fingerprint`, whoever
-        connects must compare it.
+        Raises `InvalidRequestError` for an invalid file of CAs. With a `fingerprint`, the caller
+        must compare the certificate's.
         """
         ca_file = None
         if self.fingerprint is None:
@@ -95,7 +95,7 @@ class Endpoint:
         context.set_alpn_protocols(["http/1.1"])
         context.hostname_checks_common_name = False
         if self.fingerprint is not None:
-            # The certificate is known to the byte: neither names nor signatures add anything.
+            # The fingerprint pins the whole certificate: names and signatures add nothing.
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context
@@ -103,9 +103,9 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoints:
-    """The processes that may be the owner of one service, in the order in which they are asked.
+    """The possible owners of a service, in the order of requests.
 
-    `failover_s` is how long a call looks for the owner after it has first failed.
+    `failover_s` is how long a call searches for the owner after its first failure.
     """
 
     listed: tuple[Endpoint, ...]
@@ -113,39 +113,41 @@ class Endpoints:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The URLs, without what vouches for their certificates."""
+        """The URLs, without trust settings."""
         return tuple(endpoint.url for endpoint in self.listed)
 
     def at(self, url: str) -> Endpoint:
-        """Return the endpoint at `url`; one that is not listed is trusted as the first one is."""
+        """Return the endpoint at `url`; an unlisted URL has the trust settings of the first
+        endpoint.
+        """
         for endpoint in self.listed:
             if endpoint.url == url:
                 return endpoint
         return replace(self.listed[0], url=url)
 
-    def told(self, url: str | None) -> str | None:
-        """Return the URL that a service told, as it is listed here; None for what not to follow.
+    def resolve(self, url: str | None) -> str | None:
+        """Return the listed form of a URL from an answer; None for a URL not to follow.
 
-        The token goes wherever it leads, so it never leads from https to http.
+        The client sends its token to the URL, so the URL never leads from https to http.
         """
-        if url is None or not _TOLD_URL.fullmatch(url):
+        if url is None or not _ANSWER_URL.fullmatch(url):
             return None
         try:
-            told = parse_endpoint(url)
+            named = parse_endpoint(url)
         except InvalidRequestError:
             return None
-        if not told.is_tls and self.listed[0].is_tls:
+        if not named.is_tls and self.listed[0].is_tls:
             return None
         for endpoint in self.listed:
-            if endpoint.place == told.place:
+            if endpoint.place == named.place:
                 return endpoint.url
-        return told.url
+        return named.url
 
 
 def parse_endpoints(text: str) -> Endpoints:
-    """Read one endpoint, or several of one service with commas between them.
+    """Read an endpoint, or the endpoints of a service with commas between.
 
-    Raises `InvalidRequestError` naming what is no URL of a service, or is there twice.
+    Raises `InvalidRequestError` naming an invalid or a repeated URL.
     """
     parts = [part.strip() for part in text.split(",")]
     listed = tuple(parse_endpoint(part) for part in parts)
@@ -157,26 +159,26 @@ def parse_endpoints(text: str) -> Endpoints:
         raise InvalidRequestError(
             f"the endpoints {shown} have {place[0]}:{place[1]}{place[2]} twice; name each once"
         )
-    given = {found for part in parts if (found := _failover_of(part)) is not None}
-    if len(given) > 1:
+    failovers = {failover_s for part in parts if (failover_s := _failover_of(part)) is not None}
+    if len(failovers) > 1:
         raise InvalidRequestError(f"the endpoints {shown} have more than one failover_s; name one")
-    return Endpoints(listed=listed, failover_s=next(iter(given), FAILOVER_S_DEFAULT))
+    return Endpoints(listed=listed, failover_s=next(iter(failovers), FAILOVER_S_DEFAULT))
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Read one endpoint; raises `InvalidRequestError` for what is no URL of a service."""
+    """Read one endpoint; raises `InvalidRequestError` for an invalid URL."""
     url, _, fragment = text.partition("#")
     url = url.rstrip("/")
-    known: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     try:
         parts = urlsplit(url)
-        known = parse_qs(fragment, strict_parsing=bool(fragment))
+        options = parse_qs(fragment, strict_parsing=bool(fragment))
         # Reading the port checks it.
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         is_url &= not parts.query
     except ValueError:
         is_url = False
-    if not is_url or parts.username is not None or not set(known) <= _FRAGMENT_KEYS:
+    if not is_url or parts.username is not None or not set(options) <= _FRAGMENT_KEYS:
         shown = text if "@" not in text else "with a user or password"
         raise InvalidRequestError(
             f"endpoint '{shown}' is not a URL like http://127.0.0.1:8765 or"
@@ -184,32 +186,32 @@ def parse_endpoint(text: str) -> Endpoint:
         )
     return Endpoint(
         url=url,
-        ca_file=known["ca"][0] if "ca" in known else None,
-        fingerprint=known["sha256"][0] if "sha256" in known else None,
+        ca_file=options["ca"][0] if "ca" in options else None,
+        fingerprint=options["sha256"][0] if "sha256" in options else None,
     )
 
 
 def _failover_of(text: str) -> float | None:
-    """Return the `failover_s` of one endpoint, if it has one."""
-    given = parse_qs(text.partition("#")[2]).get("failover_s")
-    if given is None:
+    """Return the `failover_s` of one endpoint, or None."""
+    values = parse_qs(text.partition("#")[2]).get("failover_s")
+    if values is None:
         return None
     try:
-        seconds = float(given[0])
+        seconds = float(values[0])
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= _FAILOVER_S_MAX:
         raise InvalidRequestError(
             f"failover_s of an endpoint is a number of seconds up to {_FAILOVER_S_MAX:g}, not"
-            f" '{given[0]}'"
+            f" '{values[0]}'"
         )
     return seconds
 
 
 def with_ca_file(endpoint: str, ca_file: str) -> str:
-    """Return `endpoint` with `ca_file` to vouch for it, instead of what it may name itself.
+    """Return `endpoint` with `ca_file` in place of its trust settings.
 
-    Of several, it vouches for each.
+    The file applies to each of several endpoints.
     """
     parts = []
     for part in endpoint.split(","):
@@ -217,13 +219,13 @@ def with_ca_file(endpoint: str, ca_file: str) -> str:
         if not url.startswith("https:"):
             raise InvalidRequestError(f"a CA file needs an endpoint https://..., not '{url}'")
         failover_s = _failover_of(part)
-        kept = "" if failover_s is None else f"&failover_s={failover_s:g}"
-        parts.append(f"{url}#ca={quote(ca_file, safe='/')}{kept}")
+        failover_option = "" if failover_s is None else f"&failover_s={failover_s:g}"
+        parts.append(f"{url}#ca={quote(ca_file, safe='/')}{failover_option}")
     return ",".join(parts)
 
 
 def tls_failure(error: ssl.SSLError, *, endpoint: str, request: str) -> StreamhouseError:
-    """Return what a TLS error means to the caller."""
+    """Return the caller's error for a TLS error."""
     text = str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return InvalidRequestError(

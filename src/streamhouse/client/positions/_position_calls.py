@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from streamhouse.client._known_tables import KnownTables
+from streamhouse.client._known_tables import CachedTables
 from streamhouse.client.reads import named_table, offsets_to_text
 from streamhouse.core.model.offsets import (
     BucketPositions,
@@ -23,7 +23,7 @@ from streamhouse.core.model.table_state import TableState
 __all__ = ["PositionCalls"]
 
 
-class PositionCalls(KnownTables):
+class PositionCalls(CachedTables):
     """The calls of `StorageClient` that return positions, or take them and no rows."""
 
     def positions(self, path: str) -> dict[int, BucketPositions]:
@@ -43,7 +43,7 @@ class PositionCalls(KnownTables):
         """
         query: dict[str, str] = {}
         if after is not None:
-            query = named_table(self._table_of(path, after.values(), what="table_state: after"))
+            query = named_table(self._table_of(path, after.values(), argument="table_state: after"))
             query["after"] = offsets_to_text(after)
             query["max_wait_ms"] = str(max_wait_ms)
         answer = self._transport.request_json(
@@ -82,8 +82,8 @@ class PositionCalls(KnownTables):
         query = {"timestamp_us": str(timestamp_us)}
         if start is not None:
             query["start"] = offsets_to_text(start)
-            what = "offsets_for_timestamp: start"
-            table_id = table_id or self._table_of(path, start.values(), what=what)
+            argument = "offsets_for_timestamp: start"
+            table_id = table_id or self._table_of(path, start.values(), argument=argument)
         if skip_lost:
             query["lost"] = "skip"
         answer = self._transport.request_json(
@@ -117,7 +117,7 @@ class PositionCalls(KnownTables):
         on the service's disk on return, and not some seconds later.
         """
         body: dict[str, Any] = {
-            "table_id": self._table_of(path, offsets.values(), what="report_position: offsets"),
+            "table_id": self._table_of(path, offsets.values(), argument="report_position: offsets"),
             "offsets": buckets_to_json(offsets),
             "reads_lake": reads_lake,
         }

@@ -18,7 +18,7 @@ from streamhouse.core.errors import (
 )
 from streamhouse.core.model.table_state import TableState
 
-__all__ = ["LOOKS", "TieredWait", "how_rounds_stand"]
+__all__ = ["LOOKS", "TieredWait", "rounds_text"]
 
 LOOKS: Final = Backoff(first_s=0.05, most_s=1.0)
 """The pauses between looks at a table."""
@@ -68,7 +68,7 @@ class TieredWait:
         return f"{left} rows of '{name}' are not in the lake after {timeout_s:g} s: {rounds}"
 
 
-def how_rounds_stand(path: str, status: Mapping[str, Any]) -> str:
+def rounds_text(path: str, status: Mapping[str, Any]) -> str:
     """Return whether a worker runs and what it does, of the status that tells of one table."""
     told = next((table for table in status["tables"] if table["table"] == path), None)
     tiering: Mapping[str, Any] = {} if told is None else told["tiering"]

@@ -1,6 +1,6 @@
-"""What callers give, in the forms that Python people have, as what the rest of the client takes.
+"""Arguments of callers, in Python's many forms, converted for the rest of the client.
 
-`forms.taken` is the door for rows: Arrow, anything that lends its columns to Arrow, dicts.
-`python_rows` makes dicts the columns of a table, `schema_forms` and `ddl` make what describes a
-table an Arrow schema, `arguments` checks names, offsets and numbers.
+`forms.normalized_rows` is the door for rows: Arrow data, objects with an Arrow export, dicts.
+`python_rows` converts dicts into columns of a table, `schema_forms` and `ddl` convert a description
+of columns into an Arrow schema, `arguments` checks names, offsets and numbers.
 """

@@ -1,6 +1,6 @@
 """Columns as Spark writes them in DDL: `id BIGINT NOT NULL, tags ARRAY<STRING> COMMENT 'x'`.
 
-The grammar is that of `StructType.fromDDL`, for the types that a table may have. A colon may stand
+The grammar is the grammar of `StructType.fromDDL`, for the types of tables. A colon may stand
 between a name and its type, names may be in backticks, keywords are in any case.
 """
 
@@ -43,7 +43,7 @@ class _Token(NamedTuple):
 
 
 def schema_of_ddl(text: str) -> pa.Schema:
-    """Return the columns of a DDL text; raises `InvalidSchemaError` saying where it is wrong."""
+    """Return the columns of a DDL text; raises `InvalidSchemaError` naming the wrong place."""
     reader = _Reader(text)
     fields = [reader.column()]
     while reader.take(","):
@@ -87,18 +87,18 @@ class _Reader:
         return pa.field(token.text, data_type, nullable=is_nullable, metadata=metadata)
 
     def take(self, mark: str) -> bool:
-        """Go beyond a mark if it is next."""
+        """Go past a mark if it is next; return whether it was."""
         token = self._peek()
         is_next = token.kind == "mark" and token.text == mark
         self._next += is_next
         return is_next
 
-    def wrong(self, wanted: str) -> InvalidSchemaError:
+    def wrong(self, expected: str) -> InvalidSchemaError:
         token = self._peek()
-        found = f"'{token.text[:40]}'" if token.kind != "end" else "the end"
+        actual = f"'{token.text[:40]}'" if token.kind != "end" else "the end"
         return InvalidSchemaError(
-            f"schema '{self._text[:80]}': {wanted} must be at character {token.place + 1}, where"
-            f' {found} is; write it as in "id BIGINT NOT NULL, name STRING"'
+            f"schema '{self._text[:80]}': {expected} must be at character {token.place + 1}, where"
+            f' {actual} is; write it as in "id BIGINT NOT NULL, name STRING"'
         )
 
     def _type(self, where: str) -> pa.DataType:
@@ -113,20 +113,20 @@ class _Reader:
         name = _ALIASES.get(name, name)
         if name == "array":
             self._expect("<")
-            found = pa.list_(pa.field("element", self._type(where)))
+            data_type = pa.list_(pa.field("element", self._type(where)))
             self._expect(">")
         elif name == "map":
             self._expect("<")
             key = self._type(where)
             self._expect(",")
-            found = pa.map_(key, self._type(where))
+            data_type = pa.map_(key, self._type(where))
             self._expect(">")
         elif name == "struct":
-            found = pa.struct(self._fields())
+            data_type = pa.struct(self._fields())
         else:
-            found = self._simple(name, where)
+            data_type = self._simple(name, where)
         self._depth -= 1
-        return found
+        return data_type
 
     def _fields(self) -> list[pa.Field]:
         self._expect("<")
@@ -147,7 +147,7 @@ class _Reader:
             precision, scale = ([*numbers, "0"] if numbers else ["10", "0"])[:2]
             return type_from_json(f"decimal({precision},{scale})", where=where)
         if name in ("varchar", "char") and len(numbers) == 1:
-            # A length is Spark's to keep; the table's type is string.
+            # The length is for Spark to enforce; the table's type is string.
             return pa.string()
         if numbers:
             name = f"{name}({','.join(numbers)})"
@@ -178,17 +178,17 @@ def _tokens(text: str) -> list[_Token]:
     tokens = []
     place = 0
     while text[place:].strip():
-        found = _TOKEN.match(text, place)
-        if found is None:
+        match = _TOKEN.match(text, place)
+        if match is None:
             start = place + len(text[place:]) - len(text[place:].lstrip())
             raise InvalidSchemaError(
                 f"schema '{text[:80]}': character {start + 1}, '{text[start]}', is not of a column"
                 ' or a type; write it as in "id BIGINT NOT NULL, name STRING"'
             )
-        kind = str(found.lastgroup)
-        part = found[kind]
+        kind = str(match.lastgroup)
+        part = match[kind]
         if kind == "quoted":
             part = part.replace("``", "`")
-        tokens.append(_Token(kind, part, found.start(kind)))
-        place = found.end()
+        tokens.append(_Token(kind, part, match.start(kind)))
+        place = match.end()
     return [*tokens, _Token("end", "", len(text))]

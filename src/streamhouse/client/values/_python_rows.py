@@ -1,10 +1,12 @@
-"""Rows that are dicts as a record batch with the columns of a table.
+"""Rows in the form of dicts, converted to a record batch with the columns of a table.
 
-Values are those that Python has for a column's type; one that is another, or that would be stored
-as another, is refused by row and column: no text becomes a number, no fraction is cut off, no time
-without a zone becomes a moment. Numbers of numpy count as Python's, and pandas' NA and NaT as None.
+Values have the Python types of the columns. A value of another type, or a value that would change
+when stored, is refused with row and column: no text becomes a number, no fraction is cut off, no
+time without a zone becomes a moment. Numbers of numpy count as Python's, pandas' NA and NaT as
+None.
 
-A column of plain values becomes an array in one step; only others are looked at one by one.
+A column of plain values becomes an array in one step; only other columns are converted value by
+value.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ _NO_ARRAY: Final = (pa.ArrowException, ValueError, TypeError, OverflowError)
 def rows_as_arrow(table: TableInfo, rows: Sequence[_Row]) -> pa.RecordBatch:
     """Return rows for `table`.
 
-    To a log table a column that a row does not name is null. Rows of a primary key table have the
-    same columns, which may be some of the table's: a forgotten one would take the value away that
-    is there. Only deletes, by their `__change_type`, may have no more than the key.
+    In a log table a column missing from a row is null. Rows of a primary key table all have the
+    same columns, which may be a part of the table's: a forgotten column would lose its present
+    value. Only deletes, marked by `__change_type`, may have just the key.
 
     Raises `SchemaMismatchError` or `UnknownColumnError` naming table, row and column.
     """
@@ -55,7 +57,7 @@ def rows_as_arrow(table: TableInfo, rows: Sequence[_Row]) -> pa.RecordBatch:
 
 
 def keys_as_arrow(table: TableInfo, rows: Sequence[_Row]) -> pa.RecordBatch:
-    """Return keys of a primary key table, or leading columns of them."""
+    """Return keys of a primary key table, or leading columns of the keys."""
     if not rows:
         name = str(table.path)
         return empty_batch(table.schema.select(table.descriptor.primary_key, table=name).to_arrow())
@@ -63,7 +65,7 @@ def keys_as_arrow(table: TableInfo, rows: Sequence[_Row]) -> pa.RecordBatch:
 
 
 def rows_as_tried(table: TableInfo, rows: Sequence[_Row]) -> pa.RecordBatch:
-    """Return the same for who keeps rows that do not fit: a column with misfits comes as texts."""
+    """Return rows for a caller that keeps misfits: a column with misfits is a column of texts."""
     columns = _columns(table, rows)
     arrays = []
     for column in columns:
@@ -78,43 +80,44 @@ def rows_as_tried(table: TableInfo, rows: Sequence[_Row]) -> pa.RecordBatch:
 
 
 def _columns(table: TableInfo, rows: Sequence[_Row]) -> Sequence[Column]:
-    """Return the columns that the rows have, or those of the table; raises for others."""
-    known = _known(Same(table.schema))
+    """Return the table's columns that the rows have; raises for unknown columns."""
+    table_names = _column_names(Same(table.schema))
     named: set[str] = set()
     for row in rows:
         named.update(row)
     has_changes = table.is_primary_key_table and CHANGE_TYPE_COLUMN in named
-    if not named <= known:
+    if not named <= table_names:
         _check_names(table, rows, has_changes=has_changes)
     if not rows or not table.is_primary_key_table:
         return table.schema.columns
-    chosen = [column for column in table.schema.columns if column.name in named]
+    columns = [column for column in table.schema.columns if column.name in named]
     if has_changes:
-        return [*chosen, _CHANGE_TYPE]
-    for at, row in enumerate(rows):
-        if len(row) != len(chosen):
-            missing = next(column.name for column in chosen if column.name not in row)
+        return [*columns, _CHANGE_TYPE]
+    for row_number, row in enumerate(rows):
+        if len(row) != len(columns):
+            missing = next(column.name for column in columns if column.name not in row)
             raise SchemaMismatchError(
-                f"table '{table.path}': row {at} has no column '{missing}', which other rows have;"
-                " give None to make it null, or write rows with other columns in another call"
+                f"table '{table.path}': row {row_number} has no column '{missing}', which other"
+                " rows have; give None to make it null, or write rows with other columns in another"
+                " call"
             )
-    return table.schema.columns if len(chosen) == len(known) else chosen
+    return table.schema.columns if len(columns) == len(table_names) else columns
 
 
 @functools.lru_cache(maxsize=256)
-def _known(schema: Same) -> frozenset[str]:
+def _column_names(schema: Same) -> frozenset[str]:
     return frozenset(schema.value.names)
 
 
 def _check_names(table: TableInfo, rows: Sequence[_Row], *, has_changes: bool) -> None:
-    for at, row in enumerate(rows):
+    for row_number, row in enumerate(rows):
         for name, value in row.items():
             if has_changes and name == CHANGE_TYPE_COLUMN:
                 continue
             if not isinstance(name, str):
                 raise SchemaMismatchError(
-                    f"table '{table.path}': row {at} names a column {name!r:.100}; names of columns"
-                    " are texts"
+                    f"table '{table.path}': row {row_number} names a column {name!r:.100}; names of"
+                    " columns are texts"
                 )
             try:
                 table.schema.column(name, table=str(table.path))
@@ -122,7 +125,9 @@ def _check_names(table: TableInfo, rows: Sequence[_Row], *, has_changes: bool) -
                 hint = ""
                 if isinstance(value, Mapping):
                     hint = "; a dict is one row, so give many as a list"
-                raise UnknownColumnError(f"{error.message}, but row {at} has it{hint}") from None
+                raise UnknownColumnError(
+                    f"{error.message}, but row {row_number} has it{hint}"
+                ) from None
 
 
 def _array(values: Sequence[Any], column: Column, *, table: TableInfo) -> pa.Array:
@@ -131,13 +136,13 @@ def _array(values: Sequence[Any], column: Column, *, table: TableInfo) -> pa.Arr
         try:
             return pa.array(values, t)
         except _NO_ARRAY:
-            # Which of them is too large, or no text, is seen one by one.
+            # The next function names the value that is too large, or no text.
             pass
     return _array_one_by_one(values, column, table=str(table.path))
 
 
 def _are_plain(values: Sequence[Any], t: pa.DataType) -> bool:
-    """Whether Arrow makes these values what they are, or refuses them."""
+    """Return whether Arrow converts these values without a change, or raises."""
     plain = _PLAIN.get(t.id)
     if plain is None or not plain.issuperset(map(type, values)):
         return False
@@ -169,27 +174,31 @@ _PLAIN: Final[Mapping[int, frozenset[type]]] = {
 
 def _array_one_by_one(values: Sequence[Any], column: Column, *, table: str) -> pa.Array:
     t = column.type
-    found = []
-    for at, value in enumerate(values):
+    values_for_arrow = []
+    for row_number, value in enumerate(values):
         try:
-            found.append(python_value_of(value, t))
+            values_for_arrow.append(python_value_of(value, t))
         except Misfit as misfit:
-            raise _refused(at, column, str(misfit), table=table) from None
+            raise _refused(row_number, column, str(misfit), table=table) from None
     try:
-        return pa.array(found, t)
+        return pa.array(values_for_arrow, t)
     except _NO_ARRAY as error:
-        whole = error
-    for at, value in enumerate(found):
+        array_error = error
+    for row_number, value in enumerate(values_for_arrow):
         try:
             pa.array([value], t)
         except _NO_ARRAY:
             reason = f"{str(value)[:80]!r} does not fit {type_name(t)}"
-            raise _refused(at, column, reason, table=table) from None
-    raise SchemaMismatchError(f"table '{table}', column '{column.name}': {whole}") from whole
+            raise _refused(row_number, column, reason, table=table) from None
+    raise SchemaMismatchError(
+        f"table '{table}', column '{column.name}': {array_error}"
+    ) from array_error
 
 
-def _refused(at: int, column: Column, reason: str, *, table: str) -> SchemaMismatchError:
-    return SchemaMismatchError(f"table '{table}', row {at}, column '{column.name}': {reason}")
+def _refused(row_number: int, column: Column, reason: str, *, table: str) -> SchemaMismatchError:
+    return SchemaMismatchError(
+        f"table '{table}', row {row_number}, column '{column.name}': {reason}"
+    )
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""One value of Python as Arrow is to have it, where Arrow itself would change or cut it."""
+"""One Python value converted for Arrow, where Arrow itself would change or cut the value."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
 
 class Misfit(ValueError):
-    """A value that is none of its column; says what it is and what to give instead."""
+    """A value that its column cannot hold; the message names the value and what to give instead."""
 
 
 def python_value_of(value: Any, t: pa.DataType) -> Any:
     """Return a value for a column of type `t`, for `pa.array`; raises `Misfit`.
 
-    Of `pa.array` nothing is asked that it would do without a word: cut off a fraction, take bytes
-    for a text, a wall clock time for a moment, a text for a list of letters.
+    `pa.array` alone would silently cut off a fraction, take bytes for a text, a wall clock time for
+    a moment, or a text for a list of letters.
     """
     value = _python(value)
     if value is None:
@@ -42,7 +42,7 @@ def python_value_of(value: Any, t: pa.DataType) -> Any:
 
 
 def _python(value: Any) -> Any:
-    """Return what numpy, pandas or Arrow wrap as Python has it."""
+    """Return a value wrapped by numpy, pandas or Arrow as a plain Python value."""
     if isinstance(value, pa.Scalar):
         return value.as_py()
     if type(value).__name__ in _NO_VALUES:
@@ -61,7 +61,7 @@ def _python(value: Any) -> Any:
     return value
 
 
-def _other(value: Any, t: pa.DataType, instead: str = "") -> Misfit:
+def _wrong_type(value: Any, t: pa.DataType, instead: str = "") -> Misfit:
     if isinstance(value, list | tuple | np.ndarray):
         instead = "; a dict is one row: whole columns are written as pa.table({...})"
     shown = repr(value)
@@ -72,7 +72,7 @@ def _other(value: Any, t: pa.DataType, instead: str = "") -> Misfit:
 
 def _boolean(value: Any, t: pa.DataType) -> Any:
     if not isinstance(value, bool):
-        raise _other(value, t, "; give True or False")
+        raise _wrong_type(value, t, "; give True or False")
     return value
 
 
@@ -84,7 +84,7 @@ def _integer(value: Any, t: pa.DataType) -> Any:
             raise Misfit(f"{value!r} is no {type_name(t)} without a loss; round it first")
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _other(value, t, "; convert it with int()" if isinstance(value, str) else "")
+        raise _wrong_type(value, t, "; convert it with int()" if isinstance(value, str) else "")
     bound = 1 << (t.bit_width - 1)
     if not -bound <= value < bound:
         raise Misfit(f"{str(value)[:80]} does not fit {type_name(t)}; widen the column")
@@ -93,7 +93,7 @@ def _integer(value: Any, t: pa.DataType) -> Any:
 
 def _float(value: Any, t: pa.DataType) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _other(value, t, "; convert it with float()")
+        raise _wrong_type(value, t, "; convert it with float()")
     try:
         number = float(value)
     except OverflowError:
@@ -108,7 +108,7 @@ def _float(value: Any, t: pa.DataType) -> Any:
 def _decimal(value: Any, t: pa.DataType) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
         instead = f"; give Decimal('{value}')" if isinstance(value, int | float | str) else ""
-        raise _other(value, t, instead)
+        raise _wrong_type(value, t, instead)
     number = Decimal(value)
     if not number.is_finite():
         raise Misfit(f"{number} is no {type_name(t)}; give None where there is no value")
@@ -120,9 +120,9 @@ def _decimal(value: Any, t: pa.DataType) -> Any:
 
 def _text(value: Any, t: pa.DataType) -> Any:
     if isinstance(value, bytes | bytearray):
-        raise _other(value, t, "; decode it first, as value.decode() does")
+        raise _wrong_type(value, t, "; decode it first, as value.decode() does")
     if not isinstance(value, str):
-        raise _other(value, t, "; convert it with str()")
+        raise _wrong_type(value, t, "; convert it with str()")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -134,7 +134,7 @@ def _binary(value: Any, t: pa.DataType) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     instead = "; encode it first, as value.encode() does" if isinstance(value, str) else ""
-    raise _other(value, t, instead)
+    raise _wrong_type(value, t, instead)
 
 
 def _date(value: Any, t: pa.DataType) -> Any:
@@ -144,13 +144,13 @@ def _date(value: Any, t: pa.DataType) -> Any:
             raise Misfit(f"{value} has a time of day, which a date has not; give its .date()")
         return value.date()
     if not isinstance(value, datetime.date):
-        raise _other(value, t, "; give a datetime.date")
+        raise _wrong_type(value, t, "; give a datetime.date")
     return value
 
 
 def _timestamp(value: Any, t: pa.DataType) -> Any:
     if not isinstance(value, datetime.datetime):
-        raise _other(value, t, "; give a datetime.datetime")
+        raise _wrong_type(value, t, "; give a datetime.datetime")
     if t.tz is not None and value.tzinfo is None:
         raise Misfit(
             f"{value} has no time zone, so it is no moment; give it one, as in"
@@ -183,26 +183,26 @@ def _nested(value: Any, t: pa.DataType) -> Any:
         value = list(value)
     if pa.types.is_list(t):
         if not isinstance(value, list | tuple):
-            raise _other(value, t, "; give a list")
+            raise _wrong_type(value, t, "; give a list")
         return [_inside(item, t.value_field) for item in value]
     if pa.types.is_map(t):
         pairs = list(value.items()) if isinstance(value, Mapping) else value
         if not isinstance(pairs, list | tuple) or not all(
             isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
         ):
-            raise _other(value, t, "; give a dict, or a list of pairs")
+            raise _wrong_type(value, t, "; give a dict, or a list of pairs")
         return [(_inside(k, t.key_field), _inside(v, t.item_field)) for k, v in pairs]
     if not isinstance(value, Mapping):
-        raise _other(value, t, "; give a dict")
+        raise _wrong_type(value, t, "; give a dict")
     names = [field.name for field in t]
-    strange = next((name for name in value if name not in names), None)
-    if strange is not None:
-        raise Misfit(f"it has no field {strange!r:.80} (fields: {', '.join(names)})")
+    unknown = next((name for name in value if name not in names), None)
+    if unknown is not None:
+        raise Misfit(f"the struct has no field {unknown!r:.80} (fields: {', '.join(names)})")
     return {field.name: _inside(value.get(field.name), field) for field in t}
 
 
 def _inside(value: Any, field: pa.Field) -> Any:
-    found = python_value_of(value, field.type)
-    if found is None and not field.nullable:
+    converted = python_value_of(value, field.type)
+    if converted is None and not field.nullable:
         raise Misfit(f"'{field.name}' inside of it must not be null")
-    return found
+    return converted

@@ -1,4 +1,4 @@
-"""What describes the columns of a table, in any of its forms, as an Arrow schema."""
+"""A description of a table's columns, in any of its forms, converted to an Arrow schema."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _FORMS = (
 
 
 def arrow_schema(schema: Any, *, not_null: Sequence[str] = ()) -> pa.Schema:
-    """Return a schema given in any form; the columns `not_null`, a primary key, allow no null.
+    """Return a schema in any form as Arrow's; the columns `not_null`, a primary key, allow no null.
 
-    Raises `InvalidSchemaError` for what is no schema.
+    Raises `InvalidSchemaError` for any other value.
     """
-    found = _schema(schema)
+    fields = _schema(schema)
     return pa.schema(
-        [field.with_nullable(False) if field.name in not_null else field for field in found]
+        [field.with_nullable(False) if field.name in not_null else field for field in fields]
     )
 
 
 def arrow_type(data_type: Any, *, where: str) -> pa.DataType:
-    """Return a type given as Arrow's, or by Spark's name."""
+    """Return an Arrow type, also for a type's name in Spark."""
     if isinstance(data_type, pa.DataType):
         return data_type
     if isinstance(data_type, str):
@@ -64,16 +64,16 @@ def _schema(schema: Any) -> pa.Schema:
     if isinstance(schema, Mapping):
         schema = list(schema.items())
     if isinstance(schema, Iterable) and not isinstance(schema, bytes):
-        return pa.schema([_field(item, at) for at, item in enumerate(schema)])
+        return pa.schema([_field(item, position) for position, item in enumerate(schema)])
     raise InvalidSchemaError(f"a schema is {_FORMS}, not {schema!r:.80}")
 
 
-def _field(item: Any, at: int) -> pa.Field:
+def _field(item: Any, position: int) -> pa.Field:
     if isinstance(item, pa.Field):
         return item
     is_pair = isinstance(item, list | tuple) and len(item) == 2
     if not is_pair or not isinstance(item[0], str):
         raise InvalidSchemaError(
-            f"a schema is {_FORMS}; its item {at} is {item!r:.80}, which is no (name, type)"
+            f"a schema is {_FORMS}; its item {position} is {item!r:.80}, which is no (name, type)"
         )
     return pa.field(item[0], arrow_type(item[1], where=item[0]))

@@ -1,7 +1,7 @@
-"""Rows in any form that the client takes: Arrow, what lends its columns to Arrow, dicts.
+"""Rows in any form of the client's callers: Arrow data, objects with an Arrow export, dicts.
 
-A stream (a `pa.RecordBatchReader`, a DuckDB relation) stays one, so that it is written in bounded
-memory. What is no rows is refused with what it is and what to give instead.
+A stream (a `pa.RecordBatchReader`, a DuckDB relation) stays a stream, and is written in bounded
+memory. All remaining objects are refused, with type and advice.
 """
 
 from __future__ import annotations
@@ -14,18 +14,26 @@ import pyarrow as pa
 
 from streamhouse.core.errors import InvalidRequestError
 
-__all__ = ["Arrow", "PythonRows", "Rows", "Taken", "batches_of", "is_arrow", "taken"]
+__all__ = [
+    "Arrow",
+    "NormalizedRows",
+    "PythonRows",
+    "Rows",
+    "batches_of",
+    "is_arrow",
+    "normalized_rows",
+]
 
 
-class _LendsStream(Protocol):
+class _StreamExporter(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
-class _LendsArray(Protocol):
+class _ArrayExporter(Protocol):
     def __arrow_c_array__(self, requested_schema: object | None = None) -> object: ...
 
 
-class _Interchanges(Protocol):
+class _FrameExporter(Protocol):
     def __dataframe__(self, nan_as_null: bool = False, allow_copy: bool = True) -> object: ...
 
 
@@ -34,15 +42,15 @@ Rows: TypeAlias = (
     pa.Table
     | pa.RecordBatch
     | pa.RecordBatchReader
-    | _LendsStream
-    | _LendsArray
-    | _Interchanges
+    | _StreamExporter
+    | _ArrayExporter
+    | _FrameExporter
     | Mapping[str, Any]
     | Sequence[Mapping[str, Any]]
 )
-"""What `append` and others take."""
+"""The forms of rows that `append` and the other writes take."""
 
-_TAKEN: Final = (
+_ROW_FORMS: Final = (
     "an Arrow table, record batch or reader, a pandas or polars frame, a DuckDB relation, a dict"
     " or a list of dicts"
 )
@@ -56,51 +64,51 @@ _ADVICE: Final = {
     "__dataclass_fields__": "use dataclasses.asdict",
     "model_dump": "call its model_dump()",
 }
-"""What to do about what has an attribute; the first one decides."""
+"""Attribute -> advice for objects with the attribute; the first match counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class PythonRows:
-    """Rows as dicts: only a table says which columns they make."""
+    """Rows as dicts, without column types: only a table gives the columns types."""
 
     rows: Sequence[Mapping[str, Any]]
 
 
-Taken: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader | PythonRows
+NormalizedRows: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader | PythonRows
 
 
 def is_arrow(data: object) -> bool:
-    """Whether rows are in the form in which they are sent."""
+    """Return whether rows are in the form in which they are sent."""
     return isinstance(data, _ARROW)
 
 
-def taken(data: object, *, call: str) -> Taken:
-    """Return rows as Arrow's, as a stream or as dicts; `call` is whose argument they are.
+def normalized_rows(data: object, *, call: str) -> NormalizedRows:
+    """Return rows as Arrow data, as a stream or as dicts; `call` names the caller for messages.
 
-    Raises `InvalidRequestError` for what is no rows.
+    Raises `InvalidRequestError` for an object that has no rows.
     """
     if isinstance(data, (pa.RecordBatch, pa.Table, pa.RecordBatchReader)):
         return data
     if type(data) is not list and isinstance(data, Mapping):
         return PythonRows((data,))
     if isinstance(data, list | tuple) and not hasattr(data, "_fields"):
-        return _listed(data, call=call)
+        return _rows_of_list(data, call=call)
     try:
-        found = _lent(data)
+        rows = _exported(data)
     except (pa.ArrowException, TypeError, ValueError, NotImplementedError) as error:
         reason = "; ".join(str(part) for part in error.args)
         raise InvalidRequestError(
             f"{call}: Arrow cannot read the {_name(data)}: {reason}"
         ) from error
-    if found is None:
+    if rows is None:
         raise InvalidRequestError(
-            f"{call} takes rows as {_TAKEN}, not {_described(data)}{_instead_of(data)}"
+            f"{call} takes rows as {_ROW_FORMS}, not {_described(data)}{_advice_for(data)}"
         )
-    return found
+    return rows
 
 
 def batches_of(reader: pa.RecordBatchReader, *, call: str) -> Iterator[pa.RecordBatch]:
-    """Yield what a stream has; what Arrow says of one that breaks off becomes a sentence."""
+    """Yield the batches of a stream; an error of Arrow in the middle becomes a sentence."""
     row_count = 0
     try:
         for batch in reader:
@@ -112,34 +120,34 @@ def batches_of(reader: pa.RecordBatchReader, *, call: str) -> Iterator[pa.Record
         ) from error
 
 
-def _listed(data: Sequence[Any], *, call: str) -> Taken:
+def _rows_of_list(data: Sequence[Any], *, call: str) -> NormalizedRows:
     if data and isinstance(data[0], pa.RecordBatch):
         try:
             return pa.Table.from_batches(data)
         except (pa.ArrowInvalid, TypeError) as error:
             raise InvalidRequestError(f"{call}: the record batches differ: {error}") from error
-    # Asking an abstract class takes a multiple of this.
+    # An isinstance check with an abstract class is several times slower.
     if set(map(type, data)) <= {dict}:
         return PythonRows(data)
     for row, item in enumerate(data):
         if not isinstance(item, Mapping):
             raise InvalidRequestError(
                 f"{call}: a list of rows has a dict for each, but row {row} is"
-                f" {_described(item)}{_instead_of(item)}"
+                f" {_described(item)}{_advice_for(item)}"
             )
     return PythonRows(data)
 
 
-def _lent(data: Any) -> Taken | None:
-    """Return what an object lends to Arrow, None if it lends nothing."""
+def _exported(data: Any) -> NormalizedRows | None:
+    """Return the rows that an object exports to Arrow; None if it has no export."""
     library = type(data).__module__.partition(".")[0]
     if library == "pandas" and type(data).__name__ == "DataFrame":
-        # The index names rows; it is no column. NaN is how pandas says that there is no value.
+        # The index names rows and is no column. pandas writes a missing value as NaN.
         frame = pa.Table.from_pandas(data, preserve_index=False)
         return frame.replace_schema_metadata(None)
     if hasattr(data, "__arrow_c_stream__"):
         reader = pa.RecordBatchReader.from_stream(data)
-        # What is in memory is checked as a whole before any of it is written.
+        # Rows in memory are checked as a whole before the first of them is written.
         return reader.read_all() if library in ("polars", "pyarrow") else reader
     if hasattr(data, "__arrow_c_array__"):
         return pa.record_batch(data)
@@ -160,8 +168,8 @@ def _described(data: object) -> str:
     return "None" if data is None else f"a {_name(data)}"
 
 
-def _instead_of(data: object) -> str:
-    """Return what to do about a typical mistake, or nothing."""
+def _advice_for(data: object) -> str:
+    """Return advice for a typical mistake, or nothing."""
     for attribute, advice in _ADVICE.items():
         if hasattr(data, attribute):
             return f"; {advice}"

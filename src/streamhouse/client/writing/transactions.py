@@ -19,7 +19,7 @@ from streamhouse.client.values.forms import (
     Rows,
     batches_of,
     is_arrow,
-    taken,
+    normalized_rows,
 )
 from streamhouse.client.writing._request_batches import (
     bounded_batches,
@@ -122,7 +122,7 @@ class Transaction:
         """
         if self.is_skipped:
             return ""
-        given = data if is_arrow(data) else taken(data, call="stage")
+        given = data if is_arrow(data) else normalized_rows(data, call="stage")
         if isinstance(given, PythonRows):
             given = rows_as_arrow(self.table, given.rows)
         parts = [self._stage(body) for body in self._bodies(given)]

@@ -153,8 +153,8 @@ def test_a_wrong_list_of_endpoints_is_refused_by_name(text: str, says: str) -> N
 def test_what_a_service_tells_is_followed_only_where_the_token_may_go(
     told: str | None, followed: str | None
 ) -> None:
-    assert parse_endpoints("https://a:1,https://b:2").told(told) == followed
+    assert parse_endpoints("https://a:1,https://b:2").resolve(told) == followed
 
 
 def test_a_service_without_tls_may_lead_to_one_with_it() -> None:
-    assert parse_endpoints("http://a:1").told("https://a:2") == "https://a:2"
+    assert parse_endpoints("http://a:1").resolve("https://a:2") == "https://a:2"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamhouse.client.positions._tiered_wait import TieredWait, how_rounds_stand
+from streamhouse.client.positions._tiered_wait import TieredWait, rounds_text
 from streamhouse.core.errors import (
     HistoryDivergedError,
     InvalidRequestError,
@@ -112,4 +112,4 @@ def _table(tiering: dict[str, Any]) -> dict[str, Any]:
 )
 def test_how_rounds_stand_is_one_sentence(status: dict[str, Any], words: str) -> None:
     with pytest.raises(AssertionError, match=words):
-        raise AssertionError(how_rounds_stand("db.t", IDLE | status))
+        raise AssertionError(rounds_text("db.t", IDLE | status))

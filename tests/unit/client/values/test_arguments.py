@@ -11,13 +11,13 @@ from streamhouse.core.errors import InvalidRequestError
 
 
 def test_a_name_alone_is_one_name() -> None:
-    assert arguments.names("id", what="primary_key") == ("id",)
-    assert arguments.names(["a", "b"], what="primary_key") == ("a", "b")
-    assert arguments.names((name for name in "ab"), what="columns") == ("a", "b")
+    assert arguments.names("id", argument="primary_key") == ("id",)
+    assert arguments.names(["a", "b"], argument="primary_key") == ("a", "b")
+    assert arguments.names((name for name in "ab"), argument="columns") == ("a", "b")
 
 
 def test_properties_may_be_numbers_and_booleans() -> None:
-    found = arguments.property_texts({"a": True, "b": 5, "c": "7d"}, what="properties")
+    found = arguments.property_texts({"a": True, "b": 5, "c": "7d"}, argument="properties")
 
     assert found == {"a": "true", "b": "5", "c": "7d"}
 
@@ -39,6 +39,6 @@ def test_properties_may_be_numbers_and_booleans() -> None:
 )
 def test_others_are_refused(check: Any, value: Any, words: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
-        check(value, what="x")
+        check(value, argument="x")
 
     assert words in refused.value.message
